@@ -1,0 +1,1 @@
+"""One file a verb. Imports everything lazily, inside functions."""

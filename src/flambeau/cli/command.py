@@ -1,0 +1,108 @@
+"""The command `flambeau`: finds the verb, and turns the user's mistakes into one message and exit code 2."""
+
+import argparse
+import contextlib
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from flambeau import __version__
+from flambeau.data.errors import InputError
+
+VERBS = ("train", "predict", "evaluate", "verify", "recipes", "env")
+_USER_ERRNOS = {
+    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
+    errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG,
+}  # fmt: skip
+_INTERRUPTED = 130  # what shells give a process that SIGINT has ended
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in two lines, and which flag or verb was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: without the program's name; those of the process by default.
+
+    Returns:
+        The exit code: 0, or 1 where a check found something, 2 for wrong input, 75 for 'start me again'.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(words)
+    except InputError as error:
+        _complain(str(error))
+        return 2
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe went away (`| head`): nothing to say, and nobody to say it to.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in _USER_ERRNOS:
+            raise
+        _complain(
+            f"{error.filename or 'the disk'}: {error.strerror}; mend that and run the command again"
+        )
+        return 2
+
+
+def _dispatch(words: list[str]) -> int:
+    parser = _parser()
+    chosen, rest = parser.parse_known_args(words)
+    if chosen.verb is None:
+        parser.print_help()
+        return 0
+    if rest:
+        parser.error(_unknown(rest[0], chosen.parser))
+    exit_code: int = chosen.run(chosen)
+    return exit_code
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="flambeau",
+        description="Train an image classifier, look after its run, take recipes away.",
+        epilog="'flambeau VERB --help' tells more. With no data named, train uses a small real data set.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"flambeau {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
+    for name in VERBS:
+        verb = importlib.import_module(f"flambeau.cli.{name}")
+        child = verbs.add_parser(
+            name,
+            help=verb.HELP,
+            description=verb.HELP,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        verb.add_arguments(child)
+        child.set_defaults(run=verb.run, parser=child)
+    return parser
+
+
+def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
+    from flambeau.train.config import nearest
+
+    if not word.startswith("-"):
+        return f"unexpected argument {word!r}; see flambeau {parser.prog.split()[-1]} --help"
+    name = word.split("=")[0]
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    return f"unknown flag {name}{nearest(name, flags)} (flambeau {parser.prog.split()[-1]} --help lists all)"
+
+
+def _complain(message: str) -> None:
+    print(f"flambeau: {message}", file=sys.stderr)

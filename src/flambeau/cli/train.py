@@ -1,0 +1,195 @@
+"""`flambeau train`: flags in, a trained model in a run folder out."""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flambeau.data.errors import InputError
+from flambeau.train.config import FIELDS, Settings, allowed_types, canonical, nearest, read_config
+
+HELP = "train an image classifier; the same command again goes on with its run"
+_EMBEDDED_NAME = "fashion-mnist"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One flag a setting, and those that choose the folder."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for name, field in FIELDS.items():
+        facts = field.metadata
+        text = facts["help"] + _default_text(field)
+        if name == "data":
+            parser.add_argument(
+                "data", nargs="?", default=argparse.SUPPRESS, metavar="DATA", help=text
+            )
+            continue
+        group = groups.setdefault(facts["group"], parser.add_argument_group(facts["group"]))
+        flag = "--" + name.replace("_", "-")
+        (kind,) = allowed_types(field)
+        if kind is bool:
+            group.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
+        else:
+            choices = facts["choices"] or None
+            group.add_argument(
+                flag,
+                type=kind,
+                default=argparse.SUPPRESS,
+                help=text,
+                metavar="{" + ",".join(choices) + "}" if choices else _metavar(name, kind),
+            )
+    folder = groups["run folder"]
+    folder.add_argument(
+        "--out",
+        metavar="DIR",
+        help="the run folder (default: runs/NAME, and a hash if flags are given)",
+    )
+    folder.add_argument(
+        "--config", metavar="FILE", help="settings from a TOML file; flags win over it"
+    )
+    folder.add_argument(
+        "--fresh", action="store_true", help="start again; an existing run is renamed, not deleted"
+    )
+    folder.add_argument(
+        "--replay-step",
+        metavar="FILE",
+        help="run the step again that stopped a run; nothing is written",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, or go on, or replay one step."""
+    from flambeau.train.preemption import FLAG
+
+    given = {name: getattr(arguments, name) for name in FIELDS if hasattr(arguments, name)}
+    if arguments.replay_step is not None:
+        others = [
+            f
+            for f in (*given, "out", "config", "fresh")
+            if f in given or getattr(arguments, f, None)
+        ]
+        if others:
+            raise InputError(
+                f"--replay-step takes its settings from the run; leave {others[0]!r} out"
+            )
+        from flambeau.train.replay import replay_step
+
+        return replay_step(Path(arguments.replay_step), say=_say)
+    if arguments.config is not None:
+        from_file = read_config(Path(arguments.config))
+        # A flag for the length replaces the file's, in whichever of the two spellings.
+        if {"epochs", "duration"} & given.keys():
+            from_file = {k: v for k, v in from_file.items() if k not in ("epochs", "duration")}
+        given = from_file | given
+    settings = canonical(Settings(**given))
+    explicit = {k: v for k in ("duration", *given) if (v := getattr(settings, k, None)) is not None}
+    folder = (
+        Path(arguments.out) if arguments.out is not None else default_folder(settings, explicit)
+    )
+    FLAG.install()  # before the seconds that torch takes to load
+    try:
+        return _train(settings, explicit, folder, fresh=arguments.fresh)
+    finally:
+        FLAG.restore()
+
+
+def default_folder(settings: Settings, explicit: Mapping[str, Any]) -> Path:
+    """runs/NAME after the data, with a hash of the settings that were given, so that each has its folder."""
+    name = _EMBEDDED_NAME if settings.data is None else Path(settings.data).stem
+    told = {k: v for k, v in explicit.items() if k != "data" and not FIELDS[k].metadata["neutral"]}
+    if told:
+        name += "-" + hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+    return Path("runs") / name
+
+
+def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fresh: bool) -> int:
+    from flambeau.train.folder import RunFolder
+
+    place = RunFolder(folder)
+    stored = place.read_config()
+    if stored is not None and not fresh:
+        # What was not said again is as it was, also what a machine or an older default had chosen.
+        place.check_same({k: v for k, v in stored.items() if k in explicit}, explicit)
+        settings = Settings(**{**_known(stored, folder), **explicit})
+
+    from flambeau.data.sources import open_sources
+    from flambeau.train.fit import fit, set_up
+    from flambeau.train.resolve import DataFacts, check_unchanged, resolve
+    from flambeau.train.result import published
+
+    finished = None if fresh else published(place)
+    train, val = open_sources(None if settings.data is None else Path(settings.data), seed=0)
+    if stored is None or fresh:
+        settings, facts = resolve(settings, train, val)
+    else:
+        facts = DataFacts.read(place.dataset)
+        assert settings.model is not None
+        check_unchanged(facts, train, val, model=settings.model)
+    if finished is not None:
+        _report(place, finished, already=True)
+        return 0
+    if fresh and (aside := place.set_aside()) is not None:
+        _say(f"the run that was in {folder} is now in {aside}")
+    _show(settings, train_images=len(train), val_images=len(val), folder=folder)
+    training = set_up(settings, facts, train, val, folder=folder)
+    fit(training)
+    result = published(place)
+    assert result is not None
+    _report(place, result, already=False)
+    return 0
+
+
+def _known(stored: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    for key in stored:
+        if key not in FIELDS:
+            raise InputError(f"{folder / 'config.toml'}: unknown key '{key}'{nearest(key, FIELDS)}")
+    return dict(stored)
+
+
+def _show(settings: Settings, *, train_images: int, val_images: int, folder: Path) -> None:
+    """Every setting with its value: nothing is hidden."""
+    _say(f"{train_images} images to train on, {val_images} to evaluate on; the run is in {folder}")
+    by_group: dict[str, list[str]] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if value is not None and field.name != "data":
+            by_group.setdefault(field.metadata["group"], []).append(f"{field.name}={value}")
+    for group, texts in by_group.items():
+        _say(f"  {group:<13} {' '.join(texts)}")
+
+
+def _report(place: Any, result: Any, *, already: bool) -> None:
+    """Where the run ended, and what to do next."""
+    which = {"ema": "averaged", "best": "best", "last": "last"}[result.weights]
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    if already:
+        print(f"this run is finished ({figures}); --fresh starts it again")
+    else:
+        print(f"finished: {figures} ({which} weights, step {result.step})")
+    print(f"run folder: {place.path}    weights: {place.weights}")
+    print(f"next: flambeau predict {place.path} IMAGE...")
+    print(f"      flambeau evaluate {place.path} DATA")
+    print(f"      flambeau verify {place.path}")
+
+
+def _default_text(field: dataclasses.Field[Any]) -> str:
+    if field.metadata["auto"]:
+        return f" (default: {field.metadata['auto']})"
+    if field.default in (None, False, True):
+        return ""
+    return f" (default: {str(field.default).replace('%', '%%')})"
+
+
+def _metavar(name: str, kind: type) -> str:
+    if name in ("duration", "warmup", "checkpoint_every"):
+        return "LENGTH"
+    return {int: "N", float: "X", str: "NAME"}[kind]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Sources of images, their decoding, augmentation and loading. May import recipes."""

@@ -1,0 +1,239 @@
+"""Augmentation as pure functions of the pixels and one 64-bit seed a sample.
+
+数据增强：只由像素与每个样本的一个 64 位种子决定的纯函数。
+
+Source: random resized crop: Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6, with the
+distribution of torchvision's RandomResizedCrop. Shift and flip: He et al., "Deep residual learning", CVPR
+2016, section 4.2. Resizing is torch's antialiased bilinear filter on uint8, in integer arithmetic: the same
+pixels with any instruction set and number of threads.
+
+No generator, global or not, is used: random numbers are hashes of the seed, so that a sample looks the same
+in any batch, worker and order of arrival.
+
+N: images, C: channels, H: height, W: width.
+"""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flambeau.data.decode import Pixels
+from flambeau.recipes.data.sample_order import mix, sample_seeds
+
+# Smallest and largest part of the area that a crop keeps. ImageNet runs of 90 epochs take 0.08; shorter ones,
+# the usual case here, do better with milder crops (FFCV's ImageNet runs of 16 to 88 epochs: 0.25).
+CROP_SCALE = (0.25, 1.0)
+CROP_RATIO = (3 / 4, 4 / 3)  # width over height
+
+# Share of the shorter side that the evaluation crop keeps: 224 of 256, as in most published results.
+EVAL_SHARE = 0.875
+
+# Numbers of the random streams of a sample; a crop takes four draws a try from its own on.
+_FLIP, _SHIFT_DOWN, _SHIFT_RIGHT, _CROP = 1, 2, 3, 4
+_CROP_TRIES = 10  # as torchvision
+
+
+def random_resized_crop_box(
+    height: int,
+    width: int,
+    seed: int,
+    *,
+    scale: tuple[float, float] = CROP_SCALE,
+    ratio: tuple[float, float] = CROP_RATIO,
+) -> tuple[int, int, int, int]:
+    """A random box inside an image: area uniform, logarithm of the aspect ratio uniform, place uniform.
+
+    Args:
+        height: of the image, pixels.
+        width: of the image, pixels.
+        seed: any integer; only its low 64 bits count.
+        scale: smallest and largest area of the box as a fraction of the image's, within (0, 1].
+        ratio: smallest and largest width over height of the box, above 0.
+
+    Returns:
+        (top, left, height, width) in pixels. Where ten tries do not fit (a very long image), the largest
+        centred box of an allowed ratio.
+
+    Raises:
+        ValueError: an empty image; scale or ratio out of range or in the wrong order.
+
+    Example:
+        >>> top, left, height, width = random_resized_crop_box(375, 500, seed=7)
+        >>> 0 <= top <= 375 - height and 0 <= left <= 500 - width
+        True
+    """
+    if height < 1 or width < 1:
+        raise ValueError(f"the image must have a pixel, got height {height} and width {width}")
+    if not 0 < scale[0] <= scale[1] <= 1:
+        raise ValueError(f"scale must be (low, high) with 0 < low <= high <= 1, got {scale}")
+    if not 0 < ratio[0] <= ratio[1]:
+        raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio}")
+    for draw in range(_CROP, _CROP + 4 * _CROP_TRIES, 4):
+        area = height * width * _between(scale[0], scale[1], _uniform(seed, draw))
+        shape = math.exp(_between(math.log(ratio[0]), math.log(ratio[1]), _uniform(seed, draw + 1)))
+        w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < w <= width and 0 < h <= height:
+            top = int(_uniform(seed, draw + 2) * (height - h + 1))
+            return top, int(_uniform(seed, draw + 3) * (width - w + 1)), h, w
+    shape = min(max(width / height, ratio[0]), ratio[1])
+    h, w = min(height, round(width / shape)), min(width, round(height * shape))
+    return (height - h) // 2, (width - w) // 2, max(h, 1), max(w, 1)
+
+
+def train_image(pixels: Pixels, seed: int, size: int, *, flip: bool = True) -> Pixels:
+    """A random resized crop, mirrored in half of the cases.
+
+    Args:
+        pixels: (H, W, C) uint8.
+        seed: the sample's seed, any integer; only its low 64 bits count.
+        size: side of the result, pixels.
+        flip: False where left and right matter (digits, text).
+
+    Returns:
+        (size, size, C) uint8, contiguous.
+
+    Example:
+        >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+        >>> bool((train_image(pixels, 5, 2) == train_image(pixels, 5, 2)).all())
+        True
+    """
+    top, left, height, width = random_resized_crop_box(pixels.shape[0], pixels.shape[1], seed)
+    crop = _resize(pixels[top : top + height, left : left + width], size, size)
+    mirrored = flip and _uniform(seed, _FLIP) < 0.5
+    return np.ascontiguousarray(crop[:, ::-1] if mirrored else crop)
+
+
+def train_min_side(size: int) -> int:
+    """Shorter side from which on a decoded image is never enlarged by `train_image`, in pixels.
+
+    Args:
+        size: as in `train_image`.
+
+    Returns:
+        What to pass as `min_side` to `decode`.
+
+    Example:
+        >>> train_min_side(224)
+        518
+    """
+    return math.ceil(size / math.sqrt(CROP_SCALE[0] * min(CROP_RATIO[0], 1 / CROP_RATIO[1])))
+
+
+def eval_image(pixels: Pixels, size: int) -> Pixels:
+    """The shorter side resized to round(size / 0.875), then the centre; no randomness.
+
+    An image of exactly size x size is returned as it is: it has been prepared.
+
+    Args:
+        pixels: (H, W, C) uint8.
+        size: side of the result, pixels.
+
+    Returns:
+        (size, size, C) uint8, contiguous.
+
+    Example:
+        >>> eval_image(np.zeros((30, 50, 3), np.uint8), 14).shape
+        (14, 14, 3)
+    """
+    if pixels.shape[:2] == (size, size):
+        return np.ascontiguousarray(pixels)
+    # Of a very long image only the middle is resized: enlarged whole, a line of pixels would fill the memory.
+    longest = 2 * min(pixels.shape[:2])
+    pixels = _centre(pixels, *(min(side, longest + side % 2) for side in pixels.shape[:2]))
+    shorter = eval_min_side(size)
+    height, width = pixels.shape[:2]
+    if height <= width:
+        resized = _resize(pixels, shorter, shorter * width // height)
+    else:
+        resized = _resize(pixels, shorter * height // width, shorter)
+    return np.ascontiguousarray(_centre(resized, size, size))
+
+
+def eval_min_side(size: int) -> int:
+    """Shorter side to which `eval_image` resizes, in pixels.
+
+    Args:
+        size: as in `eval_image`.
+
+    Returns:
+        What to pass as `min_side` to `decode`.
+
+    Example:
+        >>> eval_min_side(224)
+        256
+    """
+    return round(size / EVAL_SHARE)
+
+
+def augment_small(x_NCHW: Tensor, seeds: Tensor, *, padding: int, flip: bool = True) -> Tensor:
+    """Small images shifted by up to `padding` pixels each way and mirrored in half of the cases.
+
+    What a shift uncovers is filled with the mirror image of what lies inside the border, which suits any
+    background. All images are done at once.
+
+    Args:
+        x_NCHW: (N, C, H, W), any dtype.
+        seeds: (N,) int64, one seed a sample.
+        padding: largest shift, pixels, at least 0 and below H and W; an eighth of the side is usual.
+        flip: False where left and right matter (digits, text).
+
+    Returns:
+        (N, C, H, W) of the dtype and on the device of the images, channels_last in memory.
+
+    Raises:
+        ValueError: not one seed an image, or padding out of range.
+
+    Example:
+        >>> x = torch.arange(2 * 4 * 4, dtype=torch.uint8).view(2, 1, 4, 4)
+        >>> both = augment_small(x, torch.tensor([5, 6]), padding=1)
+        >>> torch.equal(both[1:], augment_small(x[1:], torch.tensor([6]), padding=1))
+        True
+    """
+    num_images, _, height, width = x_NCHW.shape
+    if seeds.shape != (num_images,):
+        raise ValueError(f"seeds must have shape ({num_images},), got {tuple(seeds.shape)}")
+    if not 0 <= padding < min(height, width):
+        raise ValueError(f"padding must be in 0 .. {min(height, width) - 1}, got {padding}")
+    shift = _integers(seeds, _SHIFT_DOWN, 2 * padding + 1) - padding
+    rows = _mirrored(torch.arange(height, device=seeds.device) + shift[:, None], height)
+    shift = _integers(seeds, _SHIFT_RIGHT, 2 * padding + 1) - padding
+    columns = _mirrored(torch.arange(width, device=seeds.device) + shift[:, None], width)
+    if flip:
+        turn = _integers(seeds, _FLIP, 2)[:, None] == 1
+        columns = torch.where(turn, columns.flip(1), columns)
+    images = torch.arange(num_images, device=seeds.device)
+    x_NHWC = x_NCHW.permute(0, 2, 3, 1)
+    return x_NHWC[images[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def _uniform(seed: int, draw: int) -> float:
+    """Number `draw` of a sample's random numbers, in [0, 1)."""
+    return (mix(mix(seed) ^ mix(draw)) >> 11) * 2.0**-53
+
+
+def _integers(seeds: Tensor, stream: int, below: int) -> Tensor:
+    # 53 bits against a handful of values: the bias of the remainder is below 1e-13.
+    return (sample_seeds(seeds, seed=stream, epoch=0) >> 11 & (1 << 53) - 1) % below
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return low + (high - low) * share
+
+
+def _mirrored(positions: Tensor, length: int) -> Tensor:
+    return (length - 1) - ((length - 1) - positions.abs()).abs()
+
+
+def _resize(pixels: Pixels, height: int, width: int) -> Pixels:
+    x_1CHW = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
+    x_1CHW = F.interpolate(x_1CHW, (height, width), mode="bilinear", antialias=True)
+    return x_1CHW[0].permute(1, 2, 0).numpy()
+
+
+def _centre(pixels: Pixels, height: int, width: int) -> Pixels:
+    # An odd rest is rounded to even, as torchvision's CenterCrop does it.
+    top, left = round((pixels.shape[0] - height) / 2), round((pixels.shape[1] - width) / 2)
+    return pixels[top : top + height, left : left + width]

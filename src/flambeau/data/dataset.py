@@ -1,0 +1,235 @@
+"""Batches of augmented images from a source.
+
+从图像来源得到经过增强的批次。
+
+Source: own.
+
+N: images, C: channels, S: side in pixels.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flambeau.data.augment import (
+    augment_small,
+    eval_image,
+    eval_min_side,
+    train_image,
+    train_min_side,
+)
+from flambeau.data.decode import DecodeError, Pixels, decode, inspect
+from flambeau.data.errors import InputError
+from flambeau.data.seeded import SeededDataset
+from flambeau.data.sources import Source
+
+SMALL_SIDE = (
+    64  # up to here a random crop of a part would leave too little (CIFAR 32, Tiny ImageNet 64)
+)
+CACHE_BYTES = 256 << 20  # decoded small images kept in memory: 87,000 of 32 x 32 x 3
+
+_LEAST_STD = 0.0039  # one grey level of 255: where all images are one flat colour
+_STATISTICS_SIDE = (
+    128  # a JPEG may be decoded down to this for its mean: four times faster for most photos
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Probe:
+    """What a look at some images of a source says.
+
+    Attributes:
+        median_shorter_side: pixels.
+        same_size: (height, width) where all those looked at have it, else None.
+        grey: all those looked at are stored without colour.
+    """
+
+    median_shorter_side: int
+    same_size: tuple[int, int] | None
+    grey: bool
+
+
+class ImageDataset(SeededDataset):
+    """Images of a source, all of one size, augmented for training or cropped for evaluation.
+
+    Where image_size is at most 64 and a probe finds all images of exactly that size, they are small images:
+    training shifts and mirrors them, and up to 256 MiB they are decoded once, here, and shared with workers
+    that are forked. Other images are decoded for each batch; training takes random resized crops.
+
+    Args:
+        source: where they come from.
+        image_size: side of the results, pixels.
+        channels: 1 for grey, 3 for RGB.
+        train: augment, and replace bad images; False for evaluation.
+        skip_bad: go on after an image that cannot be read or decoded. In training the next readable one of
+            the source stands in for it, with the seed of the bad one; in evaluation it is left out.
+        flip: mirror half of the training images; False where left and right matter (digits, text).
+
+    Raises:
+        InputError: a bad image and not skip_bad, here (small images) or in `batch`; no readable image at all.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        image_size: int,
+        channels: int,
+        train: bool,
+        skip_bad: bool = False,
+        flip: bool = True,
+    ) -> None:
+        self.source, self.image_size, self.channels = source, image_size, channels
+        self.train, self.skip_bad, self.flip = train, skip_bad, flip
+        same_size = probe(source).same_size if image_size <= SMALL_SIDE else None
+        self.small = same_size == (image_size, image_size)
+        self._cache: tuple[Tensor, Tensor, Tensor] | None = None
+        if self.small and len(source) * image_size**2 * channels <= CACHE_BYTES:
+            used, x_NHWC = self._read(range(len(source)), [0] * len(source))
+            self._cache = used, (used >= 0).cumsum(0) - 1, x_NHWC  # rows: those left out have none
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def describe(self, index: int) -> str:
+        return self.source.describe(index)
+
+    def batch(self, indices: Tensor, seeds: Tensor) -> tuple[tuple[Tensor, Tensor], Sequence[int]]:
+        """Make one batch.
+
+        Args:
+            indices: (N,) int64, positions in the source.
+            seeds: (N,) int64, one a sample; not used in evaluation.
+
+        Returns:
+            ((images, targets), bad): images (N, C, S, S) uint8, channels_last in memory; targets (N,) int64;
+            and the indices that could not be read, replaced in training, missing in evaluation.
+
+        Raises:
+            InputError: a bad image and not skip_bad, or no readable image at all.
+        """
+        if self._cache is None:
+            used, x_NHWC = self._read(indices.tolist(), seeds.tolist())
+        else:
+            all_used, rows, all_NHWC = self._cache
+            used = all_used[indices]
+            x_NHWC = all_NHWC[rows[indices[used >= 0]]]
+        kept = used >= 0
+        x_NCHW = x_NHWC.permute(0, 3, 1, 2)
+        if self.train and self.small:
+            padding = self.image_size // 8  # 4 of 32: He et al., CVPR 2016, section 4.2
+            x_NCHW = augment_small(x_NCHW, seeds[kept], padding=padding, flip=self.flip)
+        return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
+
+    def _decode(self, index: int, min_side: int) -> Pixels:
+        try:
+            data = self.source.read(index)
+        except OSError as error:
+            raise DecodeError((error.strerror or str(error)).lower()) from error
+        return decode(data, channels=self.channels, min_side=min_side)
+
+    def _image(self, index: int, seed: int) -> Pixels:
+        size = self.image_size
+        if self.train and not self.small:
+            pixels = self._decode(index, train_min_side(size))
+            return train_image(pixels, seed, size, flip=self.flip)
+        return eval_image(self._decode(index, eval_min_side(size)), size)
+
+    def _read(self, indices: Sequence[int], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Position of the image used for each index, -1 where it is left out; pixels of the used ones."""
+        found = [self._first_readable(*pair) for pair in zip(indices, seeds, strict=True)]
+        images = [pixels for _, pixels in found if pixels is not None]
+        empty = np.empty((0, self.image_size, self.image_size, self.channels), np.uint8)
+        used = torch.tensor([position for position, _ in found], dtype=torch.int64)
+        return used, torch.from_numpy(np.stack(images) if images else empty)
+
+    def _first_readable(self, index: int, seed: int) -> tuple[int, Pixels | None]:
+        """Position and pixels of an image or, in training, of the first readable one after it."""
+        for step in range(len(self) if self.train else 1):
+            position = (index + step) % len(self)
+            try:
+                return position, self._image(position, seed)
+            except DecodeError as error:
+                if not self.skip_bad:
+                    raise InputError(
+                        f"{self.describe(position)}: {error}\n"
+                        "Repair or remove it, or allow N bad images with --skip-bad-images N"
+                    ) from error
+        if self.train:
+            raise InputError(f"{self.describe(0)} and all {len(self) - 1} other images are bad")
+        return -1, None
+
+
+def probe(source: Source, *, limit: int = 64) -> Probe:
+    """Look at the headers of some images, evenly spaced over the source; bad ones are passed over.
+
+    Args:
+        source: any.
+        limit: how many to look at, at least 1.
+
+    Returns:
+        A Probe.
+
+    Raises:
+        InputError: none of them can be read.
+    """
+    sizes, grey, problem = [], True, ""
+    for index in _spread(len(source), limit):
+        try:
+            info = inspect(source.read(index))
+        except (OSError, DecodeError) as error:
+            problem = problem or f"{source.describe(index)}: {error}"
+            continue
+        sizes.append((info.height, info.width))
+        grey = grey and info.grey
+    if not sizes:
+        raise InputError(f"no image can be read; the first one is {problem}")
+    return Probe(
+        median_shorter_side=round(statistics.median(map(min, sizes))),
+        same_size=sizes[0] if len(set(sizes)) == 1 else None,
+        grey=grey,
+    )
+
+
+def mean_std(
+    source: Source, *, channels: int, limit: int = 1000
+) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel, over images evenly spaced over the source.
+
+    Each image counts the same, whatever its size; bad ones are passed over.
+
+    Args:
+        source: any.
+        channels: 1 for grey, 3 for RGB.
+        limit: how many images to take, at least 1.
+
+    Returns:
+        (mean, standard deviation), each `channels` numbers in [0, 1] with 4 digits; the deviation is at least
+        0.0039, so that one may divide by it.
+
+    Raises:
+        InputError: none of the images can be read.
+    """
+    means, squares = [], []
+    for index in _spread(len(source), limit):
+        try:
+            pixels = decode(source.read(index), channels=channels, min_side=_STATISTICS_SIDE)
+        except (OSError, DecodeError):
+            continue
+        levels = pixels.reshape(-1, channels).astype(np.int64)
+        means.append(levels.sum(0) / (255 * len(levels)))
+        squares.append((levels * levels).sum(0) / (255**2 * len(levels)))
+    if not means:
+        raise InputError(f"no image can be read, {source.describe(0)} among them")
+    mean, square = np.mean(means, axis=0), np.mean(squares, axis=0)
+    std = np.sqrt(np.maximum(square - mean * mean, _LEAST_STD**2))
+    return mean.round(4).tolist(), std.round(4).tolist()
+
+
+def _spread(length: int, limit: int) -> list[int]:
+    count = min(length, limit)
+    return [index * length // count for index in range(count)]

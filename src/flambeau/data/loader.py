@@ -1,0 +1,325 @@
+"""Batches in an order that depends on nothing but (seed, epoch, length), from any point on.
+
+The order of an epoch is one permutation; a global batch is a slice of it, a micro-batch a slice of that.
+Workers only change who reads a batch, never which samples it holds or how they are augmented.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
+
+from flambeau.data.errors import InputError
+from flambeau.data.seeded import SeededDataset
+from flambeau.recipes.data.sample_order import mix, sample_order, sample_seeds
+
+_NO_INDICES = np.empty(0, dtype=np.int64)
+_WORKER_GRACE_S = (
+    30  # how long a worker outlives a SIGTERM sent to the whole group; chosen, untested
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One forward pass worth of samples, and its place in the global batch.
+
+    Attributes:
+        data: what the dataset makes of the samples, collated.
+        indices: (N,) int64, which samples were asked for.
+        size: N.
+        total: samples of the global batch that it is a part of.
+        ends_batch: no micro-batch of this global batch follows.
+        ends_epoch: no micro-batch of this epoch follows.
+        position: where the epoch stands after it, in samples (of ReadyBatches: in batches).
+        bad: indices that could not be read.
+    """
+
+    data: Any
+    indices: np.ndarray[Any, np.dtype[np.int64]]
+    size: int
+    total: int
+    ends_batch: bool
+    ends_epoch: bool
+    position: int
+    bad: Sequence[int]
+
+
+class Loader:
+    """Reads micro-batches of a map-style dataset, in this process or in workers.
+
+    Args:
+        dataset: a SeededDataset, or any map-style Dataset: then the global generators of torch, NumPy and
+            random are seeded for each sample, so that its randomness depends on (seed, epoch, index) alone.
+        micro_batch_size: samples a forward pass.
+        accumulate: micro-batches an optimizer step; the global batch is the product.
+        seed: of order and augmentation.
+        workers: processes; 0 reads in this one.
+        shuffle: False visits the samples in their own order (evaluation).
+        collate: makes a batch of a list of samples; torch's default otherwise.
+        pin_memory: batches come in page-locked memory, for copies to a GPU that do not wait.
+        on_bad: called, in this process, with the indices that a batch could not read.
+
+    Raises:
+        InputError: the dataset is empty.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        micro_batch_size: int,
+        accumulate: int = 1,
+        seed: int = 0,
+        workers: int = 0,
+        shuffle: bool = True,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        pin_memory: bool = False,
+        on_bad: Callable[[Sequence[int]], None] | None = None,
+    ) -> None:
+        self.length = len(dataset)  # type: ignore[arg-type]
+        if self.length == 0:
+            raise InputError("the dataset is empty: there is nothing to train on")
+        self._micro = micro_batch_size
+        self._global = micro_batch_size * accumulate
+        self._seed = seed
+        self._shuffle = shuffle
+        self._loader_settings: dict[str, Any] = {"num_workers": workers, "pin_memory": pin_memory}
+        self._dataset, self._on_bad = dataset, on_bad
+        self._fetch = _Fetch(dataset, seed, collate)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Global batches (optimizer steps) in an epoch, an uneven last one included."""
+        return -(-self.length // self._global)
+
+    def batch_indices(self, *, epoch: int, batch: int) -> list[int]:
+        """The samples of global batch `batch` of an epoch, in order."""
+        low = batch * self._global
+        return list(map(int, self.order(epoch)[low : low + self._global]))
+
+    def describe(self, index: int) -> str:
+        """What the dataset calls a sample."""
+        if isinstance(self._dataset, SeededDataset):
+            return self._dataset.describe(index)
+        return f"sample {index}"
+
+    def order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The order of an epoch."""
+        if self._shuffle:
+            return sample_order(self.length, seed=self._seed, epoch=epoch).numpy()
+        return np.arange(self.length)
+
+    def stream(
+        self, *, epoch: int, position: int, epochs: int | None = None
+    ) -> Iterator[MicroBatch]:
+        """Micro-batches from a point on, epoch after epoch; workers read ahead across the border.
+
+        Args:
+            epoch: the first one.
+            position: samples of it that are already consumed.
+            epochs: how many in all; None goes on for ever.
+        """
+        plan = _Plan(self, epoch, position, epochs)
+        loader = DataLoader(
+            self._fetch,
+            sampler=plan,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            worker_init_fn=_start_worker,
+            # The loader draws a base seed: not from the generator that the training uses.
+            generator=torch.Generator(),
+            **self._loader_settings,
+        )
+        for part, data, bad in loader:
+            if isinstance(data, InputError):
+                raise data
+            if bad and self._on_bad is not None:
+                self._on_bad(bad)
+            yield MicroBatch(
+                data, part.indices, len(part.indices), part.total,
+                part.ends_batch, part.position == self.length, part.position, bad,
+            )  # fmt: skip
+
+
+class ReadyBatches:
+    """Batches that the user's own loader makes: the order is the user's, the resume point is ours.
+
+    Before each epoch the global generators are seeded by (seed, epoch), and `set_epoch` is called where
+    the loader or its sampler has one, so that a shuffling DataLoader makes the same epoch again. A resume
+    in mid-epoch reads and drops the batches before it: only a dataset can be entered anywhere at no cost.
+
+    Args:
+        batches: re-iterable, with a length; the first tensor's first dimension counts the samples of a batch.
+        accumulate: batches an optimizer step.
+        seed: of the generators.
+    """
+
+    def __init__(self, batches: Any, *, accumulate: int, seed: int) -> None:
+        self.length = len(batches)
+        if self.length == 0:
+            raise InputError("the loader is empty: there is nothing to train on")
+        self._batches, self._accumulate, self._seed = batches, accumulate, seed
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Optimizer steps in an epoch, an uneven last one included."""
+        return -(-self.length // self._accumulate)
+
+    def batch_indices(self, *, epoch: int, batch: int) -> list[int]:
+        """The numbers of the loader's batches in global batch `batch`."""
+        low = batch * self._accumulate
+        return list(range(low, min(low + self._accumulate, self.length)))
+
+    def describe(self, index: int) -> str:
+        """A batch is known by its number alone."""
+        return f"batch {index} of the loader"
+
+    def stream(
+        self, *, epoch: int, position: int, epochs: int | None = None
+    ) -> Iterator[MicroBatch]:
+        """Micro-batches from a point on; here the position counts batches."""
+        last = None if epochs is None else epoch + epochs
+        while epoch != last:
+            for owner in (self._batches, getattr(self._batches, "sampler", None)):
+                set_epoch = getattr(owner, "set_epoch", None)
+                if set_epoch is not None:
+                    set_epoch(epoch)
+            _seed_globals(mix(mix(self._seed) + epoch))
+            source = itertools.islice(iter(self._batches), position, None)
+            while group := list(itertools.islice(source, self._accumulate)):
+                sizes = [_num_samples(batch) for batch in group]
+                for batch, size in zip(group, sizes, strict=True):
+                    position += 1
+                    yield MicroBatch(
+                        batch, _NO_INDICES, size, sum(sizes), position % self._accumulate == 0
+                        or position == self.length, position == self.length, position, (),
+                    )  # fmt: skip
+            if position != self.length:
+                raise InputError(
+                    f"the loader says it has {self.length} batches and made {position}"
+                )
+            epoch, position = epoch + 1, 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a worker is asked for; NumPy, because a tensor would travel through shared memory."""
+
+    epoch: int
+    indices: np.ndarray[Any, np.dtype[np.int64]]
+    total: int
+    ends_batch: bool
+    position: int
+
+
+class _Plan(Sampler[_Part]):
+    """The parts in order. A Sampler only because DataLoader wants one."""
+
+    def __init__(self, loader: Loader, epoch: int, position: int, epochs: int | None) -> None:
+        self._loader, self._start, self._position, self._epochs = loader, epoch, position, epochs
+
+    def __iter__(self) -> Iterator[_Part]:
+        it, epoch = self._loader, self._start
+        position = self._position
+        while self._epochs is None or epoch < self._start + self._epochs:
+            order = it.order(epoch)
+            while position < it.length:
+                stop = min(position + it._global, it.length)
+                low = position
+                while low < stop:
+                    left = stop - low
+                    # A lone last sample joins the part before it: BatchNorm cannot train on one.
+                    joins = left == it._micro + 1 > 2
+                    high = stop if joins else min(low + it._micro, stop)
+                    yield _Part(epoch, order[low:high], stop - position, high == stop, high)
+                    low = high
+                position = stop
+            epoch, position = epoch + 1, 0
+
+
+class _Fetch(Dataset[Any]):
+    """Turns a part into (part, batch, bad indices); runs in the workers."""
+
+    def __init__(
+        self, dataset: Dataset[Any], seed: int, collate: Callable[[list[Any]], Any]
+    ) -> None:
+        self._dataset, self._seed, self._collate = dataset, seed, collate
+
+    def __getitem__(self, part: _Part) -> tuple[_Part, Any, Sequence[int]]:
+        indices = torch.from_numpy(part.indices)
+        if isinstance(self._dataset, TensorDataset):
+            return part, tuple(t[indices] for t in self._dataset.tensors), ()
+        seeds = sample_seeds(indices, seed=self._seed, epoch=part.epoch)
+        if isinstance(self._dataset, SeededDataset):
+            try:
+                return part, *self._dataset.batch(indices, seeds)
+            except InputError as error:
+                return (
+                    part,
+                    error,
+                    (),
+                )  # as a value: a raised one would arrive wrapped in a traceback
+        with _global_generators():
+            samples = []
+            for index, seed in zip(part.indices.tolist(), seeds.tolist(), strict=True):
+                _seed_globals(seed)
+                samples.append(self._dataset[index])
+            return part, self._collate(samples), ()
+
+
+@contextlib.contextmanager
+def _global_generators() -> Iterator[None]:
+    """The generators come out as they went in, so that reading here or in a worker is the same."""
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])
+
+
+def is_dataset(data: object) -> TypeGuard[Dataset[Any]]:
+    """Whether samples can be asked for by index; otherwise it is a loader of ready batches."""
+    return hasattr(data, "__getitem__") or isinstance(data, SeededDataset)
+
+
+def _num_samples(batch: Any) -> int:
+    while not isinstance(batch, torch.Tensor):
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return len(batch)
+
+
+def _seed_globals(seed: int) -> None:
+    torch.default_generator.manual_seed(seed & 0xFFFFFFFFFFFFFFFF)
+    random.seed(seed & 0xFFFFFFFFFFFFFFFF)
+    np.random.seed(seed & 0xFFFFFFFF)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(worker: int) -> None:
+    """A worker dies with its parent, and outlasts a signal that is meant for the parent.
+
+    Schedulers and terminals signal the whole process group; the parent still needs its workers to end
+    the step.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if hasattr(signal, "alarm"):
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_WORKER_GRACE_S) and None)
+    if sys.platform == "linux":
+        death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+        ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL, 0, 0, 0)

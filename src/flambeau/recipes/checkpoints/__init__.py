@@ -1,0 +1,1 @@
+"""Checkpoints that are written whole or not at all."""

@@ -1,0 +1,609 @@
+"""Checkpoints that are written whole or not at all, and verified whenever they are read.
+
+检查点：要么完整写入，要么完全不写；每次读取都校验。
+
+Source: own; why each sync stands where it does: Pillai et al., "All File Systems Are Not Created
+Equal: On the Complexity of Crafting Crash-Consistent Applications", OSDI 2014.
+Whatever touches the disk takes the file operations as `disk=`, so that a test can replace them.
+Not for tensors sharded over many ranks (`torch.distributed.checkpoint` writes those in parallel),
+and not for a file system without rename and fsync, such as an object store.
+"""
+
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+_STEP = re.compile(r"step-([0-9]+)")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.(tmp|removed)")
+_VERIFY_BYTES = 1 << 20  # memory of a verification; chosen, untested
+_READ_BYTES = 1 << 30  # up to here a file is read by one call, so that nothing is joined or copied
+# These say that the checkpoint is damaged (bad sectors, a broken file tree). Any other OSError
+# (no permission, too many open files) says nothing about it and is passed on to the caller.
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO} | {
+    getattr(errno, name, errno.EIO)
+    for name in ("EBADMSG", "EUCLEAN")  # not on every system
+}
+
+
+class CheckpointDamaged(ValueError):
+    """A checkpoint that is not what was saved: `folder`, `name` of the file, `what` is wrong."""
+
+    def __init__(self, folder: Path, name: str, what: str) -> None:
+        super().__init__(folder, name, what)
+        self.folder, self.name, self.what = folder, name, what
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.folder} is damaged: {self.name} {self.what}"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint: `meta` as it was given, and the content of each file by its name."""
+
+    folder: Path
+    meta: dict[str, Any]
+    files: dict[str, bytes]
+
+
+class Disk:
+    """Every file operation of this module, one system call a method: a test can fail any of them.
+
+    Python itself repeats a call that a signal interrupted (PEP 475); a short write is the caller's.
+
+    Example:
+        >>> class FullDisk(Disk):
+        ...     def write(self, file: int, data: memoryview) -> int:
+        ...         raise OSError(errno.ENOSPC, "No space left on device")
+        >>> try:
+        ...     write_file(Path("config.toml"), b"seed = 1", disk=FullDisk())
+        ... except OSError as error:
+        ...     print(error.strerror, Path("config.toml").exists())
+        No space left on device False
+    """
+
+    def make_folder(self, path: Path) -> None:
+        """Make one new folder."""
+        path.mkdir()
+
+    def create(self, path: Path) -> int:
+        """Make a new file, never open an old one, and open it to be written."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        return os.open(path, flags, 0o666)
+
+    def write(self, file: int, data: memoryview) -> int:
+        """Write the start of `data`, and say how many bytes."""
+        return os.write(file, data)
+
+    def sync(self, file: int) -> None:
+        """Wait until the file's content is on the disk."""
+        os.fsync(file)
+
+    def open(self, path: Path) -> int:
+        """Open a file to be read."""
+        return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+
+    def read(self, file: int, size: int) -> bytes:
+        """Read at most `size` bytes, none at the end of the file."""
+        return os.read(file, size)
+
+    def close(self, file: int) -> None:
+        """Close a file."""
+        os.close(file)
+
+    def sync_folder(self, path: Path) -> None:
+        """Wait until the folder's list of names is on the disk."""
+        if os.name == "nt":
+            return  # Windows opens no folder as a file, so there is nothing to call
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        finally:
+            os.close(file)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file or folder another name; a file of that name is replaced."""
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
+        path.rmdir()
+
+    def names(self, path: Path) -> list[str]:
+        """The names in a folder, in any order."""
+        return [entry.name for entry in path.iterdir()]
+
+
+def save_checkpoint(
+    folder: Path, files: Mapping[str, bytes], *, meta: Mapping[str, Any], disk: Disk | None = None
+) -> None:
+    """Save files as one checkpoint that, when this returns, outlives a power failure.
+
+    Args:
+        folder: the folder to make, such as `checkpoints/step-00001200`; so are its parents.
+        files: content of each file; names of letters, digits, '_', '-' and '.'.
+        meta: what JSON holds exactly: string keys, lists rather than tuples, finite numbers.
+
+    Raises:
+        FileExistsError: `folder` exists; a checkpoint is never overwritten.
+        OSError: the disk is full or failing; `folder` and the temporary one are gone again, as far
+            as the disk allows, and older checkpoints are as they were.
+        TypeError, ValueError: a file's name or content, or `meta`, cannot be saved.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as root:
+        ...     folder = Path(root, "step-00000007")
+        ...     save_checkpoint(folder, {"note.txt": b"hello"}, meta={"step": 7})
+        ...     read_checkpoint(folder).files
+        {'note.txt': b'hello'}
+    """
+    disk = disk or Disk()
+    manifest = _manifest_bytes(files, meta)
+    _make_folders(disk, folder.parent)
+    if folder.name in disk.names(folder.parent):
+        raise FileExistsError(errno.EEXIST, "a checkpoint is never overwritten", str(folder))
+    temporary = _hidden(folder, "tmp")
+    renamed = False
+    disk.make_folder(temporary)
+    try:
+        for name, data in [*files.items(), (MANIFEST, manifest)]:
+            _write(disk, temporary / name, data)
+        # The names must be on the disk before the rename is, and the rename before we return.
+        disk.sync_folder(temporary)
+        disk.rename(temporary, folder)
+        renamed = True
+        disk.sync_folder(folder.parent)
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to report
+            if renamed:
+                disk.rename(folder, temporary)
+            _remove_tree(disk, temporary)
+        raise
+
+
+def read_checkpoint(folder: Path, *, disk: Disk | None = None) -> Checkpoint:
+    """Read a checkpoint and verify it; what is returned is the very bytes that were verified.
+
+    Args:
+        folder: a checkpoint; files that its manifest does not name are not read.
+
+    Returns:
+        The checkpoint, all of it in memory.
+
+    Raises:
+        CheckpointDamaged: something is missing or not as it was saved.
+        OSError: it could not be read for a reason that says nothing about it.
+
+    Example:
+        >>> try:
+        ...     read_checkpoint(Path("step-00000099"))
+        ... except CheckpointDamaged as error:
+        ...     print(error)
+        checkpoint step-00000099 is damaged: manifest.json is missing
+    """
+    disk = disk or Disk()
+    meta, entries = _read_manifest(disk, folder)
+    files = {}
+    for name, (size, sha256) in entries.items():
+        chunk_bytes = min(size + 1, _READ_BYTES)
+        files[name] = b"".join(_verified(disk, folder, name, size, sha256, chunk_bytes))
+    return Checkpoint(folder, meta, files)
+
+
+def verify_checkpoint(folder: Path, *, disk: Disk | None = None) -> dict[str, Any]:
+    """Verify a checkpoint as `read_checkpoint` does, with the same errors, in little memory.
+
+    Args:
+        folder: a checkpoint.
+
+    Returns:
+        Its `meta`.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as root:
+        ...     save_checkpoint(Path(root, "step-00000007"), {}, meta={"step": 7})
+        ...     verify_checkpoint(Path(root, "step-00000007"))
+        {'step': 7}
+    """
+    disk = disk or Disk()
+    meta, entries = _read_manifest(disk, folder)
+    for name, (size, sha256) in entries.items():
+        for _ in _verified(disk, folder, name, size, sha256, _VERIFY_BYTES):
+            pass
+    return meta
+
+
+def checkpoint_folders(root: Path, *, disk: Disk | None = None) -> list[Path]:
+    """The checkpoints of a folder: what is named `step-` and a number, whole or damaged.
+
+    Args:
+        root: the folder that holds them; it need not exist.
+
+    Returns:
+        Their paths, the lowest step first.
+
+    Example:
+        >>> checkpoint_folders(Path("no-such-folder"))
+        []
+    """
+    names = [name for name in _names(disk or Disk(), root) if _STEP.fullmatch(name)]
+    return [root / name for name in sorted(names, key=lambda name: (_step(name), name))]
+
+
+def latest_checkpoint(
+    root: Path, *, disk: Disk | None = None
+) -> tuple[Checkpoint | None, list[CheckpointDamaged]]:
+    """The checkpoint of the highest step that verifies, and those that were passed over.
+
+    Args:
+        root: the folder that holds the checkpoints; it need not exist.
+
+    Returns:
+        The checkpoint, or None, and an error of one line for each damaged one of a higher step.
+
+    Raises:
+        OSError: one could not be read for a reason that says nothing about it.
+
+    Example:
+        >>> latest_checkpoint(Path("no-such-folder"))
+        (None, [])
+    """
+    damaged: list[CheckpointDamaged] = []
+    for folder in reversed(checkpoint_folders(root, disk=disk)):
+        try:
+            return read_checkpoint(folder, disk=disk), damaged
+        except CheckpointDamaged as error:
+            damaged.append(error.with_traceback(None))  # its frames hold what was read so far
+    return None, damaged
+
+
+def set_aside(folder: Path, *, disk: Disk | None = None) -> Path:
+    """Rename a damaged checkpoint, so that its step can be saved again and nothing is deleted.
+
+    Args:
+        folder: a checkpoint.
+
+    Returns:
+        Its new path: `step-00001200.damaged`, or `.damaged-2` and so on.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as root:
+        ...     save_checkpoint(Path(root, "step-00000007"), {}, meta={})
+        ...     set_aside(Path(root, "step-00000007")).name
+        'step-00000007.damaged'
+    """
+    disk = disk or Disk()
+    taken = disk.names(folder.parent)
+    name = f"{folder.name}.damaged"
+    if name in taken:
+        name = next(f"{name}-{n}" for n in count(2) if f"{name}-{n}" not in taken)
+    disk.rename(folder, folder.with_name(name))
+    disk.sync_folder(folder.parent)
+    return folder.with_name(name)
+
+
+def remove_leftovers(root: Path, *, disk: Disk | None = None) -> list[Path]:
+    """Remove what killed saves, removals and `write_file` left behind, while nobody else writes.
+
+    Args:
+        root: the folder that holds the checkpoints; it need not exist.
+
+    Returns:
+        The paths that were removed.
+
+    Example:
+        >>> remove_leftovers(Path("no-such-folder"))
+        []
+    """
+    disk = disk or Disk()
+    leftovers = [root / name for name in sorted(_names(disk, root)) if _LEFTOVER.fullmatch(name)]
+    for path in leftovers:
+        try:
+            _remove_tree(disk, path)
+        except NotADirectoryError:
+            disk.remove(path)
+    return leftovers
+
+
+def prune_checkpoints(
+    root: Path, *, keep_last: int, keep: Collection[str] = (), disk: Disk | None = None
+) -> list[Path]:
+    """Remove old checkpoints, but none of the newest `keep_last` of those that verify now.
+
+    A damaged checkpoint does not count, and is removed only where it is older than all of those.
+    A killed removal leaves hidden names for `remove_leftovers`, never a damaged checkpoint.
+
+    Args:
+        root: the folder that holds the checkpoints.
+        keep_last: how many to keep, at least 1.
+        keep: names to keep besides, such as the best one's, `step-00001200`.
+
+    Returns:
+        The paths that were removed. Unless there is one to remove, no checkpoint is read.
+
+    Raises:
+        ValueError: `keep_last` is below 1, or `keep` holds what is no checkpoint's name.
+        OSError: the disk fails; what was to be kept is as it was.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as root:
+        ...     for step in range(4):
+        ...         save_checkpoint(Path(root, f"step-{step:08d}"), {}, meta={})
+        ...     removed = prune_checkpoints(Path(root), keep_last=2, keep=["step-00000000"])
+        ...     [folder.name for folder in removed]
+        ['step-00000001']
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last must be at least 1, got {keep_last}")
+    disk = disk or Disk()
+    keep_steps = {_step(name) for name in keep}
+    older = checkpoint_folders(root, disk=disk)
+    if all(_step(folder.name) in keep_steps for folder in older[:-keep_last]):
+        return []
+    num_verified = 0
+    while older and num_verified < keep_last:
+        with suppress(CheckpointDamaged):
+            verify_checkpoint(older.pop(), disk=disk)
+            num_verified += 1
+    removed = [folder for folder in older if _step(folder.name) not in keep_steps]
+    hidden = [_hidden(folder, "removed") for folder in removed]
+    for folder, path in zip(removed, hidden, strict=True):
+        disk.rename(folder, path)
+    disk.sync_folder(root)  # else a crash could bring back a name whose files are gone
+    for path in hidden:
+        _remove_tree(disk, path)
+    return removed
+
+
+def write_file(path: Path, data: bytes, *, disk: Disk | None = None) -> None:
+    """Write one file so that, whenever the machine dies, all of the old or the new one is there.
+
+    Args:
+        path: the file to make or replace; folders that do not exist are made.
+        data: its content.
+
+    Raises:
+        OSError: the disk is full or failing.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as root:
+        ...     write_file(Path(root, "config.toml"), b"seed = 1")
+        ...     Path(root, "config.toml").read_bytes()
+        b'seed = 1'
+    """
+    disk = disk or Disk()
+    _make_folders(disk, path.parent)
+    temporary = _hidden(path, "tmp")
+    try:
+        _write(disk, temporary, data)
+        disk.rename(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            disk.remove(temporary)
+        raise
+    disk.sync_folder(path.parent)
+
+
+def to_bytes(state: Mapping[str, Any]) -> bytes:
+    """What `torch.save` writes, refusing at once what `weights_only=True` would refuse to read.
+
+    Args:
+        state: of dict, OrderedDict, Counter, list, tuple, str, bytes, int, float, bool, None,
+            dtype, device, and dense tensors of any shape, dtype and device.
+
+    Returns:
+        A zip file, whatever the file's suffix will be.
+
+    Raises:
+        TypeError: anything else, with its place: `optimizer.param_groups[0].lr`.
+
+    Example:
+        >>> from_bytes(to_bytes({"step": 7, "weight": torch.ones(2)}))
+        {'step': 7, 'weight': tensor([1., 1.])}
+    """
+    plain = dict(state)
+    _check_readable(plain, "")
+    file = io.BytesIO()
+    torch.save(plain, file)
+    return file.getvalue()
+
+
+def from_bytes(data: bytes) -> dict[str, Any]:
+    """What `to_bytes` was given, with every tensor on the CPU; runs no code, whoever wrote it.
+
+    Args:
+        data: the content of a file that `to_bytes` or `torch.save` wrote.
+
+    Returns:
+        The state.
+
+    Raises:
+        pickle.UnpicklingError: it holds other objects than weights_only allows.
+        TypeError: it holds something else than a dict.
+
+    Example:
+        >>> from_bytes(to_bytes({"weight": torch.ones(2)}))["weight"].device
+        device(type='cpu')
+    """
+    state = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    if not isinstance(state, dict):
+        raise TypeError(f"a state must be a dict, the file holds a {type(state).__name__}")
+    return state
+
+
+def _manifest_bytes(files: Mapping[str, bytes], meta: Mapping[str, Any]) -> bytes:
+    entries = {}
+    for name, data in files.items():
+        if not _FILE_NAME.fullmatch(name) or name == MANIFEST:
+            raise ValueError(f"a file's name is of letters, digits, '_', '-', '.', got {name!r}")
+        if not isinstance(data, bytes):
+            raise TypeError(f"the content of {name} must be bytes, got {type(data).__name__}")
+        entries[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest = {"format": _FORMAT, "meta": dict(meta), "files": entries}
+    text = json.dumps(manifest, indent=2, allow_nan=False)
+    if json.loads(text) != manifest:
+        raise TypeError("meta must have only string keys, and lists in place of tuples")
+    return _sealed(text.removesuffix("\n}").encode() + b',\n  "sha256": "')
+
+
+def _sealed(head: bytes) -> bytes:
+    # Over the bytes, not what they mean: JSON has many spellings, and each flipped bit must show.
+    return head + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
+
+
+def _read_manifest(disk: Disk, folder: Path) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
+    data = b"".join(_chunks(disk, folder, MANIFEST, _VERIFY_BYTES))
+    if data != _sealed(data[: -len(_sealed(b""))]):
+        raise CheckpointDamaged(folder, MANIFEST, "is not what was saved (its own SHA-256 differs)")
+    manifest = json.loads(data)
+    if manifest["format"] != _FORMAT:
+        what = f"has format {manifest['format']!r}, this program reads {_FORMAT}"
+        raise CheckpointDamaged(folder, MANIFEST, what)
+    for name in manifest["files"]:
+        if not _FILE_NAME.fullmatch(name):  # a checksum is no signature: it may lead anywhere
+            raise CheckpointDamaged(folder, MANIFEST, f"lists a file that may not be: {name!r}")
+    entries = {name: (e["size"], e["sha256"]) for name, e in manifest["files"].items()}
+    return manifest["meta"], entries
+
+
+def _verified(
+    disk: Disk, folder: Path, name: str, size: int, sha256: str, chunk_bytes: int
+) -> Iterator[bytes]:
+    """The content of a file in chunks; whoever takes them all knows that it is as saved."""
+    digest, length = hashlib.sha256(), 0
+    for chunk in _chunks(disk, folder, name, chunk_bytes):
+        digest.update(chunk)
+        length += len(chunk)
+        if length > size:
+            raise CheckpointDamaged(folder, name, f"is longer than the {size} bytes saved")
+        yield chunk
+    if length < size:
+        raise CheckpointDamaged(folder, name, f"has {length} of the {size} bytes saved")
+    if digest.hexdigest() != sha256:
+        raise CheckpointDamaged(folder, name, "is not what was saved (its SHA-256 differs)")
+
+
+def _chunks(disk: Disk, folder: Path, name: str, chunk_bytes: int) -> Iterator[bytes]:
+    try:
+        file = disk.open(folder / name)
+        try:
+            while chunk := disk.read(file, chunk_bytes):
+                yield chunk
+        finally:
+            disk.close(file)
+    except FileNotFoundError:
+        raise CheckpointDamaged(folder, name, "is missing") from None
+    except OSError as error:
+        if error.errno in _DAMAGE:
+            raise CheckpointDamaged(folder, name, f"cannot be read ({error.strerror})") from error
+        error.filename = str(folder / name)
+        raise
+
+
+def _write(disk: Disk, path: Path, data: bytes) -> None:
+    # Written and synced through one descriptor: a second one may not hear of a failed write-back.
+    try:
+        file = disk.create(path)
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[disk.write(file, left) :]
+            disk.sync(file)
+        finally:
+            disk.close(file)
+    except OSError as error:
+        error.filename = str(path)  # an operation on a descriptor does not know it
+        raise
+
+
+def _make_folders(disk: Disk, folder: Path) -> None:
+    try:
+        disk.make_folder(folder)
+        disk.sync_folder(folder.parent)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        _make_folders(disk, folder.parent)
+        _make_folders(disk, folder)
+
+
+def _names(disk: Disk, root: Path) -> list[str]:
+    try:
+        return disk.names(root)
+    except FileNotFoundError:
+        return []
+
+
+def _remove_tree(disk: Disk, folder: Path) -> None:
+    for name in disk.names(folder):
+        disk.remove(folder / name)
+    disk.remove_folder(folder)
+
+
+def _hidden(path: Path, kind: str) -> Path:
+    # Not the process id: in a container that is the same after every restart.
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.{kind}")
+
+
+def _step(name: str) -> int:
+    match = _STEP.fullmatch(name)
+    if match is None:
+        raise ValueError(f"a checkpoint's name is 'step-' and a number, got {name!r}")
+    return int(match[1])
+
+
+def _check_readable(value: Any, place: str) -> None:
+    kind = type(value)  # exactly: a subclass such as numpy.float64 is pickled as itself
+    if kind in (dict, OrderedDict, Counter):
+        for key, item in value.items():
+            _check_readable(key, f"{place} (a key)")
+            _check_readable(item, f"{place}.{key}" if place else str(key))
+    elif kind in (list, tuple, torch.Size):
+        for index, item in enumerate(value):
+            _check_readable(item, f"{place}[{index}]")
+    elif kind in (Tensor, torch.nn.Parameter):
+        if value.layout != torch.strided or value.is_meta:
+            _refuse(place, f"a {value.layout} tensor on {value.device}")
+    elif kind not in (str, bytes, int, float, bool, type(None), torch.dtype, torch.device):
+        _refuse(place, f"of type {kind.__module__}.{kind.__qualname__}")
+    elif (kind is bytes and not value) or (kind is int and value.bit_length() > 2039):
+        _refuse(place, "empty bytes or an int of over 2039 bits")  # opcodes that torch lacks
+    for name, item in getattr(value, "__dict__", {}).items():  # pickled with the tensor or dict
+        _check_readable(item, f"{place}.{name}")
+
+
+def _refuse(place: str, what: str) -> NoReturn:
+    raise TypeError(
+        f"{place} is {what}, which torch.load(weights_only=True) cannot give back: "
+        "make it a plain number, string, list, dict or dense tensor"
+    )

@@ -1,0 +1,1 @@
+"""Networks, initialisation and parameter groups."""

@@ -1,0 +1,1 @@
+"""Seeding, determinism and the report of the environment."""

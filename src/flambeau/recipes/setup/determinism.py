@@ -1,0 +1,71 @@
+"""Make torch choose deterministic algorithms, or say which operation has none.
+
+让 torch 只选用确定性算法；若某个操作没有，则明确报出。
+
+Source: own; torch's note on reproducibility, and "Results reproducibility" in NVIDIA's cuBLAS manual.
+
+Two runs agree to the bit on the same hardware with the same versions of everything; across devices,
+versions or numbers of threads they do not. Seeds are another matter, and so is the order of samples.
+
+Not for timing: deterministic kernels are slower, some of them many times.
+"""
+
+import os
+import warnings
+
+import torch
+import torch.utils.deterministic
+
+_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+_GOOD = (":4096:8", ":16:8")  # the only two values that torch and cuBLAS take as deterministic
+
+
+def make_deterministic(*, warn_only: bool = False) -> None:
+    """Turn every switch that torch has for determinism, for the whole process.
+
+    Call it before the first CUDA operation: cuBLAS reads its environment variable once, when it starts.
+    `torch.empty` is not filled with NaN, which deterministic mode does by default and which costs a write
+    of every new tensor: the fill shows reads of uninitialised memory, it makes nothing else deterministic.
+
+    Args:
+        warn_only: an operation without a deterministic algorithm warns and runs, instead of raising.
+
+    Raises:
+        ValueError: CUBLAS_WORKSPACE_CONFIG is set to a value that is not deterministic.
+        RuntimeError: CUDA is in use already without it (a UserWarning with `warn_only`).
+
+    Example:
+        >>> make_deterministic()
+        >>> torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+        (True, False)
+        >>> torch.use_deterministic_algorithms(False)  # and back
+        >>> torch.backends.cudnn.deterministic = False
+        >>> torch.utils.deterministic.fill_uninitialized_memory = True
+    """
+    _fix_cublas(warn_only=warn_only)
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    # Benchmarking picks the fastest kernel by a race, and another run may have another winner.
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _fix_cublas(*, warn_only: bool) -> None:
+    value = os.environ.get(_VARIABLE)
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if value is None and in_use:
+        message = (
+            f"CUDA is in use and {_VARIABLE} is not set, so matrix products may differ from run to run: "
+            f"call make_deterministic() earlier, or start with {_VARIABLE}={_GOOD[0]}"
+        )
+        if not warn_only:
+            raise RuntimeError(message)
+        warnings.warn(message, stacklevel=3)
+        return
+    if value is not None and value not in _GOOD:
+        raise ValueError(
+            f"{_VARIABLE} must be one of {', '.join(_GOOD)} to be deterministic, got {value!r}"
+        )
+    os.environ[_VARIABLE] = (
+        value or _GOOD[0]
+    )  # 8 buffers of 4096 KiB: 24 MiB a handle, at full speed

@@ -1,0 +1,142 @@
+"""Seed every random generator of a process, and save and restore their states to the bit.
+
+为进程中的所有随机数发生器设定种子，并逐比特地保存与恢复它们的状态。
+
+Source: own; the generators are those of torch, of Python's `random` and of `numpy.random` (legacy, global).
+
+PYTHONHASHSEED is left alone on purpose: Python reads it once, before the first line of a program runs,
+so setting it from inside changes nothing in this process. Where the order of a set of strings matters,
+sort the set, or start the program with `PYTHONHASHSEED=0 python ...`.
+
+Not for generators of your own (`torch.Generator`, `numpy.random.default_rng`, `random.Random`), each of
+which has a state to save, nor for the workers of a DataLoader, which are processes with generators of
+their own.
+"""
+
+import random
+from typing import Any
+
+import torch
+
+_KEYS = frozenset({"torch", "cuda", "python", "numpy"})
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch on every device, Python's `random`, and NumPy where it is installed.
+
+    Args:
+        seed: in [0, 2**64). torch's generator on the CPU uses its low 32 bits, all others use all of it.
+
+    Raises:
+        ValueError: a seed outside that range.
+        TypeError: a seed that is not an integer.
+
+    Example:
+        >>> seed_everything(7)
+        >>> first = torch.rand(3)
+        >>> seed_everything(7)
+        >>> torch.equal(first, torch.rand(3))
+        True
+    """
+    if not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {type(seed).__name__}")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be in [0, 2**64), got {seed}")
+    torch.manual_seed(seed)  # CUDA too: remembered until CUDA starts, if it has not yet
+    random.seed(seed)
+    try:
+        import numpy as np
+    except ImportError:
+        return
+    # NumPy takes 32 bits at a time. Below 2**32 this is the stream of np.random.seed(seed).
+    np.random.seed(seed if seed < 2**32 else [seed & 0xFFFFFFFF, seed >> 32])
+
+
+def rng_state() -> dict[str, Any]:
+    """The states of all global generators, as data that `torch.load(weights_only=True)` reads.
+
+    Returns:
+        `torch`: uint8 tensor; `cuda`: a uint8 tensor for each visible device, none before CUDA is in use
+        (asking would start it); `python`: [version, int64 tensor, cached gaussian or None]; `numpy`: the
+        same idea, or None without NumPy. All tensors are on the CPU.
+
+    Raises:
+        RuntimeError: NumPy's global generator was replaced by one that is not MT19937.
+
+    Example:
+        >>> state = rng_state()
+        >>> first = torch.rand(3)
+        >>> set_rng_state(state)
+        >>> torch.equal(first, torch.rand(3))
+        True
+    """
+    version, words, gauss = random.getstate()
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if in_use else [],
+        "python": [version, torch.tensor(words, device="cpu"), gauss],
+        "numpy": _numpy_state(),
+    }
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put back what `rng_state` gave: the next draw of every generator is the same to the bit.
+
+    A generator that the state does not hold (CUDA not in use then, NumPy not installed then) stays as it is.
+
+    Args:
+        state: a dict from `rng_state`, from this process or from a file.
+
+    Raises:
+        ValueError: not such a dict; more CUDA devices in it than are visible here.
+        ImportError: it holds NumPy's state and NumPy is not installed.
+
+    Example:
+        >>> before = rng_state()
+        >>> _ = random.gauss(), torch.randn(1)
+        >>> set_rng_state(before)
+    """
+    if state.keys() != _KEYS:
+        raise ValueError(
+            f"an RNG state has the keys {sorted(_KEYS)}, got {sorted(map(str, state))}: "
+            "pass what rng_state() returned"
+        )
+    if len(state["cuda"]) > torch.cuda.device_count():
+        raise ValueError(
+            f"the state holds {len(state['cuda'])} CUDA generators, but {torch.cuda.device_count()} "
+            "CUDA devices are visible here: shorten state['cuda'] to leave the others out"
+        )
+    if state["numpy"] is not None:
+        _set_numpy_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    for index, cuda_state in enumerate(state["cuda"]):
+        torch.cuda.set_rng_state(cuda_state, index)
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+
+
+def _numpy_state() -> list[Any] | None:
+    try:
+        import numpy as np
+    except ImportError:
+        return None
+    state: Any = np.random.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":
+        raise RuntimeError(
+            f"NumPy's global generator is {state['bit_generator']}, only MT19937 can be saved: "
+            "drop the call of numpy.random.set_bit_generator"
+        )
+    words = torch.tensor(state["state"]["key"].tolist(), device="cpu")
+    return ["MT19937", words, state["state"]["pos"], state["has_gauss"], state["gauss"]]
+
+
+def _set_numpy_state(state: list[Any]) -> None:
+    try:
+        import numpy as np
+    except ImportError as error:
+        raise ImportError(
+            "the state holds NumPy's generator: pip install numpy, or set state['numpy'] to None"
+        ) from error
+    name, words, position, has_gauss, gauss = state
+    np.random.set_state((name, words.tolist(), position, has_gauss, gauss))

@@ -1,0 +1,1 @@
+"""What happens inside a training step: precision, clipping, losses, averages, schedules."""

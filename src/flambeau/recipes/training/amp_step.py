@@ -1,0 +1,209 @@
+"""The optimizer step in any precision: scale, unscale, clip, skip, and never wait for the device.
+
+任意精度下的优化器步骤：缩放、反缩放、裁剪、跳过，且从不等待设备。
+
+Source: Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.2 (loss scaling), with the
+growth and back-off of torch.amp.GradScaler, which it follows number for number.
+In float32 and bfloat16 nothing is scaled, but a step with a gradient that is not finite is skipped, too.
+A fused optimizer (`fused=True`) skips and clips inside its own kernel; any other one is stepped and put
+back, which costs a copy of parameters and state.
+
+Not for optimizers that need a closure (LBFGS), nor for sparse gradients.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+Precision = Literal["fp32", "bf16", "fp16"]
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class AmpStep:
+    """Runs backward and step for one optimizer.
+
+    Args:
+        optimizer: with dense floating parameters, all on one device; state must be empty or loaded.
+        precision: 'fp32', 'bf16' or 'fp16', the type that autocast uses in the forward pass.
+        max_norm: clip the norm of all gradients together to this, after unscaling; None does not.
+        init_scale: the first loss scale of fp16 (torch's default; the note's 65535 is 65536, AMP-07).
+        growth_interval: fp16 steps without an overflow after which the scale doubles.
+
+    Raises:
+        ValueError: an unknown precision, no parameters, parameters on several devices, max_norm <= 0.
+
+    Example:
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> amp = AmpStep(torch.optim.SGD(layer.parameters(), lr=0.1, fused=True), precision="bf16")
+        >>> with amp.autocast():
+        ...     loss = layer(torch.ones(4, 2)).square().mean()
+        >>> amp.backward(loss)
+        >>> amp.step()
+        >>> float(amp.skipped), layer.weight.grad is None
+        (0.0, True)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        precision: Precision = "fp32",
+        max_norm: float | None = None,
+        init_scale: float = 65536.0,
+        growth_interval: int = 2000,
+    ) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        devices = {p.device for p in parameters}
+        if precision not in ("fp32", "bf16", "fp16"):
+            raise ValueError(f"precision must be 'fp32', 'bf16' or 'fp16', got {precision!r}")
+        if len(devices) != 1:
+            raise ValueError(
+                f"the parameters must be on one device, got {sorted(map(str, devices))}"
+            )
+        if max_norm is not None and not max_norm > 0:
+            raise ValueError(f"max_norm must be above 0 (None does not clip), got {max_norm}")
+        self.optimizer = optimizer
+        self.precision = precision
+        self.max_norm = max_norm
+        self.device = devices.pop()
+        self.skipped = torch.zeros((), device=self.device)
+        """0-d float32: 1 where the last step changed nothing. A schedule of one's own may read it, late."""
+        self.norm = torch.zeros((), device=self.device)
+        """0-d float32: the norm of the last gradients before clipping; kept up only with `max_norm`."""
+        self._parameters = parameters
+        self._growth_interval = growth_interval
+        self._one = torch.ones((), device=self.device)
+        self._scale = torch.full((), init_scale, device=self.device)
+        self._growth_tracker = torch.zeros((), dtype=torch.int32, device=self.device)
+        self._fused = _skips_in_kernel(optimizer)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context for the forward pass and the loss; backward belongs outside of it."""
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, _DTYPES[self.precision])
+
+    def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
+        """Add the gradients of `weight * loss` to the parameters, scaled in fp16.
+
+        The weight goes in as the gradient of the root, so no node is added to the graph.
+
+        Args:
+            loss: 0-d floating, on the device.
+            weight: the share of this micro-batch in its batch when gradients are accumulated.
+        """
+        if weight == 1.0 and self.precision != "fp16":
+            loss.backward()
+            return
+        root = torch.full_like(loss, weight)
+        loss.backward(gradient=root * self._scale if self.precision == "fp16" else root)
+
+    def step(self, *, veto: Tensor | None = None) -> None:
+        """Unscale, clip, step (or skip), update the scale, and drop the gradients.
+
+        Args:
+            veto: 0-d float32 on the device; where it is 1 the step is skipped whatever the gradients.
+        """
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if veto is None:
+            self.skipped.zero_()
+        else:
+            self.skipped.copy_(veto)
+        fp16 = self.precision == "fp16"
+        for same_type in _by_dtype(gradients):
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                same_type,
+                self.skipped,
+                self._scale.double().reciprocal().float() if fp16 else self._one,
+            )
+        divisor = None
+        if self.max_norm is not None and gradients:
+            norms = torch._foreach_norm(gradients)
+            self.norm = torch.linalg.vector_norm(torch.stack(norms))
+            # As torch.nn.utils.clip_grad_norm_: gradients times max_norm / (norm + 1e-6), at most 1.
+            divisor = ((self.norm + 1e-6) / self.max_norm).clamp_(min=1.0)
+        self._step(gradients, divisor)
+        if fp16:
+            torch._amp_update_scale_(
+                self._scale, self._growth_tracker, self.skipped, 2.0, 0.5, self._growth_interval
+            )
+        for p in self._parameters:
+            p.grad = None
+
+    def loss_scale(self) -> float:
+        """The factor of the loss in fp16 (1 otherwise). Waits for the device: not for every step."""
+        return float(self._scale) if self.precision == "fp16" else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale and its growth counter; tensors on the CPU."""
+        return {"scale": self._scale.cpu(), "growth_tracker": self._growth_tracker.cpu()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._scale.copy_(state["scale"])
+        self._growth_tracker.copy_(state["growth_tracker"])
+
+    def _step(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
+        optimizer: Any = self.optimizer
+        if self._fused:
+            # The protocol of torch.amp.GradScaler: fused kernels divide by the one and obey the other.
+            optimizer.grad_scale, optimizer.found_inf = divisor, self.skipped
+            optimizer.step()
+            optimizer.grad_scale = optimizer.found_inf = None
+            return
+        if divisor is not None:
+            torch._foreach_div_(gradients, divisor)
+        with _put_back(optimizer, where=self.skipped):
+            optimizer.step()
+
+
+def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """The foreach kernel wants one type a call; nearly always there is one."""
+    if not tensors:
+        return []
+    first = tensors[0].dtype
+    if all(t.dtype is first for t in tensors):
+        return [tensors]
+    return [[t for t in tensors if t.dtype is dtype] for dtype in {t.dtype for t in tensors}]
+
+
+def _skips_in_kernel(optimizer: Optimizer) -> bool:
+    if not all(group.get("fused") for group in optimizer.param_groups):
+        return False
+    if type(optimizer) is not torch.optim.SGD:
+        return True
+    if any(group["momentum"] and group["dampening"] for group in optimizer.param_groups):
+        return False
+    # Fused SGD allocates its momentum without filling it, and a skipped first step would leave it so.
+    # Zeros give the same first step: 0 * momentum + gradient.
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if group["momentum"] and optimizer.state[p].get("momentum_buffer") is None:
+                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    return True
+
+
+@contextlib.contextmanager
+def _put_back(optimizer: Optimizer, *, where: Tensor) -> Iterator[None]:
+    """Undo what happens inside, on the device, if `where` is 1. State that is born inside is zeroed."""
+    with torch.no_grad():
+        before = [(t, t.clone()) for t in _tensors(optimizer)]
+    known = {id(t) for t, _ in before}
+    yield
+    undo = where.bool()
+    with torch.no_grad():
+        for t, old in before:
+            t.copy_(torch.where(undo.to(t.device), old, t))
+        for t in _tensors(optimizer):
+            if id(t) not in known:
+                t.masked_fill_(undo.to(t.device), 0)
+
+
+def _tensors(optimizer: Optimizer) -> list[Tensor]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+    return parameters + state

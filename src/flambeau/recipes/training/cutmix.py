@@ -1,0 +1,137 @@
+"""CutMix: paste a rectangle of another image, and share the label by the pixels that each has.
+
+CutMix：贴上另一张图像的矩形区域，标签按各自的像素数分配。
+
+Source: Yun et al., "CutMix: regularization strategy to train strong classifiers with localizable
+features", ICCV 2019, section 3.2 (arXiv:1905.04899); centre and clipping as in the authors' code.
+
+Not for targets that belong to places (boxes, masks), for images whose object may fill a corner
+only, nor for evaluation.
+"""
+
+import torch
+from torch import Tensor
+
+_MIN_ALPHA, _MAX_ALPHA = 1e-6, 1e6  # chosen: beyond them lam is a coin or one half, to float32
+
+
+def cutmix(
+    images: Tensor,
+    targets: Tensor,
+    *,
+    alpha: float,
+    num_classes: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Replace one rectangle of every image by that of another image of the batch.
+
+    The rectangle has the shape of the image and the area share 1 - lam, lam one draw of
+    Beta(alpha, alpha) a call; its centre is uniform, and what lies outside is cut off.
+    The label of the other image weighs as much as the pixels that are left of the rectangle.
+    Nothing waits for the device, whichever of the two the generator lives on.
+
+    Args:
+        images: (N, C, H, W) of any dtype: pixels are copied, never computed with.
+        targets: (N,) int64 classes in [0, num_classes), or (N, num_classes) probabilities; on the
+            device of the images.
+        alpha: in [1e-6, 1e6], or 0, which returns the images as they are and draws nothing.
+        num_classes: at least 1.
+        generator: on the CPU or on the device of the images; its state moves on.
+
+    Returns:
+        The new images, of the shape, dtype, device and memory format of `images`, which stay as
+        they were; and the soft targets, (N, num_classes) float32 on the same device.
+
+    Raises:
+        TypeError: targets that are neither int64 nor floating.
+        ValueError: alpha out of range, shapes that do not fit, a generator on a third device.
+
+    Example:
+        >>> images = torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 1, 8, 8)
+        >>> generator = torch.Generator().manual_seed(2)
+        >>> cut, soft = cutmix(images, torch.tensor([0, 1]), alpha=1.0, num_classes=2,
+        ...                    generator=generator)
+        >>> torch.equal(cut.mean((1, 2, 3)), soft[:, 1])  # the share of ones is the label's
+        True
+    """
+    _check(images, alpha, generator)
+    soft = _probabilities(targets, num_classes, len(images))
+    if alpha == 0:
+        return images, soft
+    height, width = images.shape[-2:]
+    order = torch.randperm(len(images), generator=generator, device=generator.device)
+    edges = _edges(_beta(alpha, generator), height, width, generator)
+    # One transfer for all that was drawn.
+    drawn = _moved(torch.cat([order, edges]), images.device)
+    order, edges = drawn[:-4], drawn[-4:]
+    in_rows = _between(edges[0], edges[1], height)
+    in_columns = _between(edges[2], edges[3], width)
+    box = in_rows.unsqueeze(1) & in_columns
+    share = in_rows.sum() * in_columns.sum() / (height * width)
+    return torch.where(box, images[order], images), torch.lerp(soft, soft[order], share)
+
+
+def _edges(lam: Tensor, height: int, width: int, generator: torch.Generator) -> Tensor:
+    """(4,) int64 on the generator's device: top, bottom, left, right, before they are clipped."""
+    edges = []
+    side = torch.sqrt(1 - lam)
+    for length in (height, width):
+        centre = torch.randint(length, (1,), generator=generator, device=generator.device)
+        half = (side * (0.5 * length)).long()
+        edges += [centre - half, centre + half]
+    return torch.cat(edges)
+
+
+def _between(start: Tensor, stop: Tensor, length: int) -> Tensor:
+    place = torch.arange(length, device=start.device)
+    return (place >= start) & (place < stop)
+
+
+def _check(images: Tensor, alpha: float, generator: torch.Generator) -> None:
+    if images.ndim != 4:
+        raise ValueError(f"images must be (N, C, H, W), got {tuple(images.shape)}")
+    if alpha != 0 and not _MIN_ALPHA <= alpha <= _MAX_ALPHA:
+        raise ValueError(f"alpha must be 0 or in [{_MIN_ALPHA:g}, {_MAX_ALPHA:g}], got {alpha}")
+    if generator.device.type not in ("cpu", images.device.type):
+        raise ValueError(
+            f"generator must be on the CPU or on the device of the images, {images.device}, "
+            f"got {generator.device}"
+        )
+
+
+def _beta(alpha: float, generator: torch.Generator) -> Tensor:
+    """One draw of Beta(alpha, alpha), 0-d float32 on the generator's device.
+
+    G/(G + G') of two Gamma(alpha) draws, in logarithms: for a small alpha both are below float32.
+    Gamma(alpha) = Gamma(alpha + 1) * U**(1/alpha) (Marsaglia and Tsang 2000, section 6), and
+    -log U is exponential.
+    """
+    shape = torch.full((2,), alpha + 1.0, device=generator.device)
+    log_gamma = torch._standard_gamma(shape, generator=generator).log_()
+    tail = torch.empty_like(shape).exponential_(generator=generator)
+    return torch.sigmoid(log_gamma[0] - log_gamma[1] - (tail[0] - tail[1]) / alpha)
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.device == device:
+        return tensor
+    if device.type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()  # the only host memory from which a copy never waits
+    return tensor.to(device, non_blocking=True)
+
+
+def _probabilities(targets: Tensor, num_classes: int, length: int) -> Tensor:
+    if targets.dtype == torch.int64:
+        if targets.shape != (length,):
+            raise ValueError(f"class targets must be ({length},), got {tuple(targets.shape)}")
+        # Not F.one_hot: on the CPU and some devices that one reads the targets on the host.
+        soft = torch.zeros(length, num_classes, device=targets.device)
+        return soft.scatter_(1, targets.unsqueeze(1), 1.0)
+    if not targets.dtype.is_floating_point:
+        raise TypeError(f"targets must be int64 or floating, got {targets.dtype}")
+    if targets.shape != (length, num_classes):
+        raise ValueError(
+            f"targets of probabilities must be ({length}, {num_classes}), "
+            f"got {tuple(targets.shape)}"
+        )
+    return targets.float()

@@ -1,0 +1,258 @@
+"""The settings of `flambeau train`: the one source of its flags, of config.toml and of the docs table.
+
+Torch is not imported here, so that `--help` answers at once.
+"""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flambeau.data.errors import InputError
+from flambeau.train.durations import parse_duration
+
+
+def _setting(
+    default: Any,
+    text: str,
+    *,
+    group: str,
+    auto: str = "",
+    choices: tuple[str, ...] = (),
+    neutral: bool = False,
+) -> Any:
+    """A field: its help text, its group, what None resolves to, and whether a resume may change it."""
+    metadata = {"help": text, "group": group, "auto": auto, "choices": choices, "neutral": neutral}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting of a training run. None means: chosen from the data, then written down."""
+
+    data: str | None = _setting(
+        None, "folder with a sub-folder a class (or train/ and val/), or a .rec file",
+        group="data", auto="the embedded Fashion-MNIST", neutral=True,
+    )  # fmt: skip
+    image_size: int | None = _setting(
+        None, "side of the square images", group="data", auto="from the images, at most 224"
+    )
+    skip_bad_images: int = _setting(
+        0, "how many unreadable images to replace instead of stopping", group="data"
+    )
+    flip: bool = _setting(
+        True, "mirror half of the training images; not for digits or text", group="data"
+    )
+    workers: int | None = _setting(
+        None, "processes that read data; 0 reads in the training process",
+        group="data", auto="0 for small images or on a CPU, else the cores, at most 8", neutral=True,
+    )  # fmt: skip
+    model: str | None = _setting(
+        None, "a timm name, torchvision:NAME, small_convnet, or FILE.py:FUNCTION",
+        group="model", auto="small_convnet up to 64 pixels, else resnet18",
+    )  # fmt: skip
+    pretrained: bool = _setting(False, "start from published weights", group="model")
+    ema: float = _setting(
+        0.0, "decay of the averaged weights, such as 0.999; 0 keeps none", group="model"
+    )
+    epochs: int | None = _setting(None, "short for --duration Nep", group="length")
+    duration: str | None = _setting(
+        None, "such as 90ep or 5000st", group="length",
+        auto="12ep for the embedded data, 30ep, or 10ep with --pretrained",
+    )  # fmt: skip
+    batch_size: int | None = _setting(
+        None, "samples a forward pass", group="length", auto="64, or less for few images"
+    )
+    accumulate: int = _setting(1, "forward passes an optimizer step", group="length")
+    optimizer: str = _setting(
+        "sgd", "all fused; sgd has Nesterov momentum 0.9", group="optimization",
+        choices=("sgd", "adam", "adamw"),
+    )  # fmt: skip
+    lr: float | None = _setting(
+        None, "peak learning rate", group="optimization",
+        auto="grows with the batch: sgd 0.1, adam and adamw 0.001 at 256; a tenth with --pretrained",
+    )  # fmt: skip
+    weight_decay: float = _setting(
+        5e-4,
+        "on weights of two or more dimensions; never on biases and norms",
+        group="optimization",
+    )
+    schedule: str = _setting(
+        "cosine", "of the learning rate; multistep divides by 10 at 50%% and 75%%",
+        group="optimization", choices=("cosine", "linear", "multistep", "constant"),
+    )  # fmt: skip
+    warmup: str = _setting("5%", "such as 5%%, 2ep or 500st", group="optimization")
+    clip_norm: float = _setting(
+        0.0, "clip the norm of the gradient to this; 0 does not", group="optimization"
+    )
+    label_smoothing: float = _setting(0.0, "from 0 to below 1", group="optimization")
+    mixup: float = _setting(0.0, "alpha of mixup; 0 is off", group="optimization")
+    cutmix: float = _setting(
+        0.0, "alpha of CutMix; 0 is off; with --mixup each batch gets one of the two",
+        group="optimization",
+    )  # fmt: skip
+    precision: str = _setting(
+        "auto", "of the forward pass; auto takes bf16 where the hardware has it natively",
+        group="machine", choices=("auto", "fp32", "bf16", "fp16"),
+    )  # fmt: skip
+    device: str = _setting("auto", "such as cpu, cuda or cuda:1", group="machine")
+    seed: int = _setting(0, "of everything random", group="machine")
+    checkpoint_every: str = _setting(
+        "1ep", "such as 1ep or 500st", group="run folder", neutral=True
+    )
+    keep: int = _setting(
+        2, "newest checkpoints kept, besides the best", group="run folder", neutral=True
+    )
+    log_every: int = _setting(50, "steps a line of metrics.jsonl", group="run folder")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _typed(field, getattr(self, field.name)))
+        _check(self)
+
+
+FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}
+
+
+def allowed_types(field: dataclasses.Field[Any]) -> tuple[type, ...]:
+    """The types of a setting, without None."""
+    hint = field.type
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return tuple(t for t in members if isinstance(t, type) and t is not type(None))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings that a TOML file holds.
+
+    Raises:
+        InputError: no such file, not TOML, an unknown key.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"--config {path}: no such file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path} cannot be read as TOML: {error}") from error
+    for key in values:
+        if key not in FIELDS:
+            raise InputError(f"{path}: unknown key '{key}'{nearest(key, FIELDS)}")
+    return values
+
+
+def nearest(word: str, known: Mapping[str, Any] | typing.Iterable[str]) -> str:
+    """'; did you mean X?' for the most similar of the known words, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def as_dict(settings: Settings) -> dict[str, Any]:
+    """The settings that are not None."""
+    return {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
+
+
+def canonical(settings: Settings) -> Settings:
+    """The same settings in one spelling: `epochs` as `duration`, durations and paths in full."""
+    duration = settings.duration or (f"{settings.epochs}ep" if settings.epochs else None)
+    model = settings.model
+    if model is not None and ".py:" in model:
+        path, _, function = model.rpartition(":")
+        model = f"{Path(path).resolve()}:{function}"
+    return dataclasses.replace(
+        settings,
+        data=None if settings.data is None else str(Path(settings.data).resolve()),
+        model=model,
+        epochs=None,
+        duration=None if duration is None else str(parse_duration(duration, name="duration")),
+        warmup=str(parse_duration(settings.warmup, name="warmup", units="% ep st")),
+        checkpoint_every=str(parse_duration(settings.checkpoint_every, name="checkpoint_every")),
+    )
+
+
+def as_toml(values: Mapping[str, Any]) -> bytes:
+    """Settings as a TOML document, those that are None left out."""
+    import tomli_w
+
+    return tomli_w.dumps({k: v for k, v in values.items() if v is not None}).encode()
+
+
+def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """What keeps `wanted` from going on with a run of `stored`, as 'name: stored X, now Y'."""
+    found = []
+    for name in sorted({*stored, *wanted}):
+        field = FIELDS.get(name)
+        if field is not None and field.metadata["neutral"]:
+            continue
+        if stored.get(name) != wanted.get(name):
+            found.append(f"{name}: {stored.get(name)!r} there, {wanted.get(name)!r} now")
+    return found
+
+
+def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value in the field's type; whole numbers pass as floats, nothing else is converted."""
+    if value is None:
+        if None is not field.default:
+            raise InputError(f"{field.name} needs a value")
+        return None
+    wanted = allowed_types(field)
+    if float in wanted and type(value) is int:
+        return float(value)
+    if type(value) not in wanted:
+        names = " or ".join(
+            {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[t]
+            for t in wanted
+        )
+        raise InputError(f"{field.name} must be {names}, got {value!r}")
+    return value
+
+
+def _check(s: Settings) -> None:
+    """Refuse values out of range and settings that contradict each other."""
+    for field in FIELDS.values():
+        value = getattr(s, field.name)
+        choices = field.metadata["choices"]
+        if choices and value not in choices:
+            hint = nearest(str(value), choices)
+            raise InputError(
+                f"{field.name} must be one of {', '.join(choices)}; got {value!r}{hint}"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{field.name} must be a finite number, got {value}")
+    for name, low in {
+        "image_size": 8, "skip_bad_images": 0, "workers": 0, "epochs": 1, "batch_size": 1,
+        "accumulate": 1, "keep": 1, "log_every": 1, "weight_decay": 0, "clip_norm": 0,
+        "mixup": 0, "cutmix": 0, "seed": 0,
+    }.items():  # fmt: skip
+        value = getattr(s, name)
+        if value is not None and value < low:
+            raise InputError(f"{name} must be at least {low}, got {value}")
+    if s.lr is not None and s.lr <= 0:
+        raise InputError(f"lr must be above 0, got {s.lr}")
+    for name in ("ema", "label_smoothing"):
+        if not 0 <= getattr(s, name) < 1:
+            raise InputError(f"{name} must be at least 0 and below 1, got {getattr(s, name)}")
+    if s.epochs is not None and s.duration is not None:
+        raise InputError(
+            f"epochs = {s.epochs} and duration = {s.duration!r} contradict each other: give one of them"
+        )
+    if s.pretrained and s.model is not None and (s.model == "small_convnet" or ".py:" in s.model):
+        raise InputError(
+            f"pretrained needs a timm or torchvision model: there are no published weights of {s.model}"
+        )
+    warmup = parse_duration(s.warmup, name="warmup", units="% ep st")
+    parse_duration(s.checkpoint_every, name="checkpoint_every")
+    if s.duration is not None:
+        length = parse_duration(s.duration, name="duration")
+        if length.amount <= 0:
+            raise InputError(f"duration must be above 0, got {s.duration!r}")
+        if warmup.unit == length.unit and warmup.amount >= length.amount:
+            raise InputError(f"warmup = {s.warmup!r} is not shorter than duration = {s.duration!r}")
+    if warmup.unit == "%" and warmup.amount >= 100:
+        raise InputError(f"warmup = {s.warmup!r} leaves nothing of the run")
+    if parse_duration(s.checkpoint_every, name="checkpoint_every").amount <= 0:
+        raise InputError(f"checkpoint_every must be above 0, got {s.checkpoint_every!r}")

@@ -1,0 +1,190 @@
+"""The training of `flambeau train`, from top to bottom; the loop uses nothing but Run's public verbs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from flambeau.data.bad_images import BadImages
+from flambeau.data.dataset import ImageDataset
+from flambeau.data.errors import InputError
+from flambeau.data.sources import Source
+from flambeau.recipes.models.param_groups import param_groups
+from flambeau.recipes.setup.determinism import make_deterministic
+from flambeau.recipes.setup.environment import usable_cpus
+from flambeau.recipes.setup.seeding import seed_everything
+from flambeau.recipes.training.cutmix import cutmix
+from flambeau.recipes.training.label_smoothing import cross_entropy
+from flambeau.recipes.training.metrics import correct
+from flambeau.recipes.training.mixup import mixup
+from flambeau.train.config import Settings, as_dict
+from flambeau.train.models import build_model, check_output
+from flambeau.train.resolve import DataFacts, datasets, pick_device
+from flambeau.train.run import Run
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that is ready to go, and what its loop needs."""
+
+    run: Run
+    model: nn.Module
+    train: ImageDataset
+    val: ImageDataset
+    normalize: Callable[[Tensor], Tensor]
+    loss_of: Callable[[Tensor, Tensor], Tensor]
+    bad_images: BadImages
+
+
+def fit(training: Training) -> None:
+    """Train to the end of the run, evaluating after each epoch; the run publishes the weights."""
+    run, model, normalize = training.run, training.model, training.normalize
+    bad_val_images = training.bad_images.report_to(training.val.describe)
+    for _ in run.epochs():
+        for images, targets in run.batches():
+            run.step(training.loss_of(images, targets))
+        for images, targets in run.evaluate(training.val, on_bad=bad_val_images):
+            with run.autocast():
+                logits = model(normalize(images))
+            losses = cross_entropy(logits, targets, reduction="none")
+            run.log(val_loss=losses, val_accuracy=correct(logits, targets))
+
+
+def set_up(
+    settings: Settings,
+    facts: DataFacts,
+    train: Source,
+    val: Source,
+    *,
+    folder: Path,
+    bar: bool = True,
+    replay_from: Path | None = None,
+) -> Training:
+    """Make everything that `fit` runs.
+
+    Args:
+        settings: resolved: nothing in it is left open.
+        facts: of the data.
+        train, val: the sources.
+        folder: of the run.
+        bar: show a progress bar on a terminal.
+        replay_from: a checkpoint folder to start from, writing nothing.
+
+    Raises:
+        InputError: whatever the user can mend.
+    """
+    make_deterministic(warn_only=True)
+    torch.set_num_threads(usable_cpus())
+    seed_everything(settings.seed)
+    assert settings.batch_size is not None
+    assert settings.duration is not None
+    train_data, val_data = datasets(settings, facts, train, val)
+    model = make_model(settings, facts, pretrained=settings.pretrained and replay_from is None)
+    check_batch_norm(model, settings, facts)
+    bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
+    run = Run(
+        folder,
+        model,
+        make_optimizer(settings, model),
+        train_data,
+        duration=settings.duration,
+        batch_size=settings.batch_size,
+        accumulate=settings.accumulate,
+        seed=settings.seed,
+        workers=settings.workers or 0,
+        precision=settings.precision,  # type: ignore[arg-type]  # Settings has checked the choice
+        schedule=settings.schedule,
+        warmup=settings.warmup,
+        clip_norm=settings.clip_norm,
+        ema=settings.ema,
+        checkpoint_every=settings.checkpoint_every,
+        keep=settings.keep,
+        log_every=settings.log_every,
+        config=as_dict(settings),
+        attachments={"dataset.json": facts.as_json()},
+        on_bad=bad_images.report_to(train_data.describe),
+        bar=bar,
+        replay_from=replay_from,
+    )
+    normalize = normalizer(facts, run.device)
+
+    def loss_of(images: Tensor, targets: Tensor) -> Tensor:
+        x = normalize(images)
+        mix = cutmix if settings.cutmix and (run.state.step % 2 or not settings.mixup) else mixup
+        alpha = settings.cutmix if mix is cutmix else settings.mixup
+        if alpha:
+            x, targets = mix(
+                x,
+                targets,
+                alpha=alpha,
+                num_classes=len(facts.classes),
+                generator=torch.default_generator,
+            )
+        with run.autocast():
+            logits = model(x)
+        return cross_entropy(logits, targets, smoothing=settings.label_smoothing)
+
+    return Training(run, model, train_data, val_data, normalize, loss_of, bad_images)
+
+
+def make_model(settings: Settings, facts: DataFacts, *, pretrained: bool = False) -> nn.Module:
+    """The model of a run on its device, in the memory format that convolutions are fastest in."""
+    assert settings.model is not None
+    assert settings.image_size is not None
+    shape = {
+        "num_classes": len(facts.classes),
+        "channels": facts.channels,
+        "image_size": settings.image_size,
+    }
+    model = build_model(settings.model, pretrained=pretrained, **shape)
+    check_output(model, **shape)
+    return model.to(pick_device(settings.device), memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def make_optimizer(settings: Settings, model: nn.Module) -> Optimizer:
+    """The fused optimizer of a run, without decay on biases and norms."""
+    assert settings.lr is not None
+    groups = param_groups(model, weight_decay=settings.weight_decay)
+    if settings.optimizer == "sgd":
+        return SGD(groups, lr=settings.lr, momentum=0.9, nesterov=True, fused=True)
+    if settings.optimizer == "adam":
+        return Adam(groups, lr=settings.lr, fused=True)
+    return AdamW(groups, lr=settings.lr, fused=True)
+
+
+def normalizer(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A function from uint8 images (N, C, H, W) to normalised float32 ones, on the device."""
+    mean = torch.tensor(facts.mean, device=device).mul_(255).view(1, -1, 1, 1)
+    std = torch.tensor(facts.std, device=device).mul_(255).view(1, -1, 1, 1)
+
+    def normalize(images: Tensor) -> Tensor:
+        return images.to(torch.float32, memory_format=torch.channels_last).sub_(mean).div_(std)
+
+    return normalize
+
+
+def check_batch_norm(model: nn.Module, settings: Settings, facts: DataFacts) -> None:
+    """Refuse an epoch whose last batch is one image, where a BatchNorm sees one value a channel then."""
+    assert settings.batch_size is not None
+    global_batch = settings.batch_size * settings.accumulate
+    lone = facts.train_samples % global_batch == 1 or settings.batch_size == 1
+    if not lone or not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+        return
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    parameter = next(model.parameters())
+    size = settings.image_size
+    assert size is not None
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, facts.channels, size, size, device=parameter.device))
+    except ValueError as error:
+        raise InputError(
+            f"batch_size = {settings.batch_size} leaves a batch of one image, on which BatchNorm "
+            f"cannot train; use --batch-size {max(2, settings.batch_size - 1)}"
+        ) from error
+    finally:
+        for name, b in model.named_buffers():
+            b.copy_(buffers[name])

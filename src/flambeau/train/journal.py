@@ -1,0 +1,47 @@
+"""metrics.jsonl: one JSON object a line, cut back to the checkpoint that a run goes on from."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class Journal:
+    """Appends lines; each is one write, so a killed run leaves at most its last line torn.
+
+    Args:
+        path: of the file; made when it is missing.
+        keep_bytes: what a checkpoint has vouched for; whatever lies behind it will be written again.
+    """
+
+    def __init__(self, path: Path, *, keep_bytes: int) -> None:
+        self._fd = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+        )
+        self.missing_bytes = max(0, keep_bytes - os.fstat(self._fd).st_size)
+        """How many bytes that a checkpoint vouched for are gone."""
+        if not self.missing_bytes:
+            os.ftruncate(self._fd, keep_bytes)
+        self.size = os.fstat(self._fd).st_size
+
+    def write(self, row: Mapping[str, float | int | str | None]) -> None:
+        """Append one line; numbers that JSON has no word for become null."""
+        clean = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+        }
+        line = json.dumps(clean).encode() + b"\n"
+        done = 0
+        while done < len(line):
+            done += os.write(self._fd, line[done:])
+        self.size += len(line)
+
+    def sync(self) -> None:
+        """Return when all lines are on the disk."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,52 @@
+"""A step whose loss or gradient was not finite: written down so that it can be run again."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flambeau.data.errors import InputError
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+
+
+class NotFinite(InputError):
+    """A loss or gradient became NaN or infinite; the weights are those from before that step."""
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """Where it happened.
+
+    Attributes:
+        step: number of the step, from 1, as in metrics.jsonl.
+        epoch: from 0.
+        indices: the samples of its global batch, in order.
+        samples: what the data set calls them.
+        checkpoint: the last one before it, from which a replay starts.
+    """
+
+    step: int
+    epoch: int
+    indices: Sequence[int]
+    samples: Sequence[str]
+    checkpoint: str | None
+
+    def write(self, folder: Path) -> Path:
+        """Write it into the run folder as not-finite-step-N.json."""
+        path = folder / f"not-finite-step-{self.step:08d}.json"
+        write_file(path, json.dumps(asdict(self), indent=2).encode() + b"\n")
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> "BadStep":
+        """What `write` wrote.
+
+        Raises:
+            InputError: no such file, or another kind of file.
+        """
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(
+                f"{path} is not a file that a stopped run has written (not-finite-step-N.json): {error}"
+            ) from error

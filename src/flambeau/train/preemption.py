@@ -1,0 +1,62 @@
+"""'Stop soon' as a flag: signals set it, the run looks at it between steps. No torch here."""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any, Final
+
+EXIT_CODE: Final = 75
+"""EX_TEMPFAIL of sysexits.h: start the same command again and it goes on."""
+
+_SIGNALS = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
+]
+
+
+class Preempted(SystemExit):
+    """The run was asked to stop and has saved itself; leaves the process with exit code 75."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_CODE)
+
+
+class StopFlag:
+    """Set by SIGTERM, SIGUSR1 or SIGINT; a second SIGINT interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+        self._previous: dict[int, Any] = {}
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Take the signals over, in the main thread; elsewhere Python allows no handlers."""
+        if self._previous or threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            self._previous[number] = signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        """Give the signals back to whoever had them."""
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, handler)
+        self.signal = None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child has its own ways to end
+        if number == signal.SIGINT:
+            if self.signal is not None:
+                raise KeyboardInterrupt
+            # os.write: print is not safe inside a signal handler.
+            os.write(
+                sys.__stderr__.fileno() if sys.__stderr__ else 2,
+                b"\nstopping after this step and a checkpoint; Ctrl-C again stops at once\n",
+            )
+        self.signal = signal.Signals(number).name
+
+
+FLAG = StopFlag()
+"""The flag of this process: signals are one a process, too."""

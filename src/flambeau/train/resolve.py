@@ -1,0 +1,212 @@
+"""Settings that were left open, chosen from the data and the machine, and written down as values."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flambeau.data.dataset import ImageDataset, mean_std, probe
+from flambeau.data.errors import InputError
+from flambeau.data.sources import Source
+from flambeau.recipes.setup.environment import default_device, native_bf16, usable_cpus
+from flambeau.recipes.training.schedules import linear_scaled_lr
+from flambeau.train.config import Settings
+from flambeau.train.models import SMALL, input_channels, pretrained_normalization
+
+_SMALL_SIDE = 64  # pixels up to which images are 'small': decoded once, and for the small network
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the data are: kept in dataset.json, for predictions and to see whether they have changed.
+
+    Attributes:
+        classes: names, in the order of the logits.
+        channels: 1 or 3.
+        mean, std: a channel, of pixels in [0, 1].
+        train_samples, val_samples: how many.
+        train_fingerprint, val_fingerprint: hex SHA-256 of what the sources say of themselves.
+        model_file_sha256: of FILE.py where the model comes from one, else None.
+    """
+
+    classes: list[str]
+    channels: int
+    mean: list[float]
+    std: list[float]
+    train_samples: int
+    val_samples: int
+    train_fingerprint: str
+    val_fingerprint: str
+    model_file_sha256: str | None
+
+    def as_json(self) -> bytes:
+        """The content of dataset.json."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False).encode() + b"\n"
+
+    @classmethod
+    def read(cls, path: Path) -> "DataFacts":
+        """What `as_json` wrote.
+
+        Raises:
+            InputError: the file is missing or something else.
+        """
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(
+                f"{path} cannot be read ({error}): is {path.parent} a run of flambeau train?"
+            ) from error
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a setting.
+
+    Raises:
+        InputError: there is no such device on this machine.
+    """
+    if name == "auto":
+        return default_device()
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"device = {name!r} is not to be had here: {str(error).splitlines()[0]}"
+        ) from error
+    return device
+
+
+def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, DataFacts]:
+    """Fill in what was left open.
+
+    Args:
+        settings: as given.
+        train, val: its sources.
+
+    Returns:
+        Settings without a None, and the facts of the data.
+
+    Raises:
+        InputError: settings that do not go with these data.
+    """
+    seen = probe(train)
+    size = settings.image_size or _image_size(seen.same_size, seen.median_shorter_side)
+    model = settings.model or (
+        SMALL if size <= _SMALL_SIDE and not settings.pretrained else "resnet18"
+    )
+    channels = input_channels(model, grey=seen.grey)
+    device = pick_device(settings.device)
+    batch_size = settings.batch_size or _batch_size(len(train))
+    small = size <= _SMALL_SIDE
+    workers = 0 if small or device.type == "cpu" else min(usable_cpus(), 8)
+    precision = "fp32"
+    if native_bf16(device):
+        precision = "bf16"
+    elif device.type == "cuda":
+        precision = "fp16"
+    resolved = dataclasses.replace(
+        settings,
+        image_size=size,
+        model=model,
+        device=device.type if settings.device == "auto" else settings.device,
+        batch_size=batch_size,
+        workers=workers if settings.workers is None else settings.workers,
+        duration=settings.duration or _duration(settings),
+        lr=settings.lr or _lr(settings, batch_size * settings.accumulate),
+        precision=precision if settings.precision == "auto" else settings.precision,
+    )
+    normalization = (
+        pretrained_normalization(model, channels=channels) if settings.pretrained else None
+    )
+    mean, std = normalization or mean_std(train, channels=channels)
+    facts = DataFacts(
+        classes=list(train.classes),
+        channels=channels,
+        mean=mean,
+        std=std,
+        train_samples=len(train),
+        val_samples=len(val),
+        train_fingerprint=train.fingerprint,
+        val_fingerprint=val.fingerprint,
+        model_file_sha256=model_file_sha256(model),
+    )
+    return resolved, facts
+
+
+def check_unchanged(facts: DataFacts, train: Source, val: Source, *, model: str) -> None:
+    """Refuse to go on with a run on other data than it was started with.
+
+    Raises:
+        InputError: something is different.
+    """
+    for what, source, samples, fingerprint in (
+        ("training", train, facts.train_samples, facts.train_fingerprint),
+        ("validation", val, facts.val_samples, facts.val_fingerprint),
+    ):
+        if source.fingerprint != fingerprint:
+            raise InputError(
+                f"the {what} data have changed since the run was started ({samples} images then, "
+                f"{len(source)} now); restore them, or start again with --fresh or another --out"
+            )
+    if model_file_sha256(model) != facts.model_file_sha256:
+        raise InputError(
+            f"{model.rpartition(':')[0]} has changed since the run was started; "
+            "restore it, or start again with --fresh or another --out"
+        )
+
+
+def datasets(
+    settings: Settings, facts: DataFacts, train: Source, val: Source
+) -> tuple[ImageDataset, ImageDataset]:
+    """The two data sets of a run."""
+    assert settings.image_size is not None
+    common: Mapping[str, Any] = {
+        "image_size": settings.image_size,
+        "channels": facts.channels,
+        "skip_bad": settings.skip_bad_images > 0,
+    }
+    return (
+        ImageDataset(train, train=True, flip=settings.flip, **common),
+        ImageDataset(val, train=False, **common),
+    )
+
+
+def model_file_sha256(model: str) -> str | None:
+    """The hash of the file in 'FILE.py:FUNCTION'; None for other names."""
+    path = Path(model.rpartition(":")[0])
+    if ".py:" not in model or not path.is_file():
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _image_size(same_size: tuple[int, int] | None, shorter_side: int) -> int:
+    if same_size is not None and same_size[0] == same_size[1] <= _SMALL_SIDE:
+        return max(8, same_size[0])
+    # Photos: as large as they are, in steps of 32, which is the stride of the usual networks.
+    return max(32, min(224, shorter_side // 32 * 32))
+
+
+def _batch_size(num_samples: int) -> int:
+    """64, or the power of two that gives at least eight steps an epoch. Chosen, untested."""
+    size = 64
+    while size > 2 and size * 8 > num_samples:
+        size //= 2
+    return size
+
+
+def _duration(settings: Settings) -> str:
+    if settings.data is None:
+        return "12ep"
+    return "10ep" if settings.pretrained else "30ep"
+
+
+def _lr(settings: Settings, global_batch: int) -> float:
+    base = 0.1 if settings.optimizer == "sgd" else 1e-3
+    if settings.pretrained:
+        base /= 10
+    return float(f"{linear_scaled_lr(base, global_batch):.4g}")

@@ -1,0 +1,76 @@
+"""What a finished run leaves for others: model.safetensors, and result.json, which says what it holds."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from flambeau.recipes.checkpoints.atomic_checkpoint import read_checkpoint, write_file
+from flambeau.train.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+        weights: which ones model.safetensors holds: the averaged, the best, or the last.
+        step: at which they were.
+        metrics: of the last evaluation of exactly these weights, by name.
+    """
+
+    weights: Literal["ema", "best", "last"]
+    step: int
+    metrics: Mapping[str, float]
+
+
+class Best:
+    """The best value of one metric so far, and the step it was at.
+
+    Args:
+        metric: its name.
+        mode: 'max' or 'min', what is better. NaN never is; of equal values the first stays.
+    """
+
+    def __init__(self, metric: str, mode: Literal["max", "min"]) -> None:
+        self._metric, self._sign = metric, 1.0 if mode == "max" else -1.0
+        self._value: float | None = None
+        self.step: int | None = None
+        self.metrics: dict[str, float] = {}
+
+    def see(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Take note of an evaluation."""
+        value = metrics.get(self._metric)
+        if value is None or value != value:
+            return
+        if self._value is None or value * self._sign > self._value * self._sign:
+            self._value, self.step, self.metrics = value, step, dict(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"value": self._value, "step": self.step, "metrics": self.metrics}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._value, self.step, self.metrics = state["value"], state["step"], dict(state["metrics"])
+
+
+def publish(folder: RunFolder, result: Result, *, checkpoint: str) -> None:
+    """Copy the weights of a checkpoint to model.safetensors, verified, then write result.json.
+
+    Raises:
+        CheckpointDamaged: the checkpoint is no longer whole.
+    """
+    files = read_checkpoint(folder.checkpoints / checkpoint).files
+    write_file(
+        folder.weights, files["ema.safetensors" if result.weights == "ema" else "model.safetensors"]
+    )
+    write_file(folder.result, json.dumps(asdict(result), indent=2).encode() + b"\n")
+
+
+def published(folder: RunFolder) -> Result | None:
+    """The result of a finished run; None while there is none."""
+    try:
+        return Result(**json.loads(folder.result.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,482 @@
+"""`Run` makes a training loop exact, resumable and fast, and leaves the loop to its owner.
+
+    run = Run("runs/mine", model, optimizer, train_data, duration="5ep", batch_size=64)
+    for epoch in run.epochs():
+        for images, targets in run.batches():
+            run.step(cross_entropy(model(images), targets))
+        for images, targets in run.evaluate(test_data):
+            run.log(val_accuracy=model(images).argmax(1) == targets)
+
+Kill it anywhere and start it again: it goes on to the same bits.
+"""
+
+import contextlib
+import functools
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset, default_collate
+
+from flambeau.data.loader import Loader, MicroBatch, ReadyBatches, is_dataset
+from flambeau.recipes.data.device_prefetch import prefetch_to_device
+from flambeau.recipes.data.sample_order import mix
+from flambeau.recipes.setup.environment import environment
+from flambeau.recipes.setup.seeding import rng_state, set_rng_state
+from flambeau.recipes.training.amp_step import AmpStep, Precision
+from flambeau.recipes.training.ema import EMA
+from flambeau.recipes.training.metrics import MeanOnDevice
+from flambeau.train.exactness import changes, exactness_facts
+from flambeau.train.folder import RunFolder
+from flambeau.train.journal import Journal
+from flambeau.train.not_finite import BadStep, NotFinite
+from flambeau.train.plan import Plan
+from flambeau.train.preemption import FLAG, Preempted
+from flambeau.train.progress import Progress
+from flambeau.train.result import Best, Result, publish, published
+from flambeau.train.saver import Saver, restore, restore_latest
+from flambeau.train.state import TrainingState
+from flambeau.train.window import Window, add_value
+
+_SCALE_FLOOR = (
+    2.0**-20
+)  # an fp16 loss scale below it: no step has worked for long; chosen, untested
+_OnBad = Callable[[Sequence[int]], None]
+
+
+class Run:
+    """One training run in one folder.
+
+    Args:
+        folder: of the run; made if missing, continued if it holds this run.
+        model: on its device already.
+        optimizer: over the model's parameters; best with `fused=True` where torch offers it.
+        data: a map-style Dataset, or a loader with a length that makes ready batches.
+        duration: such as '90ep' or '5000st'.
+        batch_size: samples a forward pass (of a Dataset).
+        accumulate: forward passes an optimizer step. The last batch of an epoch may be smaller; each part
+            is weighted so that the gradient is that of the mean loss over the whole batch.
+        seed: of sample order, augmentation and dropout.
+        workers: processes that read a Dataset.
+        precision: of `autocast()`: 'fp32', 'bf16' or 'fp16'.
+        schedule: 'constant', 'linear', 'cosine', 'multistep', or a function from the step (from 0) to the
+            multiplier of the learning rate.
+        warmup: such as '5%', '2ep', '500st'; for the named schedules.
+        clip_norm: clip the norm of all gradients together to this; 0 does not.
+        ema: decay of averaged weights, which are then evaluated and published; 0 keeps none.
+        checkpoint_every: such as '1ep' or '500st'.
+        keep: newest checkpoints kept, besides the best.
+        log_every: steps a line of metrics.jsonl.
+        best: the metric that chooses the best checkpoint.
+        best_mode: 'max' or 'min', what is better.
+        config: what else identifies the run, in TOML's types; a resume with another value is refused.
+        attachments: files for the folder of a new run, by name.
+        state: objects with state_dict and load_state_dict that belong to the run.
+        collate: makes a batch of a list of samples (of a Dataset).
+        on_bad: called with the indices of samples that the dataset could not read.
+        bar: show a progress bar on a terminal.
+        replay_from: a checkpoint folder: start there, and write nothing anywhere.
+
+    Raises:
+        InputError: the folder holds something else, or no checkpoint in it is whole.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        model: nn.Module,
+        optimizer: Optimizer,
+        data: Dataset[Any] | Iterable[Any],
+        *,
+        duration: str,
+        batch_size: int = 64,
+        accumulate: int = 1,
+        seed: int = 0,
+        workers: int = 0,
+        precision: Precision = "fp32",
+        schedule: str | Callable[[int], float] = "constant",
+        warmup: str = "0st",
+        clip_norm: float = 0.0,
+        ema: float = 0.0,
+        checkpoint_every: str = "1ep",
+        keep: int = 2,
+        log_every: int = 50,
+        best: str = "val_accuracy",
+        best_mode: Literal["max", "min"] = "max",
+        config: Mapping[str, Any] | None = None,
+        attachments: Mapping[str, bytes] | None = None,
+        state: Mapping[str, Any] | None = None,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        on_bad: _OnBad | None = None,
+        bar: bool = True,
+        replay_from: Path | None = None,
+    ) -> None:
+        self.folder = RunFolder(Path(folder))
+        self.model, self.optimizer, self._seed = model, optimizer, seed
+        self._amp = AmpStep(optimizer, precision=precision, max_norm=clip_norm or None)
+        self.device = self._amp.device
+        self._loader_of = functools.partial(
+            Loader, micro_batch_size=batch_size, seed=seed, workers=workers, collate=collate,
+            pin_memory=self.device.type == "cuda",
+        )  # fmt: skip
+        self._loader: Loader | ReadyBatches = (
+            self._loader_of(data, accumulate=accumulate, on_bad=on_bad)
+            if is_dataset(data)
+            else ReadyBatches(data, accumulate=accumulate, seed=seed)
+        )
+        self.plan = Plan(
+            steps_per_epoch=self._loader.batches_per_epoch, duration=duration,
+            checkpoint_every=checkpoint_every, log_every=log_every,
+        )  # fmt: skip
+        self._schedule = self.plan.schedule(schedule, warmup=warmup)
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        self._ema = EMA(plain, decay=ema) if ema else None
+        self._window = Window(self.device)
+        self.state = TrainingState(
+            model=plain, optimizer=optimizer, amp=self._amp, ema=self._ema, window=self._window,
+            best=Best(best, best_mode), user=dict(state or {}), data_length=self._loader.length,
+        )  # fmt: skip
+        self.progress = Progress(shown=bar)
+        self._next_event = 0
+        self._saved_step = -1
+        self._micro: MicroBatch | None = None
+        self._num_samples = 0
+        self._evaluated: dict[str, MeanOnDevice] | None = None
+        self._stream: Iterator[tuple[MicroBatch, Any]] | None = None
+        self._generators = _generators_of(self.device)
+        self._exactness = exactness_facts(self.device)
+        self._saver = Saver(self.folder.checkpoints, keep=keep)
+        self._journal: Journal | None = None
+        self._replay = replay_from is not None
+        if replay_from is not None:
+            self.state.load(restore(replay_from))
+            return
+        identity = {
+            "duration": duration, "batch_size": batch_size, "accumulate": accumulate, "seed": seed,
+            "workers": workers, "precision": precision, "warmup": warmup, "clip_norm": clip_norm,
+            "ema": ema, "checkpoint_every": checkpoint_every, "keep": keep, "log_every": log_every,
+            "schedule": schedule if isinstance(schedule, str) else "function", **(config or {}),
+        }  # fmt: skip
+        report = json.dumps({**environment(), "exactness": self._exactness}, indent=2) + "\n"
+        self.folder.claim(identity, {"environment.json": report.encode(), **(attachments or {})})
+        FLAG.install()
+        self._resume()
+
+    @property
+    def result(self) -> Result | None:
+        """What the finished run has published; None while it is not finished."""
+        return published(self.folder)
+
+    def epochs(self) -> Iterator[int]:
+        """Epochs from where the run stands to its end; then the weights are published.
+
+        Yields:
+            The number of the epoch, from 0.
+
+        Raises:
+            Preempted: SIGTERM, SIGUSR1 or SIGINT came; a checkpoint is on the disk, the exit code is 75.
+            NotFinite: a loss or gradient was NaN or infinite.
+            SaveFailed: a checkpoint could not be written.
+        """
+        state = self.state
+        try:
+            if self.result is not None and not self._replay:
+                return
+            if state.step == 0 and state.position == 0:
+                self._save(wait=True)  # the trial: better to learn now that the folder takes none
+            self.progress.start(done=state.step, total=self.plan.total_steps)
+            self._next_event = self.plan.next_event(state.step)
+            self._window.restart_clock()
+            # A position in an epoch means that its evaluation may still be owed.
+            while state.step < self.plan.total_steps or state.position:
+                self._preempt_if_asked()
+                yield state.epoch
+                self._end_epoch()
+            if not self._replay:
+                self._saver.wait()
+                self._publish()
+        finally:
+            self.close()
+
+    def batches(self) -> Iterator[Any]:
+        """The rest of this epoch, batch after batch, on the model's device.
+
+        Before each one torch's generators are seeded by (seed, epoch, position), so dropout and mixup after
+        a resume, or in a replay, are those of a run that was never stopped.
+        """
+        state = self.state
+        seed = mix(mix(self._seed) + state.epoch + 1)
+        while state.position < state.data_length and state.step < self.plan.total_steps:
+            start = time.perf_counter()
+            if self._stream is None:
+                self._saver.wait()  # workers are forked: not while the writing thread holds a lock
+                self._stream = self._to_device(
+                    self._loader.stream(epoch=state.epoch, position=state.position)
+                )
+            micro, data = next(self._stream)
+            self._window.wait_s += time.perf_counter() - start
+            self._micro = micro
+            self._num_samples = micro.size
+            for generator in self._generators:
+                generator.manual_seed(mix(seed + micro.position))
+            yield data
+            if self._micro is not None:
+                raise RuntimeError("run.step(loss) was not called for the last batch")
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of `precision` for the forward pass and the loss."""
+        return self._amp.autocast()
+
+    def step(self, loss: Tensor) -> None:
+        """Backward; at the end of a global batch also clip, step, average and count. Waits for nothing.
+
+        Args:
+            loss: 0-d, the mean over the samples of the last batch.
+
+        Raises:
+            ValueError: the loss is not 0-d.
+            Preempted, NotFinite, SaveFailed: as `epochs` says.
+        """
+        micro, state, window = self._micro, self.state, self._window
+        if micro is None:
+            raise RuntimeError(
+                "run.step(loss) belongs inside `for ... in run.batches()`, once a batch"
+            )
+        if loss.dim():
+            raise ValueError(
+                f"the loss must be 0-d, a mean over the batch; got {tuple(loss.shape)}"
+            )
+        self._micro = None
+        window.add_loss(loss, micro.size)
+        self._amp.backward(loss, weight=micro.size / micro.total)
+        state.position = micro.position
+        state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
+        if not micro.ends_batch:
+            return
+        multiplier = self._schedule(state.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * multiplier
+        window.check_loss()
+        self._amp.step(veto=window.halted)
+        # In fp16 an overflow is an ordinary event: the scale goes down and training goes on.
+        window.end_step(None if self._amp.precision == "fp16" else self._amp.skipped)
+        if self._ema is not None:
+            self._ema.update()
+        state.step += 1
+        self.progress.step()
+        if state.step >= self._next_event or micro.ends_epoch or FLAG.signal is not None:
+            self._at_event(ends_epoch=micro.ends_epoch)
+
+    def log(self, **values: Tensor | float) -> None:
+        """Count values of the last batch; their mean over samples is the figure in metrics.jsonl.
+
+        Args:
+            values: by name; a mean over the batch (0-d or a number), or one value a sample (N,).
+        """
+        means = self._window.logged if self._evaluated is None else self._evaluated
+        for name, value in values.items():
+            add_value(means, name, value, self._num_samples, self.device)
+
+    def evaluate(
+        self, data: Dataset[Any] | Iterable[Any], *, on_bad: _OnBad | None = None
+    ) -> Iterator[Any]:
+        """All batches of a data set, each sample once, with the model in evaluation and no gradients.
+
+        The averaged weights stand in the model meanwhile, if there are any. What is logged meanwhile
+        becomes one line of metrics.jsonl. Randomness in here neither depends on training nor changes it.
+        """
+        generators = rng_state()
+        modes = [(module, module.training) for module in self.model.modules()]
+        for generator in self._generators:
+            generator.manual_seed(mix(mix(self._seed) + self.state.epoch))
+        means: dict[str, MeanOnDevice] = {}
+        averaged = self._ema.applied() if self._ema is not None else contextlib.nullcontext()
+        if is_dataset(data):
+            self._saver.wait()  # before workers are forked, as above
+            loader: Loader | ReadyBatches = self._loader_of(data, shuffle=False, on_bad=on_bad)
+        else:
+            loader = ReadyBatches(data, accumulate=1, seed=self._seed)
+        self._evaluated = means
+        self.model.eval()
+        try:
+            with averaged, torch.inference_mode():
+                stream = loader.stream(epoch=0, position=0, epochs=1)
+                for micro, batch in self._to_device(stream):
+                    self._num_samples = micro.size
+                    yield batch
+                    if FLAG.signal is not None:
+                        break
+        finally:
+            self._evaluated = None
+            for module, training in modes:  # one by one: some may be frozen in evaluation mode
+                module.training = training
+            set_rng_state(generators)
+        self._preempt_if_asked()
+        if means:
+            figures = torch.stack([m.compute().double() for m in means.values()]).tolist()
+            self._record(dict(zip(means, figures, strict=True)))
+        self._window.restart_clock()
+
+    def close(self) -> None:
+        """Wait for the checkpoint under way, stop the workers, release the folder. `epochs` does it."""
+        self._stream = None
+        self.progress.close()
+        try:
+            self._saver.wait()
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+                self._journal = None
+            self.folder.release()
+            FLAG.restore()
+
+    def _at_event(self, *, ends_epoch: bool) -> None:
+        """What is due between two steps now and then: a line, a checkpoint, the end."""
+        step = self.state.step
+        if step % self.plan.log_every == 0 or ends_epoch or step == self.plan.total_steps:
+            self._flush()
+        # At the end of an epoch the checkpoint waits for the evaluation: it may be the best.
+        if step % self.plan.save_every == 0 and not ends_epoch and step < self.plan.total_steps:
+            self._save()
+        self._preempt_if_asked()
+        self._next_event = self.plan.next_event(step)
+
+    def _flush(self) -> None:
+        """Write the line of the steps since the last one; stop if one of them went bad."""
+        if self._window.empty:
+            return
+        row, halted_steps = self._window.read()
+        if halted_steps:
+            self._stop_not_finite(self.state.step - halted_steps)
+        if self._amp.precision == "fp16":
+            row["loss_scale"] = self._amp.loss_scale()
+            if row["loss_scale"] < _SCALE_FLOOR:
+                self._stop_not_finite(self.state.step - 1)
+        row["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        self._write(row)
+        self.progress.note(f"loss {row.get('train_loss', float('nan')):.4f}")
+
+    def _record(self, figures: dict[str, float]) -> None:
+        """Write the line of an evaluation and see whether it is the best so far."""
+        self.state.metrics = figures
+        self.state.best.see(figures, step=self.state.step)
+        self._write(figures)
+        text = "  ".join(f"{name} {figure:.4f}" for name, figure in figures.items())
+        self.progress.say(
+            f"epoch {self.state.epoch + 1}, step {self.state.step}/{self.plan.total_steps}: {text}"
+        )
+
+    def _write(self, row: Mapping[str, float]) -> None:
+        if self._journal is not None:
+            self._journal.write({"step": self.state.step, "epoch": self.state.epoch, **row})
+
+    def _end_epoch(self) -> None:
+        """The loop's body is done with an epoch, or with what of it belongs to the run."""
+        state = self.state
+        if state.position < state.data_length and state.step < self.plan.total_steps:
+            raise RuntimeError("the loop left `for ... in run.batches()` before its end")
+        state.epoch, state.position = state.epoch + 1, 0
+        due = state.step % self.plan.save_every == 0 or state.step == self.plan.total_steps
+        if due or state.best.step == state.step:
+            self._save()
+        self._preempt_if_asked()
+
+    def _preempt_if_asked(self) -> None:
+        if FLAG.signal is None or self._replay:
+            return
+        self._stream = (
+            None  # workers first: they have been signalled, too, and stay only for a while
+        )
+        self._save(wait=True)
+        self.progress.say(
+            f"{FLAG.signal}: saved at step {self.state.step} in {self.folder.path}; "
+            "the same command goes on from here"
+        )
+        self.close()
+        raise Preempted
+
+    def _save(self, *, wait: bool = False) -> None:
+        """Copy the run and start writing it: training waits for the copy, not for the disk."""
+        if not self._replay and self._saved_step != self.state.step:
+            if bool(self._window.halted):
+                self._flush()
+            assert self._journal is not None
+            best = self.state.best.step
+            self._saver.save(
+                _name(self.state.step),
+                self.state.snapshot(metrics_bytes=self._journal.size, exactness=self._exactness),
+                best=None if best is None else _name(best),
+                before=self._journal.sync,
+            )
+            self._saved_step = self.state.step
+        if wait:
+            self._saver.wait()
+
+    def _resume(self) -> None:
+        """Go on from the newest checkpoint that is whole, if there is any."""
+        finished = self.result is not None
+        found = restore_latest(self.folder.checkpoints, say=self.progress.say)
+        if found is not None:
+            self.state.load(found)
+            self._saver.last_good, self._saved_step = found.name, self.state.step
+        if finished:
+            return
+        if found is not None:
+            self.progress.say(f"going on from step {self.state.step} of {self.plan.total_steps}")
+            for change in changes(found.meta["exactness"], self._exactness):
+                self.progress.say(f"not to the same bits: {change}")
+        keep_bytes = 0 if found is None else found.state["metrics_bytes"]
+        self._journal = Journal(self.folder.metrics, keep_bytes=keep_bytes)
+        if self._journal.missing_bytes:
+            self.progress.say(
+                f"{self.folder.metrics} is shorter than at the checkpoint: lines are lost"
+            )
+
+    def _publish(self) -> None:
+        state = self.state
+        result = Result(weights="last", step=state.step, metrics=state.metrics)
+        if self._ema is not None:
+            result = Result(weights="ema", step=state.step, metrics=state.metrics)
+        elif state.best.step is not None:
+            result = Result(weights="best", step=state.best.step, metrics=state.best.metrics)
+        publish(self.folder, result, checkpoint=_name(result.step))
+
+    def _stop_not_finite(self, steps_before: int) -> NoReturn:
+        epoch, batch = divmod(steps_before, self.plan.steps_per_epoch)
+        indices = self._loader.batch_indices(epoch=epoch, batch=batch)
+        bad = BadStep(
+            step=steps_before + 1, epoch=epoch, indices=indices,
+            samples=[self._loader.describe(i) for i in indices], checkpoint=self._saver.last_good,
+        )  # fmt: skip
+        message = f"step {bad.step} (epoch {epoch + 1}): the loss or a gradient is NaN or infinite"
+        if self._replay:
+            raise NotFinite(message)
+        self._saver.wait()
+        path = bad.write(self.folder.path)
+        raise NotFinite(
+            f"{message}; the weights are those from before it.\n"
+            f"Its samples are listed in {path}; run it again with: flambeau train --replay-step {path}"
+        )
+
+    def _to_device(self, stream: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:
+        pairs = ((micro, micro.data) for micro in stream)
+        return pairs if self.device.type == "cpu" else iter(prefetch_to_device(pairs, self.device))
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _generators_of(device: torch.device) -> list[torch.Generator]:
+    """The default generators that a forward pass on this device draws from."""
+    if device.type == "cuda":
+        return [torch.default_generator, torch.cuda.default_generators[device.index or 0]]
+    return [torch.default_generator]

@@ -1,0 +1,173 @@
+"""A trained model out of a run folder, for predictions and evaluations."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from flambeau.data.augment import eval_image, eval_min_side
+from flambeau.data.bad_images import BadImages
+from flambeau.data.dataset import ImageDataset
+from flambeau.data.decode import DecodeError, decode
+from flambeau.data.errors import InputError
+from flambeau.data.loader import Loader
+from flambeau.data.sources import open_source
+from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
+from flambeau.recipes.setup.environment import usable_cpus
+from flambeau.recipes.training.label_smoothing import cross_entropy
+from flambeau.recipes.training.metrics import MeanOnDevice, correct
+from flambeau.train.config import Settings
+from flambeau.train.fit import make_model, normalizer
+from flambeau.train.folder import RunFolder
+from flambeau.train.resolve import DataFacts
+from flambeau.train.result import published
+from flambeau.train.saver import read_weights, why_not_loadable
+
+_BATCH = 64  # images a forward pass; chosen, untested
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in evaluation mode, and what it needs to know of its run."""
+
+    model: nn.Module
+    settings: Settings
+    facts: DataFacts
+    device: torch.device
+    normalize: Callable[[Tensor], Tensor]
+
+    @torch.inference_mode()
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits (N, classes) float32 of uint8 images (N, C, S, S), as the run itself evaluates."""
+        same_device = self.settings.device.startswith(self.device.type)
+        precision = self.settings.precision if same_device else "fp32"
+        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if precision != "fp32":
+            context = torch.autocast(self.device.type, _DTYPES[precision])
+        with context:
+            logits: Tensor = self.model(self.normalize(images.to(self.device)))
+        return logits.float()
+
+
+def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
+    """Load what a run has published, or its newest whole checkpoint while it is not finished.
+
+    Raises:
+        InputError: not a run folder, no weights yet, or damaged ones.
+    """
+    folder = RunFolder(path)
+    stored = folder.read_config() if path.exists() else None
+    if stored is None:
+        raise InputError(f"{path} is not a run folder: there is no config.toml in it")
+    facts = DataFacts.read(folder.dataset)
+    settings = Settings(**stored)
+    torch.set_num_threads(usable_cpus())
+    model = make_model(dataclasses.replace(settings, device="auto"), facts)
+    weights = read_weights(folder.weights) if published(folder) else _newest(folder, say)
+    why = why_not_loadable(model, weights)
+    if why is not None:
+        raise InputError(f"the weights in {path} do not fit the model {settings.model}: {why}")
+    model.load_state_dict(weights)
+    device = next(model.parameters()).device
+    return Trained(model.eval(), settings, facts, device, normalizer(facts, device))
+
+
+def predict(
+    trained: Trained, paths: Sequence[Path], *, top: int = 5
+) -> Iterator[tuple[Path, list[tuple[str, float]]]]:
+    """Classify image files, batch after batch.
+
+    Args:
+        trained: the model.
+        paths: of the images.
+        top: how many classes to name for each, the most probable first.
+
+    Yields:
+        Each path with (class, probability) pairs.
+
+    Raises:
+        InputError: an image that cannot be read.
+    """
+    classes = trained.facts.classes
+    for low in range(0, len(paths), _BATCH):
+        some = paths[low : low + _BATCH]
+        images = torch.stack([_image(trained, path) for path in some])
+        best = trained.logits(images).softmax(1).topk(min(top, len(classes)))
+        rows = zip(some, best.values.tolist(), best.indices.tolist(), strict=True)
+        for path, shares, indices in rows:
+            yield path, [(classes[i], share) for i, share in zip(indices, shares, strict=True)]
+
+
+def evaluate(
+    trained: Trained, data: Path, *, workers: int = 0, skip_bad_images: int = 0
+) -> dict[str, float | int]:
+    """Loss and accuracy on a labelled data set, each image counted once.
+
+    Raises:
+        InputError: data that cannot be opened, classes that the run does not know, bad images.
+    """
+    source = open_source(data, trained.facts.classes)
+    assert trained.settings.image_size is not None
+    dataset = ImageDataset(
+        source,
+        image_size=trained.settings.image_size,
+        channels=trained.facts.channels,
+        train=False,
+        skip_bad=skip_bad_images > 0,
+    )
+    bad = BadImages(None, limit=skip_bad_images)
+    loader = Loader(
+        dataset, micro_batch_size=_BATCH, workers=workers, shuffle=False,
+        on_bad=bad.report_to(dataset.describe),
+    )  # fmt: skip
+    loss, accuracy, num_images = MeanOnDevice(trained.device), MeanOnDevice(trained.device), 0
+    for micro in loader.stream(epoch=0, position=0, epochs=1):
+        images, targets = micro.data
+        if not len(targets):
+            continue
+        logits, targets = trained.logits(images), targets.to(trained.device)
+        loss.update(cross_entropy(logits, targets, reduction="none"))
+        accuracy.update(correct(logits, targets))
+        num_images += len(targets)
+    if not num_images:
+        raise InputError(f"no image in {data} could be read")
+    return {
+        "loss": float(loss.compute()),
+        "accuracy": float(accuracy.compute()),
+        "images": num_images,
+        "bad_images": len(bad.names),
+    }
+
+
+def _image(trained: Trained, path: Path) -> Tensor:
+    size = trained.settings.image_size
+    assert size is not None
+    try:
+        pixels = decode(
+            path.read_bytes(), channels=trained.facts.channels, min_side=eval_min_side(size)
+        )
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except DecodeError as error:
+        raise InputError(f"{path} cannot be decoded: {error}") from error
+    return torch.from_numpy(eval_image(pixels, size)).permute(2, 0, 1)
+
+
+def _newest(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:
+    checkpoint, damaged = latest_checkpoint(folder.checkpoints)
+    for error in damaged:
+        say(f"passed over: {error}")
+    if checkpoint is None:
+        raise InputError(f"{folder.path} has no whole checkpoint yet; start its training again")
+    say(f"the run is not finished: these are the weights of {checkpoint.folder.name}")
+    files = checkpoint.files
+    return safetensors.torch.load(files.get("ema.safetensors", files["model.safetensors"]))

@@ -1,0 +1,392 @@
+"""Every page is true: its Python blocks run, its links resolve, it speaks both languages.
+
+The blocks of a page run in order in one namespace, in a temporary folder, with every warning an error.
+There is no way to skip one.
+"""
+
+import ast
+import functools
+import linecache
+import os
+import random
+import re
+import signal
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
+PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
+RECIPE_PAGES = [page for page in DOCS if page.parent.name == "recipes"]
+
+FENCE = re.compile(r"(?P<indent> *)(?P<marks>`{3,}|~{3,}) *(?P<word>[^`]*)")
+INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
+LINK = re.compile(r"\]\((?P<inline>[^)\s]+)[^)]*\)|^\[[^\]]+\]: *(?P<below>\S+)")
+CJK = re.compile(r"[\u4e00-\u9fff]")
+ENGLISH = re.compile(r"[a-z]{3,} [a-z]{2,}")
+# A word that ends in three small letters, a full stop, a capital: 'et al. The' and 'e.g. A' pass.
+TWO_SENTENCES = re.compile(r"[a-z]{3}[)\"']?[.?!] [A-Z]|[。？！][^\s”’」』）)*_]")
+
+
+class Block(NamedTuple):
+    word: str  # what follows the opening fence: 'python', 'bash', ''
+    line: int  # of the first line inside, from 1
+    source: str
+
+
+class Page(NamedTuple):
+    blocks: list[Block]
+    prose: list[tuple[int, str]]  # (line number, text) outside the blocks, `code` emptied
+
+
+def parse(text: str) -> Page:
+    """Split a page into its fenced blocks and the lines around them."""
+    page = Page([], [])
+    fence: re.Match[str] | None = None
+    inside: list[str] = []
+    number = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        if fence is None:
+            fence = FENCE.fullmatch(line)
+            inside = []
+            if fence is None:
+                page.prose.append((number, INLINE_CODE.sub("``", line)))
+        elif re.fullmatch(rf" *{fence['marks']}{fence['marks'][0]}* *", line):
+            source = "".join(f"{row.removeprefix(fence['indent'])}\n" for row in inside)
+            page.blocks.append(Block(fence["word"].strip(), number - len(inside), source))
+            fence = None
+        else:
+            inside.append(line)
+    if fence is not None:
+        raise ValueError(f"line {number - len(inside)}: this block is never closed")
+    return page
+
+
+def read(path: Path) -> Page:
+    return parse(path.read_text(encoding="utf-8"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# ---------------------------------------------------------------- the blocks run
+
+
+def python_blocks(page: Page, name: str) -> list[Block]:
+    for block in page.blocks:
+        if block.word.startswith("py") and block.word != "python":
+            pytest.fail(f"{name}:{block.line - 1}: write ```python, not ```{block.word}")
+    return [block for block in page.blocks if block.word == "python"]
+
+
+def run_page(page: Page, name: str) -> None:
+    """Run the Python blocks of a page; a failure names the page and the line."""
+    main = types.ModuleType("__main__")
+    with kept_process_state():
+        sys.modules["__main__"] = main  # its classes can be pickled for worker processes
+        warnings.simplefilter("error")
+        for block in python_blocks(page, name):
+            padded = "\n" * (block.line - 1) + block.source
+            # Tracebacks and inspect.getsource find the block at its place on the page.
+            lines = padded.splitlines(keepends=True)
+            linecache.cache[name] = (len(padded), None, lines, name)
+            try:
+                exec(compile(padded, name, "exec", dont_inherit=True), main.__dict__)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                line = line_of(error, name)
+                pytest.fail(f"{name}:{line}: {type(error).__name__}: {error}")
+
+
+def line_of(error: BaseException, name: str) -> int | None:
+    if isinstance(error, SyntaxError) and error.filename == name:
+        return error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame.lineno for frame in frames if frame.filename == name][-1]
+
+
+def attribute(owner: object, name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    return functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
+
+
+PROCESS_STATE: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    (random.getstate, random.setstate),
+    (numpy.random.get_state, numpy.random.set_state),
+    (torch.get_rng_state, torch.set_rng_state),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    attribute(torch.backends.cudnn, "benchmark"),
+    attribute(torch.backends.cudnn, "deterministic"),
+    attribute(sys, "path"),
+    (Path.cwd, os.chdir),
+]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@contextmanager
+def kept_process_state() -> Iterator[None]:
+    """A page may set what it likes for the whole process: the next test does not see it."""
+    before = [(read(), write) for read, write in PROCESS_STATE]
+    handlers = [(number, signal.getsignal(number)) for number in SIGNALS]
+    environment, main, path = dict(os.environ), sys.modules["__main__"], list(sys.path)
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        for value, write in before:
+            write(value)
+        torch.set_default_device(None)
+        for number, handler in handlers:
+            signal.signal(number, handler)
+        sys.modules["__main__"], sys.path[:] = main, path
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(read(path), name_of(path))
+
+
+@pytest.mark.parametrize("path", RECIPE_PAGES, ids=name_of)
+def test_recipe_page_shows_its_recipe_at_work(path: Path) -> None:
+    nodes = [
+        node
+        for block in python_blocks(read(path), name_of(path))
+        for node in ast.walk(ast.parse(block.source))
+    ]
+    modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert any(re.fullmatch(rf"flambeau\.recipes\.\w+\.{path.stem}", name) for name in modules)
+    assert any(isinstance(node, ast.Assert) for node in nodes), "no block asserts anything"
+
+
+# ---------------------------------------------------------------- words and links
+
+
+def prose_breaches(page: Page) -> Iterator[str]:
+    for number, line in page.prose:
+        if not line.startswith(("|", "#")) and (match := TWO_SENTENCES.search(line)):
+            yield f"line {number}: two sentences on one line, at {match[0]!r}"
+
+
+def links(page: Page) -> Iterator[tuple[int, str]]:
+    for number, line in page.prose:
+        for match in LINK.finditer(line):
+            target = match["inline"] or match["below"]
+            if not re.match(r"[a-z]+:", target):
+                yield number, target
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    text = path.read_text(encoding="utf-8")
+    headings = [line.lstrip("# ").replace("`", "") for _, line in parse_headings(text)]
+    slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    return {
+        slug if (before := slugs[:place].count(slug)) == 0 else f"{slug}-{before}"
+        for place, slug in enumerate(slugs)
+    }
+
+
+def parse_headings(text: str) -> list[tuple[int, str]]:
+    inside = {number for number, _ in parse(text).prose}
+    rows = enumerate(text.splitlines(), start=1)
+    return [(number, row) for number, row in rows if number in inside and re.match("#+ ", row)]
+
+
+def link_breaches(page: Page, path: Path) -> Iterator[str]:
+    for number, target in links(page):
+        file, _, anchor = target.partition("#")
+        goal = (path.parent / file).resolve() if file else path
+        if not goal.exists():
+            yield f"line {number}: {target} leads nowhere"
+        elif not goal.is_relative_to(ROOT):
+            yield f"line {number}: {target} leaves the project"
+        elif anchor and anchor not in anchors(goal):
+            yield f"line {number}: {name_of(goal)} has no heading #{anchor}"
+
+
+def language_breaches(page: Page) -> Iterator[str]:
+    lines = [line for _, line in page.prose]
+    if not any(CJK.search(line) for line in lines):
+        yield "no Chinese part"
+    if not any(ENGLISH.search(line) for line in lines if not CJK.search(line)):
+        yield "no English part"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_prose_and_links(path: Path) -> None:
+    page = read(path)
+    assert [*prose_breaches(page), *link_breaches(page, path)] == []
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_page_speaks_both_languages(path: Path) -> None:
+    assert list(language_breaches(read(path))) == []
+
+
+def test_index_lists_every_page() -> None:
+    """But those of the recipes: their folder is the list, so that a recipe is three files."""
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / target).resolve() for _, target in links(read(index))}
+    assert {index.parent / "recipes"} <= linked
+    assert set(DOCS) - {index, *RECIPE_PAGES} - linked == set()
+
+
+def test_readmes_show_the_same_code() -> None:
+    """Two languages, one set of commands and scripts; the comments are translated."""
+    english, chinese = ([code(block) for block in read(path).blocks] for path in READMES)
+    assert english == chinese
+    assert english, "the README shows no code"
+
+
+def code(block: Block) -> str:
+    if block.word == "python":
+        return ast.unparse(ast.parse(block.source))
+    if block.word in ("bash", "console"):
+        lines = [re.sub(r"(^| +)#.*", "", line).rstrip() for line in block.source.splitlines()]
+        return "\n".join(line for line in lines if line)
+    return block.word
+
+
+def test_pages_were_found() -> None:
+    assert len(RECIPE_PAGES) >= 10
+
+
+# ---------------------------------------------------------------- the checks can fail
+
+PAGE = """# Title
+
+```python
+x = 1
+```
+
+- a list:
+  ```python
+  y = x + 1
+  assert y == 2
+  ```
+
+```bash
+exit 1
+```
+"""
+
+
+def test_blocks_share_a_namespace_and_shell_is_left_alone() -> None:
+    assert [block.line for block in parse(PAGE).blocks] == [4, 9, 14]
+    run_page(parse(PAGE), "page.md")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("y == 2", "y == 3", r"page\.md:10: AssertionError"),
+        ("x = 1", "x = (", r"page\.md:4: SyntaxError"),
+        ("x = 1", "import warnings; warnings.warn('old')", r"page\.md:4: UserWarning: old"),
+        ("x = 1", "exit(0)", r"page\.md:4: SystemExit"),
+        ("x = 1", "int('a')", r"page\.md:4: ValueError: invalid literal"),
+        ("```python\nx", "```python notest\nx", r"page\.md:3: write ```python"),
+        ("```python\nx", "```pycon\nx", r"page\.md:3: write ```python"),
+    ],
+)
+def test_bad_block_fails_at_its_line(old: str, new: str, message: str) -> None:
+    with pytest.raises(pytest.fail.Exception, match=message):
+        run_page(parse(PAGE.replace(old, new)), "page.md")
+
+
+def test_open_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 13: this block is never closed"):
+        parse(PAGE.removesuffix("```\n"))
+
+
+def test_process_state_is_kept(tmp_path: Path) -> None:
+    source = f"""
+import os, random, signal, sys, numpy, torch
+random.seed(0)
+numpy.random.seed(0)
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(torch.get_num_threads() + 1)
+torch.set_grad_enabled(False)
+torch.use_deterministic_algorithms(True)
+torch.set_float32_matmul_precision("medium")
+torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
+torch.backends.cudnn.deterministic = not torch.backends.cudnn.deterministic
+os.chdir({str(tmp_path)!r})
+sys.path.append("nowhere")
+os.environ["FLAMBEAU_TEST"] = "1"
+del os.environ["PATH"]
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_IGN)
+torch.set_default_device("meta")
+"""
+
+    def state() -> list[object]:
+        values = [read() for read, _ in PROCESS_STATE]
+        plain = [value.tolist() if isinstance(value, torch.Tensor) else value for value in values]
+        handlers = [signal.getsignal(number) for number in SIGNALS]
+        others = torch.get_default_device(), sys.modules["__main__"]
+        return [repr(plain), *handlers, dict(os.environ), *others]
+
+    before = state()
+    with kept_process_state():
+        exec(source)
+        assert all(now != then for now, then in zip(state()[:-1], before[:-1], strict=True))
+    assert state() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("One thing. Another thing.", 1),
+        ("One thing (here). Another.", 1),
+        ("一件事。另一件事。", 1),
+        ("| One thing. Another thing. |", 0),
+        ("See Loshchilov et al. The rest, e.g. A, in Fig. 3 and `a. B`.", 0),
+        ("一件事（见上。）", 0),
+    ],
+)
+def test_two_sentences_on_a_line_are_found(line: str, expected: int) -> None:
+    assert len(list(prose_breaches(parse(line)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("[a](index.md) and [b](design.md#layout)", []),
+        ("![a](https://example.org/missing.png) `[b](missing.md)`", []),
+        ("[a](missing.md)", ["line 1: missing.md leads nowhere"]),
+        ("[a]: missing.md", ["line 1: missing.md leads nowhere"]),
+        ("[a](design.md#nothing)", ["line 1: docs/design.md has no heading #nothing"]),
+        ("[a](../../../tmp)", ["line 1: ../../../tmp leaves the project"]),
+    ],
+)
+def test_broken_link_is_found(line: str, expected: list[str]) -> None:
+    assert list(link_breaches(parse(line), ROOT / "docs" / "index.md")) == expected
+
+
+def test_missing_language_is_found() -> None:
+    assert list(language_breaches(parse("# Title\n\nOnly these words."))) == ["no Chinese part"]
+    assert list(language_breaches(parse("# Title\n\n只有中文 with two words。"))) == [
+        "no English part"
+    ]
+    assert list(language_breaches(parse("Some words here.\n\n中文。"))) == []
