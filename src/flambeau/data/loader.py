@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -28,8 +28,7 @@ _WORKER_GRACE_S = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """One forward pass worth of samples, and its place in the global batch.
 
     Attributes:

@@ -119,7 +119,7 @@ class Run:
     ) -> None:
         self.folder = RunFolder(Path(folder))
         self.model, self.optimizer, self._seed = model, optimizer, seed
-        self._amp = AmpStep(optimizer, precision=precision, max_norm=clip_norm or None)
+        self._amp = AmpStep(optimizer, precision=precision, max_norm=clip_norm or None, halt=True)
         self.device = self._amp.device
         self._loader_of = functools.partial(
             Loader, micro_batch_size=batch_size, seed=seed, workers=workers, collate=collate,
@@ -140,6 +140,7 @@ class Run:
         plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         self._ema = EMA(plain, decay=ema) if ema else None
         self._window = Window(self.device)
+        self._halted_steps = torch.zeros((), device=self.device)
         self.state = TrainingState(
             model=plain, optimizer=optimizer, amp=self._amp, ema=self._ema, window=self._window,
             best=Best(best, best_mode), user=dict(state or {}), data_length=self._loader.length,
@@ -149,6 +150,7 @@ class Run:
         self._saved_step = -1
         self._micro: MicroBatch | None = None
         self._num_samples = 0
+        self._step_losses: list[Tensor] = []
         self._evaluated: dict[str, MeanOnDevice] | None = None
         self._stream: Iterator[tuple[MicroBatch, Any]] | None = None
         self._generators = _generators_of(self.device)
@@ -245,7 +247,7 @@ class Run:
             ValueError: the loss is not 0-d.
             Preempted, NotFinite, SaveFailed: as `epochs` says.
         """
-        micro, state, window = self._micro, self.state, self._window
+        micro, state = self._micro, self.state
         if micro is None:
             raise RuntimeError(
                 "run.step(loss) belongs inside `for ... in run.batches()`, once a batch"
@@ -255,8 +257,10 @@ class Run:
                 f"the loss must be 0-d, a mean over the batch; got {tuple(loss.shape)}"
             )
         self._micro = None
-        window.add_loss(loss, micro.size)
         self._amp.backward(loss, weight=micro.size / micro.total)
+        detached = loss.detach().float()
+        self._window.add_loss(detached, micro.size)
+        self._step_losses.append(detached)
         state.position = micro.position
         state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
         if not micro.ends_batch:
@@ -264,10 +268,9 @@ class Run:
         multiplier = self._schedule(state.step)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * multiplier
-        window.check_loss()
-        self._amp.step(veto=window.halted)
-        # In fp16 an overflow is an ordinary event: the scale goes down and training goes on.
-        window.end_step(None if self._amp.precision == "fp16" else self._amp.skipped)
+        self._amp.step(watch=self._step_losses)
+        self._step_losses.clear()
+        self._halted_steps += self._amp.halted
         if self._ema is not None:
             self._ema.update()
         state.step += 1
@@ -353,7 +356,7 @@ class Run:
         """Write the line of the steps since the last one; stop if one of them went bad."""
         if self._window.empty:
             return
-        row, halted_steps = self._window.read()
+        row, halted_steps = self._window.read(self._halted_steps)
         if halted_steps:
             self._stop_not_finite(self.state.step - halted_steps)
         if self._amp.precision == "fp16":
@@ -406,7 +409,7 @@ class Run:
     def _save(self, *, wait: bool = False) -> None:
         """Copy the run and start writing it: training waits for the copy, not for the disk."""
         if not self._replay and self._saved_step != self.state.step:
-            if bool(self._window.halted):
+            if bool(self._amp.halted):
                 self._flush()
             assert self._journal is not None
             best = self.state.best.step

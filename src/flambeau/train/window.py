@@ -1,5 +1,6 @@
-"""Figures of the steps between two log points, summed on the device and read once."""
+"""Figures of the steps between two log points, kept on the device and read once."""
 
+import operator
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,10 +12,9 @@ from flambeau.recipes.training.metrics import MeanOnDevice
 
 
 class Window:
-    """Sums of losses and of whatever the user logs; and the flag that stops a run that went bad.
+    """The losses since the last line, and the means of whatever the user logs.
 
-    `halted` is 1 from the first step on whose loss or gradient was not finite. It stays on the device: the
-    optimizer obeys it there, and the host reads it with the figures.
+    Losses are kept as they are: putting one in a list costs nothing, adding it up is an operation a step.
 
     Args:
         device: of the training.
@@ -25,45 +25,35 @@ class Window:
         self, device: torch.device, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.device, self._clock = device, clock
-        self.halted = torch.zeros((), device=device)
-        self.wait_s = 0.0
+        self.losses: list[Tensor] = []
         self.logged: dict[str, MeanOnDevice] = {}
-        self._halted_steps = torch.zeros((), device=device)
-        self._one = torch.ones((), device=device)
-        self._loss_sum = torch.zeros((), device=device)
-        self._samples = 0
+        self.wait_s = 0.0
+        self._sizes: list[int] = []
         self._start = clock()
 
     def add_loss(self, loss: Tensor, num_samples: int) -> None:
-        """Count the mean loss of a micro-batch."""
-        self._loss_sum.add_(loss.detach(), alpha=num_samples)
-        self._samples += num_samples
+        """Count the mean loss of a micro-batch: 0-d, float32, without a graph."""
+        self.losses.append(loss)
+        self._sizes.append(num_samples)
 
-    def check_loss(self) -> None:
-        """Set `halted` if a loss was not finite: then the sum is not, and stays so."""
-        torch._amp_foreach_non_finite_check_and_unscale_([self._loss_sum], self.halted, self._one)
-
-    def end_step(self, skipped: Tensor | None) -> None:
-        """Close a step; `skipped` is 1 where a gradient was not finite, None where that is no matter."""
-        if skipped is not None:
-            self.halted.copy_(skipped)
-        self._halted_steps.add_(self.halted)
-
-    def read(self) -> tuple[dict[str, float], int]:
-        """The row of this window and how many steps have been halted; waits for the device."""
-        figures = [self._loss_sum.double(), self._halted_steps.double()]
-        figures += [mean.compute().double() for mean in self.logged.values()]
-        loss_sum, halted_steps, *logged = torch.stack(figures).tolist()
+    def read(self, halted_steps: Tensor) -> tuple[dict[str, float], int]:
+        """The row of this window, and `halted_steps` read with it; waits for the device, then starts anew."""
+        figures = [halted_steps, *(mean.compute() for mean in self.logged.values()), *self.losses]
+        halted, *values = torch.stack([figure.double() for figure in figures]).tolist()
+        logged, losses = values[: len(self.logged)], values[len(self.logged) :]
         seconds = max(self._clock() - self._start, 1e-9)
-        row = {"train_loss": loss_sum / self._samples} if self._samples else {}
+        samples = sum(self._sizes)
+        row = {}
+        if samples:
+            row["train_loss"] = sum(map(operator.mul, losses, self._sizes)) / samples
         row |= dict(zip(self.logged, logged, strict=True))
-        row["images_per_s"] = round(self._samples / seconds, 1)
+        row["images_per_s"] = round(samples / seconds, 1)
         row["data_wait"] = round(min(1.0, self.wait_s / seconds), 4)
-        self._loss_sum.zero_()
+        self.losses.clear()
+        self._sizes.clear()
         self.logged.clear()
-        self._samples = 0
         self.restart_clock()
-        return row, int(halted_steps)
+        return row, int(halted)
 
     def restart_clock(self) -> None:
         """Leave what happened until now (an evaluation, a pause) out of the figures."""
@@ -72,20 +62,20 @@ class Window:
     @property
     def empty(self) -> bool:
         """Nothing was counted since the last line."""
-        return not self._samples and not self.logged
+        return not self.losses and not self.logged
 
     def state_dict(self) -> dict[str, Any]:
-        """The open sums, so that a resumed run writes the same next line."""
+        """What is counted so far, so that a resumed run writes the same next line."""
         return {
-            "loss_sum": self._loss_sum,
-            "samples": self._samples,
+            "losses": list(self.losses),
+            "sizes": list(self._sizes),
             "logged": {name: mean.state_dict() for name, mean in self.logged.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
-        self._loss_sum.copy_(state["loss_sum"])
-        self._samples = state["samples"]
+        self.losses = [loss.to(self.device) for loss in state["losses"]]
+        self._sizes = list(state["sizes"])
         for name, mean in state["logged"].items():
             self.logged[name] = MeanOnDevice(device=self.device)
             self.logged[name].load_state_dict(mean)

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import re
 import sys
 import warnings
 from collections import Counter, OrderedDict, defaultdict, namedtuple
@@ -125,7 +126,8 @@ def test_calls_of_a_save_are_in_the_only_safe_order(tmp_path: Path) -> None:
     disk = SpyDisk()
     folder = tmp_path / "run" / "step-1"
     save_checkpoint(folder, {"a": b"1", "b": b""}, meta={}, disk=disk)
-    expected = [f"make_folder {'run'}", f"sync_folder {tmp_path.name}", "names run"]
+    expected = ["make_folder run", f"sync_folder {tmp_path.parent.name}"]
+    expected += [f"sync_folder {tmp_path.name}", "names run"]
     expected += ["make_folder TEMPORARY"]
     for name, writes in (("a", 1), ("b", 0), ("manifest.json", 1)):
         expected += [f"create {name}", *[f"write {name}"] * writes, f"sync {name}", f"close {name}"]
@@ -153,7 +155,7 @@ def test_calls_of_write_file_are_in_the_only_safe_order(tmp_path: Path) -> None:
     disk = SpyDisk()
     write_file(tmp_path / "f", b"x", disk=disk)
     assert [call.split()[0] for call in disk.calls] == (
-        ["create", "write", "sync", "close", "rename", "sync_folder"]
+        ["sync_folder", "create", "write", "sync", "close", "rename", "sync_folder"]
     )
     assert disk.calls[-1] == f"sync_folder {tmp_path.name}"
 
@@ -186,6 +188,20 @@ def test_the_temporary_folder_is_our_own(tmp_path: Path, monkeypatch: pytest.Mon
         save(tmp_path, 1)
     assert (foreign / "theirs").read_bytes() == b"1"
     assert names(tmp_path) == [foreign.name]
+
+
+def test_the_disk_creates_files_and_folders_but_never_takes_over(tmp_path: Path) -> None:
+    disk = Disk()
+    (tmp_path / "f").write_bytes(b"theirs")
+    with pytest.raises(FileExistsError, match="f"):
+        disk.create(tmp_path / "f")
+    with pytest.raises(FileExistsError):
+        disk.make_folder(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        disk.open(tmp_path / "none")
+    with pytest.raises(OSError, match="not empty"):
+        disk.remove_folder(tmp_path)
+    assert (tmp_path / "f").read_bytes() == b"theirs"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +265,25 @@ def test_the_error_of_a_damaged_checkpoint_has_parts_and_can_be_pickled(tmp_path
         assert str(error) == f"checkpoint {folder} is damaged: f is missing"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="permissions")
+def test_a_bad_sector_is_damage(tmp_path: Path) -> None:
+    class BadSector(Disk):
+        def open(self, path: Path) -> int:
+            self.is_bad = path == step(tmp_path, 2) / "f"
+            return super().open(path)
+
+        def read(self, file: int, size: int) -> bytes:
+            if self.is_bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(file, size)
+
+    for number in (1, 2):
+        save(tmp_path, number)
+    latest, (error,) = latest_checkpoint(tmp_path, disk=BadSector())
+    assert latest is not None
+    assert latest.meta == {"step": 1}
+    assert (error.name, error.what) == ("f", f"cannot be read ({os.strerror(errno.EIO)})")
+
+
 def test_an_error_that_says_nothing_about_the_checkpoint_is_passed_on(tmp_path: Path) -> None:
     class NoMoreFiles(Disk):
         def open(self, path: Path) -> int:
@@ -379,21 +413,21 @@ def test_remove_leftovers_removes_ours_and_nothing_else(tmp_path: Path) -> None:
 
 def test_leftovers_of_every_kind_are_recognised(tmp_path: Path) -> None:
     class Dies(Disk):
-        """Fails to rename or remove, so that cleaning up fails as well."""
+        """Fails to remove too, so that cleaning up fails as well."""
 
         def sync(self, file: int) -> None:
             raise OSError(errno.EIO, "dying")
 
         def remove(self, path: Path) -> None:
-            raise OSError(errno.EIO, "dying")
+            raise OSError(errno.EIO, "cannot remove")
 
     for number in (1, 2):
         save(tmp_path, number)
-    with pytest.raises(OSError, match="dying"):
+    with pytest.raises(OSError, match="dying"):  # the first error, not that of cleaning up
         save_checkpoint(step(tmp_path, 3), {"f": b"1"}, meta={}, disk=Dies())
     with pytest.raises(OSError, match="dying"):
         write_file(tmp_path / "latest.txt", b"1", disk=Dies())
-    with pytest.raises(OSError, match="dying"):
+    with pytest.raises(OSError, match="cannot remove"):
         prune_checkpoints(tmp_path, keep_last=1, disk=Dies())
     assert len(names(tmp_path)) == 4
     assert checkpoint_folders(tmp_path) == [step(tmp_path, 2)]
@@ -433,6 +467,22 @@ def test_prune_never_removes_the_only_one_that_verifies(tmp_path: Path) -> None:
     assert prune_checkpoints(tmp_path, keep_last=1) == [step(tmp_path, n) for n in (1, 2, 3, 4)]
 
 
+def test_removal_takes_what_others_put_there_and_follows_no_link(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").touch()
+    root = tmp_path / "root"
+    for number in (2, 3):
+        save(root, number)
+    step(root, 1).touch()  # a file of a checkpoint's name
+    (step(root, 2) / "plots" / "deep").mkdir(parents=True)
+    (step(root, 2) / "plots" / "a.png").touch()
+    (step(root, 2) / "link").symlink_to(outside)
+    assert prune_checkpoints(root, keep_last=1) == [step(root, 1), step(root, 2)]
+    assert names(root) == ["step-00000003"]
+    assert names(outside) == ["precious"]
+
+
 @pytest.mark.parametrize(
     ("keep_last", "keep", "message"),
     [
@@ -457,6 +507,21 @@ def test_write_file_makes_and_replaces(tmp_path: Path) -> None:
         write_file(path, data)
         assert path.read_bytes() == data
     assert names(path.parent) == ["config.toml"]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EINVAL])
+def test_a_folder_above_that_cannot_be_synced_is_not_ours(tmp_path: Path, number: int) -> None:
+    class Above(Disk):
+        def sync_folder(self, path: Path) -> None:
+            if path == tmp_path.parent:
+                raise OSError(number, os.strerror(number), str(path))
+            super().sync_folder(path)
+
+    save_checkpoint(step(tmp_path, 1), {}, meta={}, disk=Above())
+    save_checkpoint(tmp_path / "new" / "step-1", {}, meta={}, disk=Above())
+    assert names(tmp_path) == ["new", "step-00000001"]
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+        write_file(tmp_path.parent / "file", b"", disk=Above())
 
 
 def test_a_parent_that_is_a_file_is_an_error(tmp_path: Path) -> None:

@@ -294,13 +294,15 @@ class Past:
     flying: int | None = None  # its save was called
     best: int | None = None
     config: set[bytes | None] = field(default_factory=lambda: {None})
+    unsure: list[int] = field(default_factory=list)  # seen, but its name is perhaps not synced
 
     def promised(self) -> set[int]:
         return {*self.saved[-KEEP_LAST:], *([self.best] if self.best else [])}
 
     def returned(self) -> None:
         assert self.flying is not None
-        self.saved.append(self.flying)
+        self.saved += [*self.unsure, self.flying]  # one sync serves all names of the folder
+        self.unsure = []
         if self.flying % 3 == 1:
             self.best = self.flying
         self.flying = None
@@ -324,10 +326,9 @@ def check(disk: ModelDisk, past: Past) -> int:
     assert [str(error) for error in damaged] == []  # death damages nothing
     step = latest.meta["step"] if latest else 0
     assert step in {past.saved[-1] if past.saved else 0, past.flying}
-    for promised in past.promised():
-        assert is_right(disk, promised)
-    for folder in checkpoint_folders(ROOT, disk=disk):
-        assert is_right(disk, int(folder.name[5:]))
+    there = {int(folder.name[5:]) for folder in checkpoint_folders(ROOT, disk=disk)}
+    assert past.promised() <= there
+    assert all(is_right(disk, number) for number in there)
     try:
         config = bytes(disk._node(CONFIG).data)
     except FileNotFoundError:
@@ -399,8 +400,8 @@ def test_death_of_the_machine_at_every_call() -> None:
         for rest in crashes(disk, rng, samples=6):
             num_disks += 1
             check_and_go_on(rest, past)
-    assert num_deaths > 300
-    assert num_disks > 3000
+    assert num_deaths > 250
+    assert num_disks > 2500
 
 
 def test_death_of_the_process_at_every_call() -> None:
@@ -409,15 +410,14 @@ def test_death_of_the_process_at_every_call() -> None:
     for disk, past in deaths():
         num_deaths += 1
         check_and_go_on(disk.reset(), past)
-    assert num_deaths > 300
+    assert num_deaths > 250
 
 
 def test_many_deaths_in_one_run() -> None:
     """Killed at random again and again, in recoveries too; now the process, now the machine."""
     num_deaths = num_saved = 0
-    for seed in range(30):
+    for seed in range(40):
         rng, disk, past = random.Random(seed), ModelDisk(), Past()
-        unsure: list[int] = []  # visible after the death of a process, and perhaps not yet synced
         for _ in range(20):
             disk.reset(rng.randrange(120), rng.choice(["die", "die half-way"]))
             try:
@@ -425,35 +425,22 @@ def test_many_deaths_in_one_run() -> None:
                     remove_leftovers(root, disk=disk)
                 latest, _ = latest_checkpoint(ROOT, disk=disk)
                 first = latest.meta["step"] + 1 if latest else 1
-                for step in range(first, first + 3):
-                    if unsure:  # the next save to return syncs their names with its own
-                        save(disk, step)
-                        past.saved, past.flying, unsure = [*past.saved, *unsure, step], None, []
-                    else:
-                        live(disk, past, range(step, step + 1))
+                live(disk, past, range(first, first + 3))
                 num_saved += 3
             except Killed:
                 num_deaths += 1
-            machine = rng.random() < 0.5
-            disk = (
-                next(itertools.islice(crashes(disk, rng, 5), rng.randrange(10), None))
-                if (machine)
-                else disk.reset()
-            )
-            candidates = {*unsure, *([past.flying] if past.flying else [])}
+            is_machine = rng.random() < 0.5
+            rests = list(crashes(disk, rng, samples=5)) if is_machine else [disk.reset()]
+            disk = rng.choice(rests)
             there = {int(folder.name[5:]) for folder in checkpoint_folders(ROOT, disk=disk)}
-            for promised in past.promised():
-                assert is_right(disk, promised)
-            assert there <= {*past.saved, *candidates}
+            candidates = {*past.unsure, past.flying}
+            assert past.promised() <= there <= {*past.saved, *candidates}
             assert all(is_right(disk, step) for step in there)
-            found = sorted(candidates & there)
-            past.flying = None
-            if machine:
-                past.saved, unsure = [*past.saved, *found], []
-            else:
-                unsure = found
-    assert num_deaths > 300
-    assert num_saved > 300
+            past.unsure, past.flying = sorted(candidates & there), None
+            if is_machine:
+                past.saved, past.unsure = past.saved + past.unsure, []
+    assert num_deaths > 400
+    assert num_saved > 400
 
 
 # ------------------------------------------------------------------ full and failing disks
@@ -512,8 +499,8 @@ def test_failure_of_every_call_of_a_save() -> None:
             set_aside(ROOT / name(4), disk=disk)
         remove_leftovers(ROOT, disk=disk)
         save(disk, 4)
-        disk = crash(disk, nothing, lambda synced, data: synced)
-        assert all(is_right(disk, step) for step in (1, 2, 3, 4))
+        rest = crash(disk, nothing, lambda synced, data: synced)
+        assert all(is_right(rest, step) for step in (1, 2, 3, 4))
     assert num_faults > 80
 
 
@@ -550,7 +537,6 @@ def test_failure_of_every_call_of_a_prune() -> None:
             assert errno_of(what) == errno.EIO
         else:
             assert error.errno == errno_of(what)
-        disk = crash(disk, everything, lambda synced, data: data)
         there = {int(folder.name[5:]) for folder in checkpoint_folders(ROOT, disk=disk)}
         assert there >= {1, 5}
         assert all(is_right(disk, step) for step in there)
@@ -558,7 +544,8 @@ def test_failure_of_every_call_of_a_prune() -> None:
         prune(disk)
         assert set(disk._folder(ROOT).names) == {name(1), name(5)}
         save(disk, 6)
-        assert is_right(disk, 6)
+        rest = crash(disk, nothing, lambda synced, data: synced)
+        assert all(is_right(rest, step) for step in (1, 5, 6))
     assert num_faults > 80
 
 
@@ -570,8 +557,9 @@ def test_failure_of_every_call_of_write_file() -> None:
         num_faults += 1
         assert error is not None, (kind, what)
         assert error.errno == errno_of(what)
-        is_new = kind == "sync_folder"  # only after the rename
-        assert disk._node(CONFIG).data == (b"new content" if is_new else b"old")
+        assert disk._node(CONFIG).data in (b"old", b"new content")
+        if disk._node(CONFIG).data == b"new content":
+            assert kind == "sync_folder"  # the last call
         if isinstance(what, str) or what > 0:
             assert set(disk._folder(RUN).names) == {"checkpoints", "config.toml"}
         remove_leftovers(RUN, disk=disk)
@@ -647,29 +635,31 @@ def two(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def assert_seen(root: Path, damaged_file: str) -> None:
+def assert_seen(root: Path, damaged_file: str, also_by_latest: bool = True) -> None:
     folder = root / name(2)
+    with pytest.raises(CheckpointDamaged) as info:
+        verify_checkpoint(folder)
+    message = str(info.value)
+    assert message.startswith(f"checkpoint {folder} is damaged: {damaged_file} ")
+    assert "\n" not in message
+    if not also_by_latest:
+        return
     latest, passed_over = latest_checkpoint(root)
     assert latest is not None
     assert latest.meta == {"step": 1}
     assert latest.files == {"small": SMALL[1:], "large": LARGE[1:]}
-    (error,) = passed_over
-    message = str(error)
-    assert message.startswith(f"checkpoint {folder} is damaged: {damaged_file} ")
-    assert "\n" not in message
-    with pytest.raises(CheckpointDamaged) as info:
-        verify_checkpoint(folder)
-    assert str(info.value) == message
+    assert [str(error) for error in passed_over] == [message]
 
 
 def assert_each_seen(root: Path, damaged_file: str, contents: Iterator[bytes]) -> int:
     path = root / name(2) / damaged_file
     original = path.read_bytes()
     number = 0
-    for number, damaged in enumerate(contents, 1):  # noqa: B007 - counted
+    for number, damaged in enumerate(contents, 1):
         assert damaged != original
+        path.unlink()  # a file that is opened to be emptied is flushed by ext4: 3 ms each
         path.write_bytes(damaged)
-        assert_seen(root, damaged_file)
+        assert_seen(root, damaged_file, also_by_latest=number % 20 == 1)
     path.write_bytes(original)
     assert verify_checkpoint(root / name(2)) == {"step": 2}
     return number
@@ -848,7 +838,7 @@ def test_prune_keeps_what_it_promises_when_killed_among_damaged_ones() -> None:
             with pytest.raises(Killed):
                 prune_checkpoints(ROOT, keep_last=keep_last, keep=keep, disk=disk)
             num_deaths += 1
-            for rest in [*crashes(disk, rng, samples=3), disk.reset()]:
+            for rest in [*crashes(disk, rng, samples=2), disk.reset()]:
                 there = {int(folder.name[5:]) for folder in checkpoint_folders(ROOT, disk=rest)}
                 assert promised <= verified(rest)
                 assert there - verified(rest) <= set(damaged)  # death damages no other

@@ -121,7 +121,7 @@ class Own(nn.Module):
         self.mix = nn.Parameter(torch.zeros(2, 2))
 
     def no_weight_decay(self) -> set[str]:
-        return {"position", "a name that this variant lacks"}
+        return {"pos*", "a name that this variant lacks"}
 
 
 def test_the_models_own_choice_counts_also_inside_of_a_wrapper() -> None:
@@ -130,7 +130,8 @@ def test_the_models_own_choice_counts_also_inside_of_a_wrapper() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "resnet18"]
+    "name",
+    ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "beit_base_patch16_224", "resnet18"],
 )
 def test_same_groups_as_timm(name: str) -> None:
     import timm
@@ -139,7 +140,7 @@ def test_same_groups_as_timm(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name)
     own = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
-    theirs: list[dict[str, Any]] = param_groups_weight_decay(model, 0.05, own)
+    theirs: list[dict[str, Any]] = param_groups_weight_decay(model, 0.05, no_weight_decay_list=own)
     expected = {group["weight_decay"]: {id(p) for p in group["params"]} for group in theirs}
     groups = param_groups(model, weight_decay=0.05)
     assert {g["weight_decay"]: {id(p) for p in g["params"]} for g in groups} == expected

@@ -103,8 +103,9 @@ def test_state_goes_on_to_the_bit(tmp_path):
         through.update(batch)
     for batch in batches[:3]:
         first.update(batch)
-    torch.save(first.state_dict(), tmp_path / "state.pt")
-    first.update(torch.ones(1))  # what was saved is a copy
+    state = first.state_dict()
+    first.update(torch.ones(1))  # the state is a copy
+    torch.save(state, tmp_path / "state.pt")
     second.update(torch.ones(9))  # what is loaded replaces all
     second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     for batch in batches[3:]:

@@ -51,15 +51,16 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 4.0])
 def test_share_is_beta_distributed(alpha):
-    ours = shares(alpha, 4000)
+    ours = shares(alpha, 5000)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         theirs = torch.distributions.Beta(alpha, alpha).sample((50_000,)).double()
     # 1.95: the two-sample test at the level 0.001.
     assert distance(ours, theirs) < 1.95 * math.sqrt(1 / len(ours) + 1 / len(theirs))
-    error = math.sqrt(1 / len(ours))
-    assert abs(ours.mean() - 0.5) < 3 * error / 2
-    assert abs(ours.var() - 1 / (4 * (2 * alpha + 1))) < error / 2
+    variance = 1 / (4 * (2 * alpha + 1))
+    kurtosis = 3 - 6 / (2 * alpha + 3)
+    assert abs(ours.mean() - 0.5) < 3 * math.sqrt(variance / len(ours))
+    assert abs(ours.var() - variance) < 3 * variance * math.sqrt((kurtosis - 1) / len(ours))
 
 
 def test_share_of_alpha_one_half_follows_the_arcsine_law():

@@ -324,10 +324,7 @@ def remove_leftovers(root: Path, *, disk: Disk | None = None) -> list[Path]:
     disk = disk or Disk()
     leftovers = [root / name for name in sorted(_names(disk, root)) if _LEFTOVER.fullmatch(name)]
     for path in leftovers:
-        try:
-            _remove_tree(disk, path)
-        except NotADirectoryError:
-            disk.remove(path)
+        _remove_tree(disk, path)
     return leftovers
 
 
@@ -547,14 +544,25 @@ def _write(disk: Disk, path: Path, data: bytes) -> None:
 def _make_folders(disk: Disk, folder: Path) -> None:
     try:
         disk.make_folder(folder)
-        disk.sync_folder(folder.parent)
-    except FileExistsError:
-        pass
     except FileNotFoundError:
         if folder.parent == folder:
             raise
         _make_folders(disk, folder.parent)
         _make_folders(disk, folder)
+    except FileExistsError:
+        _sync_name(disk, folder)  # whoever made it may have been killed before doing this
+    else:
+        _sync_name(disk, folder.parent)  # ... and so for the lowest that was there
+        _sync_name(disk, folder)
+
+
+def _sync_name(disk: Disk, path: Path) -> None:
+    try:
+        disk.sync_folder(path.parent)
+    except OSError as error:
+        # What we may not open, or what is no disk (an automount), had this name before us.
+        if error.errno not in (errno.EACCES, errno.EINVAL):
+            raise
 
 
 def _names(disk: Disk, root: Path) -> list[str]:
@@ -564,10 +572,14 @@ def _names(disk: Disk, root: Path) -> list[str]:
         return []
 
 
-def _remove_tree(disk: Disk, folder: Path) -> None:
-    for name in disk.names(folder):
-        disk.remove(folder / name)
-    disk.remove_folder(folder)
+def _remove_tree(disk: Disk, path: Path) -> None:
+    # Removing is tried first, so that a link is never followed.
+    try:
+        disk.remove(path)
+    except (IsADirectoryError, PermissionError):  # macOS and Windows say the latter of a folder
+        for name in disk.names(path):
+            _remove_tree(disk, path / name)
+        disk.remove_folder(path)
 
 
 def _hidden(path: Path, kind: str) -> Path:

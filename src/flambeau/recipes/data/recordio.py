@@ -12,6 +12,7 @@ the format has no checksum (TFRecord has).
 """
 
 import contextlib
+import functools
 import itertools
 import numbers
 import operator
@@ -22,14 +23,15 @@ import struct
 import threading
 import weakref
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, SupportsIndex
+from typing import Any, Literal, NamedTuple, Self, SupportsIndex
 
 import torch
 
 BytesLike = bytes | bytearray | memoryview  # and whatever else memoryview() takes
 StrPath = str | os.PathLike[str]
+_Read = Callable[[int, int], bytes]  # the bytes of the file from, up to
 
 _MAGIC = b"\x0a\x23\xd7\xce"
 _PART = struct.Struct("<4sI")
@@ -68,22 +70,17 @@ class RecordReader:
 
     def __init__(self, path: StrPath, index_path: StrPath | None = None) -> None:
         self.path = Path(path).absolute()
-        beside = self.path.with_suffix(".idx")
-        if index_path is None and beside.is_file():
-            index_path = beside
+        if index_path is None and self.path.with_suffix(".idx").is_file():
+            index_path = self.path.with_suffix(".idx")
         self._open()
         self._indexed = index_path is not None
-        if index_path is not None:
-            entries = self._read_index(Path(index_path))
-            self.keys: Sequence[int] = tuple(entries)
-            self._offsets = array("Q", entries.values())
-        else:
+        if index_path is None:
             self._offsets = array("Q", self._walk(0))
-            self.keys = range(len(self._offsets))
-        count = range(len(self.keys))
-        # Keys that count from 0, the usual ones, are their own positions: no dict of millions.
-        in_order = tuple(self.keys) == tuple(count)
-        self._positions = count if in_order else dict(zip(self.keys, count, strict=True))
+            self.keys: Sequence[int] = range(len(self._offsets))
+        else:
+            entries = self._read_index(Path(index_path))
+            self._offsets = array("Q", entries.values())
+            self.keys = tuple(entries)
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -95,15 +92,14 @@ class RecordReader:
         start = self._offsets[position]
         end = self._offsets[position + 1] if position + 1 < len(self) else self._size
         data = self._read(start, end)
-        at, last, pieces = 0, False, []
-        while not last:
-            length, last = self._check_part(data[at : at + 8], start + at, start, end)
-            body, at = at + 8, at + 8 + length + -length % 4
-            pieces.append(data[body : body + length])
-            if any(data[body + length : at]):
-                raise self._error(start + body + length, "the padding is not zero")
-        if start + at != end:
-            raise self._error(start + at, f"the record ends here, the index says at {end}")
+        at, pieces = start, []
+        for body, length in self._parts(start, end, lambda a, b: data[a - start : b - start]):
+            at = body + length + -length % 4
+            pieces.append(data[body - start : body - start + length])
+            if any(data[body - start + length : at - start]):
+                raise self._error(body + length, "the padding is not zero")
+        if at != end:
+            raise self._error(at, f"the record ends here, the index says at {end}")
         # A wrong length can end on a later header; not so where an index proves the end of a single
         # part, which saves this search (0.5 ms a MB).
         unproven = pieces if len(pieces) > 1 or not self._indexed else []
@@ -119,6 +115,10 @@ class RecordReader:
         if operator.index(key) not in self._positions:
             raise KeyError(f"{self.path} has no record with key {key}")
         return self[self._positions[operator.index(key)]]
+
+    @functools.cached_property
+    def _positions(self) -> dict[int, int]:
+        return {key: position for position, key in enumerate(self.keys)}
 
     def close(self) -> None:
         """Close the file; reading afterwards is a ValueError."""
@@ -159,31 +159,31 @@ class RecordReader:
     def _error(self, offset: int, reason: str) -> RecordError:
         return RecordError(f"{self.path}, byte {offset}: {reason}")
 
-    def _check_part(self, header: bytes, at: int, start: int, end: int) -> tuple[int, bool]:
-        """Length of the part at `at` of the record from `start` to at most `end`; is it the last?"""
-        if len(header) < 8:
-            reason = f"truncated, {len(header)} of 8 header bytes in the record from byte {start}"
-            raise self._error(at, reason)
-        magic, word = _PART.unpack(header)
-        flag, length = word >> 29, word & _MAX_LENGTH
-        if magic != _MAGIC:
-            raise self._error(at, f"wrong magic {magic.hex()}, not {_MAGIC.hex()}: no record here")
-        if flag not in ((0, 1) if at == start else (2, 3)):
-            raise self._error(at, f"flag {flag} in a record that starts at byte {start}")
-        if at + 8 + length + -length % 4 > end:
-            raise self._error(at, f"truncated: {length} bytes and padding end after {end}")
-        if flag in (1, 2) and length % 4:
-            raise self._error(at, f"a part before the last has {length} bytes, not 4 x n")
-        return length, flag in (0, 3)
+    def _parts(self, start: int, end: int, read: _Read) -> Iterator[tuple[int, int]]:
+        """Offset and length of the data of each part, checked, of the record from `start`."""
+        at, flag = start, 1
+        while flag in (1, 2):
+            header = read(at, min(at + 8, end))
+            if len(header) < 8:
+                raise self._error(at, f"truncated header of the record from byte {start}")
+            magic, word = _PART.unpack(header)
+            flag, length = word >> 29, word & _MAX_LENGTH
+            if magic != _MAGIC:
+                raise self._error(at, f"wrong magic {magic.hex()}: no record or part starts here")
+            if flag not in ((0, 1) if at == start else (2, 3)):
+                raise self._error(at, f"flag {flag} in a record that starts at byte {start}")
+            if at + 8 + length + -length % 4 > end:
+                raise self._error(at, f"truncated: {length} bytes and padding end after {end}")
+            if flag in (1, 2) and length % 4:
+                raise self._error(at, f"a part before the last has {length} bytes, not 4 x n")
+            yield at + 8, length
+            at += 8 + length + -length % 4
 
     def _walk(self, at: int) -> Iterator[int]:
         while at < self._size:
-            start, last = at, False
-            yield start
-            while not last:
-                header = self._read(at, min(at + 8, self._size))
-                length, last = self._check_part(header, at, start, self._size)
-                at += 8 + length + -length % 4
+            yield at
+            *_, (body, length) = self._parts(at, self._size, self._read)
+            at = body + length + -length % 4
 
     def _read_index(self, path: Path) -> dict[int, int]:
         entries: dict[int, int] = {}
@@ -217,12 +217,11 @@ class RecordWriter:
 
     Args:
         path: the .rec file to make.
-        index_path: the index to make; by default beside it, ending in .idx.
-        index: False to write no index.
+        index_path: the index to make; by default beside it, ending in .idx; False for none.
 
     Raises:
         FileExistsError: one of the files exists.
-        ValueError: index_path contradicts index=False, or is the .rec file itself.
+        ValueError: index_path is the .rec file itself.
 
     Example:
         >>> import tempfile
@@ -231,18 +230,18 @@ class RecordWriter:
         [0, 16]
     """
 
-    def __init__(
-        self, path: StrPath, index_path: StrPath | None = None, *, index: bool = True
-    ) -> None:
-        if index_path is not None and not index:
-            raise ValueError(f"index=False contradicts index_path={os.fspath(index_path)!r}")
+    def __init__(self, path: StrPath, index_path: StrPath | Literal[False] | None = None) -> None:
         self._rec = Path(path).absolute()
-        self._idx = Path(index_path or self._rec.with_suffix(".idx")).absolute() if index else None
+        index_path = self._rec.with_suffix(".idx") if index_path is None else index_path
+        self._idx = None if index_path is False else Path(index_path).absolute()
         if self._idx == self._rec:
             raise ValueError(f"records and index cannot both be {self._rec}: name a .rec file")
+        suffix = f".{secrets.token_hex(4)}.tmp"
+        # The index gets its name first: alone it is no data, a .rec alone would lack its keys.
+        targets = [target for target in (self._idx, self._rec) if target is not None]
+        self._temporary = {target: target.with_name(target.name + suffix) for target in targets}
         self._refuse_existing()
-        self._suffix = f".{secrets.token_hex(4)}.tmp"
-        self._file = self._temporary(self._rec).open("xb")
+        self._file = self._temporary[self._rec].open("xb")
         self._size = 0
         self._offsets: dict[int, int] = {}
 
@@ -255,13 +254,13 @@ class RecordWriter:
 
         Raises:
             TypeError: text, or another object without bytes.
-            ValueError: payload too long; key taken or out of range; a key but index=False.
+            ValueError: payload too long; key taken or out of range; a key but no index.
         """
         data = _as_bytes(payload)
         if len(data) > _MAX_LENGTH:
             raise ValueError(f"a record has at most {_MAX_LENGTH} bytes, got {len(data)}; split it")
         if key is not None and self._idx is None:
-            raise ValueError(f"key {key} has no place: the writer was made with index=False")
+            raise ValueError(f"key {key} has no place: the writer was made without an index")
         key = len(self._offsets) if key is None else operator.index(key)
         if key in self._offsets or not -(1 << 63) <= key < 1 << 63:
             raise ValueError(f"a key is a 64-bit integer that is not taken yet, got {key}")
@@ -276,14 +275,133 @@ class RecordWriter:
         try:
             if self._file.tell() != self._size:
                 raise OSError(f"{self._rec}: an earlier write stopped inside a record")
-            self._sync(self._file)
+            self._file.close()
             if self._idx is not None:
-                with self._temporary(self._idx).open("xb") as index:
-                    index.writelines(b"%d\t%d\n" % entry for entry in self._offsets.items())
-                    self._sync(index)
+                lines = [b"%d\t%d\n" % entry for entry in self._offsets.items()]
+                self._temporary[self._idx].write_bytes(b"".join(lines))
+            for temporary in self._temporary.values():
+                with temporary.open("rb+") as file:
+                    os.fsync(file.fileno())  # a name must not outlive a power cut without its bytes
             self._refuse_existing()
-            for target in self._targets():
-                self._temporary(target).rename(target)
+            for target, temporary in self._temporary.items():
+                temporary.rename(target)
         except BaseException:
             self._discard()
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._discard()
+
+    def _refuse_existing(self) -> None:
+        for target in self._temporary:
+            if target.exists():
+                raise FileExistsError(f"{target} exists: remove it or choose another name")
+
+    def _discard(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk refuses the flush of what is thrown away
+            self._file.close()
+        for temporary in self._temporary.values():
+            temporary.unlink(missing_ok=True)
+
+
+class IRHeader(NamedTuple):
+    """What precedes the image in an image record."""
+
+    flag: int  # number of labels that follow the header, 0 for the one in it; `pack` sets it itself
+    label: Any  # a number, or a list, array or tensor of them; float32 in the file
+    id: int  # first image number, an unsigned 64-bit integer
+    id2: int  # second image number, 0 by custom
+
+
+def pack(header: IRHeader, payload: BytesLike) -> bytes:
+    """An image record: 24 bytes of header, the labels of a vector, the bytes of an image file.
+
+    Args:
+        header: its flag is not used. A label that is no plain number (a list, array or tensor, 0-d
+            ones too) is written as a vector, flat in row-major order; an empty one as the number 0.
+        payload: bytes-like, usually a JPEG or PNG file.
+
+    Raises:
+        TypeError: a label that is not a number or a rectangular array of them, or no bytes.
+        ValueError: a class number that float32 would round (above 2**24), a label beyond float32,
+            or an id outside 0 .. 2**64 - 1.
+
+    Example:
+        >>> unpack(pack(IRHeader(0, 3, 2574, 0), b"image"))
+        (IRHeader(flag=0, label=3.0, id=2574, id2=0), b'image')
+    """
+    _, label, *ids = header
+    if isinstance(label, numbers.Integral) and abs(int(label)) > 1 << 24:
+        raise ValueError(f"label {label} would be rounded: float32 counts up to 2**24 only")
+    plain = label.tolist() if hasattr(label, "tolist") else label
+    try:
+        labels = torch.tensor(plain, dtype=torch.float64, device="cpu").flatten().tolist()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"a label is a number or an array of numbers, got {label!r}") from error
+    if isinstance(label, numbers.Number) or not labels:
+        flag, scalar, labels = 0, sum(labels), []
+    else:
+        flag, scalar = len(labels), 0.0
+    try:
+        head = _IMAGE.pack(flag, scalar, *map(operator.index, ids))
+        return head + struct.pack(f"<{flag}f", *labels) + _as_bytes(payload)
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"labels must fit float32, ids 0 .. 2**64 - 1; got {header}") from error
+
+
+def unpack(record: BytesLike) -> tuple[IRHeader, bytes]:
+    """Header and payload of an image record.
+
+    Returns:
+        The header, whose label is a float, or where flag > 0 a (flag,) float32 tensor on the CPU;
+        and the payload.
+
+    Raises:
+        RecordError: the record is shorter than its header and labels.
+
+    Example:
+        >>> unpack(pack(IRHeader(0, [0.5, 2], 1, 0), b"image"))[0].label
+        tensor([0.5000, 2.0000])
+    """
+    data = _as_bytes(record)
+    if len(data) < _IMAGE.size:
+        raise RecordError(f"an image record has at least {_IMAGE.size} bytes, got {len(data)}")
+    flag, label, *ids = _IMAGE.unpack_from(data)
+    end = _IMAGE.size + 4 * flag
+    if len(data) < end:
+        raise RecordError(f"flag {flag} asks for {end} bytes of labels, got {len(data)} in all")
+    if flag:
+        vector = struct.unpack_from(f"<{flag}f", data, _IMAGE.size)
+        label = torch.tensor(vector, dtype=torch.float32, device="cpu")
+    return IRHeader(flag, label, *ids), data[end:]
+
+
+def _aligned_magics(data: bytes) -> Iterator[int]:
+    at = data.find(_MAGIC)
+    while at >= 0:
+        if at % 4 == 0:
+            yield at
+        at = data.find(_MAGIC, at + 1)
+
+
+def _encode(data: bytes) -> Iterator[bytes]:
+    done = 0
+    for at in _aligned_magics(data):
+        yield _PART.pack(_MAGIC, (2 if done else 1) << 29 | at - done) + data[done:at]
+        done = at + 4
+    yield _PART.pack(_MAGIC, (3 if done else 0) << 29 | len(data) - done)
+    yield data[done:] + bytes(-len(data) % 4)
+
+
+def _as_bytes(data: BytesLike) -> bytes:
+    try:
+        return data if isinstance(data, bytes) else memoryview(data).tobytes()
+    except TypeError as error:
+        kind = type(data).__name__
+        raise TypeError(f"a record is bytes, got {kind}; for text: text.encode()") from error

@@ -65,16 +65,19 @@ def param_groups(
 
 
 def _spared(model: nn.Module, patterns: Collection[str]) -> set[Parameter]:
-    """The parameters that some name of theirs, or their module, keeps from decay."""
+    """The parameters that one of their names, or their module, keeps from decay."""
     names = dict(model.named_parameters(remove_duplicate=False))
-    spared = set(_in_norms(model))
-    own = _own_choice(model)
+
+    def matching(pattern: str) -> set[Parameter]:
+        return {parameter for name, parameter in names.items() if fnmatchcase(name, pattern)}
+
+    spared = set().union(_in_norms(model), *map(matching, _own_choice(model)))
     for name, parameter in names.items():
         # 'bias' as a word of the last part: also in_proj_bias, bias_hh_l0, relative_position_bias_table.
-        if name in own or "bias" in name.rpartition(".")[2].split("_"):
+        if "bias" in name.rpartition(".")[2].split("_"):
             spared.add(parameter)
     for pattern in patterns:
-        matched = {parameter for name, parameter in names.items() if fnmatchcase(name, pattern)}
+        matched = matching(pattern)
         if not matched:
             raise ValueError(
                 f"no_decay: {pattern!r} matches none of the model's {len(names)} parameter names, "
@@ -92,10 +95,13 @@ def _in_norms(model: nn.Module) -> Iterator[Parameter]:
 
 
 def _own_choice(model: nn.Module) -> set[str]:
-    """Full names from `no_weight_decay()` of the model and of any module inside (a wrapped backbone)."""
-    names = set()
+    """Patterns from `no_weight_decay()` of the model and of any module inside (a wrapped backbone).
+
+    They may match nothing: a model names what its other variants have.
+    """
+    chosen = set()
     for prefix, module in model.named_modules():
         choose = getattr(module, "no_weight_decay", None)
         if callable(choose):
-            names |= {f"{prefix}.{name}" if prefix else name for name in choose()}
-    return names
+            chosen |= {f"{prefix}.{name}" if prefix else name for name in choose()}
+    return chosen

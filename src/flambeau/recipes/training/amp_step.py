@@ -12,7 +12,7 @@ Not for optimizers that need a closure (LBFGS), nor for sparse gradients.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -32,6 +32,8 @@ class AmpStep:
         max_norm: clip the norm of all gradients together to this, after unscaling; None does not.
         init_scale: the first loss scale of fp16 (torch's default; the note's 65535 is 65536, AMP-07).
         growth_interval: fp16 steps without an overflow after which the scale doubles.
+        halt: once something was not finite, skip all later steps, too, until `halted` is zeroed. So a loop
+            can read the flag late and find the weights as they were. In fp16 only watched tensors halt.
 
     Raises:
         ValueError: an unknown precision, no parameters, parameters on several devices, max_norm <= 0.
@@ -55,6 +57,7 @@ class AmpStep:
         max_norm: float | None = None,
         init_scale: float = 65536.0,
         growth_interval: int = 2000,
+        halt: bool = False,
     ) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         devices = {p.device for p in parameters}
@@ -70,12 +73,15 @@ class AmpStep:
         self.precision = precision
         self.max_norm = max_norm
         self.device = devices.pop()
-        self.skipped = torch.zeros((), device=self.device)
+        self.halted = torch.zeros((), device=self.device)
+        """0-d float32: 1 where a watched tensor, or a gradient (but in fp16), was not finite."""
+        self.skipped = torch.zeros_like(self.halted) if precision == "fp16" else self.halted
         """0-d float32: 1 where the last step changed nothing. A schedule of one's own may read it, late."""
         self.norm = torch.zeros((), device=self.device)
         """0-d float32: the norm of the last gradients before clipping; kept up only with `max_norm`."""
         self._parameters = parameters
-        self._growth_interval = growth_interval
+        self._growth_interval, self._halt = growth_interval, halt
+        self._one_dtype = {p.dtype for p in parameters} == {torch.float32}
         self._one = torch.ones((), device=self.device)
         self._scale = torch.full((), init_scale, device=self.device)
         self._growth_tracker = torch.zeros((), dtype=torch.int32, device=self.device)
@@ -102,28 +108,25 @@ class AmpStep:
         root = torch.full_like(loss, weight)
         loss.backward(gradient=root * self._scale if self.precision == "fp16" else root)
 
-    def step(self, *, veto: Tensor | None = None) -> None:
+    def step(self, *, watch: Sequence[Tensor] = ()) -> None:
         """Unscale, clip, step (or skip), update the scale, and drop the gradients.
 
         Args:
-            veto: 0-d float32 on the device; where it is 1 the step is skipped whatever the gradients.
+            watch: float32 tensors on the device that must be finite besides the gradients, such as the loss.
         """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        if veto is None:
-            self.skipped.zero_()
-        else:
-            self.skipped.copy_(veto)
         fp16 = self.precision == "fp16"
-        for same_type in _by_dtype(gradients):
-            torch._amp_foreach_non_finite_check_and_unscale_(
-                same_type,
-                self.skipped,
-                self._scale.double().reciprocal().float() if fp16 else self._one,
-            )
+        if not self._halt:
+            self.halted.zero_()
+        if fp16:
+            self._check(watch, self.halted, self._one)
+            self.skipped.copy_(self.halted)
+            self._check(gradients, self.skipped, self._scale.double().reciprocal().float())
+        else:
+            self._check([*gradients, *watch], self.halted, self._one)
         divisor = None
         if self.max_norm is not None and gradients:
-            norms = torch._foreach_norm(gradients)
-            self.norm = torch.linalg.vector_norm(torch.stack(norms))
+            self.norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             # As torch.nn.utils.clip_grad_norm_: gradients times max_norm / (norm + 1e-6), at most 1.
             divisor = ((self.norm + 1e-6) / self.max_norm).clamp_(min=1.0)
         self._step(gradients, divisor)
@@ -147,6 +150,16 @@ class AmpStep:
         self._scale.copy_(state["scale"])
         self._growth_tracker.copy_(state["growth_tracker"])
 
+    def _check(self, tensors: Sequence[Tensor], found: Tensor, factor: Tensor) -> None:
+        """Multiply by `factor`, and set `found` where something is not finite: one kernel for each dtype."""
+        if self._one_dtype:
+            if tensors:
+                torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, factor)
+            return
+        for dtype in {t.dtype for t in tensors}:
+            same = [t for t in tensors if t.dtype is dtype]
+            torch._amp_foreach_non_finite_check_and_unscale_(same, found, factor)
+
     def _step(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
         optimizer: Any = self.optimizer
         if self._fused:
@@ -159,16 +172,6 @@ class AmpStep:
             torch._foreach_div_(gradients, divisor)
         with _put_back(optimizer, where=self.skipped):
             optimizer.step()
-
-
-def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """The foreach kernel wants one type a call; nearly always there is one."""
-    if not tensors:
-        return []
-    first = tensors[0].dtype
-    if all(t.dtype is first for t in tensors):
-        return [tensors]
-    return [[t for t in tensors if t.dtype is dtype] for dtype in {t.dtype for t in tensors}]
 
 
 def _skips_in_kernel(optimizer: Optimizer) -> bool:

@@ -35,7 +35,7 @@ def clip_grad_norm(
         parameters_or_grads: parameters, whose `.grad` is meant, or gradients.
             A tensor that requires grad and an nn.Parameter stand for their `.grad`, every other
             tensor for itself; None, and a parameter without gradient, count as nothing.
-            Types and devices may differ.
+            Types and devices may differ; a mix of CPU and accelerator waits, to copy the norm.
         max_norm: above 0; inf changes no finite gradient.
         norm_type: p of the p-norm, above 0; inf is the largest absolute value.
 
@@ -62,7 +62,7 @@ def clip_grad_norm(
         factor = norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0)
         for (device, dtype), grads in groups.items():
             # In the type of the gradients, else the fused kernel of CUDA is not taken.
-            torch._foreach_mul_(grads, factor.to(device, dtype, non_blocking=True))
+            torch._foreach_mul_(grads, factor.to(device, dtype))
     return norm
 
 

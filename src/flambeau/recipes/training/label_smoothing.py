@@ -93,8 +93,8 @@ def _smoothed(targets: Tensor, logits: Tensor, smoothing: float, definition: str
             f"wrong class would weigh more than the right one; got {smoothing} and C={num_classes}"
         )
     if targets.dtype == torch.int64:
-        # Written out, for torch's `label_smoothing` on class indices takes about twice the time:
-        # its graph has a branch for the class and another for the rest.
+        # Written out, for torch's `label_smoothing` is slower on class indices: its graph has a
+        # branch for the class and another for the rest.
         return torch.full_like(logits, off, requires_grad=False).scatter_(
             1, targets.unsqueeze(1), on
         )

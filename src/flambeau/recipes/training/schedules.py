@@ -120,9 +120,9 @@ def multistep(
     if not gamma > 0:
         raise ValueError(f"gamma must be above 0, got {gamma}")
     bounds = [warmup_steps - 1, *milestones, total_steps]
-    if any(low >= high for low, high in pairwise(bounds)):
+    if any(low >= high or type(low) is not int for low, high in pairwise(bounds)):
         raise ValueError(
-            f"milestones must be rising steps in [{warmup_steps}, {total_steps}), "
+            f"milestones must be rising whole steps in [{warmup_steps}, {total_steps}), "
             f"got {list(milestones)}"
         )
     return _warmup(step, warmup_steps) * gamma ** bisect_right(milestones, step)
@@ -185,9 +185,9 @@ def _progress(step: int, total_steps: int, warmup_steps: int) -> float:
             "a schedule needs step >= 0, total_steps >= 1 and 0 <= warmup_steps <= total_steps, "
             f"got {step}, {total_steps} and {warmup_steps}"
         )
-    if step >= total_steps:
-        return 1.0
-    return max(0, step - warmup_steps) / (total_steps - warmup_steps)
+    if step <= warmup_steps:  # perhaps all of the run
+        return float(step >= total_steps)
+    return min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
 
 
 def _warmup(step: int, warmup_steps: int) -> float:
