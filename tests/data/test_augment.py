@@ -174,12 +174,20 @@ def test_small_odd_images_are_resized_like_by_floating_point():
             assert train_image(view, height * width, 56).shape == (56, 56, channels)
 
 
-def test_a_line_of_pixels_is_evaluated_without_filling_the_memory():
-    # Resized whole, it would have 37 x 37,000,000 pixels.
+def test_a_line_of_pixels_is_evaluated_without_filling_the_memory(monkeypatch):
+    asked = []
+
+    def spy(images, size, **settings):
+        asked.append(size)
+        return interpolate(images, size, **settings)
+
+    interpolate = F.interpolate
+    monkeypatch.setattr(F, "interpolate", spy)
     pixels = np.arange(1_000_000, dtype=np.uint64).astype(np.uint8).reshape(1, -1, 1)
     for line in (pixels, pixels.swapaxes(0, 1)):
         assert eval_image(line, 32).shape == (32, 32, 1)
         assert train_image(line, 0, 32).shape == (32, 32, 1)
+    assert max(map(max, asked)) <= 37 * 9  # whole, it would be 37 x 37,000,000
 
 
 def moves(image, padding):

@@ -216,6 +216,7 @@ def test_a_dataset_survives_pickle(mode):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # torch has threads of its own
 def test_a_dataset_survives_fork(mode):
     dataset = make(mode)
     (expected, _), _ = batch(dataset, [3, 1])

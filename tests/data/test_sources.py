@@ -243,6 +243,16 @@ def test_a_train_folder_alone_is_held_out_from(tmp_path):
     assert (len(train), len(val)) == (18, 2)
 
 
+def test_a_train_folder_of_images_is_one_class(tmp_path):
+    put_all(tmp_path, "train/1.png", "train/2.png")
+    assert f"{tmp_path} holds one class only, 'train'" in complaint(open_sources, tmp_path)
+
+
+def test_a_folder_may_be_named_like_an_image(tmp_path):
+    put_all(tmp_path, "old.png/1.png", "new.png/more.jpg/2.png")
+    assert FolderSource(tmp_path).names == ("new.png/more.jpg/2.png", "old.png/1.png")
+
+
 def test_train_may_be_a_class(tmp_path):
     put_all(tmp_path, "train/1.png", "train/2.png", "tram/1.png", "tram/2.png")
     train, val = open_sources(tmp_path)
@@ -405,6 +415,7 @@ def test_sources_survive_pickle(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # torch has threads of its own
 def test_sources_survive_fork_and_threads(tmp_path):
     for source in all_kinds(tmp_path):
         expected = [source.read(i) for i in range(len(source))]

@@ -91,11 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
     folder = (
         Path(arguments.out) if arguments.out is not None else default_folder(settings, explicit)
     )
-    FLAG.install()  # before the seconds that torch takes to load
+    FLAG.install(run)  # before the seconds that torch takes to load
     try:
         return _train(settings, explicit, folder, fresh=arguments.fresh)
     finally:
-        FLAG.restore()
+        FLAG.restore(run)
 
 
 def default_folder(settings: Settings, explicit: Mapping[str, Any]) -> Path:
@@ -166,7 +166,9 @@ def _show(settings: Settings, *, train_images: int, val_images: int, folder: Pat
 def _report(place: Any, result: Any, *, already: bool) -> None:
     """Where the run ended, and what to do next."""
     which = {"ema": "averaged", "best": "best", "last": "last"}[result.weights]
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    figures = ", ".join(
+        f"{k} {'nan' if v is None else format(v, '.4f')}" for k, v in result.metrics.items()
+    )
     if already:
         print(f"this run is finished ({figures}); --fresh starts it again")
     else:

@@ -123,7 +123,7 @@ class ImageDataset(SeededDataset):
         x_NCHW = x_NHWC.permute(0, 3, 1, 2)
         if self.train and self.small:
             padding = self.image_size // 8  # 4 of 32: He et al., CVPR 2016, section 4.2
-            x_NCHW = augment_small(x_NCHW, seeds[kept], padding=padding, flip=self.flip)
+            x_NCHW = augment_small(x_NCHW, seeds, padding=padding, flip=self.flip)
         return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
 
     def _decode(self, index: int, min_side: int) -> Pixels:
@@ -221,11 +221,11 @@ def mean_std(
             pixels = decode(source.read(index), channels=channels, min_side=_STATISTICS_SIDE)
         except (OSError, DecodeError):
             continue
-        # Twenty times faster than sums over the pixels, and exact.
+        # Twenty times faster than sums over the pixels.
         histogram = Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels).histogram()
-        counts = np.reshape(histogram, (channels, 256)) / (pixels.size // channels)
-        means.append(counts @ (levels / 255))
-        squares.append(counts @ (levels / 255) ** 2)
+        counts, area = np.reshape(histogram, (channels, 256)), pixels.size // channels
+        means.append(counts @ levels / (255 * area))
+        squares.append(counts @ levels**2 / (255**2 * area))
     if not means:
         raise InputError(f"no image can be read, {source.describe(0)} among them")
     mean, square = np.mean(means, axis=0), np.mean(squares, axis=0)

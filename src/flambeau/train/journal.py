@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 class Journal:
@@ -27,10 +28,7 @@ class Journal:
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
         """Append one line; numbers that JSON has no word for become null."""
-        clean = {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
-        }
-        line = json.dumps(clean).encode() + b"\n"
+        line = json.dumps(json_numbers(row)).encode() + b"\n"
         done = 0
         while done < len(line):
             done += os.write(self._fd, line[done:])
@@ -45,3 +43,11 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def json_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with null for NaN and infinity, for which JSON has no word."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.items()
+    }

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from types import FrameType
 from typing import Any, Final
 
@@ -28,21 +29,23 @@ class StopFlag:
     def __init__(self) -> None:
         self.signal: str | None = None
         self._previous: dict[int, Any] = {}
+        self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pid = os.getpid()
 
-    def install(self) -> None:
+    def install(self, owner: object) -> None:
         """Take the signals over, in the main thread; elsewhere Python allows no handlers."""
+        self._owners.add(owner)
         if self._previous or threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
 
-    def restore(self) -> None:
-        """Give the signals back to whoever had them."""
-        while self._previous:
+    def restore(self, owner: object) -> None:
+        """Give the signals back to whoever had them, when the last owner is done with them."""
+        self._owners.discard(owner)
+        while self._previous and not self._owners:
             number, handler = self._previous.popitem()
             signal.signal(number, handler)
-        self.signal = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from flambeau.recipes.checkpoints.atomic_checkpoint import read_checkpoint, write_file
 from flambeau.train.folder import RunFolder
+from flambeau.train.journal import json_numbers
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,12 @@ class Result:
     Attributes:
         weights: which ones model.safetensors holds: the averaged, the best, or the last.
         step: at which they were.
-        metrics: of the last evaluation of exactly these weights, by name.
+        metrics: of the last evaluation of exactly these weights; None where one was not finite.
     """
 
     weights: Literal["ema", "best", "last"]
     step: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | None]
 
 
 class Best:
@@ -65,7 +66,8 @@ def publish(folder: RunFolder, result: Result, *, checkpoint: str) -> None:
     write_file(
         folder.weights, files["ema.safetensors" if result.weights == "ema" else "model.safetensors"]
     )
-    write_file(folder.result, json.dumps(asdict(result), indent=2).encode() + b"\n")
+    content = {**asdict(result), "metrics": json_numbers(result.metrics)}
+    write_file(folder.result, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def published(folder: RunFolder) -> Result | None:

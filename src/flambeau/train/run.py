@@ -169,7 +169,7 @@ class Run:
         }  # fmt: skip
         report = json.dumps({**environment(), "exactness": self._exactness}, indent=2) + "\n"
         self.folder.claim(identity, {"environment.json": report.encode(), **(attachments or {})})
-        FLAG.install()
+        FLAG.install(self)
         self._resume()
 
     @property
@@ -339,7 +339,7 @@ class Run:
                 self._journal.close()
                 self._journal = None
             self.folder.release()
-            FLAG.restore()
+            FLAG.restore(self)
 
     def _at_event(self, *, ends_epoch: bool) -> None:
         """What is due between two steps now and then: a line, a checkpoint, the end."""
@@ -403,6 +403,7 @@ class Run:
             f"{FLAG.signal}: saved at step {self.state.step} in {self.folder.path}; "
             "the same command goes on from here"
         )
+        FLAG.signal = None  # answered
         self.close()
         raise Preempted
 

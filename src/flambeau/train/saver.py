@@ -61,7 +61,7 @@ class Saver:
     def __init__(self, root: Path, *, keep: int, disk: Disk | None = None) -> None:
         self._root, self._keep, self._disk = root, keep, disk or Disk()
         self._thread: threading.Thread | None = None
-        self._failure: SaveFailed | None = None
+        self._failure: Exception | None = None
         self.last_good: str | None = None
 
     def save(
@@ -119,6 +119,8 @@ class Saver:
                 f"{'Free some space' if full else 'Mend the disk'} and run the same command again."
             )
             self._failure.__cause__ = error
+        except Exception as error:  # raised by `wait`, in the thread that can do something about it
+            self._failure = error
 
 
 def copies(tensors: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from flambeau.data.errors import InputError
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.ema import EMA
+from flambeau.train.journal import json_numbers
 from flambeau.train.result import Best
 from flambeau.train.saver import Restored, Snapshot, copies, copy_nested, why_not_loadable
 from flambeau.train.window import Window
@@ -66,7 +67,13 @@ class TrainingState:
             "window": self.window.state_dict(),
             "user": {name: thing.state_dict() for name, thing in self.user.items()},
         }
-        meta = {**place, "exactness": exactness, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        meta = {
+            **place,
+            "metrics": json_numbers(self.metrics),
+            "metrics_bytes": metrics_bytes,
+            "exactness": exactness,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
         return Snapshot(
             model=copies(self.model.state_dict()),
             ema=None if self.ema is None else copies(self.ema.shadow),

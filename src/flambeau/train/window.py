@@ -92,5 +92,6 @@ def add_value(
     if name not in means:
         means[name] = MeanOnDevice(device=device)
     if not isinstance(value, Tensor):
-        value = torch.full((), float(value), device=device)
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        value = torch.full((), float(value), dtype=dtype, device=device)
     means[name].update(value.detach(), None if value.dim() else num_samples)

@@ -265,6 +265,20 @@ def test_the_error_of_a_damaged_checkpoint_has_parts_and_can_be_pickled(tmp_path
         assert str(error) == f"checkpoint {folder} is damaged: f is missing"
 
 
+def test_a_wrong_size_is_said_and_a_grown_file_not_read_to_its_end(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    (folder / "f").write_bytes(b"conten")
+    with pytest.raises(CheckpointDamaged, match=r"f has 6 of the 9 bytes saved$"):
+        read_checkpoint(folder)
+    (folder / "f").write_bytes(bytes(10_000_000))
+    for function in (read_checkpoint, verify_checkpoint):
+        disk = SpyDisk()
+        with pytest.raises(CheckpointDamaged, match=r"f is longer than the 9 bytes saved$"):
+            function(folder, disk=disk)
+        assert disk.calls.count("read f") == 1
+        assert disk.open_files == {}
+
+
 def test_a_bad_sector_is_damage(tmp_path: Path) -> None:
     class BadSector(Disk):
         def open(self, path: Path) -> int:

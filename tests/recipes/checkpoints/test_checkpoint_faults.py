@@ -467,6 +467,7 @@ def faults(
                 act(disk)
             except OSError as caught:
                 error = caught
+            assert disk.open_files == {}
             yield disk.reset(), what, kind, error
 
 
@@ -487,7 +488,6 @@ def test_failure_of_every_call_of_a_save() -> None:
         assert error is not None, (kind, what)
         assert error.errno == errno_of(what)
         assert "/no-such-disk/run" in str(error)
-        assert disk.open_files == {}
         latest, damaged = latest_checkpoint(ROOT, disk=disk)
         assert latest is not None
         assert damaged == []
@@ -578,6 +578,14 @@ def test_failure_of_every_call_of_set_aside() -> None:
         there = set(disk._folder(ROOT).names)
         assert there in ({name(1), name(2), name(3)}, {name(1), name(2), f"{name(3)}.damaged"})
         assert all(verify_checkpoint(ROOT / folder, disk=disk) for folder in there)
+
+
+def test_what_was_set_aside_outlives_a_crash() -> None:
+    disk = ModelDisk()
+    three_saved(disk)
+    set_aside(ROOT / name(3), disk=disk)
+    rest = crash(disk, nothing, lambda synced, data: synced)
+    assert set(rest._folder(ROOT).names) == {name(1), name(2), f"{name(3)}.damaged"}
 
 
 class FailingDisk(Disk):

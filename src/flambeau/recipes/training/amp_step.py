@@ -8,7 +8,9 @@ In float32 and bfloat16 nothing is scaled, but a step with a gradient that is no
 A fused optimizer (`fused=True`) skips and clips inside its own kernel; any other one is stepped and put
 back, which costs a copy of parameters and state.
 
-Not for optimizers that need a closure (LBFGS), nor for sparse gradients.
+Not for optimizers that need a closure (LBFGS), nor for sparse gradients. State in plain Python numbers
+(no optimizer of torch's has any) counts skipped steps, too. SGD with dampening, which leaves out its first
+step, dampens all of them if that one was skipped.
 """
 
 import contextlib

@@ -1,0 +1,479 @@
+"""Kills `flambeau train` at random moments, and compares what it ends with to a run that nobody killed.
+
+    python bench/kill_storm.py --kills 60 [--seed S] [--precision bf16] [--out FILE] [--record]
+
+A life is one start of the command in a process group of its own, on one core; --workers is 0 and 2 in turn.
+Lives end by SIGKILL: while torch loads, while the run folder is claimed and the checkpoint read, between two
+saves, in the middle of a save, and while the weights are published.
+A run of ten kills is then left to finish.
+Model, data and settings are such that everything random and everything that sums up is in play.
+
+Linux only: it reads /proc. Prints one JSON line; the exit code is 1 if any bit differs.
+tests/train/test_kill_resume.py runs the same code.
+"""
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import os
+import platform
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    checkpoint_folders,
+    from_bytes,
+    read_checkpoint,
+)
+from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
+
+# It draws from Python's and NumPy's generators as well: who does not restore them ends with other bits.
+MODEL = """
+import os, random, time
+import numpy as np
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes, channels):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(channels, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Sequential(
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(32, num_classes)
+        )
+
+    def forward(self, x):
+        if self.training:
+            time.sleep(float(os.environ.get("FORWARD_SLEEP_S", "0")))
+        x = self.stem(x)
+        if not self.training or random.random() < 0.8:
+            x = x + self.block(x) * (1 + 0.1 * np.random.standard_normal() * self.training)
+        return self.head(x)
+
+
+def net(num_classes, channels):
+    return Net(num_classes, channels)
+"""
+TRAIN_IMAGES, EPOCHS, SAVE_EVERY = 407, 8, 5
+TOTAL_STEPS = EPOCHS * -(-TRAIN_IMAGES // 16)  # 26 an epoch, the last of 7 images
+WALL_CLOCK = {"images_per_s", "data_wait"}
+BAD = re.compile("Traceback|damaged|not to the same bits|lines are lost")
+KILLS_A_RUN = 10
+WAIT_S = 240  # for anything at all to happen; only a hang takes as long
+POLL_S = 0.0003
+
+
+def make_inputs(folder: Path, *, precision: str = "fp32") -> list[str]:
+    """Write data (PNGs of many sizes) and a model; give the arguments of the command for them."""
+    rng = random.Random(0)
+    for part, count in {"train": TRAIN_IMAGES, "val": 64}.items():
+        with RecordWriter(folder / f"noise_{part}.rec") as records:
+            for number in range(count):
+                size = rng.randint(18, 30), rng.randint(18, 30)
+                file = io.BytesIO()
+                Image.frombytes("RGB", size, rng.randbytes(3 * size[0] * size[1])).save(file, "PNG")
+                records.write(pack(IRHeader(0, number % 4, number, 0), file.getvalue()))
+    (folder / "model.py").write_text(MODEL)
+    return [
+        f"{folder / 'noise_train.rec'}", "--model", f"{folder / 'model.py'}:net", "--image-size", "16",
+        "--epochs", f"{EPOCHS}", "--batch-size", "8", "--accumulate", "2", "--lr", "0.05",
+        "--mixup", "0.2", "--cutmix", "1", "--label-smoothing", "0.1", "--clip-norm", "1", "--ema", "0.9",
+        "--log-every", "3", "--checkpoint-every", f"{SAVE_EVERY}st", "--keep", "2",
+        "--precision", precision,
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Children of this thread start on one core: so all lives compute with as many threads, one."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class Life:
+    """One start of the command, in a process group of its own.
+
+    Args:
+        arguments: of `flambeau train`.
+        run: the run folder.
+        workers: processes that read.
+        core: it and its workers run there.
+        environ: added to the environment.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        run: Path,
+        *,
+        workers: int,
+        core: int,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.run, self.workers, self._log = run, workers, log_of(run)
+        self.first_step, self._leftovers_before = newest_step(run), leftovers(run)
+        with on_core(core), self._log.open("a") as output:
+            self._log_start = output.tell()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flambeau", "train", *arguments, "--out", f"{run}",
+                 "--workers", f"{workers}"],
+                stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
+            )  # fmt: skip
+
+    @property
+    def output(self) -> str:
+        """What it has said so far."""
+        with self._log.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode()
+
+    def wait_for(self, happened: Callable[[], bool]) -> bool:
+        """Return True as soon as `happened`, False where the command ends without it."""
+        deadline = time.monotonic() + WAIT_S
+        while not happened():
+            if self.process.poll() is not None:
+                return False
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"nothing for {WAIT_S} s:\n{self.output}")
+            time.sleep(POLL_S)
+        return True
+
+    def has_claimed(self) -> bool:
+        """Whether the run folder is its own: the imports are done, reading the checkpoint begins."""
+        try:
+            return (self.run / ".lock").read_text().strip() == f"{self.process.pid}"
+        except FileNotFoundError:
+            return False
+
+    def is_saving(self) -> bool:
+        """Whether a temporary folder of its own is in checkpoints/ right now."""
+        return self.has_claimed() and bool(leftovers(self.run) - self._leftovers_before)
+
+    def kill(self, *, whole_group: bool = True) -> None:
+        """SIGKILL to the group, or to the parent alone: then its workers must end by themselves."""
+        if whole_group:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        else:
+            self.process.kill()
+        self.process.wait()
+        self.wait_gone()
+
+    def wait_gone(self) -> None:
+        """Return when no process of the group is left.
+
+        Raises:
+            TimeoutError: one survives.
+        """
+        deadline = time.monotonic() + 30  # torch's own watchdog in a worker looks every 5 s
+        while alive := group_members(self.process.pid):
+            if time.monotonic() > deadline:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                raise TimeoutError(f"processes {alive} outlive their parent {self.process.pid}")
+            time.sleep(0.005)
+
+    def finish(self) -> None:
+        """Let it come to its end.
+
+        Raises:
+            RuntimeError: it ends with another exit code than 0.
+        """
+        code = self.process.wait(WAIT_S)
+        self.wait_gone()
+        if code:
+            raise RuntimeError(f"exit code {code}:\n{self.output}")
+
+    def has_left_a_save(self) -> bool:
+        """Whether something half-written, or half-removed, of its own is in checkpoints/."""
+        return bool(leftovers(self.run) - self._leftovers_before)
+
+
+def log_of(run: Path) -> Path:
+    """What all lives of a run have said."""
+    return run.with_name(f"{run.name}.log")
+
+
+def group_members(group: int) -> list[int]:
+    """The processes of a group that are not dead; one that waits to be reaped is."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                state, _, group_id = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(group_id) == group and state not in "ZX":
+                members.append(int(entry.name))
+    return members
+
+
+def newest_step(run: Path) -> int:
+    """The step of the newest checkpoint; -1 where there is none."""
+    folders = checkpoint_folders(run / "checkpoints")
+    return int(folders[-1].name.removeprefix("step-")) if folders else -1
+
+
+def leftovers(run: Path) -> set[str]:
+    """The temporary names in checkpoints/: of a save or removal that is under way, or was killed."""
+    try:
+        return {name for name in os.listdir(run / "checkpoints") if name.startswith(".")}  # noqa: PTH208
+    except FileNotFoundError:
+        return set()
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill, and what it hit.
+
+    Attributes:
+        moment: what was waited for.
+        parent_alone: its two workers had to notice by themselves.
+        in_save: a temporary folder of this life was left behind.
+        step: of the newest checkpoint then.
+    """
+
+    moment: str
+    parent_alone: bool
+    in_save: bool
+    step: int
+
+
+def moments_of(kills: int, rng: random.Random) -> list[str]:
+    """Which kind of moment each kill of a run is at."""
+    deck = ["start", "claim", "steps", "steps", "steps", "steps", "save", "save", "save"]
+    kinds = list(itertools.islice(itertools.cycle(deck), kills - 1))
+    return [*rng.sample(kinds, len(kinds)), "end"]
+
+
+def wait_for_moment(life: Life, kind: str, rng: random.Random, *, stride: int) -> bool:
+    """Sleep until it is time to kill; False where the life has ended before.
+
+    Args:
+        life: just started.
+        kind: what to wait for.
+        rng: of the details.
+        stride: checkpoints that a life should make on average, so that the kills are spread over the run.
+    """
+    target = max(0, life.first_step) + SAVE_EVERY * rng.randint(1, 2 * stride - 1)
+    target = min(target, TOTAL_STEPS)
+    delay_s = 0.0
+    if kind == "start":
+        time.sleep(rng.uniform(0, 2))
+        return life.process.poll() is None
+    if kind == "claim":
+        came, delay_s = life.wait_for(life.has_claimed), rng.uniform(0, 0.1)
+    elif kind == "steps":
+        came, delay_s = life.wait_for(lambda: newest_step(life.run) >= target), rng.uniform(0, 0.05)
+    elif kind == "save":
+        came = life.wait_for(
+            lambda: newest_step(life.run) >= target - SAVE_EVERY and life.is_saving()
+        )
+        delay_s = rng.choice((0, rng.uniform(0, 0.001), rng.uniform(0, 0.01)))
+    else:
+        came = life.wait_for(lambda: newest_step(life.run) == TOTAL_STEPS)
+        delay_s = rng.uniform(0, 0.02)
+    if delay_s:
+        time.sleep(delay_s)
+    return came and life.process.poll() is None
+
+
+def storm_one_run(
+    arguments: Sequence[str], run: Path, *, kills: int, rng: random.Random, core: int
+) -> list[Kill]:
+    """Kill one run again and again, then let it finish.
+
+    Returns:
+        The kills; fewer than asked for where the run came to its end too early.
+    """
+    done: list[Kill] = []
+    stride = max(1, TOTAL_STEPS // SAVE_EVERY // (kills + 1))
+    workers = itertools.cycle(rng.sample((0, 2), 2))
+    for moment in moments_of(kills, rng):
+        life = Life(arguments, run, workers=next(workers), core=core)
+        if not wait_for_moment(life, moment, rng, stride=stride):
+            life.finish()
+            break
+        parent_alone = life.workers > 0 and rng.random() < 0.3
+        life.kill(whole_group=not parent_alone)
+        done.append(Kill(moment, parent_alone, life.has_left_a_save(), newest_step(run)))
+    Life(arguments, run, workers=next(workers), core=core).finish()
+    return done
+
+
+def storm(
+    folder: Path, *, kills: int, seed: int, arguments: Sequence[str], cores: Sequence[int]
+) -> tuple[list[Kill], list[str], Path]:
+    """As many runs as it takes for so many kills, one a core at a time, each compared with an unkilled one.
+
+    Args:
+        folder: an empty one.
+        kills: at least so many.
+        seed: of the moments.
+        arguments: of the command, without --out and --workers.
+        cores: to use.
+
+    Returns:
+        The kills, the differences from the unkilled run, and its folder.
+    """
+    unkilled, lock, stop = folder / "unkilled", threading.Lock(), threading.Event()
+    runs: list[Path] = []
+    done: list[Kill] = []
+    open_kills = kills
+
+    def work(core: int) -> None:
+        nonlocal open_kills
+        if core == cores[0]:
+            Life(arguments, unkilled, workers=0, core=core).finish()
+        while not stop.is_set():
+            with lock:
+                share = min(KILLS_A_RUN, open_kills)
+                if share <= 0:
+                    return
+                open_kills -= share
+                runs.append(folder / f"run-{len(runs):03}")
+                run, rng = runs[-1], random.Random(f"{seed} {len(runs)}")
+            new = storm_one_run(arguments, run, kills=share, rng=rng, core=core)
+            with lock:
+                open_kills += share - len(new)
+                done.extend(new)
+
+    def work_or_stop(core: int) -> None:
+        try:
+            work(core)
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(len(cores)) as pool:
+        list(pool.map(work_or_stop, cores))
+    found = [f"{run.name}: {text}" for run in runs for text in differences(unkilled, run)]
+    return done, found, unkilled
+
+
+def differences(expected: Path, actual: Path) -> list[str]:
+    """What is not bit-identical in a finished run, wall-clock figures and --workers aside; and complaints."""
+    runs = expected, actual
+    found = [
+        f"it said: {line}" for line in log_of(actual).read_text().splitlines() if BAD.search(line)
+    ]
+    names, newest = ({p.name for p in run.iterdir()} for run in runs), map(newest_step, runs)
+    found += compare("files", *map(sorted, names)) + compare("newest checkpoint", *newest)
+    for name in ("model.safetensors", "result.json", "dataset.json"):
+        found += compare(name, *((run / name).read_bytes() for run in runs))
+    configs = (tomllib.loads((run / "config.toml").read_text()) for run in runs)
+    found += compare("config.toml", *({**config, "workers": None} for config in configs))
+    found += compare("metrics.jsonl", *map(journal, runs))
+    for folder in checkpoint_folders(expected / "checkpoints"):
+        other = actual / "checkpoints" / folder.name
+        # A run that was killed between a save and the removal of older ones may have others as well.
+        if other.exists():
+            found += compare(folder.name, checkpoint(folder), checkpoint(other))
+    return found
+
+
+def journal(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what depends on the wall clock."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in WALL_CLOCK} for row in rows]
+
+
+def checkpoint(folder: Path) -> dict[str, Any]:
+    """All that a checkpoint holds, verified; safetensors as bytes, the rest as objects."""
+    found = read_checkpoint(folder)
+    state = from_bytes(found.files["training_state.pt"])
+    del state["metrics_bytes"]  # wall-clock figures in metrics.jsonl have more or fewer digits
+    meta = {k: v for k, v in found.meta.items() if k != "created"}
+    return {**found.files, "training_state.pt": state, "meta": meta}
+
+
+def compare(place: str, expected: Any, actual: Any) -> list[str]:
+    """Where two nested objects are not equal to the bit, types and the order of keys included."""
+    if type(expected) is not type(actual):
+        return [f"{place}: {type(actual).__name__}, expected {type(expected).__name__}"]
+    if isinstance(expected, torch.Tensor):
+        if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
+            return [
+                f"{place}: {actual.dtype} {actual.shape}, not {expected.dtype} {expected.shape}"
+            ]
+        bits = (t.contiguous().reshape(-1).view(torch.uint8) for t in (expected, actual))
+        return [] if torch.equal(*bits) else [f"{place}: other bits"]
+    if isinstance(expected, dict):
+        found = compare(f"keys of {place}", list(expected), list(actual))
+        pairs = [] if found else [(f"{place} {k}", v, actual[k]) for k, v in expected.items()]
+    elif isinstance(expected, list | tuple):
+        found = compare(f"length of {place}", len(expected), len(actual))
+        numbers = itertools.count()
+        pairs = [(f"{place} {n}", a, b) for n, a, b in zip(numbers, expected, actual, strict=False)]
+    elif repr(expected) == repr(actual):  # tells 0.0 from -0.0, and NaN is equal to itself
+        return []
+    elif isinstance(expected, bytes):
+        return [f"{place}: other bytes"]
+    else:
+        return [f"{place}: {actual!r}, expected {expected!r}"]
+    return found + [text for pair in pairs for text in compare(*pair)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--out", type=Path, help="append the line to this file as well")
+    parser.add_argument(
+        "--record", action="store_true", help="... to bench/results/kill_storm.jsonl"
+    )
+    options = parser.parse_args()
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kill_storm_") as folder:
+        arguments = make_inputs(Path(folder), precision=options.precision)
+        kills, found, _ = storm(
+            Path(folder), kills=options.kills, seed=options.seed, arguments=arguments,
+            cores=sorted(os.sched_getaffinity(0))[:2],
+        )  # fmt: skip
+    from trainer_overhead import commit, cpu_model  # beside this script
+
+    text = json.dumps({
+        "contender": "kill_storm", "identical": not found, "kills": len(kills),
+        "kills_in_saves": sum(kill.in_save for kill in kills),
+        "kills_of_parent_alone": sum(kill.parent_alone for kill in kills),
+        "kills_at": dict(sorted(Counter(kill.moment for kill in kills).items())),
+        "distinct_steps": len({kill.step for kill in kills}), "steps_a_run": TOTAL_STEPS,
+        "seed": options.seed, "precision": options.precision, "differences": found[:20],
+        "seconds": round(time.monotonic() - start, 1), "torch": torch.__version__,
+        "python": platform.python_version(), "cpu": cpu_model(), "commit": commit(),
+        "command": " ".join(["python", "bench/kill_storm.py", *sys.argv[1:]]),
+    })  # fmt: skip
+    print(text)
+    results = Path(__file__).parent / "results" / "kill_storm.jsonl"
+    for path in [p for p in (options.out, results if options.record else None) if p is not None]:
+        with path.open("a") as file:
+            file.write(text + "\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

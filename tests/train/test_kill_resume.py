@@ -1,0 +1,166 @@
+"""Exact resume: the command is killed at random moments, and what it ends with is that of a run never killed.
+
+The lives, the kills and the comparison are those of bench/kill_storm.py, which does any number of them.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    from_bytes,
+    read_checkpoint,
+    save_checkpoint,
+    to_bytes,
+)
+
+KILLS = 20
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches processes in /proc")
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = Path(__file__).parents[2] / "bench" / "kill_storm.py"
+    spec = importlib.util.spec_from_file_location("kill_storm", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def storm(
+    bench: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Any], list[str], Path]:
+    """(kills, differences, folder of the unkilled run)."""
+    folder = tmp_path_factory.mktemp("storm")
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    return bench.storm(
+        folder, kills=KILLS, seed=0, arguments=bench.make_inputs(folder), cores=cores
+    )
+
+
+def test_runs_that_are_killed_end_with_the_bits_of_one_never_killed(storm) -> None:
+    kills, differences, _ = storm
+    assert not differences
+    assert len(kills) >= KILLS
+
+
+def test_the_kills_hit_what_they_are_meant_to_hit(storm, bench: ModuleType) -> None:
+    kills, _, _ = storm
+    moments = Counter(kill.moment for kill in kills)
+    assert moments.keys() == {"start", "claim", "steps", "save", "end"}
+    assert sum(kill.in_save for kill in kills) >= 2
+    assert sum(kill.parent_alone for kill in kills) >= 1
+    in_mid_run = {kill.step for kill in kills if 0 < kill.step < bench.TOTAL_STEPS}
+    assert len(in_mid_run) >= KILLS // 4
+
+
+def test_the_unkilled_run_is_as_it_was_planned(storm, bench: ModuleType) -> None:
+    _, _, unkilled = storm
+    steps = [row["step"] for row in bench.journal(unkilled) if "train_loss" in row]
+    ends = range(26, bench.TOTAL_STEPS + 1, 26)
+    assert steps == sorted({*range(3, bench.TOTAL_STEPS + 1, 3), *ends})
+    assert [row["step"] for row in bench.journal(unkilled) if "val_loss" in row] == list(ends)
+    result = json.loads((unkilled / "result.json").read_text())
+    assert (result["weights"], result["step"]) == ("ema", bench.TOTAL_STEPS)
+
+
+def flip_weight(files: dict[str, bytes], state: dict[str, Any]) -> None:
+    files["model.safetensors"] = files["model.safetensors"][:-1] + b"\x00"
+
+
+def flip_average(files: dict[str, bytes], state: dict[str, Any]) -> None:
+    files["ema.safetensors"] = files["ema.safetensors"][:-1] + b"\x00"
+
+
+def nudge_momentum(files: dict[str, bytes], state: dict[str, Any]) -> None:
+    buffer = state["optimizer"]["state"][0]["momentum_buffer"].view(-1)
+    buffer[0] = torch.nextafter(buffer[0], torch.tensor(torch.inf))
+
+
+def draw_from_python(files: dict[str, bytes], state: dict[str, Any]) -> None:
+    state["rng"]["python"][1][-1] += 1
+
+
+def draw_from_numpy(files: dict[str, bytes], state: dict[str, Any]) -> None:
+    state["rng"]["numpy"][2] += 1
+
+
+def draw_from_torch(files: dict[str, bytes], state: dict[str, Any]) -> None:
+    state["rng"]["torch"][0] ^= 1
+
+
+def swap_samples(files: dict[str, bytes], state: dict[str, Any]) -> None:
+    state["order_crc"] ^= 1
+
+
+def negate_zero(files: dict[str, bytes], state: dict[str, Any]) -> None:
+    state["window"]["loss_sum"].neg_()
+
+
+@pytest.mark.parametrize(
+    ("tamper", "place"),
+    [
+        (flip_weight, "model.safetensors"),
+        (flip_average, "ema.safetensors"),
+        (nudge_momentum, "optimizer state 0 momentum_buffer"),
+        (draw_from_python, "rng python 1"),
+        (draw_from_numpy, "rng numpy 2"),
+        (draw_from_torch, "rng torch"),
+        (swap_samples, "order_crc"),
+        (negate_zero, "window loss_sum"),
+    ],
+)
+def test_the_comparison_sees_one_bit_of_a_checkpoint(
+    storm,
+    bench: ModuleType,
+    tmp_path: Path,
+    tamper: Callable[[dict[str, bytes], dict[str, Any]], None],
+    place: str,
+) -> None:
+    unkilled = copy_of(storm[2], tmp_path)
+    folder = max((unkilled / "checkpoints").iterdir())
+    found = read_checkpoint(folder)
+    state = from_bytes(found.files["training_state.pt"])
+    files = dict(found.files)
+    tamper(files, state)
+    shutil.rmtree(folder)
+    save_checkpoint(folder, {**files, "training_state.pt": to_bytes(state)}, meta=found.meta)
+    (difference,) = bench.differences(storm[2], unkilled)
+    assert place in difference
+
+
+def test_the_comparison_sees_files_and_lines(storm, bench: ModuleType, tmp_path: Path) -> None:
+    other = copy_of(storm[2], tmp_path)
+    assert bench.differences(storm[2], other) == []
+    metrics = (other / "metrics.jsonl").read_text().replace('"step": 6,', '"step": 7,')
+    (other / "metrics.jsonl").write_text(metrics)
+    (other / ".model.safetensors.0123456789abcdef.tmp").touch()
+    with (other / "model.safetensors").open("ab") as file:
+        file.write(b" ")
+    bench.log_of(other).write_text("lines are lost\n")
+    shutil.rmtree(max((other / "checkpoints").iterdir()))
+    places = [difference.partition(":")[0] for difference in bench.differences(storm[2], other)]
+    expected = ["it said", "length of files", "newest checkpoint", "model.safetensors"]
+    assert places[:2] == expected[:2]
+    assert places[-3:] == ["newest checkpoint", "model.safetensors", "metrics.jsonl 1 step"]
+
+
+def copy_of(run: Path, folder: Path) -> Path:
+    """A finished run and its log in another place."""
+    shutil.copytree(run, folder / run.name)
+    shutil.copy(run.with_name(f"{run.name}.log"), folder)
+    return folder / run.name
