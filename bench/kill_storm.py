@@ -404,9 +404,11 @@ def journal(run: Path) -> list[dict[str, Any]]:
 def checkpoint(folder: Path) -> dict[str, Any]:
     """All that a checkpoint holds, verified; safetensors as bytes, the rest as objects."""
     found = read_checkpoint(folder)
-    state = from_bytes(found.files["training_state.pt"])
-    del state["metrics_bytes"]  # wall-clock figures in metrics.jsonl have more or fewer digits
-    meta = {k: v for k, v in found.meta.items() if k != "created"}
+    # Wall-clock figures in metrics.jsonl have more or fewer digits, so its length says nothing.
+    state, meta = (
+        {k: v for k, v in part.items() if k not in ("metrics_bytes", "created")}
+        for part in (from_bytes(found.files["training_state.pt"]), found.meta)
+    )
     return {**found.files, "training_state.pt": state, "meta": meta}
 
 

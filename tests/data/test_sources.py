@@ -530,7 +530,8 @@ def test_a_truncated_or_malformed_record_file(tmp_path):
     path = tmp_path / "short.rec"
     with RecordWriter(path) as writer:
         writer.write(b"no header")
-    assert "an image record has at least 24 bytes" in complaint(open_sources, path)
+    message = complaint(open_sources, path)
+    assert f"{path}, record 0 (key 0): an image record has at least 24 bytes" in message
     (tmp_path / "empty.rec").write_bytes(b"")
     assert (
         complaint(open_sources, tmp_path / "empty.rec") == f"{tmp_path}/empty.rec holds no records"

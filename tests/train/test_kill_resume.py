@@ -87,8 +87,7 @@ def flip_average(files: dict[str, bytes], state: dict[str, Any]) -> None:
 
 
 def nudge_momentum(files: dict[str, bytes], state: dict[str, Any]) -> None:
-    buffer = state["optimizer"]["state"][0]["momentum_buffer"].view(-1)
-    buffer[0] = torch.nextafter(buffer[0], torch.tensor(torch.inf))
+    nudge(state["optimizer"]["state"][0]["momentum_buffer"])
 
 
 def draw_from_python(files: dict[str, bytes], state: dict[str, Any]) -> None:
@@ -107,8 +106,14 @@ def swap_samples(files: dict[str, bytes], state: dict[str, Any]) -> None:
     state["order_crc"] ^= 1
 
 
-def negate_zero(files: dict[str, bytes], state: dict[str, Any]) -> None:
-    state["window"]["loss_sum"].neg_()
+def nudge_open_loss(files: dict[str, bytes], state: dict[str, Any]) -> None:
+    nudge(state["window"]["losses"][0])
+
+
+def nudge(tensor: torch.Tensor) -> None:
+    """Move the first number to the next one that its dtype has."""
+    first = (0,) * tensor.dim()
+    tensor[first] = torch.nextafter(tensor[first], torch.tensor(torch.inf))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +126,7 @@ def negate_zero(files: dict[str, bytes], state: dict[str, Any]) -> None:
         (draw_from_numpy, "rng numpy 2"),
         (draw_from_torch, "rng torch"),
         (swap_samples, "order_crc"),
-        (negate_zero, "window loss_sum"),
+        (nudge_open_loss, "window losses 0"),
     ],
 )
 def test_the_comparison_sees_one_bit_of_a_checkpoint(
@@ -132,7 +137,7 @@ def test_the_comparison_sees_one_bit_of_a_checkpoint(
     place: str,
 ) -> None:
     unkilled = copy_of(storm[2], tmp_path)
-    folder = max((unkilled / "checkpoints").iterdir())
+    folder = unkilled / "checkpoints" / "step-00000205"  # between two lines of metrics.jsonl
     found = read_checkpoint(folder)
     state = from_bytes(found.files["training_state.pt"])
     files = dict(found.files)
@@ -157,6 +162,29 @@ def test_the_comparison_sees_files_and_lines(storm, bench: ModuleType, tmp_path:
     expected = ["it said", "length of files", "newest checkpoint", "model.safetensors"]
     assert places[:2] == expected[:2]
     assert places[-3:] == ["newest checkpoint", "model.safetensors", "metrics.jsonl 1 step"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        (0.0, -0.0),
+        (1, True),
+        (b"a", b"b"),
+        ([1], [1, 2]),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (torch.zeros(2), torch.zeros(2, 1)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+        (torch.zeros(()), -torch.zeros(())),
+    ],
+)
+def test_the_comparison_is_strict(bench: ModuleType, expected: Any, actual: Any) -> None:
+    assert bench.compare("here", expected, expected) == []
+    assert len(bench.compare("here", expected, actual)) == 1
+
+
+def test_the_comparison_takes_nan_as_equal_to_itself(bench: ModuleType) -> None:
+    nan = float("nan")
+    assert bench.compare("here", [nan, torch.tensor(nan)], [nan, torch.tensor(nan)]) == []
 
 
 def copy_of(run: Path, folder: Path) -> Path:

@@ -11,10 +11,11 @@ from typing import NoReturn
 
 from flambeau import __version__
 from flambeau.data.errors import InputError
+from flambeau.train.config import nearest
 
 VERBS = ("train", "predict", "evaluate", "verify", "recipes", "env")
 _USER_ERRNOS = {
-    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
     errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG,
 }  # fmt: skip
 _INTERRUPTED = 130  # what shells give a process that SIGINT has ended
@@ -61,12 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     parser = _parser()
+    verb = next((word for word in words if not word.startswith("-")), None)
+    if verb is not None and verb not in VERBS:
+        parser.error(f"unknown verb {verb!r}{nearest(verb, VERBS)} (flambeau --help lists all)")
     chosen, rest = parser.parse_known_args(words)
+    if rest:
+        parser.error(_unknown(rest[0], parser if chosen.verb is None else chosen.parser))
     if chosen.verb is None:
         parser.print_help()
         return 0
-    if rest:
-        parser.error(_unknown(rest[0], chosen.parser))
     exit_code: int = chosen.run(chosen)
     return exit_code
 
@@ -95,13 +99,11 @@ def _parser() -> _Parser:
 
 
 def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
-    from flambeau.train.config import nearest
-
     if not word.startswith("-"):
-        return f"unexpected argument {word!r}; see flambeau {parser.prog.split()[-1]} --help"
+        return f"unexpected argument {word!r}; see {parser.prog} --help"
     name = word.split("=")[0]
     flags = [flag for action in parser._actions for flag in action.option_strings]
-    return f"unknown flag {name}{nearest(name, flags)} (flambeau {parser.prog.split()[-1]} --help lists all)"
+    return f"unknown flag {name}{nearest(name, flags)} ({parser.prog} --help lists all)"
 
 
 def _complain(message: str) -> None:

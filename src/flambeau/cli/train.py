@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.data.errors import InputError
-from flambeau.train.config import FIELDS, Settings, allowed_types, canonical, nearest, read_config
+from flambeau.train.config import (
+    FIELDS,
+    Settings,
+    allowed_types,
+    canonical,
+    from_stored,
+    read_config,
+)
 
 HELP = "train an image classifier; the same command again goes on with its run"
 _EMBEDDED_NAME = "fashion-mnist"
@@ -28,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             )
             continue
         group = groups.setdefault(facts["group"], parser.add_argument_group(facts["group"]))
-        flag = "--" + name.replace("_", "-")
+        flag = _flag(name)
         (kind,) = allowed_types(field)
         if kind is bool:
             group.add_argument(
@@ -75,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         if others:
             raise InputError(
-                f"--replay-step takes its settings from the run; leave {others[0]!r} out"
+                f"--replay-step takes its settings from the run; leave {_flag(others[0])} out"
             )
         from flambeau.train.replay import replay_step
 
@@ -87,7 +94,14 @@ def run(arguments: argparse.Namespace) -> int:
             from_file = {k: v for k, v in from_file.items() if k not in ("epochs", "duration")}
         given = from_file | given
     settings = canonical(Settings(**given))
-    explicit = {k: v for k in ("duration", *given) if (v := getattr(settings, k, None)) is not None}
+    # 'auto' says as little as a flag that is not given: the run holds what it was resolved to.
+    explicit = {
+        k: v
+        for k in ("duration", *given)
+        if (v := getattr(settings, k)) is not None and v != "auto"
+    }
+    if arguments.out == "":
+        raise InputError("--out is empty; name a folder")
     folder = (
         Path(arguments.out) if arguments.out is not None else default_folder(settings, explicit)
     )
@@ -115,7 +129,8 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
     if stored is not None and not fresh:
         # What was not said again is as it was, also what a machine or an older default had chosen.
         place.check_same({k: v for k, v in stored.items() if k in explicit}, explicit)
-        settings = Settings(**{**_known(stored, folder), **explicit})
+        stored_settings = from_stored(stored, place.config)
+        settings = dataclasses.replace(stored_settings, **explicit)
 
     from flambeau.data.sources import open_sources
     from flambeau.train.fit import fit, set_up
@@ -137,18 +152,14 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
         _say(f"the run that was in {folder} is now in {aside}")
     _show(settings, train_images=len(train), val_images=len(val), folder=folder)
     training = set_up(settings, facts, train, val, folder=folder)
-    fit(training)
+    try:
+        fit(training)
+    finally:
+        training.run.close()
     result = published(place)
     assert result is not None
     _report(place, result, already=False)
     return 0
-
-
-def _known(stored: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    for key in stored:
-        if key not in FIELDS:
-            raise InputError(f"{folder / 'config.toml'}: unknown key '{key}'{nearest(key, FIELDS)}")
-    return dict(stored)
 
 
 def _show(settings: Settings, *, train_images: int, val_images: int, folder: Path) -> None:
@@ -179,10 +190,16 @@ def _report(place: Any, result: Any, *, already: bool) -> None:
     print(f"      flambeau verify {place.path}")
 
 
+def _flag(name: str) -> str:
+    return "DATA" if name == "data" else "--" + name.replace("_", "-")
+
+
 def _default_text(field: dataclasses.Field[Any]) -> str:
     if field.metadata["auto"]:
         return f" (default: {field.metadata['auto']})"
-    if field.default in (None, False, True):
+    if field.default is True:
+        return " (default: yes)"
+    if field.default is None or field.default is False:
         return ""
     return f" (default: {str(field.default).replace('%', '%%')})"
 

@@ -34,9 +34,8 @@ SMALL_SIDE = (
 CACHE_BYTES = 256 << 20  # decoded small images kept in memory: 87,000 of 32 x 32 x 3
 
 _LEAST_STD = 0.0039  # one grey level of 255: where all images are one flat colour
-_STATISTICS_SIDE = (
-    128  # a JPEG may be decoded down to this for its mean: four times faster for most photos
-)
+# A JPEG may be decoded down to this for its mean: four times faster for most photos.
+_STATISTICS_SIDE = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

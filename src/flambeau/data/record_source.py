@@ -66,7 +66,13 @@ class RecordSource:
             raise OSError(str(error)) from error
 
     def _label(self, index: int) -> int:
-        label = unpack(self._reader[index])[0].label
+        record = self._reader[index]
+        try:
+            label = unpack(record)[0].label
+        except RecordError as error:
+            raise InputError(
+                f"{self.describe(index)}: {error}\nExpected an IRHeader and an image in each record"
+            ) from error
         if not isinstance(label, float):
             if len(label) != 1:
                 raise InputError(

@@ -44,7 +44,7 @@ class Settings:
         None, "side of the square images", group="data", auto="from the images, at most 224"
     )
     skip_bad_images: int = _setting(
-        0, "how many unreadable images to replace instead of stopping", group="data"
+        0, "how many unreadable images to replace instead of stopping", group="data", neutral=True
     )
     flip: bool = _setting(
         True, "mirror half of the training images; not for digits or text", group="data"
@@ -139,10 +139,18 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"--config {path}: no such file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path} cannot be read as TOML: {error}") from error
-    for key in values:
-        if key not in FIELDS:
-            raise InputError(f"{path}: unknown key '{key}'{nearest(key, FIELDS)}")
+    _check_keys(values, path)
     return values
+
+
+def from_stored(values: Mapping[str, Any], path: Path) -> Settings:
+    """The settings of a run, from what its config.toml (at `path`) holds.
+
+    Raises:
+        InputError: an unknown key or a wrong value: of another version, or edited by hand.
+    """
+    _check_keys(values, path)
+    return Settings(**values)
 
 
 def nearest(word: str, known: Mapping[str, Any] | typing.Iterable[str]) -> str:
@@ -193,6 +201,12 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
     return found
 
 
+def _check_keys(values: Mapping[str, Any], path: Path) -> None:
+    for key in values:
+        if key not in FIELDS:
+            raise InputError(f"{path}: unknown key '{key}'{nearest(key, FIELDS)}")
+
+
 def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
     """The value in the field's type; whole numbers pass as floats, nothing else is converted."""
     if value is None:
@@ -208,6 +222,8 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
             for t in wanted
         )
         raise InputError(f"{field.name} must be {names}, got {value!r}")
+    if value == "":
+        raise InputError(f"{field.name} is empty; give it a value or leave it out")
     return value
 
 
@@ -231,6 +247,12 @@ def _check(s: Settings) -> None:
         value = getattr(s, name)
         if value is not None and value < low:
             raise InputError(f"{name} must be at least {low}, got {value}")
+    if s.seed >= 1 << 64:
+        raise InputError(f"seed must be below 2**64, got {s.seed}")
+    for name in ("mixup", "cutmix"):
+        alpha = getattr(s, name)
+        if alpha and not 1e-6 <= alpha <= 1e6:  # beyond, a Beta(alpha, alpha) cannot be drawn
+            raise InputError(f"{name} must be 0 or from 1e-06 to 1e+06, got {alpha}")
     if s.lr is not None and s.lr <= 0:
         raise InputError(f"lr must be above 0, got {s.lr}")
     for name in ("ema", "label_smoothing"):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
 from flambeau.data.errors import InputError
@@ -18,7 +19,8 @@ class Duration:
     unit: Literal["ep", "st", "%"]
 
     def __str__(self) -> str:
-        return f"{self.amount:g}{self.unit}"
+        # In full: 1e+06st is no duration.
+        return f"{Decimal(repr(self.amount)):f}".removesuffix(".0") + self.unit
 
     def steps(self, *, steps_per_epoch: int, total_steps: int | None = None) -> int:
         """The duration in optimizer steps, rounded to the nearest.

@@ -1,5 +1,6 @@
 """The training of `flambeau train`, from top to bottom; the loop uses nothing but Run's public verbs."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,9 @@ from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.mixup import mixup
 from flambeau.train.config import Settings, as_dict
+from flambeau.train.device import pick_device
 from flambeau.train.models import build_model, check_output
-from flambeau.train.resolve import DataFacts, datasets, pick_device
+from flambeau.train.resolve import DataFacts, datasets
 from flambeau.train.run import Run
 
 
@@ -83,7 +85,7 @@ def set_up(
     assert settings.duration is not None
     train_data, val_data = datasets(settings, facts, train, val)
     model = make_model(settings, facts, pretrained=settings.pretrained and replay_from is None)
-    check_batch_norm(model, settings, facts)
+    check_training(model, settings, facts)
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
     run = Run(
         folder,
@@ -133,12 +135,7 @@ def set_up(
 def make_model(settings: Settings, facts: DataFacts, *, pretrained: bool = False) -> nn.Module:
     """The model of a run on its device, in the memory format that convolutions are fastest in."""
     assert settings.model is not None
-    assert settings.image_size is not None
-    shape = {
-        "num_classes": len(facts.classes),
-        "channels": facts.channels,
-        "image_size": settings.image_size,
-    }
+    shape = _shape(settings, facts)
     model = build_model(settings.model, pretrained=pretrained, **shape)
     check_output(model, **shape)
     return model.to(pick_device(settings.device), memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
@@ -166,25 +163,27 @@ def normalizer(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Ten
     return normalize
 
 
-def check_batch_norm(model: nn.Module, settings: Settings, facts: DataFacts) -> None:
-    """Refuse an epoch whose last batch is one image, where a BatchNorm sees one value a channel then."""
+def check_training(model: nn.Module, settings: Settings, facts: DataFacts) -> None:
+    """Refuse a model that cannot train, or not on the smallest batch of an epoch, if that is one image."""
     assert settings.batch_size is not None
-    global_batch = settings.batch_size * settings.accumulate
-    lone = facts.train_samples % global_batch == 1 or settings.batch_size == 1
-    if not lone or not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
-        return
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    parameter = next(model.parameters())
-    size = settings.image_size
-    assert size is not None
+    num_images, accumulate = facts.train_samples, settings.accumulate
+    lone = settings.batch_size == 1 or num_images % (settings.batch_size * accumulate) == 1
     try:
-        with torch.no_grad():
-            model(torch.zeros(1, facts.channels, size, size, device=parameter.device))
-    except ValueError as error:
+        check_output(model, **_shape(settings, facts), num_images=2 - lone, training=True)
+    except InputError as error:
+        if not lone or not isinstance(error.__cause__, ValueError):
+            raise
+        good = next(size for size in itertools.count(2) if num_images % (size * accumulate) != 1)
         raise InputError(
-            f"batch_size = {settings.batch_size} leaves a batch of one image, on which BatchNorm "
-            f"cannot train; use --batch-size {max(2, settings.batch_size - 1)}"
+            f"batch_size = {settings.batch_size} leaves a batch of one image, on which this model "
+            f"cannot train: {error.__cause__}\nUse another one, such as --batch-size {good}"
         ) from error
-    finally:
-        for name, b in model.named_buffers():
-            b.copy_(buffers[name])
+
+
+def _shape(settings: Settings, facts: DataFacts) -> dict[str, int]:
+    assert settings.image_size is not None
+    return {
+        "num_classes": len(facts.classes),
+        "channels": facts.channels,
+        "image_size": settings.image_size,
+    }

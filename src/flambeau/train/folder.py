@@ -39,13 +39,14 @@ class RunFolder:
             return tomllib.loads(self.config.read_text(encoding="utf-8"))
         except FileNotFoundError:
             pass
-        except (NotADirectoryError, OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except NotADirectoryError:
+            file = next(p for p in (self.path, *self.path.parents) if p.exists())
+            raise InputError(f"{file} is not a folder; choose another folder for the run") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InputError(
                 f"{self.config} cannot be read: {error}; choose another folder"
             ) from error
         if self.path.exists():
-            if not self.path.is_dir():
-                raise InputError(f"{self.path} is a file, not a run folder; choose another folder")
             ours = {"checkpoints", "environment.json", "dataset.json"}  # of a start that was killed
             foreign = sorted(
                 p.name for p in self.path.iterdir() if p.name[0] != "." and p.name not in ours
@@ -67,6 +68,8 @@ class RunFolder:
         Raises:
             InputError: a run of another configuration, or another process trains here now.
         """
+        content = as_toml(config)
+        config = tomllib.loads(content.decode())  # as it will be read: no None, lists for tuples
         stored = self.read_config()
         if stored is not None:
             self.check_same(stored, config)
@@ -75,7 +78,9 @@ class RunFolder:
         if stored is None:
             for name, content in files.items():
                 write_file(self.path / name, content)
-            write_file(self.config, as_toml(config))  # last: with it the folder is a run
+            write_file(self.config, content)  # last: with it the folder is a run
+        elif stored != config:  # in what a resume may change: the file says what holds now
+            write_file(self.config, content)
 
     def check_same(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Refuse a configuration under which a resume would not go on with the same run."""
@@ -93,10 +98,10 @@ class RunFolder:
             return None
         self.read_config()
         self._take_lock()
-        number = 1
-        while (target := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
+        path, number = self.path.absolute(), 1
+        while (target := path.with_name(f"{path.name}.old-{number}")).exists():
             number += 1
-        self.path.rename(target)
+        path.rename(target)
         self.release()
         return target
 

@@ -15,10 +15,11 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     verify_checkpoint,
 )
 from flambeau.recipes.setup.environment import usable_cpus
-from flambeau.train.config import Settings
+from flambeau.train.config import from_stored
+from flambeau.train.device import pick_device
 from flambeau.train.exactness import changes, exactness_facts
 from flambeau.train.folder import RunFolder
-from flambeau.train.resolve import DataFacts, check_unchanged, pick_device
+from flambeau.train.resolve import DataFacts, check_unchanged
 from flambeau.train.result import published
 from flambeau.train.saver import read_weights
 
@@ -72,7 +73,7 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
         return ["there is no whole checkpoint"]
     if "model" not in stored:  # a run of the user's own loop: its data are not known here
         return changes(newest["exactness"], {**newest["exactness"], "torch": torch.__version__})
-    settings = Settings(**stored)
+    settings = from_stored(stored, folder.config)
     reasons = []
     try:
         data = None if settings.data is None else Path(settings.data)

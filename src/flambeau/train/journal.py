@@ -18,8 +18,9 @@ class Journal:
 
     def __init__(self, path: Path, *, keep_bytes: int) -> None:
         self._fd = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666
         )
+        self._path = path
         self.missing_bytes = max(0, keep_bytes - os.fstat(self._fd).st_size)
         """How many bytes that a checkpoint vouched for are gone."""
         if not self.missing_bytes:
@@ -30,8 +31,12 @@ class Journal:
         """Append one line; numbers that JSON has no word for become null."""
         line = json.dumps(json_numbers(row)).encode() + b"\n"
         done = 0
-        while done < len(line):
-            done += os.write(self._fd, line[done:])
+        try:
+            while done < len(line):
+                done += os.write(self._fd, line[done:])
+        except OSError as error:
+            error.filename = str(self._path)  # an operation on a descriptor does not know it
+            raise
         self.size += len(line)
 
     def sync(self) -> None:

@@ -2,6 +2,8 @@
 
 import importlib.util
 import inspect
+import sys
+import traceback
 import types
 from pathlib import Path
 from typing import Any
@@ -94,19 +96,21 @@ def _timm(
 
 
 def _torchvision(name: str, num_classes: int, channels: int, pretrained: bool) -> nn.Module:
+    import torchvision.models
     from torchvision.models import get_model, get_model_weights, list_models
 
-    known = [n for n in list_models() if "/" not in n]
-    if name not in known:
-        raise InputError(f"unknown model 'torchvision:{name}'{nearest(name, known)}")
+    known = {f"torchvision:{n}" for n in list_models(module=torchvision.models)}  # classifiers
+    if f"torchvision:{name}" not in known:
+        hint = nearest(f"torchvision:{name}", known)
+        raise InputError(f"unknown model 'torchvision:{name}'{hint} (a classifier of torchvision)")
     if channels != 3:
         raise InputError(f"torchvision:{name} takes 3 channels, got {channels}")
-    try:
-        model = get_model(name, num_classes=num_classes)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"torchvision:{name} cannot be made as a classifier: {_first_line(error)}"
-        ) from error
+    inception: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):
+        # Without the second classifiers, whose logits would come beside the others in training. Their
+        # published weights expect images normalised in another way, and transform_input does it.
+        inception = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
+    model = get_model(name, num_classes=num_classes, **inception)
     assert isinstance(model, nn.Module)
     if pretrained:
         try:
@@ -124,7 +128,8 @@ def _torchvision(name: str, num_classes: int, channels: int, pretrained: bool) -
 
 def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> nn.Module:
     path_text, _, function_name = name.rpartition(":")
-    function = getattr(_load_module(Path(path_text)), function_name, None)
+    path = Path(path_text)
+    function = getattr(_load_module(path), function_name, None)
     if not callable(function):
         raise InputError(f"{path_text} has no function '{function_name}'; --model FILE.py:FUNCTION")
     offered = {"num_classes": num_classes, "channels": channels, "image_size": image_size}
@@ -132,7 +137,8 @@ def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> n
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         wanted = offered
     else:
-        wanted = {k: v for k, v in offered.items() if k in parameters}
+        by_name = {n for n, p in parameters.items() if p.kind is not p.POSITIONAL_ONLY}
+        wanted = {k: v for k, v in offered.items() if k in by_name}
     missing = [
         p.name
         for p in parameters.values()
@@ -142,9 +148,12 @@ def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> n
     ]
     if missing:
         raise InputError(
-            f"{name} asks for {missing[0]!r}; it is called with any of {', '.join(offered)}"
+            f"{name} asks for {missing[0]!r}; it is called with any of {', '.join(offered)}, by name"
         )
-    model = function(**wanted)
+    try:
+        model = function(**wanted)
+    except Exception as error:
+        raise _failed(path, error) from error
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{name} must return a torch.nn.Module, it returned {type(model).__name__}"
@@ -155,38 +164,72 @@ def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> n
 def _load_module(path: Path) -> types.ModuleType:
     if not path.is_file():
         raise InputError(f"--model: {path} is not a file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"flambeau_model_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module  # where dataclasses and pickle look for it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _failed(path, error) from error
     return module
 
 
-def check_output(model: nn.Module, *, num_classes: int, channels: int, image_size: int) -> None:
-    """Run one image through the model, so that a wrong shape is seen before the first step.
+def _failed(path: Path, error: Exception) -> InputError:
+    """An error in the user's file: which, and in which line."""
+    lines = [
+        f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path
+    ]
+    line = f", line {lines[-1]}" if lines else ""
+    return InputError(f"{path}{line}: {type(error).__name__}: {_first_line(error)}")
+
+
+def check_output(
+    model: nn.Module,
+    *,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    num_images: int = 1,
+    training: bool = False,
+) -> None:
+    """Run black images through the model, so that what is wrong with it is seen before the first step.
+
+    Args:
+        model: stays as it is, its buffers and modes too.
+        num_classes, channels, image_size: as for `build_model`.
+        num_images: how many.
+        training: in the modes that the modules are in; otherwise all in evaluation mode.
 
     Raises:
-        InputError: the forward pass fails, or the logits are not (N, num_classes).
+        InputError: the forward pass fails, the logits are not (N, num_classes), nothing can be trained.
     """
-    parameter = next(model.parameters())
+    device = next((p.device for p in model.parameters() if p.requires_grad), None)
+    if device is None:
+        raise InputError("the model has no parameter that can be trained")
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    if not training:
+        model.eval()
+    what = f"{'in training ' if training else ''}on {num_images} x {channels} x {image_size} x {image_size}"
     try:
-        with torch.inference_mode():
-            image = torch.zeros(1, channels, image_size, image_size, device=parameter.device)
-            logits: Any = model(image)
-    except (RuntimeError, ValueError, AssertionError, TypeError) as error:
+        with torch.no_grad():  # not inference_mode: what a model keeps may be needed for gradients
+            images = torch.zeros(num_images, channels, image_size, image_size, device=device)
+            logits: Any = model(images)
+    except Exception as error:
         raise InputError(
-            f"the model fails on an image of {channels} x {image_size} x {image_size}: {_first_line(error)}"
+            f"the model fails {what}: {type(error).__name__}: {_first_line(error)}"
         ) from error
     finally:
-        for module, training in modes:
-            module.training = training
+        for module, mode in modes:
+            module.training = mode
+        for buffer, value in buffers:
+            buffer.copy_(value)
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if shape != (1, num_classes):
+    if shape != (num_images, num_classes):
         raise InputError(
-            f"the model must give logits of shape (N, {num_classes}); it gives {shape}"
+            f"the model must give logits of shape (N, {num_classes}); {what} it gives {shape}"
         )
 
 

@@ -4,8 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from flambeau.data.errors import InputError
+from flambeau.data.loader import Loader, ReadyBatches
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 
@@ -50,3 +52,32 @@ class BadStep:
             raise InputError(
                 f"{path} is not a file that a stopped run has written (not-finite-step-N.json): {error}"
             ) from error
+
+
+def stop_not_finite(
+    steps_before: int, *, loader: Loader | ReadyBatches, checkpoint: str | None, folder: Path | None
+) -> NoReturn:
+    """Write down which samples the bad step had, and stop the run.
+
+    Args:
+        steps_before: steps of the run before the bad one.
+        loader: of the training data.
+        checkpoint: the last whole one.
+        folder: of the run; None writes nothing.
+
+    Raises:
+        NotFinite: always.
+    """
+    epoch, batch = divmod(steps_before, loader.batches_per_epoch)
+    message = (
+        f"step {steps_before + 1} (epoch {epoch + 1}): the loss or a gradient is NaN or infinite"
+    )
+    if folder is None:
+        raise NotFinite(message)
+    indices = loader.batch_indices(epoch=epoch, batch=batch)
+    names = [loader.describe(index) for index in indices]
+    path = BadStep(steps_before + 1, epoch, indices, names, checkpoint).write(folder)
+    raise NotFinite(
+        f"{message}; the weights are those from before it.\n"
+        f"Its samples are listed in {path}; run it again with: flambeau train --replay-step {path}"
+    )

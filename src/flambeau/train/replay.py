@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flambeau.data.errors import InputError
 from flambeau.data.sources import open_sources
-from flambeau.train.config import Settings
+from flambeau.train.config import from_stored
 from flambeau.train.fit import Training, set_up
 from flambeau.train.folder import RunFolder
 from flambeau.train.not_finite import BadStep, NotFinite
@@ -37,7 +37,7 @@ def replay_step(path: Path, *, say: Callable[[str], None]) -> int:
         raise InputError(f"{path} is not in the folder of a `flambeau train` run, and needs that")
     if bad.checkpoint is None:
         raise InputError(f"{path} names no checkpoint to start from")
-    settings, facts = Settings(**stored), DataFacts.read(folder.dataset)
+    settings, facts = from_stored(stored, folder.config), DataFacts.read(folder.dataset)
     train, val = open_sources(None if settings.data is None else Path(settings.data), seed=0)
     assert settings.model is not None
     check_unchanged(facts, train, val, model=settings.model)

@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flambeau.data.dataset import ImageDataset, mean_std, probe
 from flambeau.data.errors import InputError
 from flambeau.data.sources import Source
-from flambeau.recipes.setup.environment import default_device, native_bf16, usable_cpus
+from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.training.schedules import linear_scaled_lr
 from flambeau.train.config import Settings
+from flambeau.train.device import pick_device
 from flambeau.train.models import SMALL, input_channels, pretrained_normalization
 
 _SMALL_SIDE = 64  # pixels up to which images are 'small': decoded once, and for the small network
@@ -63,24 +62,6 @@ class DataFacts:
             ) from error
 
 
-def pick_device(name: str) -> torch.device:
-    """The device of a setting.
-
-    Raises:
-        InputError: there is no such device on this machine.
-    """
-    if name == "auto":
-        return default_device()
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"device = {name!r} is not to be had here: {str(error).splitlines()[0]}"
-        ) from error
-    return device
-
-
 def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, DataFacts]:
     """Fill in what was left open.
 
@@ -101,7 +82,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
     )
     channels = input_channels(model, grey=seen.grey)
     device = pick_device(settings.device)
-    batch_size = settings.batch_size or _batch_size(len(train))
+    batch_size = settings.batch_size or _batch_size(len(train), settings.accumulate)
     small = size <= _SMALL_SIDE
     workers = 0 if small or device.type == "cpu" else min(usable_cpus(), 8)
     precision = "fp32"
@@ -117,7 +98,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
         batch_size=batch_size,
         workers=workers if settings.workers is None else settings.workers,
         duration=settings.duration or _duration(settings),
-        lr=settings.lr or _lr(settings, batch_size * settings.accumulate),
+        lr=settings.lr or _lr(settings, min(batch_size * settings.accumulate, len(train))),
         precision=precision if settings.precision == "auto" else settings.precision,
     )
     normalization = (
@@ -191,11 +172,16 @@ def _image_size(same_size: tuple[int, int] | None, shorter_side: int) -> int:
     return max(32, min(224, shorter_side // 32 * 32))
 
 
-def _batch_size(num_samples: int) -> int:
-    """64, or the power of two that gives at least eight steps an epoch. Chosen, untested."""
+def _batch_size(num_samples: int, accumulate: int) -> int:
+    """64, or the power of two that gives at least eight steps an epoch. Chosen, untested.
+
+    A bit more where an epoch would end with a batch of one image: BatchNorm learns nothing from one.
+    """
     size = 64
     while size > 2 and size * 8 > num_samples:
         size //= 2
+    while num_samples % (size * accumulate) == 1:
+        size += 1
     return size
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from flambeau.data.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import read_checkpoint, write_file
 from flambeau.train.folder import RunFolder
 from flambeau.train.journal import json_numbers
@@ -71,8 +72,16 @@ def publish(folder: RunFolder, result: Result, *, checkpoint: str) -> None:
 
 
 def published(folder: RunFolder) -> Result | None:
-    """The result of a finished run; None while there is none."""
+    """The result of a finished run; None while there is none.
+
+    Raises:
+        InputError: the file is not what a run has written.
+    """
     try:
         return Result(**json.loads(folder.result.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"{folder.result} cannot be read: {error}; remove it and run the training again"
+        ) from error

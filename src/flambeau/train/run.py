@@ -32,10 +32,11 @@ from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.amp_step import AmpStep, Precision
 from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
+from flambeau.train.device import generators_of
 from flambeau.train.exactness import changes, exactness_facts
 from flambeau.train.folder import RunFolder
 from flambeau.train.journal import Journal
-from flambeau.train.not_finite import BadStep, NotFinite
+from flambeau.train.not_finite import stop_not_finite
 from flambeau.train.plan import Plan
 from flambeau.train.preemption import FLAG, Preempted
 from flambeau.train.progress import Progress
@@ -153,7 +154,7 @@ class Run:
         self._step_losses: list[Tensor] = []
         self._evaluated: dict[str, MeanOnDevice] | None = None
         self._stream: Iterator[tuple[MicroBatch, Any]] | None = None
-        self._generators = _generators_of(self.device)
+        self._generators = generators_of(self.device)
         self._exactness = exactness_facts(self.device)
         self._saver = Saver(self.folder.checkpoints, keep=keep)
         self._journal: Journal | None = None
@@ -204,7 +205,8 @@ class Run:
                 self._end_epoch()
             if not self._replay:
                 self._saver.wait()
-                self._publish()
+                result = state.result()
+                publish(self.folder, result, checkpoint=_name(result.step))
         finally:
             self.close()
 
@@ -444,30 +446,14 @@ class Run:
                 f"{self.folder.metrics} is shorter than at the checkpoint: lines are lost"
             )
 
-    def _publish(self) -> None:
-        state = self.state
-        result = Result(weights="last", step=state.step, metrics=state.metrics)
-        if self._ema is not None:
-            result = Result(weights="ema", step=state.step, metrics=state.metrics)
-        elif state.best.step is not None:
-            result = Result(weights="best", step=state.best.step, metrics=state.best.metrics)
-        publish(self.folder, result, checkpoint=_name(result.step))
-
     def _stop_not_finite(self, steps_before: int) -> NoReturn:
-        epoch, batch = divmod(steps_before, self.plan.steps_per_epoch)
-        indices = self._loader.batch_indices(epoch=epoch, batch=batch)
-        bad = BadStep(
-            step=steps_before + 1, epoch=epoch, indices=indices,
-            samples=[self._loader.describe(i) for i in indices], checkpoint=self._saver.last_good,
-        )  # fmt: skip
-        message = f"step {bad.step} (epoch {epoch + 1}): the loss or a gradient is NaN or infinite"
-        if self._replay:
-            raise NotFinite(message)
-        self._saver.wait()
-        path = bad.write(self.folder.path)
-        raise NotFinite(
-            f"{message}; the weights are those from before it.\n"
-            f"Its samples are listed in {path}; run it again with: flambeau train --replay-step {path}"
+        if not self._replay:
+            self._saver.wait()
+        stop_not_finite(
+            steps_before,
+            loader=self._loader,
+            checkpoint=self._saver.last_good,
+            folder=None if self._replay else self.folder.path,
         )
 
     def _to_device(self, stream: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:
@@ -477,10 +463,3 @@ class Run:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def _generators_of(device: torch.device) -> list[torch.Generator]:
-    """The default generators that a forward pass on this device draws from."""
-    if device.type == "cuda":
-        return [torch.default_generator, torch.cuda.default_generators[device.index or 0]]
-    return [torch.default_generator]

@@ -13,7 +13,7 @@ from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.ema import EMA
 from flambeau.train.journal import json_numbers
-from flambeau.train.result import Best
+from flambeau.train.result import Best, Result
 from flambeau.train.saver import Restored, Snapshot, copies, copy_nested, why_not_loadable
 from flambeau.train.window import Window
 
@@ -80,6 +80,14 @@ class TrainingState:
             state=copy_nested(state),
             meta=meta,
         )
+
+    def result(self) -> Result:
+        """Which weights the run publishes: the averaged, else the best, else the last."""
+        if self.ema is not None:
+            return Result(weights="ema", step=self.step, metrics=self.metrics)
+        if self.best.step is not None:
+            return Result(weights="best", step=self.best.step, metrics=self.best.metrics)
+        return Result(weights="last", step=self.step, metrics=self.metrics)
 
     def load(self, found: Restored) -> None:
         """Put a checkpoint back.

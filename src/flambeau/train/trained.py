@@ -22,7 +22,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
 from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
-from flambeau.train.config import Settings
+from flambeau.train.config import Settings, from_stored
 from flambeau.train.fit import make_model, normalizer
 from flambeau.train.folder import RunFolder
 from flambeau.train.resolve import DataFacts
@@ -67,7 +67,7 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
     if stored is None:
         raise InputError(f"{path} is not a run folder: there is no config.toml in it")
     facts = DataFacts.read(folder.dataset)
-    settings = Settings(**stored)
+    settings = from_stored(stored, folder.config)
     torch.set_num_threads(usable_cpus())
     model = make_model(dataclasses.replace(settings, device="auto"), facts)
     weights = read_weights(folder.weights) if published(folder) else _newest(folder, say)

@@ -345,11 +345,13 @@ def check_and_go_on(disk: ModelDisk, past: Past) -> None:
     if step:
         assert set(disk._folder(RUN).names) <= {"checkpoints", "config.toml"}
         assert set(disk._folder(ROOT).names) <= {name(n) for n in range(20)}
+    # What has returned outlives a crash at once.
     save(disk, step + 1)
-    write_file(CONFIG, b"after %d" % (step + 1), disk=disk)
-    # What returned outlives a crash at once.
-    disk = crash(disk, nothing, lambda synced, data: synced)
-    assert check(disk, Past([*past.saved, step + 1], config={b"after %d" % (step + 1)})) == step + 1
+    past = Past([*past.saved, step + 1], config=past.config)
+    assert check(crash(disk, nothing, lambda synced, data: synced), past) == step + 1
+    write_file(CONFIG, b"new", disk=disk)
+    past.config = {b"new"}
+    assert check(crash(disk, nothing, lambda synced, data: synced), past) == step + 1
 
 
 def test_the_model_forgets_what_was_not_synced() -> None:

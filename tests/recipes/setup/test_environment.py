@@ -97,7 +97,13 @@ def test_report_names_the_gpu() -> None:
 
 def test_default_device_exists() -> None:
     torch.ones(1, device=default_device())
-    expected = "cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu"
+    expected = (
+        "cuda"
+        if torch.cuda.is_available()
+        else "mps"
+        if torch.backends.mps.is_available()
+        else "cpu"
+    )
     assert default_device().type == expected
 
 

@@ -104,7 +104,7 @@ class _CudaUpload(_Upload):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream(device)
 
     def start(self, batch: T) -> tuple[T, Any]:
         with torch.cuda.stream(self.stream):

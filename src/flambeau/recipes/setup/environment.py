@@ -48,7 +48,7 @@ def environment(*, packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
         "packages": {name: _version(name) for name in packages},
         "cuda_build": torch.version.cuda,
         "rocm_build": torch.version.hip,
-        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "cudnn": torch.backends.cudnn.version(),
         "driver": _driver(),
         "default_device": str(default_device()),
         "gpus": [torch.cuda.get_device_name(gpu) for gpu in gpus],

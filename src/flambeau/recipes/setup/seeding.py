@@ -71,10 +71,9 @@ def rng_state() -> dict[str, Any]:
         True
     """
     version, words, gauss = random.getstate()
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if in_use else [],
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
         "python": [version, torch.tensor(words, device="cpu"), gauss],
         "numpy": _numpy_state(),
     }

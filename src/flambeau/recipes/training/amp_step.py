@@ -121,7 +121,7 @@ class AmpStep:
         if not self._halt:
             self.halted.zero_()
         if fp16:
-            self._check(watch, self.halted, self._one)
+            self._check(list(watch), self.halted, self._one)
             self.skipped.copy_(self.halted)
             self._check(gradients, self.skipped, self._scale.double().reciprocal().float())
         else:
@@ -152,7 +152,7 @@ class AmpStep:
         self._scale.copy_(state["scale"])
         self._growth_tracker.copy_(state["growth_tracker"])
 
-    def _check(self, tensors: Sequence[Tensor], found: Tensor, factor: Tensor) -> None:
+    def _check(self, tensors: list[Tensor], found: Tensor, factor: Tensor) -> None:
         """Multiply by `factor`, and set `found` where something is not finite: one kernel for each dtype."""
         if self._one_dtype:
             if tensors:

@@ -1,0 +1,85 @@
+"""docs/train.md shows every setting as the code has it, and its Chinese half names the same ones."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flambeau.train.config import FIELDS
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOL = ROOT / "tools" / "settings_table.py"
+PAGE = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+CHINESE_HEAD = "| 设置 | 默认值 | 含义 | 恢复时 |"
+
+
+@pytest.fixture(scope="module")
+def table() -> str:
+    """What a maintainer sees who runs the tool."""
+    command = [sys.executable, str(TOOL)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8")
+    assert printed.stderr == ""
+    return printed.stdout
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """The cells of the rows of the first table in a text."""
+    for line in text.splitlines()[2:]:
+        if not line.startswith("|"):
+            return
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_page_shows_the_table(table: str) -> None:
+    lines = table.splitlines()
+    assert len(lines) == 2 + len(FIELDS)
+    assert f"\n\n{table}\n" in PAGE, f"run `python {TOOL.relative_to(ROOT)}` and put it in the page"
+
+
+def test_table_says_what_the_settings_are(table: str) -> None:
+    cells = {row[0]: row[1:] for row in rows(table)}
+    assert cells["`--lr`"][0] == FIELDS["lr"].metadata["auto"]
+    assert cells["`--keep`"] == ["`2`", FIELDS["keep"].metadata["help"], "may change"]
+    assert cells["`--flip`, `--no-flip`"][0] == "yes"
+    assert cells["`--seed`"][2] == "stays"
+    assert cells["`--warmup`"][:2] == ["`5%`", "such as 5%, 2ep or 500st"]
+    assert "sgd, adam, adamw" in cells["`--optimizer`"][1]
+
+
+def test_chinese_table_has_the_same_settings(table: str) -> None:
+    """Its words are written by hand, and so is each default that is a sentence."""
+    resume = {"may change": "可以改变", "stays": "不变"}
+    chinese = list(rows(PAGE[PAGE.index(CHINESE_HEAD) :]))
+    for english, translated in zip(rows(table), chinese, strict=True):
+        assert translated[0] == english[0]
+        assert translated[3] == resume[english[3]]
+        if english[1].startswith("`"):
+            assert translated[1] == english[1]
+
+
+def test_a_new_setting_changes_the_table(
+    table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("settings_table", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.settings_table() + "\n" == table
+
+    @dataclasses.dataclass
+    class More:
+        new_one: int = dataclasses.field(
+            default=7,
+            metadata={"help": "a share of 10%%", "auto": "", "choices": (), "neutral": True},
+        )
+
+    monkeypatch.setattr(tool, "FIELDS", {f.name: f for f in dataclasses.fields(More)})
+    assert tool.settings_table().splitlines()[2:] == [
+        "| `--new-one` | `7` | a share of 10% | may change |"
+    ]

@@ -1,0 +1,221 @@
+"""Preemption: a signal ends the command with a checkpoint and exit code 75; the same command goes on.
+
+Two runs of the command are stopped again and again, side by side, then finish and are compared with a run that
+nobody stopped. Each stop is one start of the command; the tests look at what the stops have left.
+"""
+
+import importlib.util
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from flambeau.recipes.checkpoints.atomic_checkpoint import verify_checkpoint
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches processes in /proc")
+
+SAVED = re.compile(r"^(\w+): saved at step (\d+) in .*; the same command goes on from here$", re.M)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """What a stopped command has left.
+
+    Attributes:
+        name: of the signal.
+        code: exit code.
+        output: all that it said.
+        seen: the step of the last line of metrics.jsonl when the signal was sent, the process standing still.
+        step: of the newest checkpoint afterwards, verified.
+    """
+
+    name: str
+    code: int
+    output: str
+    seen: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """All stops by what they try, and what the finished runs differ in."""
+
+    stops: Mapping[str, Stop]
+    differences: list[str]
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = Path(__file__).parents[2] / "bench" / "kill_storm.py"
+    spec = importlib.util.spec_from_file_location("kill_storm", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def stopped(bench: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    folder = tmp_path_factory.mktemp("preemption")
+    arguments = [*bench.make_inputs(folder), "--log-every", "1", "--checkpoint-every", "1ep"]
+    cores = (sorted(os.sched_getaffinity(0)) * 2)[:2]
+
+    def life(run: str, workers: int, sleep_s: float = 0.0) -> Any:
+        """On the core of its run: the first of the two does the unstopped run as well."""
+        core, environ = cores[run == "b"], {"FORWARD_SLEEP_S": f"{sleep_s}"}
+        return bench.Life(arguments, folder / run, workers=workers, core=core, environ=environ)
+
+    def first() -> dict[str, Stop]:
+        life("unstopped", 0).finish()
+        stops = {
+            "TERM": stop(life("a", 0), signal.SIGTERM, after_steps=3),
+            "TERM to the group": stop(life("a", 2), signal.SIGTERM, after_steps=9, group=True),
+            "USR1 to the group": stop(life("a", 2), signal.SIGUSR1, after_steps=5, group=True),
+            "INT": stop(life("a", 0), signal.SIGINT, after_steps=27),
+            "many TERM": stop_with_many(life("a", 0), signal.SIGTERM),
+        }
+        life("a", 0).finish()
+        return stops
+
+    def second() -> dict[str, Stop]:
+        stops = {
+            "TERM while torch loads": stop_at(life("b", 2), signal.SIGTERM, is_loading_torch),
+            "INT to the group": stop(life("b", 2), signal.SIGINT, after_steps=13, group=True),
+            "USR1": stop(life("b", 0), signal.SIGUSR1, after_steps=2),
+            "TERM while workers start": stop_at(life("b", 2), signal.SIGTERM, has_workers),
+            "INT twice": stop_twice(life("b", 2, sleep_s=1.0)),
+        }
+        life("b", 2).finish()
+        return stops
+
+    with ThreadPoolExecutor(2) as pool:
+        halves = [pool.submit(half) for half in (first, second)]
+        stops = halves[0].result() | halves[1].result()
+    unstopped = folder / "unstopped"
+    found = [f"{r}: {text}" for r in "ab" for text in bench.differences(unstopped, folder / r)]
+    return Stopped(stops, found)
+
+
+def stop(life: Any, number: signal.Signals, *, after_steps: int, group: bool = False) -> Stop:
+    """Send a signal when some steps are done; the process stands still meanwhile, so that `seen` is exact."""
+    assert life.wait_for(
+        lambda: life.has_claimed() and last_step(life.run) >= max(0, life.first_step) + after_steps
+    )
+    os.kill(life.process.pid, signal.SIGSTOP)
+    seen = last_step(life.run)
+    send(life, number, group=group)
+    os.kill(life.process.pid, signal.SIGCONT)
+    return outcome(life, number, seen)
+
+
+def stop_at(life: Any, number: signal.Signals, moment: Callable[[Any], bool]) -> Stop:
+    """Send a signal to the group as soon as something is so."""
+    assert life.wait_for(lambda: moment(life))
+    send(life, number, group=True)
+    return outcome(life, number, seen=max(0, life.first_step))
+
+
+def stop_with_many(life: Any, number: signal.Signals) -> Stop:
+    """Send a signal every few milliseconds until the end, as an impatient scheduler does."""
+    assert life.wait_for(lambda: life.has_claimed() and last_step(life.run) > life.first_step)
+    seen = last_step(life.run)
+    while life.process.poll() is None:
+        send(life, number, group=True)
+        time.sleep(0.005)
+    return outcome(life, number, seen)
+
+
+def stop_twice(life: Any) -> Stop:
+    """SIGINT, and another one when the first was answered, in the middle of a slow forward pass."""
+    assert life.wait_for(lambda: life.has_claimed() and last_step(life.run) > life.first_step)
+    seen = last_step(life.run)
+    send(life, signal.SIGINT, group=True)
+    assert life.wait_for(lambda: "Ctrl-C again stops at once" in life.output)
+    send(life, signal.SIGINT, group=True)
+    return outcome(life, signal.SIGINT, seen)
+
+
+def send(life: Any, number: signal.Signals, *, group: bool) -> None:
+    (os.killpg if group else os.kill)(life.process.pid, number)
+
+
+def outcome(life: Any, number: signal.Signals, seen: int) -> Stop:
+    """Wait for the end; no process of the group may be left behind."""
+    code = life.process.wait(240)
+    life.wait_gone()
+    newest = max((life.run / "checkpoints").glob("step-*"))
+    verify_checkpoint(newest)
+    return Stop(number.name, code, life.output, seen, int(newest.name.removeprefix("step-")))
+
+
+def last_step(run: Path) -> int:
+    """The step of the last whole line of metrics.jsonl; -1 where there is none."""
+    try:
+        steps = re.findall(r'"step": (\d+),.*\n', (run / "metrics.jsonl").read_text())
+    except FileNotFoundError:
+        return -1
+    return int(steps[-1]) if steps else -1
+
+
+def is_loading_torch(life: Any) -> bool:
+    return "libtorch" in Path(f"/proc/{life.process.pid}/maps").read_text()
+
+
+def has_workers(life: Any) -> bool:
+    """Forked this moment: the workers have not yet said what signals mean to them."""
+    pid = life.process.pid
+    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+SAVING = (
+    "TERM", "TERM to the group", "USR1", "USR1 to the group", "INT", "INT to the group", "many TERM",
+    "TERM while torch loads", "TERM while workers start",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAVING)
+def test_a_signal_ends_in_a_checkpoint_and_exit_code_75(stopped: Stopped, name: str) -> None:
+    stop = stopped.stops[name]
+    assert "Traceback" not in stop.output
+    assert stop.code == 75, stop.output
+    assert SAVED.findall(stop.output) == [(stop.name, f"{stop.step}")]
+
+
+@pytest.mark.parametrize("name", [n for n in SAVING if n != "many TERM" and "while" not in n])
+def test_the_checkpoint_is_within_one_step(stopped: Stopped, name: str) -> None:
+    stop = stopped.stops[name]
+    assert stop.seen <= stop.step <= stop.seen + 1
+
+
+@pytest.mark.parametrize("name", ["TERM while torch loads", "TERM while workers start"])
+def test_a_signal_during_the_start_loses_nothing(stopped: Stopped, name: str) -> None:
+    stop = stopped.stops[name]
+    assert stop.seen <= stop.step <= stop.seen + 1
+
+
+def test_sigint_is_answered(stopped: Stopped) -> None:
+    for name, stop in stopped.stops.items():
+        answers = stop.output.count("stopping after this step and a checkpoint")
+        assert answers == name.startswith("INT"), name
+
+
+def test_a_second_sigint_stops_at_once(stopped: Stopped) -> None:
+    stop = stopped.stops["INT twice"]
+    assert "Traceback" not in stop.output
+    assert stop.code == 130, stop.output
+    assert stop.output.endswith("flambeau: interrupted\n")
+    assert stop.step < stop.seen  # it has not waited for a checkpoint
+
+
+def test_the_same_command_goes_on_to_the_same_bits(stopped: Stopped) -> None:
+    assert not stopped.differences
