@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.data.errors import InputError
-from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, write_file
 from flambeau.train.config import as_toml, differences
 
 
@@ -75,6 +75,7 @@ class RunFolder:
             self.check_same(stored, config)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._take_lock()
+        remove_leftovers(self.path)  # of files whose writing was killed
         if stored is None:
             for name, content in files.items():
                 write_file(self.path / name, content)
