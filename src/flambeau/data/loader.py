@@ -22,6 +22,9 @@ from flambeau.data.errors import InputError
 from flambeau.data.seeded import SeededDataset
 from flambeau.recipes.data.sample_order import mix, sample_order, sample_seeds
 
+_GROUP_SIGNALS = {
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
+}
 _NO_INDICES = np.empty(0, dtype=np.int64)
 _WORKER_GRACE_S = (
     30  # how long a worker outlives a SIGTERM sent to the whole group; chosen, untested
@@ -34,7 +37,7 @@ class MicroBatch(NamedTuple):
     Attributes:
         data: what the dataset makes of the samples, collated.
         indices: (N,) int64, which samples were asked for.
-        size: N.
+        size: samples in `data`: N, or fewer where a data set leaves out what it cannot read.
         total: samples of the global batch that it is a part of.
         ends_batch: no micro-batch of this global batch follows.
         ends_epoch: no micro-batch of this epoch follows.
@@ -138,13 +141,15 @@ class Loader:
             generator=torch.Generator(),
             **self._loader_settings,
         )
-        for part, data, bad in loader:
+        with _signals_held():
+            batches = iter(loader)  # forks the workers
+        for part, data, size, bad in batches:
             if isinstance(data, InputError):
                 raise data
             if bad and self._on_bad is not None:
                 self._on_bad(bad)
             yield MicroBatch(
-                data, part.indices, len(part.indices), part.total,
+                data, part.indices, size, part.total,
                 part.ends_batch, part.position == self.length, part.position, bad,
             )  # fmt: skip
 
@@ -246,33 +251,31 @@ class _Plan(Sampler[_Part]):
 
 
 class _Fetch(Dataset[Any]):
-    """Turns a part into (part, batch, bad indices); runs in the workers."""
+    """Turns a part into (part, batch, samples in it, bad indices); runs in the workers."""
 
     def __init__(
         self, dataset: Dataset[Any], seed: int, collate: Callable[[list[Any]], Any]
     ) -> None:
         self._dataset, self._seed, self._collate = dataset, seed, collate
 
-    def __getitem__(self, part: _Part) -> tuple[_Part, Any, Sequence[int]]:
-        indices = torch.from_numpy(part.indices)
+    def __getitem__(self, part: _Part) -> tuple[_Part, Any, int, Sequence[int]]:
+        indices, size = torch.from_numpy(part.indices), len(part.indices)
         if isinstance(self._dataset, TensorDataset):
-            return part, tuple(t[indices] for t in self._dataset.tensors), ()
+            return part, tuple(t[indices] for t in self._dataset.tensors), size, ()
         seeds = sample_seeds(indices, seed=self._seed, epoch=part.epoch)
         if isinstance(self._dataset, SeededDataset):
             try:
-                return part, *self._dataset.batch(indices, seeds)
+                batch, bad = self._dataset.batch(indices, seeds)
             except InputError as error:
-                return (
-                    part,
-                    error,
-                    (),
-                )  # as a value: a raised one would arrive wrapped in a traceback
+                # As a value: raised, it would arrive wrapped in a traceback.
+                return part, error, 0, ()
+            return part, batch, _num_samples(batch), bad
         with _global_generators():
             samples = []
             for index, seed in zip(part.indices.tolist(), seeds.tolist(), strict=True):
                 _seed_globals(seed)
                 samples.append(self._dataset[index])
-            return part, self._collate(samples), ()
+            return part, self._collate(samples), size, ()
 
 
 @contextlib.contextmanager
@@ -308,6 +311,19 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Signals wait: a worker that gets one before it has its handlers would die of it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(worker: int) -> None:
     """A worker dies with its parent, and outlasts a signal that is meant for the parent.
 
@@ -319,6 +335,8 @@ def _start_worker(worker: int) -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if hasattr(signal, "alarm"):
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_WORKER_GRACE_S) and None)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
     if sys.platform == "linux":
         death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL, 0, 0, 0)

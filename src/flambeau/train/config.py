@@ -64,10 +64,13 @@ class Settings:
     epochs: int | None = _setting(None, "short for --duration Nep", group="length")
     duration: str | None = _setting(
         None, "such as 90ep or 5000st", group="length",
-        auto="12ep for the embedded data, 30ep, or 10ep with --pretrained",
+        auto="16ep for the embedded data, 30ep, or 10ep with --pretrained",
     )  # fmt: skip
     batch_size: int | None = _setting(
-        None, "samples a forward pass", group="length", auto="64, or less for few images"
+        None,
+        "samples a forward pass",
+        group="length",
+        auto="128 for small images, 64 for others, less for few",
     )
     accumulate: int = _setting(1, "forward passes an optimizer step", group="length")
     optimizer: str = _setting(
@@ -76,7 +79,7 @@ class Settings:
     )  # fmt: skip
     lr: float | None = _setting(
         None, "peak learning rate", group="optimization",
-        auto="grows with the batch: sgd 0.1, adam and adamw 0.001 at 256; a tenth with --pretrained",
+        auto="grows with the batch; at 256: sgd 0.1 (small_convnet 0.4), adam 0.001; pretrained a tenth",
     )  # fmt: skip
     weight_decay: float = _setting(
         5e-4,
@@ -87,11 +90,11 @@ class Settings:
         "cosine", "of the learning rate; multistep divides by 10 at 50%% and 75%%",
         group="optimization", choices=("cosine", "linear", "multistep", "constant"),
     )  # fmt: skip
-    warmup: str = _setting("5%", "such as 5%%, 2ep or 500st", group="optimization")
+    warmup: str = _setting("10%", "such as 5%%, 2ep or 500st", group="optimization")
     clip_norm: float = _setting(
         0.0, "clip the norm of the gradient to this; 0 does not", group="optimization"
     )
-    label_smoothing: float = _setting(0.0, "from 0 to below 1", group="optimization")
+    label_smoothing: float = _setting(0.1, "from 0 to below 1", group="optimization")
     mixup: float = _setting(0.0, "alpha of mixup; 0 is off", group="optimization")
     cutmix: float = _setting(
         0.0, "alpha of CutMix; 0 is off; with --mixup each batch gets one of the two",

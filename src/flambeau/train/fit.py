@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,13 @@ from flambeau.data.errors import InputError
 from flambeau.data.sources import Source
 from flambeau.recipes.models.param_groups import param_groups
 from flambeau.recipes.setup.determinism import make_deterministic
-from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.recipes.setup.seeding import seed_everything
 from flambeau.recipes.training.cutmix import cutmix
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.mixup import mixup
 from flambeau.train.config import Settings, as_dict
-from flambeau.train.device import pick_device
+from flambeau.train.device import pick_device, use_threads
 from flambeau.train.models import build_model, check_output
 from flambeau.train.resolve import DataFacts, datasets
 from flambeau.train.run import Run
@@ -79,7 +79,7 @@ def set_up(
         InputError: whatever the user can mend.
     """
     make_deterministic(warn_only=True)
-    torch.set_num_threads(usable_cpus())
+    use_threads()
     seed_everything(settings.seed)
     assert settings.batch_size is not None
     assert settings.duration is not None
@@ -180,7 +180,7 @@ def check_training(model: nn.Module, settings: Settings, facts: DataFacts) -> No
         ) from error
 
 
-def _shape(settings: Settings, facts: DataFacts) -> dict[str, int]:
+def _shape(settings: Settings, facts: DataFacts) -> dict[str, Any]:
     assert settings.image_size is not None
     return {
         "num_classes": len(facts.classes),

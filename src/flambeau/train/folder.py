@@ -68,8 +68,8 @@ class RunFolder:
         Raises:
             InputError: a run of another configuration, or another process trains here now.
         """
-        content = as_toml(config)
-        config = tomllib.loads(content.decode())  # as it will be read: no None, lists for tuples
+        toml = as_toml(config)
+        config = tomllib.loads(toml.decode())  # as it will be read: no None, lists for tuples
         stored = self.read_config()
         if stored is not None:
             self.check_same(stored, config)
@@ -79,9 +79,9 @@ class RunFolder:
         if stored is None:
             for name, content in files.items():
                 write_file(self.path / name, content)
-            write_file(self.config, content)  # last: with it the folder is a run
+            write_file(self.config, toml)  # last: with it the folder is a run
         elif stored != config:  # in what a resume may change: the file says what holds now
-            write_file(self.config, content)
+            write_file(self.config, toml)
 
     def check_same(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Refuse a configuration under which a resume would not go on with the same run."""

@@ -14,9 +14,8 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     checkpoint_folders,
     verify_checkpoint,
 )
-from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.train.config import from_stored
-from flambeau.train.device import pick_device
+from flambeau.train.device import pick_device, use_threads
 from flambeau.train.exactness import changes, exactness_facts
 from flambeau.train.folder import RunFolder
 from flambeau.train.resolve import DataFacts, check_unchanged
@@ -81,7 +80,7 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
         check_unchanged(
             DataFacts.read(folder.dataset), *open_sources(data, seed=0), model=settings.model
         )
-        torch.set_num_threads(usable_cpus())
+        use_threads()
         reasons += changes(newest["exactness"], exactness_facts(pick_device(settings.device)))
     except InputError as error:
         reasons.append(str(error).splitlines()[0])

@@ -30,6 +30,7 @@ class StopFlag:
         self.signal: str | None = None
         self._previous: dict[int, Any] = {}
         self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._ending = False
         self._pid = os.getpid()
 
     def install(self, owner: object) -> None:
@@ -37,6 +38,7 @@ class StopFlag:
         self._owners.add(owner)
         if self._previous or threading.current_thread() is not threading.main_thread():
             return
+        self._ending = False
         for number in _SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
 
@@ -45,20 +47,29 @@ class StopFlag:
         self._owners.discard(owner)
         while self._previous and not self._owners:
             number, handler = self._previous.popitem()
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._ending else handler)
+
+    def answer(self) -> None:
+        """A run has saved itself and leaves.
+
+        Under the command, which is an owner besides the run, the process ends now: no signal that comes late
+        may change its exit code, so they are ignored from `restore` on, not given back.
+        """
+        self.signal = None
+        self._ending = len(self._owners) > 1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
             return  # a forked child has its own ways to end
+        before, self.signal = self.signal, signal.Signals(number).name
         if number == signal.SIGINT:
-            if self.signal is not None:
+            if before is not None:
                 raise KeyboardInterrupt
             # os.write: print is not safe inside a signal handler.
             os.write(
                 sys.__stderr__.fileno() if sys.__stderr__ else 2,
                 b"\nstopping after this step and a checkpoint; Ctrl-C again stops at once\n",
             )
-        self.signal = signal.Signals(number).name
 
 
 FLAG = StopFlag()

@@ -315,6 +315,8 @@ class Run:
             with averaged, torch.inference_mode():
                 stream = loader.stream(epoch=0, position=0, epochs=1)
                 for micro, batch in self._to_device(stream):
+                    if not micro.size:
+                        continue  # all of them unreadable
                     self._num_samples = micro.size
                     yield batch
                     if FLAG.signal is not None:
@@ -405,7 +407,7 @@ class Run:
             f"{FLAG.signal}: saved at step {self.state.step} in {self.folder.path}; "
             "the same command goes on from here"
         )
-        FLAG.signal = None  # answered
+        FLAG.answer()
         self.close()
         raise Preempted
 
@@ -457,8 +459,11 @@ class Run:
         )
 
     def _to_device(self, stream: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:
-        pairs = ((micro, micro.data) for micro in stream)
-        return pairs if self.device.type == "cpu" else iter(prefetch_to_device(pairs, self.device))
+        if self.device.type == "cpu":
+            return ((micro, micro.data) for micro in stream)
+        # Without its data: the prefetcher moves whatever tensors it finds in a tuple.
+        pairs = ((micro._replace(data=None), micro.data) for micro in stream)
+        return iter(prefetch_to_device(pairs, self.device))
 
 
 def _name(step: int) -> str:

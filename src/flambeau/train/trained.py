@@ -19,7 +19,6 @@ from flambeau.data.errors import InputError
 from flambeau.data.loader import Loader
 from flambeau.data.sources import open_source
 from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
-from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
 from flambeau.train.config import Settings, from_stored
@@ -68,7 +67,7 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
         raise InputError(f"{path} is not a run folder: there is no config.toml in it")
     facts = DataFacts.read(folder.dataset)
     settings = from_stored(stored, folder.config)
-    torch.set_num_threads(usable_cpus())
+    use_threads()
     model = make_model(dataclasses.replace(settings, device="auto"), facts)
     weights = read_weights(folder.weights) if published(folder) else _newest(folder, say)
     why = why_not_loadable(model, weights)

@@ -123,7 +123,7 @@ def usable_cpus(
     if hasattr(os, "sched_getaffinity"):  # Linux; cpusets and taskset both show here
         count = min(count, len(os.sched_getaffinity(0)))
     quotas = _cpu_quotas(cgroup_root, _read(cgroup_of_process))
-    return max(1, min([count, *map(math.ceil, quotas)]))
+    return min([count, *map(math.ceil, quotas)])
 
 
 def _cpu_quotas(root: Path, memberships: str) -> Iterator[float]:
@@ -136,9 +136,7 @@ def _cpu_quotas(root: Path, memberships: str) -> Iterator[float]:
         folders = [PurePosixPath(*parts[:depth]) for depth in range(len(parts) + 1)]
         if not controllers:  # version 2
             fields = [_read(root / folder / "cpu.max").split() for folder in folders]
-        elif "cpu" in controllers.split(
-            ","
-        ):  # version 1, mounted as 'cpu,cpuacct' and often as 'cpu'
+        elif "cpu" in controllers.split(","):  # version 1: 'cpu,cpuacct', often a link 'cpu' to it
             mounts = [root / mount / folder for mount in {controllers, "cpu"} for folder in folders]
             files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
             fields = [[_read(mount / file).strip() for file in files] for mount in mounts]

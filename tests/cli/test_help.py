@@ -1,0 +1,116 @@
+"""Help and its neighbours: at once, without torch, and with the nearest name for a wrong word."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flambeau as package
+from flambeau.cli.command import VERBS, main
+from flambeau.train.config import FIELDS
+
+HEAVY = ("torch", "numpy", "PIL", "timm", "torchvision", "safetensors", "tqdm")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """One process for all: what any of these calls imports would still be there at the end."""
+    calls = [[], ["--help"], ["--version"], ["recipes", "list"], ["trian"], ["train", "--lrr=1"]]
+    calls += [[verb, "--help"] for verb in VERBS]
+    script = f"""
+import sys
+from flambeau.cli.command import main
+for call in {calls}:
+    try:
+        code = main(call)
+    except SystemExit as error:
+        code = error.code
+    print("EXIT", code)
+print("HEAVY", [name for name in {HEAVY} if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True
+    )
+    codes = [int(code) for code in re.findall(r"^EXIT (\d)$", done.stdout, re.MULTILINE)]
+    assert codes == [0, 0, 0, 0, 2, 2] + [0] * len(VERBS)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+def test_the_command_alone_prints_the_help(flambeau: Any) -> None:
+    alone, asked = flambeau(), flambeau("--help")
+    assert alone == asked
+    assert alone.code == 0
+    for verb in VERBS:
+        assert re.search(rf"^    {verb} +\w", alone.out, re.MULTILINE), verb
+
+
+def test_version(flambeau: Any) -> None:
+    assert flambeau("--version") == (0, f"flambeau {package.__version__}\n", "")
+
+
+def test_python_m_flambeau_is_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flambeau"]
+    done = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout == f"flambeau {package.__version__}\n"
+    wrong = subprocess.run([*command, "trian"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == (
+        "flambeau: unknown verb 'trian'; did you mean 'train'? (flambeau --help lists all)\n"
+    )
+
+
+def test_every_setting_has_its_flag_and_its_text(flambeau: Any) -> None:
+    text = " ".join(flambeau("train --help").out.split())
+    for name, field in FIELDS.items():
+        flag = "DATA" if name == "data" else "--" + name.replace("_", "-")
+        assert flag in text
+        assert field.metadata["help"].replace("%%", "%") in text
+        if field.default not in (None, False, True, 0):
+            assert f"(default: {field.default})" in text, name
+    assert "%%" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("evaluat", "unknown verb 'evaluat'; did you mean 'evaluate'?"),
+        ("qqqq", "unknown verb 'qqqq' (flambeau --help lists all)"),
+        ("--halp", "unknown flag --halp; did you mean '--help'?"),
+        ("--halp train", "unknown flag --halp; did you mean '--help'?"),
+        ("train --epoch 3", "unknown flag --epoch; did you mean '--epochs'?"),
+        ("train --btach-size=3", "unknown flag --btach-size; did you mean '--batch-size'?"),
+        ("train --no-flop", "unknown flag --no-flop; did you mean '--no-flip'?"),
+        ("train --zzz", "unknown flag --zzz (flambeau train --help lists all)"),
+        ("train a b", "unexpected argument 'b'; see flambeau train --help"),
+        ("predict run x.png --jsn", "unknown flag --jsn; did you mean '--json'?"),
+        ("predict run", "IMAGE"),
+        ("evaluate run data --worker 2", "did you mean '--workers'?"),
+        ("verify", "RUN"),
+        ("verify a b", "unexpected argument 'b'; see flambeau verify --help"),
+        ("recipes shw ema", "'shw'"),
+        ("env --jason", "did you mean '--json'?"),
+        ("train --lr", "--lr"),
+        ("train --lr fast", "--lr"),
+        ("train --epochs 1.5", "--epochs"),
+        ("train --fresh=yes", "--fresh"),
+        ("predict run x.png --top many", "--top"),
+    ],
+)
+def test_a_wrong_word_is_named(words: str, message: str, flambeau: Any) -> None:
+    code, out, err = flambeau(words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("flambeau: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_main_reads_the_arguments_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["flambeau", "nope"])
+    assert main() == 2
+    assert "'nope'" in capsys.readouterr().err
