@@ -91,8 +91,14 @@ def write_images(
 
 
 @pytest.fixture
+def make_images() -> Callable[..., Path]:
+    """The function `write_images`."""
+    return write_images
+
+
+@pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """train/ and val/ with classes a and b, of 8 and 4 images each."""
+    """train/ and val/ with classes a and b, of 8 and 4 images of 8 x 8 pixels each."""
     write_images(tmp_path / "images" / "train")
     write_images(tmp_path / "images" / "val", per_class=4, seed=1)
     return tmp_path / "images"

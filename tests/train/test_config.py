@@ -238,7 +238,13 @@ def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
 
 def test_differences_leave_out_what_a_resume_may_change() -> None:
     stored = as_dict(Settings(lr=0.1, duration="3ep"))
-    neutral = {"workers": 2, "keep": 5, "checkpoint_every": "9st", "data": "x", "skip_bad_images": 3}
+    neutral = {
+        "workers": 2,
+        "keep": 5,
+        "checkpoint_every": "9st",
+        "data": "x",
+        "skip_bad_images": 3,
+    }
     assert differences(stored, {**stored, **neutral}) == []
     assert {n for n, f in FIELDS.items() if f.metadata["neutral"]} == set(neutral)
     changed = {**stored, "lr": 0.2, "mixup": 0.1}

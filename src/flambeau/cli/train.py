@@ -27,29 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One flag a setting, and those that choose the folder."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, field in FIELDS.items():
-        facts = field.metadata
-        text = facts["help"] + _default_text(field)
-        if name == "data":
-            parser.add_argument(
-                "data", nargs="?", default=argparse.SUPPRESS, metavar="DATA", help=text
-            )
-            continue
-        group = groups.setdefault(facts["group"], parser.add_argument_group(facts["group"]))
-        flag = _flag(name)
-        (kind,) = allowed_types(field)
-        if kind is bool:
-            group.add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
-            )
-        else:
-            choices = facts["choices"] or None
-            group.add_argument(
-                flag,
-                type=kind,
-                default=argparse.SUPPRESS,
-                help=text,
-                metavar="{" + ",".join(choices) + "}" if choices else _metavar(name, kind),
-            )
+        title = field.metadata["group"]
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        _add_setting(parser if name == "data" else groups[title], name, field)
     folder = groups["run folder"]
     folder.add_argument(
         "--out",
@@ -67,6 +48,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="run the step again that stopped a run; nothing is written",
     )
+
+
+def _add_setting(
+    parser: argparse._ActionsContainer, name: str, field: dataclasses.Field[Any]
+) -> None:
+    """The flag of a setting; it appears in the namespace only if it is given."""
+    text, choices = field.metadata["help"] + _default_text(field), field.metadata["choices"]
+    (kind,) = allowed_types(field)
+    if name == "data":
+        parser.add_argument("data", nargs="?", default=argparse.SUPPRESS, metavar="DATA", help=text)
+    elif kind is bool:
+        parser.add_argument(
+            _flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+        )
+    else:
+        metavar = "{" + ",".join(choices) + "}" if choices else _metavar(name, kind)
+        parser.add_argument(
+            _flag(name), type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -117,7 +117,8 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _typed(field, getattr(self, field.name)))
-        _check(self)
+        _check_ranges(self)
+        _check_together(self)
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}
@@ -230,8 +231,8 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
     return value
 
 
-def _check(s: Settings) -> None:
-    """Refuse values out of range and settings that contradict each other."""
+def _check_ranges(s: Settings) -> None:
+    """Refuse values out of range."""
     for field in FIELDS.values():
         value = getattr(s, field.name)
         choices = field.metadata["choices"]
@@ -261,6 +262,10 @@ def _check(s: Settings) -> None:
     for name in ("ema", "label_smoothing"):
         if not 0 <= getattr(s, name) < 1:
             raise InputError(f"{name} must be at least 0 and below 1, got {getattr(s, name)}")
+
+
+def _check_together(s: Settings) -> None:
+    """Refuse durations that are none, and settings that contradict each other."""
     if s.epochs is not None and s.duration is not None:
         raise InputError(
             f"epochs = {s.epochs} and duration = {s.duration!r} contradict each other: give one of them"
@@ -270,7 +275,6 @@ def _check(s: Settings) -> None:
             f"pretrained needs a timm or torchvision model: there are no published weights of {s.model}"
         )
     warmup = parse_duration(s.warmup, name="warmup", units="% ep st")
-    parse_duration(s.checkpoint_every, name="checkpoint_every")
     if s.duration is not None:
         length = parse_duration(s.duration, name="duration")
         if length.amount <= 0:

@@ -21,7 +21,7 @@ def pick_device(name: str) -> torch.device:
         return default_device()
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()  # which 'meta' has not
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"device = {name!r} is not to be had here: {reason}") from error

@@ -77,15 +77,11 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
     """
     seen = probe(train)
     size = settings.image_size or _image_size(seen.same_size, seen.median_shorter_side)
-    model = settings.model or (
-        SMALL if size <= _SMALL_SIDE and not settings.pretrained else "resnet18"
-    )
+    small = size <= _SMALL_SIDE
+    model = settings.model or (SMALL if small and not settings.pretrained else "resnet18")
     channels = input_channels(model, grey=seen.grey)
     device = pick_device(settings.device)
-    batch_size = settings.batch_size or _batch_size(
-        len(train), settings.accumulate, small=size <= _SMALL_SIDE
-    )
-    small = size <= _SMALL_SIDE
+    batch_size = settings.batch_size or _batch_size(len(train), settings.accumulate, small=small)
     workers = 0 if small or device.type == "cpu" else min(usable_cpus(), 8)
     precision = "fp32"
     if native_bf16(device):
@@ -103,11 +99,15 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
         lr=settings.lr or _lr(settings, model, min(batch_size * settings.accumulate, len(train))),
         precision=precision if settings.precision == "auto" else settings.precision,
     )
-    normalization = (
-        pretrained_normalization(model, channels=channels) if settings.pretrained else None
-    )
-    mean, std = normalization or mean_std(train, channels=channels)
-    facts = DataFacts(
+    return resolved, _facts(resolved, train, val, model=model, channels=channels)
+
+
+def _facts(
+    settings: Settings, train: Source, val: Source, *, model: str, channels: int
+) -> DataFacts:
+    published = pretrained_normalization(model, channels=channels) if settings.pretrained else None
+    mean, std = published or mean_std(train, channels=channels)
+    return DataFacts(
         classes=list(train.classes),
         channels=channels,
         mean=mean,
@@ -118,7 +118,6 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
         val_fingerprint=val.fingerprint,
         model_file_sha256=model_file_sha256(model),
     )
-    return resolved, facts
 
 
 def check_unchanged(facts: DataFacts, train: Source, val: Source, *, model: str) -> None:

@@ -22,6 +22,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
 from flambeau.train.config import Settings, from_stored
+from flambeau.train.device import use_threads
 from flambeau.train.fit import make_model, normalizer
 from flambeau.train.folder import RunFolder
 from flambeau.train.resolve import DataFacts
