@@ -59,7 +59,7 @@ def test_an_empty_folder_and_a_killed_start_are_free(tmp_path: Path) -> None:
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     for action in (RunFolder.read_config, RunFolder.set_aside):
-        with pytest.raises(InputError, match="it holds 'thesis.tex' but no config"):
+        with pytest.raises(InputError, match=r"it holds 'thesis\.tex' but no conf"):
             action(RunFolder(tmp_path))
     with pytest.raises(InputError, match=r"thesis\.tex"):
         claimed(tmp_path)

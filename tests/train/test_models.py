@@ -119,9 +119,7 @@ def test_torchvision_starts_from_published_weights(
     model = build_model("torchvision:squeezenet1_1", pretrained=True, **shape)
     same = {name for name, t in model.state_dict().items() if torch.equal(t, weights[name])}
     head = {"classifier.1.weight", "classifier.1.bias"}
-    expected = set(weights) - head if num_classes == 3 else set(weights)
-    # A bias of the new head starts from zero, as that of the published one in this test.
-    assert same - {"classifier.1.bias"} == expected - {"classifier.1.bias"}
+    assert same == (set(weights) - head if num_classes == 3 else set(weights))
 
 
 def test_timm_starts_from_published_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +134,7 @@ def test_timm_starts_from_published_weights(monkeypatch: pytest.MonkeyPatch) -> 
     model = build_model("test_resnet", pretrained=True, **SHAPE)
     assert asked == ["timm/test_resnet.r160_in1k"]
     own = model.state_dict()
-    different = {n for n, t in own.items() if own[n].shape != weights[n].shape or (t != weights[n]).any()}
-    assert different == {"fc.weight", "fc.bias"} or different == {"fc.weight"}
+    assert {n for n, t in own.items() if not torch.equal(t, weights[n])} == {"fc.weight", "fc.bias"}
 
 
 def test_no_connection_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,13 +145,15 @@ def test_no_connection_is_one_message(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("torch.hub.urlopen", fail)
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", fail)
     for name in ("torchvision:squeezenet1_1", "test_resnet"):
-        with pytest.raises(InputError, match=r"published weights of .* could not be had: .*no route"):
+        with pytest.raises(
+            InputError, match=r"published weights of .* could not be had: .*no route"
+        ):
             build_model(name, pretrained=True, **SHAPE)
 
 
 def test_a_model_without_published_weights() -> None:
-    with pytest.raises(InputError, match="'test_mambaout' could not be had|leave --pretrained out"):
-        name = next(n for n in timm.list_models() if not timm.is_model_pretrained(n))
+    name = next(n for n in timm.list_models("mobilenetv2*") if not timm.is_model_pretrained(n))
+    with pytest.raises(InputError, match=f"weights of '{name}' could not be had: .*leave --pretr"):
         build_model(name, pretrained=True, **SHAPE)
 
 
@@ -169,7 +168,7 @@ def test_images_are_normalised_as_for_the_published_weights() -> None:
 
 # ---------------------------------------------------------------- a function in a file
 
-FILE = '''
+FILE = """
 from __future__ import annotations
 import dataclasses
 import torch
@@ -206,7 +205,7 @@ def broken(num_classes):
     return undefined_name
 
 constant = 3
-'''
+"""
 
 
 @pytest.fixture
@@ -246,7 +245,10 @@ def test_a_function_that_does_not_do(name: str, message: str, file: Path) -> Non
     ("source", "message"),
     [
         ("def make(:", r"net\.py: SyntaxError: invalid syntax \(net\.py, line 1\)$"),
-        ("\nimport not_there", r"net\.py, line 2: ModuleNotFoundError: No module named 'not_there'$"),
+        (
+            "\nimport not_there",
+            r"net\.py, line 2: ModuleNotFoundError: No module named 'not_there'$",
+        ),
         ("raise ValueError", r"net\.py, line 1: ValueError: ValueError$"),
     ],
 )
@@ -288,7 +290,7 @@ def check(model: nn.Module, **more: Any) -> None:
         (lambda _, y: y[0], r"must give logits of shape \(N, 2\); .* it gives \(2,\)"),
         (lambda _, y: (y, y), "it gives tuple"),
         (lambda _, y: {}["y"], r"the model fails on 1 x 3 x 2 x 2: KeyError: 'y'$"),
-        (lambda _, y: y @ y, "the model fails on 1 x 3 x 2 x 2: RuntimeError: mat1 and mat2"),
+        (lambda _, y: y @ y, "the model fails on 1 x 3 x 2 x 2: RuntimeError: .*mat1 and mat2"),
     ],
 )  # fmt: skip
 def test_wrong_output_is_seen_at_once(answer: Any, message: str) -> None:
@@ -317,11 +319,11 @@ def test_the_check_leaves_the_model_as_it_was() -> None:
 
 def test_a_lazy_model_can_be_trained_after_the_check() -> None:
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
-    # torch says itself whether what the check has made can take part in a backward pass.
-    model.get_submodule("1").to(torch.float32)
-    check(nn.Sequential(nn.Linear(2, 2), model))
+    check(model)
+    assert not model[1].weight.is_inference()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
     model(torch.ones(1, 12)).sum().backward()
-    assert model[1].weight.grad is not None
+    optimizer.step()
 
 
 def test_nothing_to_train() -> None:

@@ -148,14 +148,15 @@ def test_a_state_without_numpy_leaves_numpy_alone() -> None:
 
 def test_numpy_state_without_numpy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     state = rng_state()
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    assert rng_state()["numpy"] is None
-    before = torch.get_rng_state()
-    torch.rand(1)
-    with pytest.raises(ImportError, match="pip install numpy"):
-        set_rng_state(state)
-    assert not torch.equal(torch.get_rng_state(), before)  # refused before anything was set
-    seed_everything(0)  # does without
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "numpy", None)
+        assert rng_state()["numpy"] is None
+        before = torch.get_rng_state()
+        torch.rand(1)
+        with pytest.raises(ImportError, match="pip install numpy"):
+            set_rng_state(state)
+        assert not torch.equal(torch.get_rng_state(), before)  # refused before anything was set
+        seed_everything(0)  # does without
 
 
 def test_foreign_dict_is_refused() -> None:

@@ -166,8 +166,11 @@ def test_sparse_gradients_are_clipped_too():
     tables = [nn.Embedding(5, 3, sparse=True) for _ in range(2)]
     for table in tables:
         table(torch.tensor([1, 2, 1])).sum().backward()
+    try:
+        expected = nn.utils.clip_grad_norm_(tables[1].parameters(), 0.1)
+    except NotImplementedError:
+        pytest.skip(f"torch {torch.__version__} has no norm of sparse tensors")
     norm = clip_grad_norm(tables[0].parameters(), 0.1)
-    expected = nn.utils.clip_grad_norm_(tables[1].parameters(), 0.1)
     torch.testing.assert_close(norm, expected, rtol=0, atol=0)
     clipped = [table.weight.grad.to_dense() for table in tables]
     torch.testing.assert_close(clipped[0], clipped[1], rtol=0, atol=0)

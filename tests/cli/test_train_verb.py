@@ -1,0 +1,407 @@
+"""`flambeau train` from the first command to the weights that others load; twice, changed, and afresh."""
+
+import hashlib
+import json
+import signal
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+import torchvision.models
+
+from flambeau.cli.train import default_folder
+from flambeau.recipes.checkpoints.atomic_checkpoint import from_bytes, read_checkpoint
+from flambeau.recipes.models.small_convnet import SmallConvNet
+from flambeau.train.config import FIELDS, Settings, canonical
+from flambeau.train.run import Run
+
+LINEAR = """
+from torch import nn
+
+def make(num_classes, channels, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, num_classes))
+"""
+SHORT = "--duration 4st --batch-size 4 --precision fp32"
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "linear.py").write_text(LINEAR, encoding="utf-8")
+
+
+def state_of(folder: Path) -> dict[str, tuple[str, int]]:
+    """Every file with its hash and the time when it was last written."""
+    return {
+        str(path.relative_to(folder)): (
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            path.stat().st_mtime_ns,
+        )
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_clock(run: Path) -> list[dict[str, Any]]:
+    clock = {"images_per_s", "data_wait"}
+    return [{k: v for k, v in row.items() if k not in clock} for row in rows(run)]
+
+
+def config_of(run: Path) -> dict[str, Any]:
+    return tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+
+
+def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send SIGTERM to this process while step `step` is under way."""
+    original = Run.step
+
+    def with_signal(self: Run, loss: torch.Tensor) -> None:
+        if self.state.step == step - 1:
+            signal.raise_signal(signal.SIGTERM)
+        original(self, loss)
+
+    monkeypatch.setattr(Run, "step", with_signal)
+
+
+# ---------------------------------------------------------------- one run
+
+
+def test_a_whole_run(flambeau: Any, images: Path) -> None:
+    code, out, err = flambeau("train", images, "--out run --epochs 2 --batch-size 4 --log-every 2")
+    assert code == 0
+    run = Path("run")
+    assert {p.name for p in run.iterdir() if p.name[0] != "."} == {
+        "checkpoints", "config.toml", "dataset.json", "environment.json", "metrics.jsonl",
+        "model.safetensors", "result.json",
+    }  # fmt: skip
+    assert "16 images to train on, 8 to evaluate on; the run is in run" in err
+    result = json.loads((run / "result.json").read_text())
+    assert out.startswith(f"finished: val_loss {result['metrics']['val_loss']:.4f}, val_accuracy ")
+    for command in ("predict run IMAGE...", "evaluate run DATA", "verify run"):
+        assert f"flambeau {command}" in out
+    train_rows = [row for row in rows(run) if "train_loss" in row]
+    val_rows = [row for row in rows(run) if "val_accuracy" in row]
+    assert [(row["step"], row["epoch"]) for row in train_rows] == [(2, 0), (4, 0), (6, 1), (8, 1)]
+    assert [(row["step"], row["epoch"]) for row in val_rows] == [(4, 0), (8, 1)]
+    assert {"learning_rate", "images_per_s", "data_wait"} <= train_rows[0].keys()
+    assert all(0 <= row["val_accuracy"] <= 1 for row in val_rows)
+    best = max(val_rows, key=lambda row: row["val_accuracy"])
+    assert result["weights"] == "best"
+    assert result["metrics"]["val_accuracy"] == best["val_accuracy"]
+
+
+def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path) -> None:
+    err = flambeau("train", images, "--out run", SHORT).err
+    config = config_of(Path("run"))
+    assert set(config) == set(FIELDS) - {"epochs"}
+    assert config["data"] == str(images)
+    assert "auto" not in config.values()
+    for name, value in config.items():
+        assert name == "data" or f"{name}={value}" in err
+    assert Settings(**config) == canonical(Settings(**config))
+
+
+def test_files_have_ordinary_permissions(flambeau: Any, images: Path) -> None:
+    assert flambeau("train", images, "--out run", SHORT).code == 0
+    for path in Path("run").rglob("*"):
+        if path.is_file():
+            assert path.stat().st_mode & 0o111 == 0, path
+
+
+def test_the_weights_are_those_of_the_small_network(flambeau: Any, images: Path) -> None:
+    assert flambeau("train", images, "--out run", SHORT).code == 0
+    weights = safetensors.torch.load_file("run/model.safetensors")
+    SmallConvNet(1, 2).load_state_dict(weights)
+    result = json.loads(Path("run/result.json").read_text())
+    checkpoint = read_checkpoint(Path(f"run/checkpoints/step-{result['step']:08d}"))
+    assert checkpoint.files["model.safetensors"] == Path("run/model.safetensors").read_bytes()
+
+
+def test_averaged_weights_are_published_where_they_are_on(flambeau: Any, images: Path) -> None:
+    code, out, _ = flambeau("train", images, "--out run --ema 0.5 --model linear.py:make", SHORT)
+    assert code == 0
+    assert "averaged weights, step 4" in out
+    files = read_checkpoint(Path("run/checkpoints/step-00000004")).files
+    assert files["ema.safetensors"] == Path("run/model.safetensors").read_bytes()
+    assert files["ema.safetensors"] != files["model.safetensors"]
+
+
+def test_embedded_data_are_the_default(flambeau: Any) -> None:
+    code, _, err = flambeau(
+        "train --out run --duration 1st --batch-size 8 --model linear.py:make --precision fp32"
+    )
+    assert code == 0
+    assert "6000 images to train on, 1000 to evaluate on" in err
+    facts = json.loads(Path("run/dataset.json").read_text())
+    assert len(facts["classes"]) == 10
+    assert "data" not in config_of(Path("run"))
+
+
+def test_photos_with_a_timm_model(flambeau: Any, photos: Path) -> None:
+    command = ("train", photos, "--out run --model test_resnet --image-size 64", SHORT)
+    assert flambeau(*command).code == 0
+    model = timm.create_model("test_resnet", num_classes=3, checkpoint_path="run/model.safetensors")
+    weights = safetensors.torch.load_file("run/model.safetensors")
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=0)
+    facts = json.loads(Path("run/dataset.json").read_text())
+    assert (facts["classes"], facts["channels"]) == (["ant", "bee", "cat"], 3)
+    assert facts["train_samples"] + facts["val_samples"] == 18
+
+
+def test_photos_with_a_torchvision_model(flambeau: Any, photos: Path) -> None:
+    command = ("train", photos, "--out run --model torchvision:squeezenet1_1 --image-size 64")
+    assert flambeau(*command, SHORT, "--workers 2").code == 0
+    weights = safetensors.torch.load_file("run/model.safetensors")
+    torchvision.models.squeezenet1_1(num_classes=3).load_state_dict(weights)
+
+
+def test_pretrained_starts_where_the_published_weights_end(
+    flambeau: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = torchvision.models.squeezenet1_1(num_classes=1000).state_dict()
+    file = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.url.rpartition("/")[2]
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "hub_home"))
+    (tmp_path / "hub_home" / "hub" / "checkpoints").mkdir(parents=True)
+    torch.save(weights, tmp_path / "hub_home" / "hub" / "checkpoints" / file)
+    command = ("train", photos, "--out run --model torchvision:squeezenet1_1 --pretrained")
+    assert flambeau(*command, "--image-size 64 --lr 1e-30 --weight-decay 0", SHORT).code == 0
+    published = safetensors.torch.load_file("run/model.safetensors")
+    for name in set(weights) - {"classifier.1.weight", "classifier.1.bias"}:
+        torch.testing.assert_close(published[name], weights[name], rtol=0, atol=1e-20)
+    assert json.loads(Path("run/dataset.json").read_text())["mean"] == [0.485, 0.456, 0.406]
+
+
+# ---------------------------------------------------------------- the same command again
+
+
+@pytest.mark.parametrize("more", ["", "--precision auto --device auto", "--epochs 1"])
+def test_the_same_command_again_says_finished_and_changes_nothing(
+    more: str, flambeau: Any, images: Path
+) -> None:
+    length = "" if "--epochs" in more else "--duration 4st"
+    command = ("train", images, "--out run --model linear.py:make --batch-size 4", length, more)
+    assert flambeau(*command).code == 0
+    before = state_of(Path("run"))
+    code, out, err = flambeau(*command)
+    assert (code, err) == (0, "")
+    assert out.startswith("this run is finished (val_loss ")
+    assert "--fresh starts it again" in out
+    assert state_of(Path("run")) == before
+
+
+def test_what_is_not_said_again_is_as_it_was(flambeau: Any, images: Path) -> None:
+    assert flambeau("train", images, "--out run --lr 0.03 --model linear.py:make", SHORT).code == 0
+    before = state_of(Path("run"))
+    assert "this run is finished" in flambeau("train --out run").out
+    assert "this run is finished" in flambeau("train --out run --lr 3e-2").out
+    assert state_of(Path("run")) == before
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (
+        "train",
+        images,
+        "--epochs 3 --batch-size 4 --precision fp32 --log-every 2 --ema 0.9",
+    )
+    assert flambeau(*command, "--out whole").code == 0
+    with monkeypatch.context() as patch:
+        stop_after(6, patch)
+        code, out, err = flambeau(*command, "--out run")
+        assert (code, out) == (75, "")
+        assert err.splitlines()[-1] == (
+            "SIGTERM: saved at step 6 in run; the same command goes on from here"
+        )
+    code, out, err = flambeau(*command, "--out run --workers 2")
+    assert code == 0
+    assert "going on from step 6 of 12" in err
+    assert (
+        Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    )
+    assert without_clock(Path("run")) == without_clock(Path("whole"))
+    last = [Path(name, "checkpoints", "step-00000012") for name in ("run", "whole")]
+    states = [from_bytes(read_checkpoint(path).files["training_state.pt"]) for path in last]
+    assert states[0]["order_crc"] == states[1]["order_crc"]
+    for one, other in zip(
+        states[0]["optimizer"]["state"].values(),
+        states[1]["optimizer"]["state"].values(),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    # What a resume may change is what the file says now.
+    assert config_of(Path("run"))["workers"] == 2
+
+
+# ---------------------------------------------------------------- another command
+
+
+def test_another_configuration_in_the_same_folder_is_refused(flambeau: Any, images: Path) -> None:
+    command = ("train", images, "--out run --model linear.py:make", SHORT)
+    assert flambeau(*command).code == 0
+    before = state_of(Path("run"))
+    code, out, err = flambeau(*command, "--lr 0.5 --seed 3")
+    assert (code, out) == (2, "")
+    assert "run holds a run of another configuration" in err
+    assert "seed: 0 there, 3 now" in err
+    assert "0.5 now" in err
+    assert len(err.splitlines()) == 2
+    assert state_of(Path("run")) == before
+
+
+def test_fresh_renames_the_old_run_and_deletes_nothing(flambeau: Any, images: Path) -> None:
+    command = ("train", images, "--out run --model linear.py:make", SHORT)
+    assert flambeau(*command).code == 0
+    before = state_of(Path("run"))
+    for number in (1, 2):
+        code, out, err = flambeau(*command, "--fresh --seed", str(number))
+        assert code == 0
+        assert out.startswith("finished: ")
+        assert f"the run that was in run is now in {Path.cwd()}/run.old-{number}" in err
+        assert config_of(Path("run"))["seed"] == number
+    before.pop(".lock")  # taken for the renaming
+    kept = state_of(Path("run.old-1"))
+    kept.pop(".lock")
+    assert kept == before
+
+
+def test_fresh_with_wrong_input_leaves_the_old_run(flambeau: Any, images: Path) -> None:
+    command = ("train", images, "--out run --model linear.py:make", SHORT)
+    assert flambeau(*command).code == 0
+    before = state_of(Path("run"))
+    for wrong in ("--fresh --device meta", "--fresh --lr -1", "--fresh --schedule none"):
+        assert flambeau(*command, wrong).code == 2
+    assert flambeau("train gone --out run --fresh", SHORT).code == 2
+    assert state_of(Path("run")) == before
+    assert not list(Path().glob("run.old*"))
+
+
+def test_fresh_without_an_old_run_is_a_first_run(flambeau: Any, images: Path) -> None:
+    code, _, err = flambeau("train", images, "--out run --fresh --model linear.py:make", SHORT)
+    assert code == 0
+    assert "is now in" not in err
+
+
+def test_each_set_of_flags_has_its_folder() -> None:
+    def folder(**told: Any) -> Path:
+        settings = canonical(Settings(**told))
+        return default_folder(settings, {k: getattr(settings, k) for k in told})
+
+    assert folder() == Path("runs/fashion-mnist")
+    assert folder(data="photos/") == Path("runs/photos")
+    assert folder(data="x/birds.rec") == Path("runs/birds")
+    assert folder(data="photos", workers=2, keep=9) == Path("runs/photos")
+    with_lr = folder(data="photos", lr=0.1)
+    assert with_lr.name.startswith("photos-")
+    assert len({with_lr, folder(data="photos"), folder(data="photos", lr=0.2)}) == 3
+    assert folder(seed=3, lr=0.1) == folder(lr=0.1, seed=3)
+
+
+def test_the_default_folder_is_found_again(flambeau: Any, images: Path) -> None:
+    command = ("train", images, "--model linear.py:make", SHORT)
+    assert flambeau(*command).code == 0
+    (run,) = Path("runs").iterdir()
+    assert run.name.startswith("images-")
+    assert flambeau(*command, "--keep 5").out.startswith("this run is finished")
+    assert flambeau(*command, "--seed 9").out.startswith("finished")
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+# ---------------------------------------------------------------- settings from a file
+
+
+@pytest.fixture
+def configured(images: Path) -> Callable[[str], Path]:
+    def write(more: str = "") -> Path:
+        text = f'data = "{images}"\nmodel = "linear.py:make"\nbatch_size = 4\nprecision = "fp32"\n'
+        path = Path("my.toml")
+        path.write_text(text + more, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_flags_win_over_the_file(flambeau: Any, configured: Callable[[str], Path]) -> None:
+    path = configured('epochs = 1\nlr = 0.5\nseed = 7\nflip = false\nwarmup = "1st"\n')
+    assert flambeau("train --out run --lr 0.25 --flip --config", path).code == 0
+    config = config_of(Path("run"))
+    assert (config["lr"], config["seed"], config["flip"]) == (0.25, 7, True)
+    assert (config["duration"], config["warmup"]) == ("1ep", "1st")
+
+
+@pytest.mark.parametrize(
+    ("in_file", "flag"),
+    [("epochs = 9", "--duration 2st"), ('duration = "9ep"', "--epochs 1"),
+     ('duration = "9ep"', "--duration 2st")],
+)  # fmt: skip
+def test_a_length_in_a_flag_replaces_that_of_the_file(
+    in_file: str, flag: str, flambeau: Any, configured: Callable[[str], Path]
+) -> None:
+    assert flambeau("train --out run --config", configured(in_file), flag).code == 0
+    assert config_of(Path("run"))["duration"] == {"--d": "2st", "--e": "1ep"}[flag[:3]]
+
+
+def test_the_file_of_a_run_makes_the_run_again(flambeau: Any, images: Path) -> None:
+    command = ("train", images, "--out run --mixup 0.2 --seed 5 --model linear.py:make", SHORT)
+    assert flambeau(*command).code == 0
+    assert flambeau("train --config run/config.toml --out again").code == 0
+    assert config_of(Path("again")) == config_of(Path("run"))
+    assert (
+        Path("again/model.safetensors").read_bytes() == Path("run/model.safetensors").read_bytes()
+    )
+    assert without_clock(Path("again")) == without_clock(Path("run"))
+    # ... and it fits the run itself.
+    assert "finished" in flambeau("train --config run/config.toml --out run").out
+
+
+# ---------------------------------------------------------------- settings have their effect
+
+
+def weights_with(flambeau: Any, images: Path, name: str, *flags: str) -> bytes:
+    command = ("train", images, f"--out {name} --lr 0.1 --log-every 1", SHORT, *flags)
+    if not any("--model" in flag for flag in flags):
+        command = (*command, "--model linear.py:make")
+    assert flambeau(*command).code == 0
+    return read_checkpoint(Path(name, "checkpoints", "step-00000004")).files["model.safetensors"]
+
+
+def test_settings_have_their_effect(flambeau: Any, images: Path) -> None:
+    """Each gives other weights than the defaults, or is refused: none is ignored."""
+    flags = [
+        "--seed 1", "--no-flip", "--image-size 9", "--accumulate 2", "--optimizer adam",
+        "--optimizer adamw", "--lr 0.2", "--weight-decay 0.1", "--schedule linear",
+        "--schedule constant", "--schedule multistep", "--warmup 2st", "--clip-norm 0.01",
+        "--label-smoothing 0.2", "--mixup 0.5", "--cutmix 0.5", "--precision bf16",
+        "--batch-size 5", "--model small_convnet",
+    ]  # fmt: skip
+    plain = weights_with(flambeau, images, "plain")
+    assert weights_with(flambeau, images, "again") == plain
+    assert weights_with(flambeau, images, "more", "--keep 9 --workers 2 --log-every 3") == plain
+    seen = {plain: "plain"}
+    for number, flag in enumerate(flags):
+        weights = weights_with(flambeau, images, f"run{number}", flag)
+        assert weights not in seen, f"{flag} gives what {seen[weights]} gives"
+        seen[weights] = flag
+    rates = [row["learning_rate"] for row in rows(Path("plain")) if "learning_rate" in row]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] <= 0.1
+
+
+def test_keep_keeps_as_many(flambeau: Any, images: Path) -> None:
+    command = ("train", images, "--model linear.py:make --checkpoint-every 1st", SHORT)
+    for keep in (1, 3):
+        assert flambeau(*command, f"--out run{keep} --keep {keep}").code == 0
+        names = {path.name for path in Path(f"run{keep}/checkpoints").iterdir()}
+        newest = {f"step-{step:08d}" for step in range(5 - keep, 5)}
+        best = json.loads(Path(f"run{keep}/result.json").read_text())["step"]
+        assert names == newest | {f"step-{best:08d}"}
