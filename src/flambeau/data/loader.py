@@ -39,6 +39,7 @@ class MicroBatch(NamedTuple):
         indices: (N,) int64, which samples were asked for.
         size: samples in `data`: N, or fewer where a data set leaves out what it cannot read.
         total: samples of the global batch that it is a part of.
+        part: its number in the global batch, from 1.
         ends_batch: no micro-batch of this global batch follows.
         ends_epoch: no micro-batch of this epoch follows.
         position: where the epoch stands after it, in samples (of ReadyBatches: in batches).
@@ -49,6 +50,7 @@ class MicroBatch(NamedTuple):
     indices: np.ndarray[Any, np.dtype[np.int64]]
     size: int
     total: int
+    part: int
     ends_batch: bool
     ends_epoch: bool
     position: int
@@ -149,7 +151,7 @@ class Loader:
             if bad and self._on_bad is not None:
                 self._on_bad(bad)
             yield MicroBatch(
-                data, part.indices, size, part.total,
+                data, part.indices, size, part.total, part.part,
                 part.ends_batch, part.position == self.length, part.position, bad,
             )  # fmt: skip
 
@@ -201,11 +203,12 @@ class ReadyBatches:
             source = itertools.islice(iter(self._batches), position, None)
             while group := list(itertools.islice(source, self._accumulate)):
                 sizes = [_num_samples(batch) for batch in group]
-                for batch, size in zip(group, sizes, strict=True):
+                total, stop = sum(sizes), position + len(group)
+                for part, (batch, size) in enumerate(zip(group, sizes, strict=True), start=1):
                     position += 1
                     yield MicroBatch(
-                        batch, _NO_INDICES, size, sum(sizes), position % self._accumulate == 0
-                        or position == self.length, position == self.length, position, (),
+                        batch, _NO_INDICES, size, total, part,
+                        position == stop, position == self.length, position, (),
                     )  # fmt: skip
             if position != self.length:
                 raise InputError(
@@ -221,6 +224,7 @@ class _Part:
     epoch: int
     indices: np.ndarray[Any, np.dtype[np.int64]]
     total: int
+    part: int
     ends_batch: bool
     position: int
 
@@ -238,13 +242,14 @@ class _Plan(Sampler[_Part]):
             order = it.order(epoch)
             while position < it.length:
                 stop = min(position + it._global, it.length)
-                low = position
+                low, part = position, 0
                 while low < stop:
+                    part += 1
                     left = stop - low
                     # A lone last sample joins the part before it: BatchNorm cannot train on one.
                     joins = left == it._micro + 1 > 2
                     high = stop if joins else min(low + it._micro, stop)
-                    yield _Part(epoch, order[low:high], stop - position, high == stop, high)
+                    yield _Part(epoch, order[low:high], stop - position, part, high == stop, high)
                     low = high
                 position = stop
             epoch, position = epoch + 1, 0

@@ -76,6 +76,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
         InputError: settings that do not go with these data.
     """
     seen = probe(train)
+    probe(val)  # refused now rather than after the first epoch, if none of it can be read
     size = settings.image_size or _image_size(seen.same_size, seen.median_shorter_side)
     small = size <= _SMALL_SIDE
     model = settings.model or (SMALL if small and not settings.pretrained else "resnet18")

@@ -151,7 +151,6 @@ class Run:
         self._saved_step = -1
         self._micro: MicroBatch | None = None
         self._num_samples = 0
-        self._step_losses: list[Tensor] = []
         self._evaluated: dict[str, MeanOnDevice] | None = None
         self._stream: Iterator[tuple[MicroBatch, Any]] | None = None
         self._generators = generators_of(self.device)
@@ -260,9 +259,7 @@ class Run:
             )
         self._micro = None
         self._amp.backward(loss, weight=micro.size / micro.total)
-        detached = loss.detach().float()
-        self._window.add_loss(detached, micro.size)
-        self._step_losses.append(detached)
+        losses = self._window.add_loss(loss, micro.size)
         state.position = micro.position
         state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
         if not micro.ends_batch:
@@ -270,8 +267,7 @@ class Run:
         multiplier = self._schedule(state.step)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * multiplier
-        self._amp.step(watch=self._step_losses)
-        self._step_losses.clear()
+        self._amp.step(watch=losses[-micro.part :])
         self._halted_steps += self._amp.halted
         if self._ema is not None:
             self._ema.update()

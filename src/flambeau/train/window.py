@@ -31,10 +31,12 @@ class Window:
         self._sizes: list[int] = []
         self._start = clock()
 
-    def add_loss(self, loss: Tensor, num_samples: int) -> None:
-        """Count the mean loss of a micro-batch: 0-d, float32, without a graph."""
-        self.losses.append(loss)
+    def add_loss(self, loss: Tensor, num_samples: int) -> list[Tensor]:
+        """Count the mean loss of a micro-batch, 0-d; returns all losses so far, float32 without a graph."""
+        detached = loss.detach()
+        self.losses.append(detached if detached.dtype is torch.float32 else detached.float())
         self._sizes.append(num_samples)
+        return self.losses
 
     def read(self, halted_steps: Tensor) -> tuple[dict[str, float], int]:
         """The row of this window, and `halted_steps` read with it; waits for the device, then starts anew."""

@@ -87,6 +87,7 @@ class AmpStep:
         self._one = torch.ones((), device=self.device)
         self._scale = torch.full((), init_scale, device=self.device)
         self._growth_tracker = torch.zeros((), dtype=torch.int32, device=self.device)
+        self._roots: dict[tuple[float, torch.dtype], Tensor] = {}
         self._fused = _skips_in_kernel(optimizer)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -98,16 +99,16 @@ class AmpStep:
     def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
         """Add the gradients of `weight * loss` to the parameters, scaled in fp16.
 
-        The weight goes in as the gradient of the root, so no node is added to the graph.
+        The weight goes in as the gradient of the root, so no node is added to the graph; torch would make
+        a one for it in every step, here it is kept.
 
         Args:
             loss: 0-d floating, on the device.
             weight: the share of this micro-batch in its batch when gradients are accumulated.
         """
-        if weight == 1.0 and self.precision != "fp16":
-            loss.backward()
-            return
-        root = torch.full_like(loss, weight)
+        root = self._roots.get((weight, loss.dtype))
+        if root is None:
+            root = self._roots[weight, loss.dtype] = torch.full_like(loss, weight)
         loss.backward(gradient=root * self._scale if self.precision == "fp16" else root)
 
     def step(self, *, watch: Sequence[Tensor] = ()) -> None:

@@ -1,0 +1,769 @@
+"""What a user gets wrong, and what a disk or a number does: one message, exit code 2, nothing lost."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    Disk,
+    checkpoint_folders,
+    from_bytes,
+    read_checkpoint,
+    verify_checkpoint,
+)
+from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
+from flambeau.recipes.data.sample_order import sample_order
+from flambeau.train import fit
+from flambeau.train.fit import Training
+
+LINEAR = """
+from torch import nn
+
+def make(num_classes, channels, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, num_classes))
+"""
+SHORT = "--duration 4st --batch-size 4 --precision fp32 --model linear.py:make"
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "linear.py").write_text(LINEAR, encoding="utf-8")
+
+
+def hashes(folder: Path | str) -> dict[str, str]:
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in Path(folder).rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+METRICS = "run/metrics.jsonl"
+
+
+def without_clock(run: str) -> list[dict[str, Any]]:
+    lines = Path(run, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    clock = {"images_per_s", "data_wait"}
+    return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
+
+
+def refused(answer: Any, *parts: str) -> str:
+    """The message of a command that was refused as it should be: one or two lines, no traceback, exit 2."""
+    assert (answer.code, answer.out) == (2, ""), answer
+    message = answer.err[answer.err.index("flambeau: ") :]
+    assert len(message.splitlines()) <= 2, message
+    assert "Traceback" not in answer.err
+    for part in parts:
+        assert part in message
+    return message
+
+
+# ---------------------------------------------------------------- data that are none
+
+
+def no_data(tmp_path: Path, make_images: Callable[..., Path]) -> dict[str, tuple[str, ...]]:
+    """Wrong DATA, and what the message must name."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "texts" / "a").mkdir(parents=True)
+    (tmp_path / "texts" / "b").mkdir()
+    (tmp_path / "texts" / "a" / "1.txt").touch()
+    make_images(tmp_path / "one", classes="a")
+    make_images(tmp_path / "loose")
+    shutil.copy(tmp_path / "loose" / "a" / "00.png", tmp_path / "loose" / "00.png")
+    make_images(tmp_path / "gap")
+    (tmp_path / "gap" / "c").mkdir()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "empty.rec").touch()
+    (tmp_path / "noise.rec").write_bytes(bytes(range(256)))
+    make_images(tmp_path / "single", per_class=1)
+    make_images(tmp_path / "strangers" / "train")
+    make_images(tmp_path / "strangers" / "val", classes="ax")
+    return {
+        "empty": ("empty has no sub-folders", "CLASS"),
+        "texts": ("texts has 2 sub-folders, but no image in them", "1 .txt"),
+        "one": ("one holds one class only, 'a'", "two or more"),
+        "loose": ("loose holds images outside any class folder", "00.png"),
+        "gap": ("gap has class folders without any image: c",),
+        "gone": ("gone does not exist",),
+        "on": ("on does not exist; did you mean", "/one?"),
+        "notes.txt": ("notes.txt is neither a folder nor a .rec file",),
+        "empty.rec": ("empty.rec",),
+        "noise.rec": ("noise.rec", "damaged"),
+        "single": ("no class has two images",),
+        "strangers": ("class 'x', which", "lacks"),
+        '""': ("data is empty",),
+    }
+
+
+def test_data_that_are_none(
+    flambeau: Any, tmp_path: Path, make_images: Callable[..., Path]
+) -> None:
+    for data, parts in no_data(tmp_path, make_images).items():
+        refused(flambeau("train --out run", SHORT, data), *parts)
+    assert not Path("run").exists()
+
+
+def test_a_truncated_record_file(flambeau: Any, images: Path) -> None:
+    files = sorted((images / "train").rglob("*.png"))
+    with RecordWriter("birds.rec") as writer:
+        for index, path in enumerate(files):
+            header = IRHeader(0, float(path.parent.name == "b"), index, 0)
+            writer.write(pack(header, path.read_bytes()), index)
+    assert flambeau("train birds.rec --out whole", SHORT).code == 0
+    Path("birds.rec").write_bytes(Path("birds.rec").read_bytes()[:-20])
+    for index in (True, False):
+        refused(flambeau("train birds.rec --out run", SHORT), "birds.rec", "damaged")
+        if index:
+            Path("birds.idx").unlink()
+    assert not Path("run").exists()
+
+
+# ---------------------------------------------------------------- images that cannot be read
+
+
+def test_a_corrupt_small_image_is_named_before_anything_is_made(
+    flambeau: Any, images: Path
+) -> None:
+    bad = images / "train" / "b" / "03.png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    refused(flambeau("train", images, "--out run", SHORT), f"{bad}: ", "--skip-bad-images N")
+    assert not Path("run").exists()
+
+
+@pytest.fixture
+def bad_photos(photos: Path, tmp_path: Path) -> tuple[Path, list[Path]]:
+    """train/ and val/ of photos, and the bad ones: cut short, empty, of noise, and one in val/."""
+    data = tmp_path / "data"
+    data.mkdir()
+    shutil.copytree(photos, data / "val")
+    photos.rename(data / "train")
+    bad = [data / "train" / name for name in ("ant/4.jpg", "bee/0.jpg", "cat/5.jpg")]
+    bad.append(data / "val" / "bee" / "3.jpg")
+    bad[0].write_bytes(bad[0].read_bytes()[:400])
+    bad[1].write_bytes(b"")
+    bad[2].write_bytes(b"noise" * 100)
+    bad[3].write_bytes(bad[3].read_bytes()[:-100])
+    return data, bad
+
+
+PHOTOS = "--image-size 16 --batch-size 4 --epochs 2 --precision fp32 --model linear.py:make"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_corrupt_photo_stops_the_run_with_its_path(
+    workers: int, flambeau: Any, bad_photos: tuple[Path, list[Path]]
+) -> None:
+    data, bad = bad_photos
+    order = sample_order(18, seed=0, epoch=0).tolist()
+    files = sorted((data / "train").rglob("*.jpg"))
+    first = next(files[index] for index in order if files[index] in bad)
+    answer = flambeau("train", data, "--out run", PHOTOS, f"--workers {workers}")
+    refused(answer, f"flambeau: {first}: ", "Repair or remove it", "--skip-bad-images N")
+    (checkpoint,) = checkpoint_folders(Path("run/checkpoints"))
+    assert verify_checkpoint(checkpoint)["step"] == 0
+
+
+def test_bad_photos_are_listed_and_replaced_alike_on_every_run(
+    flambeau: Any, bad_photos: tuple[Path, list[Path]]
+) -> None:
+    data, bad = bad_photos
+    command = ("train", data, PHOTOS, "--skip-bad-images 4")
+    for name, more in (("one", ""), ("two", "--workers 2"), ("three", "--workers 1")):
+        assert flambeau(*command, f"--out {name}", more).code == 0
+        listed = Path(name, "bad_images.txt").read_text(encoding="utf-8").splitlines()
+        assert sorted(listed) == sorted(map(str, bad))
+    weights = [Path(name, "model.safetensors").read_bytes() for name in ("one", "two", "three")]
+    assert weights[0] == weights[1] == weights[2]
+    # The figures are those of the images that can be read: 17 of 18.
+    rows = [json.loads(line) for line in Path("one/metrics.jsonl").read_text().splitlines()]
+    shares = [row["val_accuracy"] * 17 for row in rows if "val_accuracy" in row]
+    assert shares == [pytest.approx(round(share)) for share in shares]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_bad_photo_too_many(
+    workers: int, flambeau: Any, bad_photos: tuple[Path, list[Path]]
+) -> None:
+    data, bad = bad_photos
+    command = ("train", data, "--out run", PHOTOS, f"--workers {workers}")
+    answer = flambeau(*command, "--skip-bad-images 2")
+    message = refused(answer, "the 2 bad images that are allowed have been met", "--skip-bad")
+    named = [path for path in bad if str(path) in message]
+    assert len(named) == 3
+    listed = Path("run/bad_images.txt").read_text(encoding="utf-8").splitlines()
+    assert len(listed) == 2
+    assert set(listed) < set(map(str, named))
+    # What the message advises can be done: the run goes on, to the bits of one that never stopped.
+    assert flambeau(*command, "--skip-bad-images 4").code == 0
+    assert flambeau("train", data, "--out other", PHOTOS, "--skip-bad-images 9").code == 0
+    assert (
+        Path("run/model.safetensors").read_bytes() == Path("other/model.safetensors").read_bytes()
+    )
+    assert len(Path("run/bad_images.txt").read_text(encoding="utf-8").splitlines()) == 4
+
+
+@pytest.mark.parametrize("size", [16, 80])  # with and without a look at the images at the start
+def test_all_images_of_one_side_are_bad(
+    size: int, flambeau: Any, photos: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(photos, tmp_path / "data" / "val")
+    photos.rename(tmp_path / "data" / "train")
+    command = f"train data {PHOTOS} --image-size {size} --skip-bad-images 99"
+    for side in ("val", "train"):
+        for path in (tmp_path / "data" / side).rglob("*.jpg"):
+            path.write_bytes(b"")
+        refused(flambeau(command, f"--out {side}"), "no image", f"data/{side}")
+    assert not Path("train").exists()
+
+
+def test_a_photo_that_vanishes_is_named(
+    flambeau: Any, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = fit.set_up
+
+    def set_up(*args: Any, **settings: Any) -> Training:
+        training = original(*args, **settings)
+        shutil.rmtree(photos / "bee")
+        return training
+
+    monkeypatch.setattr(fit, "set_up", set_up)
+    refused(flambeau("train", photos, "--out run", PHOTOS), f"{photos}/bee/", "no such file")
+
+
+# ---------------------------------------------------------------- settings and files
+
+
+def test_wrong_settings_name_themselves(flambeau: Any, images: Path) -> None:
+    for flags, *parts in (
+        ("--epochs 0", "epochs must be at least 1, got 0"),
+        ("--epochs 2 --duration 2ep", "epochs = 2 and duration = '2ep' contradict each other"),
+        ("--lr nan", "lr must be a finite number, got nan"),
+        ("--mixup -0.1", "mixup must be at least 0, got -0.1"),
+        ("--seed 18446744073709551616", "seed must be below 2**64"),
+        ("--schedule cosin", "did you mean 'cosine'?"),
+        ("--precision float16", "precision must be one of auto, fp32, bf16, fp16"),
+        ("--duration 5", "duration must be a duration such as '10ep'"),
+        ("--warmup 2ep --duration 4st --batch-size 4", "warmup = '2ep' is 8 of the 4 steps"),
+        ("--model resnet199", "unknown model 'resnet199'; did you mean"),
+        ("--model torchvision:resnet19", "did you mean 'torchvision:resnet"),
+        ("--model gone.py:make", "gone.py is not a file"),
+        ("--model linear.py:build", "linear.py has no function 'build'"),
+        ("--model resnet18 --image-size 8 --batch-size 1", "batch_size = 1", "--batch-size 2"),
+        ("--pretrained --model small_convnet", "no published weights of small_convnet"),
+        ("--device cudda", "device = 'cudda' is not to be had here"),
+        ("--device meta", "device = 'meta' is not to be had here"),
+        ('--out ""', "--out is empty"),
+        ("--out images", "images is not a run folder", "choose another folder"),
+        ("--out linear.py", "linear.py is not a folder"),
+        ("--out /dev/null/x", "/dev/null is not a folder"),
+        ("--out /proc/x", "/proc/x: No such file or directory"),
+        ("--config gone.toml", "gone.toml: no such file"),
+        ("--config linear.py", "linear.py cannot be read as TOML"),
+    ):
+        refused(flambeau("train", images, "--out run", flags), *parts)
+    assert not Path("run").exists()
+    assert sorted(p.name for p in images.iterdir()) == ["train", "val"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("lr = ", ["my.toml cannot be read as TOML"]),
+        ("learning_rat = 0.1", ["my.toml: unknown key 'learning_rat'"]),
+        ("warm_up = '1ep'", ["unknown key 'warm_up'; did you mean 'warmup'?"]),
+        ("[lr]\nmax = 1", ["lr must be a number, got {'max': 1}"]),
+        ("epochs = 2.0", ["epochs must be a whole number, got 2.0"]),
+        ("epochs = true", ["epochs must be a whole number, got True"]),
+        ("flip = 1", ["flip must be true or false, got 1"]),
+        ("epochs = 2\nduration = '2ep'", ["contradict each other"]),
+        ("keep = 0", ["keep must be at least 1, got 0"]),
+    ],
+)
+def test_wrong_config_files(text: str, parts: list[str], flambeau: Any, images: Path) -> None:
+    Path("my.toml").write_text(text, encoding="utf-8")
+    refused(flambeau("train", images, "--out run --config my.toml"), *parts)
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("size", [3, 1, 20])
+def test_a_batch_of_one_image_gets_advice_that_works(
+    size: int, flambeau: Any, make_images: Callable[..., Path], tmp_path: Path
+) -> None:
+    """7 images to train on: with 3 a batch one is left, and so it is with 2."""
+    make_images(tmp_path / "data" / "train", per_class=3)
+    make_images(tmp_path / "data" / "val", per_class=2, seed=1)
+    shutil.copy("data/train/a/00.png", "data/train/a/99.png")
+    command = "train data --out run --duration 1st --precision fp32"
+    answer = flambeau(command, f"--batch-size {size}")
+    if size == 20:
+        assert answer.code == 0
+        return
+    message = refused(answer, f"batch_size = {size} leaves a batch of one image", "BatchNorm"[:0])
+    advice = message.rpartition("--batch-size ")[2]
+    assert flambeau(command, f"--batch-size {advice}").code == 0
+
+
+def test_a_model_that_cannot_do_it(flambeau: Any, images: Path) -> None:
+    Path("net.py").write_text(
+        LINEAR
+        + "def wide(image_size): return nn.Sequential(nn.Flatten(), nn.Linear(image_size**2, 9))\n"
+        "def blank(): return nn.Flatten()\n"
+        "def fails(): return undefined\n"
+        "class Two(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.head = nn.Linear(64, 2)\n"
+        "    def forward(self, x):\n"
+        "        y = self.head(x.flatten(1))\n"
+        "        return (y, y) if self.training else y\n",
+        encoding="utf-8",
+    )
+    for name, part in (
+        ("wide", "must give logits of shape (N, 2); on 1 x 1 x 8 x 8 it gives (1, 9)"),
+        ("blank", "no parameter that can be trained"),
+        ("fails", "net.py, line 8: NameError: name 'undefined' is not defined"),
+        ("Two", "in training on 2 x 1 x 8 x 8 it gives tuple"),
+    ):
+        refused(flambeau("train", images, f"--out run --model net.py:{name}"), part)
+    assert not Path("run").exists()
+
+
+# ---------------------------------------------------------------- a loss or gradient that is not finite
+
+TRAPS = """
+import torch
+from torch import nn
+
+class BadGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, white):
+        ctx.save_for_backward(white)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (white,) = ctx.saved_tensors
+        return torch.where(white, gradient * float("inf"), gradient), None
+
+class Trap(nn.Module):
+    def __init__(self, num_classes, where, quiet):
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 8), nn.Linear(8, num_classes)
+        self.where, self.quiet = where, quiet
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        x = x.flatten(1)
+        self.passes += self.training
+        white = (x.amin(1, keepdim=True) > 0.5) & (self.passes > self.quiet) & self.training
+        y = self.head(torch.tanh(self.first(x)))
+        if self.where == "loss":
+            return y + torch.where(white, float("inf"), 0.0)
+        return BadGradient.apply(y, white)
+
+def loss(num_classes): return Trap(num_classes, "loss", 0)
+def gradient(num_classes): return Trap(num_classes, "gradient", 0)
+def late_loss(num_classes): return Trap(num_classes, "loss", 5)
+def late_gradient(num_classes): return Trap(num_classes, "gradient", 5)
+"""
+NUM_TRAIN, WHITE = 16, 5  # images, and which of them is white
+BAD = "--batch-size 4 --epochs 3 --schedule constant --warmup 0st --precision fp32 --lr 0.1"
+
+
+@pytest.fixture
+def trapped(images: Path) -> Path:
+    white = images / "train" / "a" / f"{WHITE:02}.png"
+    size = white.stat().st_size
+    Image.new("L", (8, 8), 255).save(white, compress_level=0)
+    assert white.stat().st_size == size
+    Path("traps.py").write_text(TRAPS, encoding="utf-8")
+    return images
+
+
+def expected_batch(epoch: int, *, seed: int, global_batch: int = 4) -> tuple[int, list[int]]:
+    """The step, from 1, that meets the white image in this epoch, and the samples of its batch."""
+    order = sample_order(NUM_TRAIN, seed=seed, epoch=epoch).tolist()
+    batch = order.index(WHITE) // global_batch
+    samples = order[batch * global_batch : (batch + 1) * global_batch]
+    return epoch * (NUM_TRAIN // global_batch) + batch + 1, samples
+
+
+def seed_for(batch: int, *, epoch: int = 0) -> int:
+    """A seed with which the white image is in this batch of the epoch."""
+    return next(s for s in range(999) if expected_batch(epoch, seed=s)[0] == epoch * 4 + batch + 1)
+
+
+def names_of(images: Path, samples: list[int]) -> list[str]:
+    files = sorted((images / "train").rglob("*.png"))
+    return [str(files[index]) for index in samples]
+
+
+def trainings(monkeypatch: pytest.MonkeyPatch) -> list[Training]:
+    """The runs that the command sets up from here on, to look into their memory."""
+    found: list[Training] = []
+    original = fit.set_up
+
+    def set_up(*args: Any, **settings: Any) -> Training:
+        found.append(original(*args, **settings))
+        return found[-1]
+
+    monkeypatch.setattr(fit, "set_up", set_up)
+    return found
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_changes_no_weight(
+    where: str, optimizer: str, flambeau: Any, trapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = seed_for(2)
+    step, samples = expected_batch(0, seed=seed)
+    assert step == 3
+    command = ("train", trapped, BAD, f"--model traps.py:{where} --optimizer {optimizer}")
+    command = (*command, f"--seed {seed}")
+    # The run that stops just before: what the weights and the optimizer must be.
+    before = (
+        *command[:2],
+        BAD.replace("--epochs 3", "--duration 2st"),
+        *command[3:],
+        "--out before",
+    )
+    assert flambeau(*before).code == 0
+    checkpoint = read_checkpoint(Path("before/checkpoints/step-00000002"))
+    weights = safetensors.torch.load(checkpoint.files["model.safetensors"])
+
+    found = trainings(monkeypatch)
+    file = "run/not-finite-step-00000003.json"
+    refused(
+        flambeau(*command, "--out run"),
+        "step 3 (epoch 1): the loss or a gradient is NaN or infinite",
+        f"flambeau train --replay-step {file}",
+    )
+    # The flag is read late, at the end of the epoch: one more step has run since.
+    (training,) = found
+    assert training.run.state.step == 4
+    for name, parameter in training.model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), weights[name], rtol=0, atol=0)
+    state = from_bytes(checkpoint.files["training_state.pt"])["optimizer"]["state"]
+    for now, then in zip(
+        training.run.optimizer.state_dict()["state"].values(), state.values(), strict=True
+    ):
+        torch.testing.assert_close(now, then, rtol=0, atol=0)
+
+    bad = json.loads(Path(file).read_text(encoding="utf-8"))
+    assert (bad["step"], bad["epoch"], bad["indices"]) == (3, 0, samples)
+    assert bad["samples"] == names_of(trapped, samples)
+    assert bad["checkpoint"] == "step-00000000"
+    rows = Path("run/metrics.jsonl").read_text(encoding="utf-8")
+    assert rows == "", "a line with figures of the bad step"
+
+
+@pytest.mark.parametrize("where", ["late_loss", "late_gradient"])
+@pytest.mark.parametrize(
+    "more", ["--checkpoint-every 1st", "--log-every 1", "--workers 2 --ema 0.5"]
+)
+def test_where_and_when_in_a_later_epoch(
+    where: str, more: str, flambeau: Any, trapped: Path
+) -> None:
+    seed = seed_for(2, epoch=1)
+    step, samples = expected_batch(1, seed=seed)
+    assert step == 7
+    command = ("train", trapped, "--out run", BAD, f"--model traps.py:{where} --seed {seed}", more)
+    message = refused(flambeau(*command), "step 7 (epoch 2): ")
+    bad = json.loads(Path("run/not-finite-step-00000007.json").read_text(encoding="utf-8"))
+    assert (bad["step"], bad["epoch"], bad["indices"]) == (7, 1, samples)
+    last = 6 if "1st" in more else 4
+    assert bad["checkpoint"] == f"step-{last:08d}"
+    folders = checkpoint_folders(Path("run/checkpoints"))
+    assert folders[-1].name == bad["checkpoint"]
+    assert all(verify_checkpoint(folder) for folder in folders)
+    # The same command meets the same step again, and says the same.
+    before, rows = hashes("run"), without_clock("run")
+    assert refused(flambeau(*command)) == message
+    assert {**hashes("run"), METRICS: ""} == {**before, METRICS: ""}
+    assert without_clock("run") == rows
+
+
+@pytest.mark.parametrize("where", ["loss", "late_gradient"])
+def test_the_step_can_be_replayed(where: str, flambeau: Any, trapped: Path) -> None:
+    epoch = int("late" in where)
+    seed = seed_for(1, epoch=epoch)
+    step, samples = expected_batch(epoch, seed=seed)
+    command = ("train", trapped, "--out run", BAD, f"--model traps.py:{where} --seed {seed}")
+    refused(flambeau(*command))
+    file = Path(f"run/not-finite-step-{step:08d}.json")
+    before = hashes(".")
+    code, out, err = flambeau("train --replay-step", file)
+    assert (code, out) == (0, "")
+    assert f"step {step} is bad again; its samples: " in err
+    assert names_of(trapped, samples)[0] in err
+    if where == "loss":
+        assert "the loss is nan" in err or "the loss is inf" in err
+    else:
+        assert "the loss" not in err
+        assert "backward: the gradient of 'head.weight' is not finite" in err
+    assert hashes(".") == before
+
+    # The image is mended, in a way that the data do not show (the same length): not bad any more.
+    white = trapped / "train" / "a" / f"{WHITE:02}.png"
+    shutil.copy(trapped / "train" / "a" / "00.png", white)
+    code, _, err = flambeau("train --replay-step", file)
+    assert code == 1
+    assert f"step {step} is not bad this time" in err
+    assert hashes("run") == {name: h for name, h in before.items() if name.startswith("run/")}
+    # ... and the run goes on.
+    assert flambeau(*command).code == 0
+
+
+def test_accumulation_names_the_whole_global_batch(flambeau: Any, trapped: Path) -> None:
+    step, samples = expected_batch(0, seed=0, global_batch=8)
+    command = ("train", trapped, "--out run", BAD, "--model traps.py:gradient --accumulate 2")
+    refused(flambeau(*command), f"step {step} (epoch 1)")
+    file = Path(f"run/not-finite-step-{step:08d}.json")
+    assert json.loads(file.read_text(encoding="utf-8"))["indices"] == samples
+    assert flambeau("train --replay-step", file).code == 0
+
+
+def test_a_step_cannot_be_replayed_without_its_things(flambeau: Any, trapped: Path) -> None:
+    refused(flambeau("train --replay-step gone.json"), "gone.json", "not-finite-step-N.json")
+    refused(flambeau("train --replay-step traps.py"), "traps.py", "not-finite-step-N.json")
+    refused(flambeau("train", trapped, "--out run", BAD, "--model traps.py:loss"))
+    (file,) = Path("run").glob("not-finite-*.json")
+    refused(flambeau("train --replay-step", file, "--lr 3"), "leave --lr out")
+    refused(flambeau("train --fresh --replay-step", file), "leave --fresh out")
+    shutil.copy(file, "elsewhere.json")
+    refused(flambeau("train --replay-step elsewhere.json"), "config.toml")
+    (trapped / "train" / "a" / "00.png").unlink()
+    refused(flambeau("train --replay-step", file), "training data have changed")
+    shutil.rmtree("run/checkpoints")
+    shutil.copy(trapped / "train" / "a" / "01.png", trapped / "train" / "a" / "00.png")
+    refused(flambeau("train --replay-step", file), "step-00000000 is damaged", "missing")
+
+
+# ---------------------------------------------------------------- a disk that fails
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on_later(
+    flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("train", images, SHORT, "--checkpoint-every 1st")
+    assert flambeau(*command, "--out whole").code == 0
+    create = Disk.create
+
+    def full(self: Disk, path: Path) -> int:
+        if "step-00000003" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return create(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "create", full)
+        refused(
+            flambeau(*command, "--out run"),
+            "checkpoint run/checkpoints/step-00000003 could not be written: No space left on device",
+            "the last good one is step-00000002",
+            "Free some space and run the same command again",
+        )
+    folders = checkpoint_folders(Path("run/checkpoints"))
+    assert [verify_checkpoint(folder)["step"] for folder in folders] == [1, 2]
+    assert [p.name for p in Path("run/checkpoints").iterdir() if p not in folders] == []
+    assert flambeau(*command, "--out run").code == 0
+    assert (
+        Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    )
+
+
+@pytest.mark.parametrize("name", ["config.toml", "dataset.json", "model.safetensors"])
+def test_a_disk_that_takes_no_file(
+    name: str, flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Disk.create
+
+    def failing(self: Disk, path: Path) -> int:
+        if path.parent == Path("run") and name in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return create(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "create", failing)
+        refused(flambeau("train", images, "--out run", SHORT), name, "No space left on device")
+    assert flambeau("train", images, "--out run", SHORT).code == 0
+
+
+def test_figures_that_cannot_be_written(
+    flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def full(file: int, data: Any) -> int:
+        if bytes(data).startswith(b'{"step"'):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        refused(flambeau("train", images, "--out run", SHORT), "run/metrics.jsonl: No space left")
+    assert flambeau("train", images, "--out run", SHORT).code == 0
+
+
+def test_a_limit_on_the_size_of_files(images: Path) -> None:
+    """A real failing write, of the trial save: the weights are larger than the limit."""
+    script = (
+        "import resource, sys\n"
+        "from flambeau.cli.command import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["train", str(images), "--out", "run", "--duration", "1st", "--batch-size", "4"]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *words],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        "checkpoint run/checkpoints/step-00000000 could not be written: File too large"
+        in done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    assert list(Path("run/checkpoints").iterdir()) == []
+
+
+# ---------------------------------------------------------------- between two lives of a run
+
+
+@pytest.fixture
+def stopped(flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str | Path, ...]:
+    """The command of a run that has checkpoints of steps 1 and 2, and then met a full disk."""
+    command = ("train", images, "--out run", SHORT, "--checkpoint-every 1st")
+    create = Disk.create
+
+    def full(self: Disk, path: Path) -> int:
+        if "step-00000003" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return create(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "create", full)
+        assert flambeau(*command).code == 2
+    return command
+
+
+def test_changed_data_are_refused(
+    flambeau: Any, stopped: tuple[str | Path, ...], images: Path
+) -> None:
+    before = hashes("run")
+    for side, what in (("train", "training"), ("val", "validation")):
+        extra = images / side / "a" / "extra.png"
+        shutil.copy(images / side / "a" / "00.png", extra)
+        refused(flambeau(*stopped), f"the {what} data have changed", "--fresh")
+        extra.unlink()
+    assert hashes("run") == before
+    assert flambeau(*stopped).code == 0
+
+
+def test_moved_data_are_not_changed_data(
+    flambeau: Any, stopped: tuple[str | Path, ...], images: Path
+) -> None:
+    images.rename("moved")
+    refused(flambeau("train --out run"), "images does not exist")
+    assert flambeau("train moved --out run").code == 0
+    assert "moved" in Path("run/config.toml").read_text(encoding="utf-8")
+    assert flambeau("verify run").code == 0
+
+
+def test_a_changed_model_file_is_refused(flambeau: Any, stopped: tuple[str | Path, ...]) -> None:
+    before = hashes("run")
+    Path("linear.py").write_text(LINEAR + "# a remark", encoding="utf-8")
+    refused(flambeau(*stopped), "linear.py has changed since the run was started", "--fresh")
+    Path("linear.py").unlink()
+    refused(flambeau(*stopped), "linear.py")
+    assert hashes("run") == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "training_state.pt", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_checkpoint_is_set_aside(
+    name: str, damage: str, flambeau: Any, stopped: tuple[str | Path, ...]
+) -> None:
+    file = Path("run/checkpoints/step-00000002", name)
+    content = bytearray(file.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 4
+    file.write_bytes(content[: -1 if damage == "cut" else None])
+    if damage == "gone":
+        file.unlink()
+    code, _, err = flambeau(*stopped)
+    assert code == 0
+    (line,) = [line for line in err.splitlines() if "set aside" in line]
+    assert f"run/checkpoints/step-00000002 is damaged: {name} " in line
+    assert line.endswith("going on from step-00000001")
+    assert Path("run/checkpoints/step-00000002.damaged").is_dir()
+    assert flambeau("train", stopped[1], "--out whole", SHORT, "--checkpoint-every 1st").code == 0
+    assert (
+        Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    )
+
+
+def test_no_whole_checkpoint(flambeau: Any, stopped: tuple[str | Path, ...]) -> None:
+    for path in Path("run/checkpoints").glob("*/training_state.pt"):
+        path.write_bytes(b"x" + path.read_bytes())
+    before = hashes("run")
+    refused(flambeau(*stopped), "none of the 2 checkpoints in run/checkpoints is whole", "--fresh")
+    assert hashes("run") == before
+    assert flambeau(*stopped, "--fresh").code == 0
+    aside = {name.replace("run/", "run.old-1/"): h for name, h in before.items()}
+    assert hashes("run.old-1") == aside
+
+
+@pytest.mark.parametrize("name", ["config.toml", "dataset.json", "result.json"])
+def test_files_of_the_folder_edited_by_hand(
+    name: str, flambeau: Any, stopped: tuple[str | Path, ...]
+) -> None:
+    Path("run", name).write_text("?", encoding="utf-8")
+    refused(flambeau(*stopped), f"run/{name} cannot be read")
+
+
+def test_a_stored_setting_of_another_version(
+    flambeau: Any, stopped: tuple[str | Path, ...]
+) -> None:
+    with Path("run/config.toml").open("a", encoding="utf-8") as file:
+        file.write("batchsize = 3\n")
+    for command in ("train --out run", "verify run", "evaluate run images", "predict run x.png"):
+        part = "config.toml: unknown key 'batchsize'; did you mean 'batch_size'?"
+        refused(flambeau(command), part)
+
+
+def test_a_second_process_in_the_same_folder_is_refused(
+    flambeau: Any, stopped: tuple[str | Path, ...]
+) -> None:
+    script = (
+        "import fcntl, os, sys\n"
+        "handle = os.open('run/.lock', os.O_RDWR)\n"
+        "fcntl.lockf(handle, fcntl.LOCK_EX)\n"
+        "os.ftruncate(handle, 0)\n"
+        "os.write(handle, b'%d' % os.getpid())\n"
+        "print(flush=True)\n"
+        "sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script]
+    before = hashes("run")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        for more in ("", "--fresh"):
+            message = refused(flambeau(*stopped, more), "is training in run right now")
+            assert f"process {other.pid} " in message
+    assert hashes("run") == before
+    assert flambeau(*stopped).code == 0
