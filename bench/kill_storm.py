@@ -310,9 +310,10 @@ def storm_one_run(
         The kills; fewer than asked for where the run came to its end too early.
     """
     done: list[Kill] = []
-    stride = max(1, TOTAL_STEPS // SAVE_EVERY // (kills + 1))
+    moments = moments_of(kills, rng)
+    stride = TOTAL_STEPS // SAVE_EVERY // (moments.count("steps") + moments.count("save") + 2)
     workers = itertools.cycle(rng.sample((0, 2), 2))
-    for moment in moments_of(kills, rng):
+    for moment in moments:
         life = Life(arguments, run, workers=next(workers), core=core)
         if not wait_for_moment(life, moment, rng, stride=stride):
             life.finish()

@@ -152,7 +152,7 @@ class Run:
         self._micro: MicroBatch | None = None
         self._num_samples = 0
         self._evaluated: dict[str, MeanOnDevice] | None = None
-        self._stream: Iterator[tuple[MicroBatch, Any]] | None = None
+        self._stream: Iterator[MicroBatch] | None = None
         self._generators = generators_of(self.device)
         self._exactness = exactness_facts(self.device)
         self._saver = Saver(self.folder.checkpoints, keep=keep)
@@ -224,13 +224,13 @@ class Run:
                 self._stream = self._to_device(
                     self._loader.stream(epoch=state.epoch, position=state.position)
                 )
-            micro, data = next(self._stream)
+            micro = next(self._stream)
             self._window.wait_s += time.perf_counter() - start
             self._micro = micro
             self._num_samples = micro.size
             for generator in self._generators:
                 generator.manual_seed(mix(seed + micro.position))
-            yield data
+            yield micro.data
             if self._micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
 
@@ -310,11 +310,11 @@ class Run:
         try:
             with averaged, torch.inference_mode():
                 stream = loader.stream(epoch=0, position=0, epochs=1)
-                for micro, batch in self._to_device(stream):
+                for micro in self._to_device(stream):
                     if not micro.size:
                         continue  # all of them unreadable
                     self._num_samples = micro.size
-                    yield batch
+                    yield micro.data
                     if FLAG.signal is not None:
                         break
         finally:
@@ -454,12 +454,13 @@ class Run:
             folder=None if self._replay else self.folder.path,
         )
 
-    def _to_device(self, stream: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:
+    def _to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         if self.device.type == "cpu":
-            return ((micro, micro.data) for micro in stream)
+            return stream
         # Without its data: the prefetcher moves whatever tensors it finds in a tuple.
         pairs = ((micro._replace(data=None), micro.data) for micro in stream)
-        return iter(prefetch_to_device(pairs, self.device))
+        moved = prefetch_to_device(pairs, self.device)
+        return (micro._replace(data=data) for micro, data in moved)
 
 
 def _name(step: int) -> str:

@@ -40,9 +40,10 @@ class Window:
 
     def read(self, halted_steps: Tensor) -> tuple[dict[str, float], int]:
         """The row of this window, and `halted_steps` read with it; waits for the device, then starts anew."""
-        figures = [halted_steps, *(mean.compute() for mean in self.logged.values()), *self.losses]
-        halted, *values = torch.stack([figure.double() for figure in figures]).tolist()
-        logged, losses = values[: len(self.logged)], values[len(self.logged) :]
+        figures = [torch.stack([halted_steps, *self.losses]).double()]
+        figures += [mean.compute().double().view(1) for mean in self.logged.values()]
+        halted, *values = torch.cat(figures).tolist()
+        losses, logged = values[: len(self.losses)], values[len(self.losses) :]
         seconds = max(self._clock() - self._start, 1e-9)
         samples = sum(self._sizes)
         row = {}

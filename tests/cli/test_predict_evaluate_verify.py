@@ -1,0 +1,406 @@
+"""What is done with a run afterwards: its predictions, its figures, and whether it is whole."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from flambeau.data.augment import eval_image
+from flambeau.data.decode import decode
+from flambeau.recipes.models.small_convnet import SmallConvNet
+from flambeau.recipes.setup.environment import usable_cpus
+from flambeau.train.run import Run
+
+SHORT = "--duration 4st --batch-size 4 --precision fp32 --lr 0.05"
+LINEAR = """
+from torch import nn
+
+def make(num_classes, channels, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, num_classes))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "linear.py").write_text(LINEAR, encoding="utf-8")
+
+
+@pytest.fixture
+def run(flambeau: Any, images: Path) -> Path:
+    """A finished run of the small network."""
+    assert flambeau("train", images, "--out run", SHORT).code == 0
+    return Path("run")
+
+
+@pytest.fixture
+def unfinished(flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with checkpoints of steps 1 and 2 that was left without a word."""
+    original = Run.step
+
+    def step(self: Run, loss: torch.Tensor) -> None:
+        if self.state.step == 3:
+            raise KeyboardInterrupt
+        original(self, loss)
+
+    command = ("train", images, "--out unfinished --model linear.py:make --checkpoint-every 1st")
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", step)
+        answer = flambeau(*command, "--keep 3", SHORT)
+        assert (answer.code, answer.err.splitlines()[-1]) == (130, "flambeau: interrupted")
+    names = sorted(path.name for path in Path("unfinished/checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000002", "step-00000003"]
+    return Path("unfinished")
+
+
+def refused(answer: Any, *parts: str) -> None:
+    assert answer.code == 2, answer
+    message = answer.err[answer.err.index("flambeau: ") :]
+    assert len(message.splitlines()) <= 2, message
+    for part in parts:
+        assert part in message
+
+
+def predicted(flambeau: Any, run: Path, *paths: Path, more: str = "") -> list[dict[str, float]]:
+    """Of each image, the probability of every class."""
+    answer = flambeau("predict", run, *paths, "--json --top 99", more)
+    assert (answer.code, answer.err) == (0, "")
+    rows = [json.loads(line) for line in answer.out.splitlines()]
+    assert [row["image"] for row in rows] == [str(path) for path in paths]
+    return [{entry["class"]: entry["probability"] for entry in row["classes"]} for row in rows]
+
+
+# ---------------------------------------------------------------- predictions
+
+
+def test_predictions_are_those_of_the_weights(flambeau: Any, run: Path, images: Path) -> None:
+    """Against the file of weights, NumPy and Pillow: nothing of the command is used."""
+    paths = sorted((images / "val").rglob("*.png"))
+    facts = json.loads((run / "dataset.json").read_text(encoding="utf-8"))
+    model = SmallConvNet(1, 2).eval()
+    model.load_state_dict(safetensors.torch.load_file(run / "model.safetensors"))
+    x = np.stack([np.array(Image.open(path)) for path in paths])[:, None] / 255
+    x = (x - facts["mean"][0]) / facts["std"][0]
+    with torch.no_grad():
+        expected = model(torch.from_numpy(x).float()).softmax(1)
+    found = predicted(flambeau, run, *paths)
+    assert all(list(row.values()) == sorted(row.values(), reverse=True) for row in found)
+    table = torch.tensor([[row["a"], row["b"]] for row in found])
+    torch.testing.assert_close(table, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_photos_are_predicted_by_a_timm_model(flambeau: Any, photos: Path) -> None:
+    command = ("train", photos, "--out birds --model test_resnet --image-size 64")
+    assert flambeau(*command, SHORT).code == 0
+    facts = json.loads(Path("birds/dataset.json").read_text(encoding="utf-8"))
+    checkpoint_path = "birds/model.safetensors"
+    model = timm.create_model("test_resnet", num_classes=3, checkpoint_path=checkpoint_path).eval()
+    paths = sorted(photos.rglob("*.jpg"))[:4]  # a CMYK one, a grey one and a turned one among them
+    for path, row in zip(paths, predicted(flambeau, Path("birds"), *paths), strict=True):
+        pixels = eval_image(decode(path.read_bytes(), channels=3), 64)
+        x = (pixels / 255 - facts["mean"]) / facts["std"]
+        with torch.no_grad():
+            expected = model(torch.from_numpy(x).float().permute(2, 0, 1)[None]).softmax(1)[0]
+        found = torch.tensor([row[name] for name in ("ant", "bee", "cat")])
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.02)  # bytes are rounded
+
+
+def test_more_images_than_a_batch_keep_their_order(flambeau: Any, run: Path, images: Path) -> None:
+    paths = sorted((images / "train").rglob("*.png"))
+    alone = {path: predicted(flambeau, run, path)[0] for path in paths[:3]}
+    many = predicted(flambeau, run, *(paths * 5)[:70])
+    for index, path in enumerate((paths * 5)[:70]):
+        if path in alone:
+            assert many[index] == pytest.approx(alone[path], abs=1e-5)
+
+
+def test_predictions_for_people(flambeau: Any, run: Path, images: Path) -> None:
+    path = images / "val" / "b" / "00.png"
+    code, out, _ = flambeau("predict", run, path)
+    assert code == 0
+    name, _, ranking = out.strip().rpartition(": ")
+    assert name == str(path)
+    best, second = ranking.split(", ")
+    assert {best[0], second[0]} == {"a", "b"}
+    assert best.endswith("%")
+    assert flambeau("predict", run, path, "--top 1").out.strip().endswith(best)
+
+
+def test_wrong_images_and_wrong_runs(flambeau: Any, run: Path, images: Path) -> None:
+    good = images / "val" / "a" / "00.png"
+    Path("noise.png").write_bytes(b"noise")
+    Path("cut.png").write_bytes(good.read_bytes()[:60])
+    Path("empty.png").touch()
+    for path, part in (
+        ("gone.png", "gone.png: no such file"),
+        ("noise.png", "noise.png cannot be decoded: not a JPEG, PNG"),
+        ("cut.png", "cut.png cannot be decoded: "),
+        ("empty.png", "empty.png cannot be decoded: the file is empty"),
+        (str(images), f"{images} cannot be read: Is a directory"),
+    ):
+        refused(flambeau("predict", run, good, path), part)
+    for verb in ("predict {} x.png", "evaluate {} images", "verify {}"):
+        refused(flambeau(verb.format("gone")), "gone is not a run folder")
+        refused(flambeau(verb.format("images")), "images is not a run folder")
+        refused(flambeau(verb.format("linear.py")), "linear.py is not a folder")
+    refused(flambeau("predict", run, good, "--top 0"), "--top must be at least 1, got 0")
+
+
+def test_the_weights_of_a_run_are_checked(flambeau: Any, run: Path, images: Path) -> None:
+    weights = run / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-4])
+    refused(flambeau("evaluate", run, images), "model.safetensors cannot be read as safetensors")
+    safetensors.torch.save_file({"x": torch.zeros(1)}, weights)
+    refused(flambeau("evaluate", run, images), "do not fit the model small_convnet", "is missing")
+    weights.unlink()
+    refused(flambeau("predict", run, images / "val" / "a" / "00.png"), "model.safetensors")
+
+
+def test_an_unfinished_run_predicts_with_its_newest_checkpoint(
+    flambeau: Any, unfinished: Path, images: Path
+) -> None:
+    path = images / "val" / "a" / "00.png"
+    answer = flambeau("predict", unfinished, path)
+    assert answer.code == 0
+    assert "the run is not finished: these are the weights of step-00000003" in answer.err
+    damaged = unfinished / "checkpoints" / "step-00000003" / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    answer = flambeau("predict", unfinished, path)
+    assert answer.code == 0
+    assert "passed over: " in answer.err
+    assert answer.err.splitlines()[-1].endswith("step-00000002")
+    shutil.rmtree(unfinished / "checkpoints")
+    refused(flambeau("predict", unfinished, path), "no whole checkpoint yet")
+
+
+# ---------------------------------------------------------------- figures
+
+
+def evaluated(flambeau: Any, *words: Any) -> dict[str, float]:
+    answer = flambeau("evaluate", *words, "--json")
+    assert (answer.code, answer.err) == (0, "")
+    figures: dict[str, float] = json.loads(answer.out)
+    return figures
+
+
+@pytest.mark.parametrize("more", ["", "--ema 0.5"])
+def test_figures_on_the_validation_data_are_those_of_the_run(
+    more: str, flambeau: Any, images: Path
+) -> None:
+    assert flambeau("train", images, "--out run --epochs 3", SHORT[15:], more).code == 0
+    metrics = json.loads(Path("run/result.json").read_text(encoding="utf-8"))["metrics"]
+    for data, workers in ((images, "0"), (images / "val", "2")):
+        figures = evaluated(flambeau, "run", data, "--workers", workers)
+        assert figures["accuracy"] == metrics["val_accuracy"]
+        assert figures["loss"] == pytest.approx(metrics["val_loss"], rel=1e-5)
+        assert (figures["images"], figures["bad_images"]) == (8, 0)
+
+
+def test_figures_are_those_of_the_predictions(flambeau: Any, run: Path, images: Path) -> None:
+    paths = sorted((images / "train").rglob("*.png"))
+    rows = predicted(flambeau, run, *paths)
+    right = [
+        max(row, key=row.__getitem__) == path.parent.name
+        for row, path in zip(rows, paths, strict=True)
+    ]
+    losses = [-np.log(row[path.parent.name]) for row, path in zip(rows, paths, strict=True)]
+    figures = evaluated(flambeau, run, images / "train")
+    assert figures["accuracy"] == pytest.approx(np.mean(right))
+    assert figures["loss"] == pytest.approx(np.mean(losses), rel=1e-3)
+    assert figures["images"] == len(paths)
+
+
+def test_figures_for_people(flambeau: Any, run: Path, images: Path) -> None:
+    code, out, _ = flambeau("evaluate", run, images)
+    assert code == 0
+    words = out.split()
+    assert words[::2] == ["loss", "accuracy", "images", "bad_images"]
+    assert words[5::2] == ["8", "0"]
+
+
+def test_some_classes_are_enough_and_others_are_refused(
+    flambeau: Any, run: Path, make_images: Callable[..., Path], tmp_path: Path
+) -> None:
+    only_b = make_images(tmp_path / "some", classes="ab", seed=5)
+    shutil.rmtree(only_b / "a")
+    whole = evaluated(flambeau, run, make_images(tmp_path / "both", classes="ab", seed=5))
+    part = evaluated(flambeau, run, only_b)
+    assert (part["images"], whole["images"]) == (8, 16)
+    make_images(tmp_path / "other", classes="az")
+    refused(flambeau("evaluate run other"), "other has class 'z', which the model lacks")
+    refused(flambeau("evaluate run gone"), "gone does not exist")
+    refused(flambeau("evaluate run linear.py"), "linear.py is neither a folder nor a .rec file")
+
+
+def test_a_record_file_is_evaluated(flambeau: Any) -> None:
+    import flambeau.data.sources as sources
+
+    command = "train --out fm --duration 1st --batch-size 8 --model linear.py:make --precision fp32"
+    assert flambeau(command).code == 0
+    metrics = json.loads(Path("fm/result.json").read_text(encoding="utf-8"))["metrics"]
+    val = sources.EMBEDDED.with_name("fashion_mnist_val.rec")
+    figures = evaluated(flambeau, "fm", val)
+    assert (figures["accuracy"], figures["images"]) == (metrics["val_accuracy"], 1000)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_images_in_an_evaluation(workers: int, flambeau: Any, run: Path, images: Path) -> None:
+    bad = [images / "val" / "a" / "01.png", images / "val" / "b" / "02.png"]
+    for path in bad:
+        path.write_bytes(b"noise")
+    command = ("evaluate", run, images, f"--workers {workers}")
+    refused(flambeau(*command), f"{bad[0]}: not a JPEG", "--skip-bad-images")
+    refused(flambeau(*command, "--skip-bad-images 1"), str(bad[1]), "1 bad images that are allowed")
+    figures = evaluated(flambeau, *command[1:], "--skip-bad-images 2")
+    assert (figures["images"], figures["bad_images"]) == (6, 2)
+    assert not list(run.glob("bad_images*"))
+    for path in (images / "val").rglob("*.png"):
+        path.write_bytes(b"noise")
+    refused(flambeau(*command, "--skip-bad-images 99"), "no image")
+    for flag in ("--workers -1", "--skip-bad-images -1"):
+        refused(flambeau("evaluate", run, images, flag), f"{flag[:-3]} must be at least 0, got -1")
+
+
+# ---------------------------------------------------------------- verification
+
+
+def test_a_finished_run_is_whole(flambeau: Any, run: Path) -> None:
+    code, out, err = flambeau("verify", run)
+    assert (code, err) == (0, "")
+    step = json.loads((run / "result.json").read_text(encoding="utf-8"))["step"]
+    assert out.splitlines() == [
+        "step-00000004: whole (epoch 2, step 4)",
+        f"model.safetensors: readable (best weights, step {step})",
+        "finished: there is nothing to resume",
+    ]
+    (run / "model.safetensors").unlink()
+    refused(flambeau("verify", run), "model.safetensors")
+
+
+def test_an_unfinished_run_can_go_on(flambeau: Any, unfinished: Path) -> None:
+    code, out, _ = flambeau("verify", unfinished)
+    assert code == 0
+    assert out.splitlines() == [
+        "step-00000001: whole (epoch 1, step 1)",
+        "step-00000002: whole (epoch 1, step 2)",
+        "step-00000003: whole (epoch 1, step 3)",
+        "a resume would be exact, from step 3",
+    ]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "training_state.pt", "manifest.json"])
+def test_every_damage_is_named(name: str, flambeau: Any, unfinished: Path) -> None:
+    file = unfinished / "checkpoints" / "step-00000002" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+    code, out, _ = flambeau("verify", unfinished)
+    assert code == 1
+    assert f"step-00000002: DAMAGED: {name} is not what was saved" in out
+    assert "a resume would be exact, from step 3" in out
+    assert "step-00000001: whole" in out
+
+
+def test_why_a_resume_would_not_be_exact(
+    flambeau: Any, unfinished: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reasons() -> list[str]:
+        answer = flambeau("verify", unfinished)
+        assert answer.code == 1
+        assert "would be exact" not in answer.out
+        prefix = "a resume would not be exact: "
+        return [l.removeprefix(prefix) for l in answer.out.splitlines() if l.startswith(prefix)]
+
+    threads = torch.get_num_threads()
+    with monkeypatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", str(threads + 1))
+        assert reasons() == [f"threads {threads} then, {threads + 1} now"]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.9.9")
+        (reason,) = reasons()
+        assert reason.endswith(" then, 9.9.9 now")
+    extra = images / "train" / "a" / "extra.png"
+    shutil.copy(images / "train" / "a" / "00.png", extra)
+    (reason,) = reasons()
+    assert "training data have changed" in reason
+    extra.unlink()
+    images.rename("moved")
+    (reason,) = reasons()
+    assert "images does not exist" in reason
+    Path("moved").rename(images)
+    model = Path("linear.py").read_text(encoding="utf-8")
+    Path("linear.py").write_text(model + "# more", encoding="utf-8")
+    (reason,) = reasons()
+    assert "linear.py has changed" in reason
+    Path("linear.py").write_text(model, encoding="utf-8")
+    metrics = unfinished / "metrics.jsonl"
+    assert metrics.read_bytes() == b"" or metrics.stat().st_size > 0
+    assert flambeau("verify", unfinished).code == 0
+    shutil.rmtree(unfinished / "checkpoints")
+    assert reasons() == ["there is no whole checkpoint"]
+
+
+def test_lost_figures_are_noticed(
+    flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Run.step
+
+    def step(self: Run, loss: torch.Tensor) -> None:
+        if self.state.step == 3:
+            raise KeyboardInterrupt
+        original(self, loss)
+
+    command = (
+        "train",
+        images,
+        "--out run --model linear.py:make --checkpoint-every 1st --log-every 1",
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", step)
+        assert flambeau(*command, SHORT).code == 130
+    assert flambeau("verify run").code == 0
+    Path("run/metrics.jsonl").write_bytes(b"")
+    code, out, _ = flambeau("verify run")
+    assert code == 1
+    assert "metrics.jsonl is shorter than at the checkpoint" in out
+    answer = flambeau(*command, SHORT)
+    assert answer.code == 0
+    assert "run/metrics.jsonl is shorter than at the checkpoint: lines are lost" in answer.err
+
+
+def test_verify_uses_the_threads_that_training_would(flambeau: Any, unfinished: Path) -> None:
+    report = json.loads((unfinished / "environment.json").read_text(encoding="utf-8"))
+    assert report["exactness"]["threads"] <= usable_cpus()
+    torch.set_num_threads(usable_cpus() + 1)
+    assert flambeau("verify", unfinished).code == 0
+
+
+def test_loss_is_the_mean_over_images(flambeau: Any, run: Path, images: Path) -> None:
+    """70 images are two batches of unequal size; each counts the same."""
+    facts = json.loads((run / "dataset.json").read_text(encoding="utf-8"))
+    for index in range(54):
+        shutil.copy(images / "train" / "a" / "00.png", images / "train" / "a" / f"x{index}.png")
+    model = SmallConvNet(1, 2).eval()
+    model.load_state_dict(safetensors.torch.load_file(run / "model.safetensors"))
+    paths = sorted((images / "train").rglob("*.png"))
+    assert len(paths) == 70
+    x = np.stack([np.array(Image.open(path)) for path in paths])[:, None] / 255
+    x = torch.from_numpy((x - facts["mean"][0]) / facts["std"][0]).float()
+    targets = torch.tensor([int(path.parent.name == "b") for path in paths])
+    with torch.no_grad():
+        logits = model(x)
+    figures = evaluated(flambeau, run, images / "train")
+    assert figures["accuracy"] == pytest.approx(
+        float((logits.argmax(1) == targets).double().mean())
+    )
+    assert figures["loss"] == pytest.approx(float(F.cross_entropy(logits, targets)), rel=1e-5)
