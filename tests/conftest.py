@@ -1,6 +1,11 @@
 """What tests share: a process left as it was found, small images, and the command called in process."""
 
 import os
+
+# Before torch is imported: tests are small, and two threads that wait for each other on a busy machine make
+# them ten times slower. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import shlex
 import signal
 import sys

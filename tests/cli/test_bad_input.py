@@ -278,6 +278,15 @@ def test_wrong_settings_name_themselves(flambeau: Any, images: Path) -> None:
     assert sorted(p.name for p in images.iterdir()) == ["train", "val"]
 
 
+def test_the_run_folder_does_not_become_a_class(
+    flambeau: Any, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused(flambeau("train", photos, "--out photos/ant/run"), "would lie within the data", "--out")
+    monkeypatch.chdir(photos)
+    refused(flambeau("train ."), f"the run folder runs/photos would lie within the data {photos}")
+    assert sorted(p.name for p in photos.iterdir()) == ["ant", "bee", "cat"]
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [

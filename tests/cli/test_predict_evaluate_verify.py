@@ -20,7 +20,8 @@ from flambeau.recipes.models.small_convnet import SmallConvNet
 from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.train.run import Run
 
-SHORT = "--duration 4st --batch-size 4 --precision fp32 --lr 0.05"
+SETTINGS = "--batch-size 4 --precision fp32 --lr 0.05"
+SHORT = f"--duration 4st {SETTINGS}"
 LINEAR = """
 from torch import nn
 
@@ -43,22 +44,33 @@ def run(flambeau: Any, images: Path) -> Path:
 
 
 @pytest.fixture
-def unfinished(flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run with checkpoints of steps 1 and 2 that was left without a word."""
-    original = Run.step
+def interrupted(
+    flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[str | Path, ...]]:
+    """A function that trains until after step 3 and is left without a word; the command that goes on."""
 
-    def step(self: Run, loss: torch.Tensor) -> None:
-        if self.state.step == 3:
-            raise KeyboardInterrupt
-        original(self, loss)
+    def train(*flags: str) -> tuple[str | Path, ...]:
+        original = Run.step
 
-    command = ("train", images, "--out unfinished --model linear.py:make --checkpoint-every 1st")
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "step", step)
-        answer = flambeau(*command, "--keep 3", SHORT)
+        def step(self: Run, loss: torch.Tensor) -> None:
+            if self.state.step == 3:
+                raise KeyboardInterrupt
+            original(self, loss)
+
+        command = ("train", images, "--model linear.py:make --checkpoint-every 1st", SHORT, *flags)
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "step", step)
+            answer = flambeau(*command)
         assert (answer.code, answer.err.splitlines()[-1]) == (130, "flambeau: interrupted")
-    names = sorted(path.name for path in Path("unfinished/checkpoints").iterdir())
-    assert names == ["step-00000001", "step-00000002", "step-00000003"]
+        return command
+
+    return train
+
+
+@pytest.fixture
+def unfinished(interrupted: Callable[..., tuple[str | Path, ...]]) -> Path:
+    """A run with checkpoints of steps 1, 2 and 3."""
+    interrupted("--keep 3 --out unfinished")
     return Path("unfinished")
 
 
@@ -166,6 +178,20 @@ def test_the_weights_of_a_run_are_checked(flambeau: Any, run: Path, images: Path
     refused(flambeau("predict", run, images / "val" / "a" / "00.png"), "model.safetensors")
 
 
+def test_a_changed_model_file_is_said(flambeau: Any, images: Path) -> None:
+    assert flambeau("train", images, "--out run --model linear.py:make", SHORT).code == 0
+    path = images / "val" / "a" / "00.png"
+    assert flambeau("predict run", path).err == ""
+    Path("linear.py").write_text(LINEAR + "# a remark", encoding="utf-8")
+    for command in (("predict run", path), ("evaluate run", images)):
+        code, _, err = flambeau(*command)
+        assert code == 0
+        assert err.endswith("linear.py has changed since the run was started\n")
+    other = LINEAR.replace("2, num_classes)", "2, num_classes, bias=False)")
+    Path("linear.py").write_text(other, encoding="utf-8")
+    refused(flambeau("predict run", path), "do not fit the model")
+
+
 def test_an_unfinished_run_predicts_with_its_newest_checkpoint(
     flambeau: Any, unfinished: Path, images: Path
 ) -> None:
@@ -197,7 +223,7 @@ def evaluated(flambeau: Any, *words: Any) -> dict[str, float]:
 def test_figures_on_the_validation_data_are_those_of_the_run(
     more: str, flambeau: Any, images: Path
 ) -> None:
-    assert flambeau("train", images, "--out run --epochs 3", SHORT[15:], more).code == 0
+    assert flambeau("train", images, "--out run --epochs 3", SETTINGS, more).code == 0
     metrics = json.loads(Path("run/result.json").read_text(encoding="utf-8"))["metrics"]
     for data, workers in ((images, "0"), (images / "val", "2")):
         figures = evaluated(flambeau, "run", data, "--workers", workers)
@@ -279,6 +305,7 @@ def test_a_finished_run_is_whole(flambeau: Any, run: Path) -> None:
     assert (code, err) == (0, "")
     step = json.loads((run / "result.json").read_text(encoding="utf-8"))["step"]
     assert out.splitlines() == [
+        "step-00000000: whole (epoch 1, step 0)",
         "step-00000004: whole (epoch 2, step 4)",
         f"model.safetensors: readable (best weights, step {step})",
         "finished: there is nothing to resume",
@@ -319,7 +346,8 @@ def test_why_a_resume_would_not_be_exact(
         assert answer.code == 1
         assert "would be exact" not in answer.out
         prefix = "a resume would not be exact: "
-        return [l.removeprefix(prefix) for l in answer.out.splitlines() if l.startswith(prefix)]
+        lines = answer.out.splitlines()
+        return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
 
     threads = torch.get_num_threads()
     with monkeypatch.context() as patch:
@@ -343,37 +371,21 @@ def test_why_a_resume_would_not_be_exact(
     (reason,) = reasons()
     assert "linear.py has changed" in reason
     Path("linear.py").write_text(model, encoding="utf-8")
-    metrics = unfinished / "metrics.jsonl"
-    assert metrics.read_bytes() == b"" or metrics.stat().st_size > 0
     assert flambeau("verify", unfinished).code == 0
     shutil.rmtree(unfinished / "checkpoints")
     assert reasons() == ["there is no whole checkpoint"]
 
 
 def test_lost_figures_are_noticed(
-    flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
+    flambeau: Any, interrupted: Callable[..., tuple[str | Path, ...]]
 ) -> None:
-    original = Run.step
-
-    def step(self: Run, loss: torch.Tensor) -> None:
-        if self.state.step == 3:
-            raise KeyboardInterrupt
-        original(self, loss)
-
-    command = (
-        "train",
-        images,
-        "--out run --model linear.py:make --checkpoint-every 1st --log-every 1",
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "step", step)
-        assert flambeau(*command, SHORT).code == 130
+    command = interrupted("--log-every 1 --out run")
     assert flambeau("verify run").code == 0
     Path("run/metrics.jsonl").write_bytes(b"")
     code, out, _ = flambeau("verify run")
     assert code == 1
     assert "metrics.jsonl is shorter than at the checkpoint" in out
-    answer = flambeau(*command, SHORT)
+    answer = flambeau(*command)
     assert answer.code == 0
     assert "run/metrics.jsonl is shorter than at the checkpoint: lines are lost" in answer.err
 

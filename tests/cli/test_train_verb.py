@@ -181,6 +181,26 @@ def test_pretrained_starts_where_the_published_weights_end(
     assert json.loads(Path("run/dataset.json").read_text())["mean"] == [0.485, 0.456, 0.406]
 
 
+def test_a_resume_needs_no_published_weights(
+    flambeau: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of downloads, and the connection, may be gone by then."""
+    weights = torchvision.models.squeezenet1_1(num_classes=1000).state_dict()
+    command = ("train", photos, "--out run --model torchvision:squeezenet1_1 --pretrained")
+    command = (*command, "--image-size 64", SHORT)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "torchvision.models.SqueezeNet1_1_Weights.get_state_dict", lambda *_, **__: weights
+        )
+        stop_after(2, patch)
+        assert flambeau(*command).code == 75
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "empty"))
+    monkeypatch.setattr("torch.hub.urlopen", None)
+    code, _, err = flambeau(*command)
+    assert code == 0
+    assert "going on from step 2 of 4" in err
+
+
 # ---------------------------------------------------------------- the same command again
 
 

@@ -1,6 +1,7 @@
 """Settings: what each refuses, how a file is read, and how two of them are compared."""
 
 import dataclasses
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -108,6 +109,13 @@ def test_an_empty_text_is_refused(name: str) -> None:
     """`flambeau train "$DATA"` with no DATA set must not train on the current folder."""
     with pytest.raises(InputError, match=name):
         Settings(**{name: ""})
+
+
+def test_a_path_must_be_utf8() -> None:
+    """A file name of other bytes, as the command line hands it over, cannot be written to config.toml."""
+    with pytest.raises(InputError, match=r"^data must be UTF-8, got 'caf\\udce9'; rename it$"):
+        Settings(data=os.fsdecode(b"caf\xe9"))
+    assert Settings(data="café").data == "café"
 
 
 @pytest.mark.parametrize("name", [n for n, f in FIELDS.items() if f.default is not None])

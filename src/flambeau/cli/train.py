@@ -131,6 +131,11 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
         place.check_same({k: v for k, v in stored.items() if k in explicit}, explicit)
         stored_settings = from_stored(stored, place.config)
         settings = dataclasses.replace(stored_settings, **explicit)
+    if settings.data is not None and folder.resolve().is_relative_to(settings.data):
+        raise InputError(
+            f"the run folder {folder} would lie within the data {settings.data}, as one more class of "
+            "them; name another one with --out"
+        )
 
     from flambeau.data.sources import open_sources
     from flambeau.train.fit import fit, set_up

@@ -228,6 +228,10 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
         raise InputError(f"{field.name} must be {names}, got {value!r}")
     if value == "":
         raise InputError(f"{field.name} is empty; give it a value or leave it out")
+    if isinstance(value, str) and "\\udc" in ascii(
+        value
+    ):  # bytes that are no text, as Python holds them
+        raise InputError(f"{field.name} must be UTF-8, got {value!r}; rename it")
     return value
 
 

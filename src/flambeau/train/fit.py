@@ -14,6 +14,7 @@ from flambeau.data.bad_images import BadImages
 from flambeau.data.dataset import ImageDataset
 from flambeau.data.errors import InputError
 from flambeau.data.sources import Source
+from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.recipes.models.param_groups import param_groups
 from flambeau.recipes.setup.determinism import make_deterministic
 from flambeau.recipes.setup.seeding import seed_everything
@@ -84,7 +85,9 @@ def set_up(
     assert settings.batch_size is not None
     assert settings.duration is not None
     train_data, val_data = datasets(settings, facts, train, val)
-    model = make_model(settings, facts, pretrained=settings.pretrained and replay_from is None)
+    # With a checkpoint the weights are there: no download, which may not be possible any more.
+    started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
+    model = make_model(settings, facts, pretrained=settings.pretrained and not started)
     check_training(model, settings, facts)
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
     run = Run(

@@ -25,7 +25,7 @@ from flambeau.train.config import Settings, from_stored
 from flambeau.train.device import use_threads
 from flambeau.train.fit import make_model, normalizer
 from flambeau.train.folder import RunFolder
-from flambeau.train.resolve import DataFacts
+from flambeau.train.resolve import DataFacts, model_file_sha256
 from flambeau.train.result import published
 from flambeau.train.saver import read_weights, why_not_loadable
 
@@ -68,6 +68,9 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
         raise InputError(f"{path} is not a run folder: there is no config.toml in it")
     facts = DataFacts.read(folder.dataset)
     settings = from_stored(stored, folder.config)
+    assert settings.model is not None
+    if model_file_sha256(settings.model) != facts.model_file_sha256:
+        say(f"{settings.model.rpartition(':')[0]} has changed since the run was started")
     use_threads()
     model = make_model(dataclasses.replace(settings, device="auto"), facts)
     weights = read_weights(folder.weights) if published(folder) else _newest(folder, say)
