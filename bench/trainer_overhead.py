@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 taskset -c 1 python bench/trainer_overhead.py [--rounds N] [--only NAME,NAME] [--record]
 
-MLP 32-32-10 with ReLU, batch 16, cross-entropy, SGD 0.01 with momentum 0.9, ready batches, one torch thread.
-Each round runs every contender once, in a new order, and times its steps 40 to 340 in CPU time of the process;
-the ratio is to the bare loop of the same round. One JSON line a contender. Peers run where they are installed
-(`pip install -e '.[bench]'`). Every contender must end with the weights of the bare loop: who skips work is refused.
+MLP 32-32-10 with ReLU, batch 16, cross-entropy, SGD 0.01 with momentum 0.9, ready batches, one thread.
+Each round runs every contender once, in a new order, and times its steps 40 to 340 in CPU time of the
+process; the ratio is to the bare loop of the same round. One JSON line a contender. Peers run where they are
+installed (`pip install -e '.[bench]'`). Every contender must end with the weights of its loop by hand: who
+skips work is refused.
 """
 
 import argparse
@@ -159,7 +160,11 @@ def lightning_trainer(model: Timed, batches: Batches) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         lightning.Trainer(
-            max_epochs=1, accelerator="cpu", devices=1, default_root_dir=folder, log_every_n_steps=LOG_EVERY
+            max_epochs=1,
+            accelerator="cpu",
+            devices=1,
+            default_root_dir=folder,
+            log_every_n_steps=LOG_EVERY,
         ).fit(Module(), batches)
 
 
@@ -190,7 +195,9 @@ CONTENDERS: dict[str, tuple[Callable[[Timed, Batches], None], str, str]] = {
     "bare again": (bare, "torch", "bare"),
     "bare with fused SGD": (bare_fused, "torch", "bare"),
     "by hand with extras": (lambda m, b: by_hand(m, b, clip=False), "torch", "extras"),
-    "by hand with extras and fused SGD": (lambda m, b: by_hand(m, b, clip=False, fused=True), "torch", "extras"),
+    "by hand with extras and fused SGD": (
+        lambda m, b: by_hand(m, b, clip=False, fused=True), "torch", "extras",
+    ),
     "by hand with extras and clipping": (lambda m, b: by_hand(m, b, clip=True), "torch", "clipped"),
     "by hand with extras and clipping and fused SGD": (
         lambda m, b: by_hand(m, b, clip=True, fused=True), "torch", "clipped",
@@ -212,7 +219,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--only", default="", help="names, separated by commas; bare always runs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record", action="store_true", help="append to bench/results/trainer_overhead.jsonl")
+    parser.add_argument(
+        "--record", action="store_true", help="append to bench/results/trainer_overhead.jsonl"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
@@ -233,7 +242,7 @@ def main() -> None:
 
 
 def measure(names: list[str], *, rounds: int, shuffle: random.Random) -> dict[str, list[float]]:
-    """Microseconds a step of each contender, a figure a round; the first round warms up and is not counted."""
+    """Microseconds a step of each contender, a figure a round; the first round warms up, uncounted."""
     batches = Batches()
     figures: dict[str, list[float]] = {name: [] for name in names}
     weights: dict[str, Tensor] = {}
@@ -241,7 +250,10 @@ def measure(names: list[str], *, rounds: int, shuffle: random.Random) -> dict[st
         for name in shuffle.sample(names, len(names)):
             run, _, group = CONTENDERS[name]
             model = Timed()
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
                 run(model, batches)
             assert model.calls == STEPS, f"{name} did {model.calls} steps instead of {STEPS}"
             ended = torch.cat([p.detach().flatten() for p in model.layers.parameters()])
@@ -293,7 +305,9 @@ def commit() -> str:
         )
         return done.stdout.strip()
 
-    return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain") else "")
+    return git("rev-parse", "--short", "HEAD") + (
+        " with changes" if git("status", "--porcelain") else ""
+    )
 
 
 if __name__ == "__main__":

@@ -307,20 +307,19 @@ def test_wrong_config_files(text: str, parts: list[str], flambeau: Any, images: 
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize("size", [3, 1, 20])
+@pytest.mark.parametrize("size", [3, 1])
 def test_a_batch_of_one_image_gets_advice_that_works(
     size: int, flambeau: Any, make_images: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """7 images to train on: with 3 a batch one is left, and so it is with 2."""
+    """Of 7 images one is left with 3 a batch, and so it is with 2, the next smaller size."""
     make_images(tmp_path / "data" / "train", per_class=3)
     make_images(tmp_path / "data" / "val", per_class=2, seed=1)
     shutil.copy("data/train/a/00.png", "data/train/a/99.png")
     command = "train data --out run --duration 1st --precision fp32"
-    answer = flambeau(command, f"--batch-size {size}")
-    if size == 20:
-        assert answer.code == 0
-        return
-    message = refused(answer, f"batch_size = {size} leaves a batch of one image", "BatchNorm"[:0])
+    message = refused(
+        flambeau(command, f"--batch-size {size}"),
+        f"batch_size = {size} leaves a batch of one image",
+    )
     advice = message.rpartition("--batch-size ")[2]
     assert flambeau(command, f"--batch-size {advice}").code == 0
 

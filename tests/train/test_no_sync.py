@@ -1,7 +1,7 @@
 """No step between two log points asks the device for a value.
 
-On a GPU every such question makes the host wait. The count here holds on any device: it sees the Python methods
-and, below them, the operators that all of them end in.
+On a GPU every such question makes the host wait. The count here holds on any device: it sees the Python
+methods and, below them, the operators that all of them end in.
 """
 
 import collections
@@ -27,12 +27,12 @@ from flambeau.train.resolve import resolve
 from flambeau.train.run import Run
 
 METHODS = (
-    "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "__format__",
-    "nonzero", "is_nonzero", "equal", "allclose", "unique", "masked_select", "__contains__",
+    "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__",
+    "__format__", "nonzero", "is_nonzero", "equal", "allclose", "unique", "masked_select", "__contains__",
 )  # fmt: skip
 OPERATORS = {
-    "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "_unique2", "unique_dim", "item",
-    "repeat_interleave", "allclose", "bincount", "histc", "_assert_async",
+    "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "_unique2", "unique_dim",
+    "item", "repeat_interleave", "allclose", "bincount", "histc", "_assert_async",
 }  # fmt: skip
 _LOG_EVERY = 10
 
@@ -98,7 +98,14 @@ def prepare(images: Path, folder: Path, **given: Any) -> Training:
     "settings",
     [
         {},
-        {"mixup": 0.2, "cutmix": 1.0, "label_smoothing": 0.1, "ema": 0.99, "clip_norm": 1.0, "accumulate": 2},
+        {
+            "mixup": 0.2,
+            "cutmix": 1.0,
+            "label_smoothing": 0.1,
+            "ema": 0.99,
+            "clip_norm": 1.0,
+            "accumulate": 2,
+        },
         {"optimizer": "adamw", "precision": "bf16", "ema": 0.9, "mixup": 0.2},
         {"optimizer": "adam", "precision": "fp16", "clip_norm": 1.0},
     ],
@@ -111,7 +118,9 @@ def test_no_step_waits(
     run, per_step = training.run, []
     events = []
     original = Run._at_event
-    monkeypatch.setattr(Run, "_at_event", lambda self, **k: (events.append(1), original(self, **k))[1])
+    monkeypatch.setattr(
+        Run, "_at_event", lambda self, **k: (events.append(1), original(self, **k))[1]
+    )
     epochs = run.epochs()
     next(epochs)
     batches = iter(run.batches())

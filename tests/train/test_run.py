@@ -420,7 +420,7 @@ def test_low_precision_resumes_with_its_scale(tmp_path: Path, precision: str) ->
     expected = loop(start(tmp_path / "whole", precision=precision))
     if precision == "fp16":
         assert float(expected["state"]["amp"]["scale"]) == 65536 / 4
-        assert [r["loss_scale"] for r in expected["rows"]][0] == 65536 / 2
+        assert expected["rows"][0]["loss_scale"] == 65536 / 2
     with pytest.raises(Stop):
         loop(start(tmp_path / "run", precision=precision), stop_at=10)
     assert_equal(loop(start(tmp_path / "run", precision=precision)), expected)

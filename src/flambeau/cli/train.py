@@ -125,34 +125,29 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
     from flambeau.train.folder import RunFolder
 
     place = RunFolder(folder)
-    stored = place.read_config()
-    if stored is not None and not fresh:
+    stored = None if fresh else place.read_config()
+    if stored is not None:
         # What was not said again is as it was, also what a machine or an older default had chosen.
         place.check_same({k: v for k, v in stored.items() if k in explicit}, explicit)
-        stored_settings = from_stored(stored, place.config)
-        settings = dataclasses.replace(stored_settings, **explicit)
+        settings = dataclasses.replace(from_stored(stored, place.config), **explicit)
     if settings.data is not None and folder.resolve().is_relative_to(settings.data):
         raise InputError(
             f"the run folder {folder} would lie within the data {settings.data}, as one more class of "
             "them; name another one with --out"
         )
 
-    from flambeau.data.sources import open_sources
     from flambeau.train.fit import fit, set_up
-    from flambeau.train.resolve import DataFacts, check_unchanged, resolve
+    from flambeau.train.resolve import open_data, reopen_data, resolve
     from flambeau.train.result import published
 
-    finished = None if fresh else published(place)
-    train, val = open_sources(None if settings.data is None else Path(settings.data), seed=0)
-    if stored is None or fresh:
+    if stored is None:
+        train, val = open_data(settings)
         settings, facts = resolve(settings, train, val)
     else:
-        facts = DataFacts.read(place.dataset)
-        assert settings.model is not None
-        check_unchanged(facts, train, val, model=settings.model)
-    if finished is not None:
-        _report(place, finished, already=True)
-        return 0
+        train, val, facts = reopen_data(settings, place.dataset)
+        if (finished := published(place)) is not None:
+            _report(place, finished, already=True)
+            return 0
     if fresh and (aside := place.set_aside()) is not None:
         _say(f"the run that was in {folder} is now in {aside}")
     _show(settings, train_images=len(train), val_images=len(val), folder=folder)

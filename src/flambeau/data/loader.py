@@ -10,6 +10,7 @@ import itertools
 import random
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
@@ -133,17 +134,19 @@ class Loader:
             epochs: how many in all; None goes on for ever.
         """
         plan = _Plan(self, epoch, position, epochs)
-        loader = DataLoader(
-            self._fetch,
-            sampler=plan,
-            batch_size=None,
-            collate_fn=_as_it_is,
-            worker_init_fn=_start_worker,
-            # The loader draws a base seed: not from the generator that the training uses.
-            generator=torch.Generator(),
-            **self._loader_settings,
-        )
-        with _signals_held():
+        with _signals_held(), warnings.catch_warnings():
+            # More workers than cores is the user's choice, and torch would say so at every evaluation.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            loader = DataLoader(
+                self._fetch,
+                sampler=plan,
+                batch_size=None,
+                collate_fn=_as_it_is,
+                worker_init_fn=_start_worker,
+                # The loader draws a base seed: not from the generator that the training uses.
+                generator=torch.Generator(),
+                **self._loader_settings,
+            )
             batches = iter(loader)  # forks the workers
         for part, data, size, bad in batches:
             if isinstance(data, InputError):

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from flambeau.data.errors import InputError
-from flambeau.data.sources import open_sources
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     CheckpointDamaged,
     checkpoint_folders,
@@ -18,7 +17,7 @@ from flambeau.train.config import from_stored
 from flambeau.train.device import pick_device, use_threads
 from flambeau.train.exactness import changes, exactness_facts
 from flambeau.train.folder import RunFolder
-from flambeau.train.resolve import DataFacts, check_unchanged
+from flambeau.train.resolve import reopen_data
 from flambeau.train.result import published
 from flambeau.train.saver import read_weights
 
@@ -75,11 +74,7 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
     settings = from_stored(stored, folder.config)
     reasons = []
     try:
-        data = None if settings.data is None else Path(settings.data)
-        assert settings.model is not None
-        check_unchanged(
-            DataFacts.read(folder.dataset), *open_sources(data, seed=0), model=settings.model
-        )
+        reopen_data(settings, folder.dataset)
         use_threads()
         reasons += changes(newest["exactness"], exactness_facts(pick_device(settings.device)))
     except InputError as error:

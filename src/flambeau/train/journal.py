@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
+
 
 class Journal:
     """Appends lines; each is one write, so a killed run leaves at most its last line torn.
@@ -26,6 +28,7 @@ class Journal:
         if not self.missing_bytes:
             os.ftruncate(self._fd, keep_bytes)
         self.size = os.fstat(self._fd).st_size
+        Disk().sync_folder(path.parent)  # of a new file the name, too, must outlast a power cut
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
         """Append one line; numbers that JSON has no word for become null."""

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flambeau.data.errors import InputError
-from flambeau.data.sources import open_sources
 from flambeau.train.config import from_stored
 from flambeau.train.fit import Training, set_up
 from flambeau.train.folder import RunFolder
 from flambeau.train.not_finite import BadStep, NotFinite
-from flambeau.train.resolve import DataFacts, check_unchanged
+from flambeau.train.resolve import reopen_data
 
 
 def replay_step(path: Path, *, say: Callable[[str], None]) -> int:
@@ -37,10 +36,8 @@ def replay_step(path: Path, *, say: Callable[[str], None]) -> int:
         raise InputError(f"{path} is not in the folder of a `flambeau train` run, and needs that")
     if bad.checkpoint is None:
         raise InputError(f"{path} names no checkpoint to start from")
-    settings, facts = from_stored(stored, folder.config), DataFacts.read(folder.dataset)
-    train, val = open_sources(None if settings.data is None else Path(settings.data), seed=0)
-    assert settings.model is not None
-    check_unchanged(facts, train, val, model=settings.model)
+    settings = from_stored(stored, folder.config)
+    train, val, facts = reopen_data(settings, folder.dataset)
     training = set_up(
         settings,
         facts,

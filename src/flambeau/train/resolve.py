@@ -10,7 +10,7 @@ from typing import Any
 
 from flambeau.data.dataset import ImageDataset, mean_std, probe
 from flambeau.data.errors import InputError
-from flambeau.data.sources import Source
+from flambeau.data.sources import Source, open_sources
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.training.schedules import linear_scaled_lr
 from flambeau.train.config import Settings
@@ -119,6 +119,33 @@ def _facts(
         val_fingerprint=val.fingerprint,
         model_file_sha256=model_file_sha256(model),
     )
+
+
+def open_data(settings: Settings) -> tuple[Source, Source]:
+    """The sources of a run, for training and for validation.
+
+    Raises:
+        InputError: data that cannot be opened.
+    """
+    # A hold-out must not change with the seed, or a second run would be measured on what the first learned.
+    return open_sources(None if settings.data is None else Path(settings.data), seed=0)
+
+
+def reopen_data(settings: Settings, facts_path: Path) -> tuple[Source, Source, DataFacts]:
+    """The sources and facts of a run that exists, which must be as they were.
+
+    Args:
+        settings: of the run.
+        facts_path: its dataset.json.
+
+    Raises:
+        InputError: the data or the model's file have changed, or cannot be opened.
+    """
+    facts = DataFacts.read(facts_path)
+    train, val = open_data(settings)
+    assert settings.model is not None
+    check_unchanged(facts, train, val, model=settings.model)
+    return train, val, facts
 
 
 def check_unchanged(facts: DataFacts, train: Source, val: Source, *, model: str) -> None:

@@ -1,4 +1,4 @@
-"""Sample order against SplitMix64 written in plain integers, stored values, and the statistics of shuffles."""
+"""Sample order against SplitMix64 in plain integers, stored values, and the statistics of shuffles."""
 
 import itertools
 
@@ -58,7 +58,9 @@ STORED = [9, 0, 3, 1, 6, 4, 5, 7, 8, 2]
 
 
 def test_every_epoch_and_seed_has_its_own_permutation() -> None:
-    orders = [tuple(sample_order(50, seed=s, epoch=e).tolist()) for s in range(20) for e in range(20)]
+    orders = [
+        tuple(sample_order(50, seed=s, epoch=e).tolist()) for s in range(20) for e in range(20)
+    ]
     assert len(set(orders)) == 400
     assert all(sorted(order) == list(range(50)) for order in orders)
 

@@ -33,7 +33,12 @@ def batch(step: int) -> Tensor:
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    state = [v for s in optimizer.state_dict()["state"].values() for v in s.values() if isinstance(v, Tensor)]
+    state = [
+        v
+        for s in optimizer.state_dict()["state"].values()
+        for v in s.values()
+        if isinstance(v, Tensor)
+    ]
     return [p.detach().clone() for p in model.parameters()] + [v.clone() for v in state]
 
 
@@ -157,7 +162,11 @@ def test_weighted_backward_is_the_gradient_of_the_whole_batch() -> None:
 
 
 def test_mixed_dtypes_and_missing_gradients() -> None:
-    a, b, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3).double()), nn.Parameter(torch.ones(2))
+    a, b, unused = (
+        nn.Parameter(torch.ones(3)),
+        nn.Parameter(torch.ones(3).double()),
+        nn.Parameter(torch.ones(2)),
+    )
     amp = AmpStep(torch.optim.SGD([a, b, unused], lr=1.0), max_norm=1.0)
     amp.backward((3 * a).sum() + (4 * b).sum())
     amp.step()
@@ -169,7 +178,11 @@ def test_mixed_dtypes_and_missing_gradients() -> None:
 
 
 def test_autocast_dtype_and_state_round_trip() -> None:
-    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+    for precision, dtype in (
+        ("fp32", torch.float32),
+        ("bf16", torch.bfloat16),
+        ("fp16", torch.float16),
+    ):
         model, amp = make("adamw", True, precision=precision)
         with amp.autocast():
             assert model(batch(0)).dtype is dtype
@@ -193,7 +206,11 @@ def test_worked_example_of_the_note() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "text"),
-    [({"precision": "int8"}, "precision"), ({"max_norm": 0.0}, "max_norm"), ({"max_norm": float("nan")}, "max_norm")],
+    [
+        ({"precision": "int8"}, "precision"),
+        ({"max_norm": 0.0}, "max_norm"),
+        ({"max_norm": float("nan")}, "max_norm"),
+    ],
 )
 def test_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
@@ -212,7 +229,10 @@ def test_refused_devices() -> None:
 def test_no_synchronisation_on_cuda(precision: str) -> None:
     model = nn.Linear(4, 1).cuda()
     amp = AmpStep(
-        torch.optim.AdamW(model.parameters(), fused=True), precision=precision, max_norm=1.0, halt=True
+        torch.optim.AdamW(model.parameters(), fused=True),
+        precision=precision,
+        max_norm=1.0,
+        halt=True,
     )
     x = torch.randn(8, 4, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
