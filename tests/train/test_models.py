@@ -81,7 +81,7 @@ def test_googlenet_gives_one_tensor_in_training() -> None:
         ("torchvision:raft_small", "unknown model .*a classifier of torchvision"),
         ("torchvision:quantized_resnet18", "unknown model .*a classifier of torchvision"),
         ("torchvision:r3d_18", "unknown model .*a classifier of torchvision"),
-        ("net.py", r"unknown model 'net\.py'"),
+        ("net.py", r"say which function: net\.py:FUNCTION"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:

@@ -47,7 +47,7 @@ def start(folder: Path, model: nn.Module | None = None, train: Any = None, **set
         "schedule": "cosine", "warmup": "2st", "log_every": 4, "checkpoint_every": "4st", "bar": False,
         **settings,
     }  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.pop("lr", 0.05), fused=True)
     return Run(folder, model, optimizer, data() if train is None else train, **settings)
 
 
@@ -304,14 +304,14 @@ def test_the_best_is_published_and_kept(tmp_path: Path) -> None:
     assert run.result is not None
     assert (run.result.weights, run.result.step, run.result.metrics) == (
         "best",
-        12,
+        30,
         {"val_accuracy": 0.9},
     )
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == [
-        "step-00000012",
+        "step-00000030",
         "step-00000036",
     ]
-    kept = folder / "checkpoints" / "step-00000012" / "model.safetensors"
+    kept = folder / "checkpoints" / "step-00000030" / "model.safetensors"
     assert (folder / "model.safetensors").read_bytes() == kept.read_bytes()
 
 
@@ -490,6 +490,8 @@ def test_another_configuration_or_other_data_are_refused(tmp_path: Path) -> None
         train(start(folder), stop_after=9)
     with pytest.raises(InputError, match="seed: 3 there, 4 now"):
         start(folder, seed=4)
+    with pytest.raises(InputError, match=r"optimizer: 'AdamW\(lr=0.05.* there, 'AdamW\(lr=0.1"):
+        start(folder, lr=0.1)
     with pytest.raises(InputError, match="learning"):
         start(folder, config={"learning": "fast"})
     with pytest.raises(InputError, match="46 samples"):

@@ -130,13 +130,10 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
         # What was not said again is as it was, also what a machine or an older default had chosen.
         place.check_same({k: v for k, v in stored.items() if k in explicit}, explicit)
         settings = dataclasses.replace(from_stored(stored, place.config), **explicit)
-    if settings.data is not None and folder.resolve().is_relative_to(settings.data):
-        raise InputError(
-            f"the run folder {folder} would lie within the data {settings.data}, as one more class of "
-            "them; name another one with --out"
-        )
+    _check_outside(folder, settings.data)
 
     from flambeau.train.fit import fit, set_up
+    from flambeau.train.not_finite import NotFinite
     from flambeau.train.resolve import open_data, reopen_data, resolve
     from flambeau.train.result import published
 
@@ -146,20 +143,35 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
     else:
         train, val, facts = reopen_data(settings, place.dataset)
         if (finished := published(place)) is not None:
-            _report(place, finished, already=True)
+            _report(place, finished, already=True, data=settings.data)
             return 0
-    if fresh and (aside := place.set_aside()) is not None:
-        _say(f"the run that was in {folder} is now in {aside}")
+
+    def before_run() -> None:
+        if fresh and (aside := place.set_aside()) is not None:
+            _say(f"the run that was in {folder} is now in {aside}")
+
     _show(settings, train_images=len(train), val_images=len(val), folder=folder)
-    training = set_up(settings, facts, train, val, folder=folder)
+    training = set_up(settings, facts, train, val, folder=folder, before_run=before_run)
     try:
         fit(training)
+    except NotFinite as error:
+        raise InputError(
+            f"{error}; run it again with: flambeau train --replay-step {error.path}"
+        ) from error
     finally:
         training.run.close()
     result = published(place)
     assert result is not None
-    _report(place, result, already=False)
+    _report(place, result, already=False, data=settings.data)
     return 0
+
+
+def _check_outside(folder: Path, data: str | None) -> None:
+    if data is not None and folder.resolve().is_relative_to(data):
+        raise InputError(
+            f"the run folder {folder} would lie within the data {data}, as one more class of them; "
+            "name another one with --out"
+        )
 
 
 def _show(settings: Settings, *, train_images: int, val_images: int, folder: Path) -> None:
@@ -174,8 +186,9 @@ def _show(settings: Settings, *, train_images: int, val_images: int, folder: Pat
         _say(f"  {group:<13} {' '.join(texts)}")
 
 
-def _report(place: Any, result: Any, *, already: bool) -> None:
+def _report(place: Any, result: Any, *, already: bool, data: str | None) -> None:
     """Where the run ended, and what to do next."""
+    embedded = Path(__file__).parents[1] / "data" / "embedded" / "fashion_mnist_val.rec"
     which = {"ema": "averaged", "best": "best", "last": "last"}[result.weights]
     figures = ", ".join(
         f"{k} {'nan' if v is None else format(v, '.4f')}" for k, v in result.metrics.items()
@@ -186,7 +199,7 @@ def _report(place: Any, result: Any, *, already: bool) -> None:
         print(f"finished: {figures} ({which} weights, step {result.step})")
     print(f"run folder: {place.path}    weights: {place.weights}")
     print(f"next: flambeau predict {place.path} IMAGE...")
-    print(f"      flambeau evaluate {place.path} DATA")
+    print(f"      flambeau evaluate {place.path} {embedded if data is None else 'DATA'}")
     print(f"      flambeau verify {place.path}")
 
 

@@ -192,6 +192,26 @@ class ReadyBatches:
         """A batch is known by its number alone."""
         return f"batch {index} of the loader"
 
+    def _read(self, epoch: int) -> Iterator[Any]:
+        """One epoch of the loader, each batch from generators that depend on its number alone.
+
+        Where the loader draws in this process, that is: a resume that drops batches, or a training that
+        draws between two of them, must not change the next one.
+        """
+        seed = mix(mix(self._seed) + epoch)
+        _seed_globals(seed)
+        batches = iter(self._batches)
+        draws_here = isinstance(self._batches, DataLoader) and self._batches.num_workers == 0
+        for number in itertools.count():
+            # The first batch comes after the sampler's draw, which must be the same with workers.
+            if draws_here and number:
+                _seed_globals(mix(seed + number))
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+
     def stream(
         self, *, epoch: int, position: int, epochs: int | None = None
     ) -> Iterator[MicroBatch]:
@@ -202,8 +222,7 @@ class ReadyBatches:
                 set_epoch = getattr(owner, "set_epoch", None)
                 if set_epoch is not None:
                     set_epoch(epoch)
-            _seed_globals(mix(mix(self._seed) + epoch))
-            source = itertools.islice(iter(self._batches), position, None)
+            source = itertools.islice(self._read(epoch), position, None)
             while group := list(itertools.islice(source, self._accumulate)):
                 sizes = [_num_samples(batch) for batch in group]
                 total, stop = sum(sizes), position + len(group)

@@ -159,7 +159,7 @@ def from_stored(values: Mapping[str, Any], path: Path) -> Settings:
 
 def nearest(word: str, known: Mapping[str, Any] | typing.Iterable[str]) -> str:
     """'; did you mean X?' for the most similar of the known words, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 

@@ -65,6 +65,7 @@ def set_up(
     folder: Path,
     bar: bool = True,
     replay_from: Path | None = None,
+    before_run: Callable[[], None] = lambda: None,
 ) -> Training:
     """Make everything that `fit` runs.
 
@@ -75,6 +76,7 @@ def set_up(
         folder: of the run.
         bar: show a progress bar on a terminal.
         replay_from: a checkpoint folder to start from, writing nothing.
+        before_run: called when all but the run is made, so when most mistakes have been found.
 
     Raises:
         InputError: whatever the user can mend.
@@ -89,6 +91,7 @@ def set_up(
     started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
     model = make_model(settings, facts, pretrained=settings.pretrained and not started)
     check_training(model, settings, facts)
+    before_run()
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
     run = Run(
         folder,

@@ -45,9 +45,7 @@ def inspect_run(path: Path) -> Inspection:
     for checkpoint in checkpoint_folders(folder.checkpoints):
         try:
             newest = verify_checkpoint(checkpoint)
-            lines.append(
-                f"{checkpoint.name}: whole (epoch {newest['epoch'] + 1}, step {newest['step']})"
-            )
+            lines.append(f"{checkpoint.name}: whole")
         except CheckpointDamaged as error:
             damaged += 1
             lines.append(f"{checkpoint.name}: DAMAGED: {error.name} {error.what}")

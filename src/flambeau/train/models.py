@@ -68,6 +68,8 @@ def _timm(
 ) -> nn.Module:
     import timm
 
+    if name.endswith(".py"):
+        raise InputError(f"--model {name} names a file; say which function: {name}:FUNCTION")
     if not timm.is_model(name):
         known = timm.list_models() + timm.list_pretrained()
         raise InputError(

@@ -12,7 +12,15 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 
 class NotFinite(InputError):
-    """A loss or gradient became NaN or infinite; the weights are those from before that step."""
+    """A loss or gradient became NaN or infinite; the weights are those from before that step.
+
+    Attributes:
+        path: of the file that says which samples it was; None in a replay.
+    """
+
+    def __init__(self, message: str, *, path: Path | None) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 @dataclass(frozen=True)
@@ -73,11 +81,11 @@ def stop_not_finite(
         f"step {steps_before + 1} (epoch {epoch + 1}): the loss or a gradient is NaN or infinite"
     )
     if folder is None:
-        raise NotFinite(message)
+        raise NotFinite(message, path=None)
     indices = loader.batch_indices(epoch=epoch, batch=batch)
     names = [loader.describe(index) for index in indices]
     path = BadStep(steps_before + 1, epoch, indices, names, checkpoint).write(folder)
     raise NotFinite(
-        f"{message}; the weights are those from before it.\n"
-        f"Its samples are listed in {path}; run it again with: flambeau train --replay-step {path}"
+        f"{message}; the weights are those from before it.\nIts samples are listed in {path}",
+        path=path,
     )

@@ -15,6 +15,8 @@ from flambeau.train.folder import RunFolder
 from flambeau.train.not_finite import BadStep, NotFinite
 from flambeau.train.resolve import reopen_data
 
+_SHOWN = 8  # lines about what is not finite; a bad loss makes every gradient so
+
 
 def replay_step(path: Path, *, say: Callable[[str], None]) -> int:
     """Go from the checkpoint before the step to the step itself, exactly as the run did.
@@ -52,8 +54,10 @@ def replay_step(path: Path, *, say: Callable[[str], None]) -> int:
         findings = _run_to(training, bad.step)
     finally:
         run.close()
-    for finding in findings:
+    for finding in findings[:_SHOWN]:
         say(finding)
+    if len(findings) > _SHOWN:
+        say(f"... and {len(findings) - _SHOWN} more")
     samples = ", ".join(bad.samples[:3]) + (" ..." if len(bad.samples) > 3 else "")
     say(
         f"step {bad.step} is {'bad again' if findings else 'not bad this time'}; its samples: {samples}"

@@ -31,7 +31,8 @@ class Best:
 
     Args:
         metric: its name.
-        mode: 'max' or 'min', what is better. NaN never is; of equal values the first stays.
+        mode: 'max' or 'min', what is better. NaN never is; of equal values the later counts,
+            which has seen more.
     """
 
     def __init__(self, metric: str, mode: Literal["max", "min"]) -> None:
@@ -45,7 +46,7 @@ class Best:
         value = metrics.get(self._metric)
         if value is None or value != value:
             return
-        if self._value is None or value * self._sign > self._value * self._sign:
+        if self._value is None or value * self._sign >= self._value * self._sign:
             self._value, self.step, self.metrics = value, step, dict(metrics)
 
     def state_dict(self) -> dict[str, Any]:

@@ -165,6 +165,7 @@ class Run:
             "duration": duration, "batch_size": batch_size, "accumulate": accumulate, "seed": seed,
             "workers": workers, "precision": precision, "warmup": warmup, "clip_norm": clip_norm,
             "ema": ema, "checkpoint_every": checkpoint_every, "keep": keep, "log_every": log_every,
+            "optimizer": _description(optimizer),
             "schedule": schedule if isinstance(schedule, str) else "function", **(config or {}),
         }  # fmt: skip
         report = json.dumps({**environment(), "exactness": self._exactness}, indent=2) + "\n"
@@ -461,6 +462,14 @@ class Run:
         pairs = ((micro._replace(data=None), micro.data) for micro in stream)
         moved = prefetch_to_device(pairs, self.device)
         return (micro._replace(data=data) for micro, data in moved)
+
+
+def _description(optimizer: Optimizer) -> str:
+    """The class and the settings that decide what a step does, as they are before the first one."""
+    group = {**optimizer.param_groups[0], "lr": optimizer.param_groups[0]["initial_lr"]}
+    named = ("lr", "momentum", "nesterov", "betas", "alpha", "weight_decay")
+    settings = ", ".join(f"{name}={group[name]}" for name in named if name in group)
+    return f"{type(optimizer).__name__}({settings})"
 
 
 def _name(step: int) -> str:
