@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flambeau.data.errors import InputError
 from flambeau.train.config import (
@@ -18,6 +18,10 @@ from flambeau.train.config import (
     from_stored,
     read_config,
 )
+
+if TYPE_CHECKING:
+    from flambeau.train.fit import Training
+    from flambeau.train.folder import RunFolder
 
 HELP = "train an image classifier; the same command again goes on with its run"
 _EMBEDDED_NAME = "fashion-mnist"
@@ -132,8 +136,7 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
         settings = dataclasses.replace(from_stored(stored, place.config), **explicit)
     _check_outside(folder, settings.data)
 
-    from flambeau.train.fit import fit, set_up
-    from flambeau.train.not_finite import NotFinite
+    from flambeau.train.fit import set_up
     from flambeau.train.resolve import open_data, reopen_data, resolve
     from flambeau.train.result import published
 
@@ -142,8 +145,8 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
         settings, facts = resolve(settings, train, val)
     else:
         train, val, facts = reopen_data(settings, place.dataset)
-        if (finished := published(place)) is not None:
-            _report(place, finished, already=True, data=settings.data)
+        if published(place) is not None:
+            _report(place, settings.data, already=True)
             return 0
 
     def before_run() -> None:
@@ -152,6 +155,15 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
 
     _show(settings, train_images=len(train), val_images=len(val), folder=folder)
     training = set_up(settings, facts, train, val, folder=folder, before_run=before_run)
+    _fit(training)
+    _report(place, settings.data, already=False)
+    return 0
+
+
+def _fit(training: "Training") -> None:
+    from flambeau.train.fit import fit
+    from flambeau.train.not_finite import NotFinite
+
     try:
         fit(training)
     except NotFinite as error:
@@ -160,10 +172,6 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
         ) from error
     finally:
         training.run.close()
-    result = published(place)
-    assert result is not None
-    _report(place, result, already=False, data=settings.data)
-    return 0
 
 
 def _check_outside(folder: Path, data: str | None) -> None:
@@ -186,8 +194,12 @@ def _show(settings: Settings, *, train_images: int, val_images: int, folder: Pat
         _say(f"  {group:<13} {' '.join(texts)}")
 
 
-def _report(place: Any, result: Any, *, already: bool, data: str | None) -> None:
+def _report(place: "RunFolder", data: str | None, *, already: bool) -> None:
     """Where the run ended, and what to do next."""
+    from flambeau.train.result import published
+
+    result = published(place)
+    assert result is not None
     embedded = Path(__file__).parents[1] / "data" / "embedded" / "fashion_mnist_val.rec"
     which = {"ema": "averaged", "best": "best", "last": "last"}[result.weights]
     figures = ", ".join(
