@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from flambeau.recipes.training.amp_step import AmpStep
 
@@ -202,6 +203,48 @@ def test_worked_example_of_the_note() -> None:
     torch.testing.assert_close(x.grad, torch.full((1,), 65536.0))
     amp.step()
     torch.testing.assert_close(x.detach(), torch.full((1,), 1 - 0.001 / 2**0.5))
+
+
+def test_hooks_schedulers_and_profilers_see_every_step() -> None:
+    """The wrapper of `optimizer.step` is left out only where nobody would notice."""
+    model, amp = make("sgd", True)
+    seen: list[str] = []
+
+    def step() -> None:
+        amp.backward(model(batch(0)).square().mean())
+        amp.step()
+
+    step()
+    handles = [
+        amp.optimizer.register_step_pre_hook(lambda *_: seen.append("pre")),
+        amp.optimizer.register_step_post_hook(lambda *_: seen.append("post")),
+    ]
+    step()
+    assert seen == ["pre", "post"]
+    for handle in handles:
+        handle.remove()
+    handle = register_optimizer_step_post_hook(lambda *_: seen.append("global"))
+    step()
+    handle.remove()
+    assert seen == ["pre", "post", "global"]
+    with torch.autograd.profiler.profile() as profile:
+        step()
+    assert any(event.key == "Optimizer.step#SGD.step" for event in profile.key_averages())
+    scheduler = torch.optim.lr_scheduler.StepLR(amp.optimizer, step_size=1)
+    step()
+    scheduler.step()  # would warn if it had not seen the optimizer's step
+
+
+def test_a_loss_without_a_graph_and_a_subclass() -> None:
+    model, amp = make("sgd", True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        amp.backward(torch.tensor(1.0))
+
+    class Loss(Tensor):
+        pass
+
+    amp.backward(model(batch(0)).square().mean().as_subclass(Loss))
+    assert all(p.grad is not None for p in model.parameters())
 
 
 @pytest.mark.parametrize(

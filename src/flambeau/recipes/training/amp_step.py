@@ -18,10 +18,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.autograd.graph
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 Precision = Literal["fp32", "bf16", "fp16"]
+_run_engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -99,8 +102,7 @@ class AmpStep:
     def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
         """Add the gradients of `weight * loss` to the parameters, scaled in fp16.
 
-        The weight goes in as the gradient of the root, so no node is added to the graph; torch would make
-        a one for it in every step, here it is kept.
+        The weight goes in as the gradient of the root, so no node is added to the graph.
 
         Args:
             loss: 0-d floating, on the device.
@@ -109,7 +111,15 @@ class AmpStep:
         root = self._roots.get((weight, loss.dtype))
         if root is None:
             root = self._roots[weight, loss.dtype] = torch.full_like(loss, weight)
-        loss.backward(gradient=root * self._scale if self.precision == "fp16" else root)
+        if self.precision == "fp16":
+            root = root * self._scale
+        if type(loss) is Tensor and _run_engine is not None:
+            # What loss.backward() ends in, without the 20 us of looking at arguments that are known here.
+            _run_engine(
+                (loss,), (root,), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+        else:
+            loss.backward(gradient=root)
 
     def step(self, *, watch: Sequence[Tensor] = ()) -> None:
         """Unscale, clip, step (or skip), update the scale, and drop the gradients.
@@ -168,13 +178,29 @@ class AmpStep:
         if self._fused:
             # The protocol of torch.amp.GradScaler: fused kernels divide by the one and obey the other.
             optimizer.grad_scale, optimizer.found_inf = divisor, self.skipped
-            optimizer.step()
+            if _unobserved(optimizer):
+                type(optimizer).step.__wrapped__(optimizer)
+            else:
+                optimizer.step()
             optimizer.grad_scale = optimizer.found_inf = None
             return
         if divisor is not None:
             torch._foreach_div_(gradients, divisor)
         with _put_back(optimizer, where=self.skipped):
             optimizer.step()
+
+
+def _unobserved(optimizer: Optimizer) -> bool:
+    """Nothing would notice that the wrapper of `step` is left out, which costs 9 us: no profiler, no hook."""
+    return (
+        "step" not in optimizer.__dict__  # a scheduler of torch's puts a counter there
+        and getattr(type(optimizer).step, "hooked", False)
+        and not optimizer._optimizer_step_pre_hooks
+        and not optimizer._optimizer_step_post_hooks
+        and not _global_optimizer_pre_hooks
+        and not _global_optimizer_post_hooks
+        and not torch._C._autograd._profiler_enabled()
+    )
 
 
 def _skips_in_kernel(optimizer: Optimizer) -> bool:
