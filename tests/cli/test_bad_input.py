@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -172,6 +173,8 @@ def test_a_corrupt_photo_stops_the_run_with_its_path(
     first = next(files[index] for index in order if files[index] in bad)
     answer = flambeau("train", data, "--out run", PHOTOS, f"--workers {workers}")
     refused(answer, f"flambeau: {first}: ", "Repair or remove it", "--skip-bad-images N")
+    # Workers that are still there would keep the program from ending, for half a minute.
+    assert multiprocessing.active_children() == []
     (checkpoint,) = checkpoint_folders(Path("run/checkpoints"))
     assert verify_checkpoint(checkpoint)["step"] == 0
 

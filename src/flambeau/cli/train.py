@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, or go on, or replay one step."""
     from flambeau.train.preemption import FLAG
 
+    # cuBLAS reads it when CUDA starts, which looking for a device does: see recipes/setup/determinism.py.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     given = {name: getattr(arguments, name) for name in FIELDS if hasattr(arguments, name)}
     if arguments.replay_step is not None:
         others = [
