@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -171,10 +172,12 @@ def test_a_corrupt_photo_stops_the_run_with_its_path(
     order = sample_order(18, seed=0, epoch=0).tolist()
     files = sorted((data / "train").rglob("*.jpg"))
     first = next(files[index] for index in order if files[index] in bad)
+    handler = signal.getsignal(signal.SIGTERM)
     answer = flambeau("train", data, "--out run", PHOTOS, f"--workers {workers}")
     refused(answer, f"flambeau: {first}: ", "Repair or remove it", "--skip-bad-images N")
     # Workers that are still there would keep the program from ending, for half a minute.
     assert multiprocessing.active_children() == []
+    assert signal.getsignal(signal.SIGTERM) is handler
     (checkpoint,) = checkpoint_folders(Path("run/checkpoints"))
     assert verify_checkpoint(checkpoint)["step"] == 0
 
@@ -613,19 +616,21 @@ def test_a_disk_that_takes_no_file(
     assert flambeau("train", images, "--out run", SHORT).code == 0
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
 def test_figures_that_cannot_be_written(
-    flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
 
     def full(file: int, data: Any) -> int:
         if bytes(data).startswith(b'{"step"'):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(number, os.strerror(number))
         return write(file, data)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        refused(flambeau("train", images, "--out run", SHORT), "run/metrics.jsonl: No space left")
+        answer = flambeau("train", images, "--out run", SHORT)
+        refused(answer, f"run/metrics.jsonl: {os.strerror(number)}; mend that and run the command")
     assert flambeau("train", images, "--out run", SHORT).code == 0
 
 

@@ -315,6 +315,23 @@ def test_the_best_is_published_and_kept(tmp_path: Path) -> None:
     assert (folder / "model.safetensors").read_bytes() == kept.read_bytes()
 
 
+def test_a_damaged_best_gives_way_to_the_last(tmp_path: Path, capfd: Any) -> None:
+    folder, values = tmp_path / "run", iter([0.9, 0.5, 0.7])
+    run = start(folder, ema=0.0)
+    for epoch in run.epochs():
+        for x, y in run.batches():
+            run.step(F.cross_entropy(run.model(x), y))
+        value = next(values)
+        for _ in run.evaluate(data(4)):
+            run.log(val_accuracy=value)
+        if epoch == 2:
+            best = folder / "checkpoints" / "step-00000006" / "model.safetensors"
+            best.write_bytes(best.read_bytes()[:-1])
+    assert run.result is not None
+    assert (run.result.weights, run.result.step) == ("last", 18)
+    assert "best weights cannot be published" in capfd.readouterr().err
+
+
 def test_lower_is_better_and_the_last_where_nothing_is_measured(tmp_path: Path) -> None:
     values = iter([0.5, 0.2, 0.7])
     run = start(tmp_path / "min", ema=0.0, best="val_loss", best_mode="min")

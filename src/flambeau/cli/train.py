@@ -82,18 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     given = {name: getattr(arguments, name) for name in FIELDS if hasattr(arguments, name)}
     if arguments.replay_step is not None:
-        others = [
-            f
-            for f in (*given, "out", "config", "fresh")
-            if f in given or getattr(arguments, f, None)
-        ]
-        if others:
-            raise InputError(
-                f"--replay-step takes its settings from the run; leave {_flag(others[0])} out"
-            )
-        from flambeau.train.replay import replay_step
-
-        return replay_step(Path(arguments.replay_step), say=_say)
+        return _replay(arguments, given)
+    if arguments.out == "":
+        raise InputError("--out is empty; name a folder")
     if arguments.config is not None:
         from_file = read_config(Path(arguments.config))
         # A flag for the length replaces the file's, in whichever of the two spellings.
@@ -107,16 +98,22 @@ def run(arguments: argparse.Namespace) -> int:
         for k in ("duration", *given)
         if (v := getattr(settings, k)) is not None and v != "auto"
     }
-    if arguments.out == "":
-        raise InputError("--out is empty; name a folder")
-    folder = (
-        Path(arguments.out) if arguments.out is not None else default_folder(settings, explicit)
-    )
+    folder = default_folder(settings, explicit) if arguments.out is None else Path(arguments.out)
     FLAG.install(run)  # before the seconds that torch takes to load
     try:
         return _train(settings, explicit, folder, fresh=arguments.fresh)
     finally:
         FLAG.restore(run)
+
+
+def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
+    others = [f for f in ("out", "config", "fresh") if getattr(arguments, f)]
+    if given or others:
+        flag = _flag([*given, *others][0])
+        raise InputError(f"--replay-step takes its settings from the run; leave {flag} out")
+    from flambeau.train.replay import replay_step
+
+    return replay_step(Path(arguments.replay_step), say=_say)
 
 
 def default_folder(settings: Settings, explicit: Mapping[str, Any]) -> Path:

@@ -148,15 +148,19 @@ class Loader:
                 **self._loader_settings,
             )
             batches = iter(loader)  # forks the workers
-        for part, data, size, bad in batches:
-            if isinstance(data, InputError):
-                raise data
-            if bad and self._on_bad is not None:
-                self._on_bad(bad)
-            yield MicroBatch(
-                data, part.indices, size, part.total, part.part,
-                part.ends_batch, part.position == self.length, part.position, bad,
-            )  # fmt: skip
+        try:
+            for part, data, size, bad in batches:
+                if isinstance(data, InputError):
+                    raise data
+                if bad and self._on_bad is not None:
+                    self._on_bad(bad)
+                yield MicroBatch(
+                    data, part.indices, size, part.total, part.part,
+                    part.ends_batch, part.position == self.length, part.position, bad,
+                )  # fmt: skip
+        finally:
+            # The last reference: the workers end now, not when a traceback that holds this frame goes.
+            del batches
 
 
 class ReadyBatches:

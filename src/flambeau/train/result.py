@@ -1,12 +1,16 @@
 """What a finished run leaves for others: model.safetensors, and result.json, which says what it holds."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from flambeau.data.errors import InputError
-from flambeau.recipes.checkpoints.atomic_checkpoint import read_checkpoint, write_file
+from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    CheckpointDamaged,
+    read_checkpoint,
+    write_file,
+)
 from flambeau.train.folder import RunFolder
 from flambeau.train.journal import json_numbers
 
@@ -58,18 +62,38 @@ class Best:
         self._value, self.step, self.metrics = state["value"], state["step"], dict(state["metrics"])
 
 
-def publish(folder: RunFolder, result: Result, *, checkpoint: str) -> None:
+def publish(
+    folder: RunFolder,
+    results: Sequence[Result],
+    *,
+    name_of: Callable[[int], str],
+    say: Callable[[str], None],
+) -> None:
     """Copy the weights of a checkpoint to model.safetensors, verified, then write result.json.
 
+    Args:
+        folder: of the run.
+        results: what to publish; the next one where the checkpoint of one is damaged, which is said.
+        name_of: the checkpoint of a step.
+        say: takes lines for the user.
+
     Raises:
-        CheckpointDamaged: the checkpoint is no longer whole.
+        InputError: all of them are damaged.
     """
-    files = read_checkpoint(folder.checkpoints / checkpoint).files
-    write_file(
-        folder.weights, files["ema.safetensors" if result.weights == "ema" else "model.safetensors"]
+    for result in results:
+        try:
+            files = read_checkpoint(folder.checkpoints / name_of(result.step)).files
+        except CheckpointDamaged as error:
+            say(f"the {result.weights} weights cannot be published: {error}")
+            continue
+        weights = "ema.safetensors" if result.weights == "ema" else "model.safetensors"
+        write_file(folder.weights, files[weights])
+        content = {**asdict(result), "metrics": json_numbers(result.metrics)}
+        write_file(folder.result, json.dumps(content, indent=2).encode() + b"\n")
+        return
+    raise InputError(
+        "no weights could be published; run the same command again to repeat the last steps"
     )
-    content = {**asdict(result), "metrics": json_numbers(result.metrics)}
-    write_file(folder.result, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def published(folder: RunFolder) -> Result | None:

@@ -205,8 +205,7 @@ class Run:
                 self._end_epoch()
             if not self._replay:
                 self._saver.wait()
-                result = state.result()
-                publish(self.folder, result, checkpoint=_name(result.step))
+                publish(self.folder, state.results(), name_of=_name, say=self.progress.say)
         finally:
             self.close()
 

@@ -1,5 +1,6 @@
 """All that a run must carry over a stop, in one object: taken as a snapshot, put back from a checkpoint."""
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -81,13 +82,14 @@ class TrainingState:
             meta=meta,
         )
 
-    def result(self) -> Result:
-        """Which weights the run publishes: the averaged, else the best, else the last."""
+    def results(self) -> list[Result]:
+        """Which weights the run publishes, the preferred first: the averaged, or the best, or the last."""
+        last = Result(weights="last", step=self.step, metrics=self.metrics)
         if self.ema is not None:
-            return Result(weights="ema", step=self.step, metrics=self.metrics)
+            return [dataclasses.replace(last, weights="ema")]
         if self.best.step is not None:
-            return Result(weights="best", step=self.best.step, metrics=self.best.metrics)
-        return Result(weights="last", step=self.step, metrics=self.metrics)
+            return [Result("best", self.best.step, self.best.metrics), last]
+        return [last]
 
     def load(self, found: Restored) -> None:
         """Put a checkpoint back.
