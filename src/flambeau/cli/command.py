@@ -12,13 +12,13 @@ from typing import NoReturn
 from flambeau import __version__
 from flambeau.data.errors import InputError
 from flambeau.train.config import nearest
+from flambeau.train.preemption import INTERRUPTED
 
 VERBS = ("train", "predict", "evaluate", "verify", "recipes", "env")
 _USER_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
     errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG,
 }  # fmt: skip
-_INTERRUPTED = 130  # what shells give a process that SIGINT has ended
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         _complain("interrupted")
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): nothing to say, and nobody to say it to.
         with contextlib.suppress(OSError):

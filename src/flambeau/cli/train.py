@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         if (v := getattr(settings, k)) is not None and v != "auto"
     }
     folder = default_folder(settings, explicit) if arguments.out is None else Path(arguments.out)
-    FLAG.install(run)  # before the seconds that torch takes to load
+    FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
         return _train(settings, explicit, folder, fresh=arguments.fresh)
     finally:

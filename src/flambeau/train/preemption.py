@@ -11,6 +11,9 @@ from typing import Any, Final
 EXIT_CODE: Final = 75
 """EX_TEMPFAIL of sysexits.h: start the same command again and it goes on."""
 
+INTERRUPTED: Final = 130
+"""What shells give a process that SIGINT has ended."""
+
 _SIGNALS = [
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 ]
@@ -24,18 +27,30 @@ class Preempted(SystemExit):
 
 
 class StopFlag:
-    """Set by SIGTERM, SIGUSR1 or SIGINT; a second SIGINT interrupts at once."""
+    """Set by SIGTERM, SIGUSR1 or SIGINT; a second SIGINT stops at once.
+
+    Under the command that is the end of the process: KeyboardInterrupt would be lost where Python happens to
+    be in a `__del__`, and whatever is being written stands a death at any moment. Elsewhere the process
+    belongs to the user (a notebook), and KeyboardInterrupt it is.
+    """
 
     def __init__(self) -> None:
         self.signal: str | None = None
         self._previous: dict[int, Any] = {}
         self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ending = False
+        self._is_command = False
         self._pid = os.getpid()
 
-    def install(self, owner: object) -> None:
-        """Take the signals over, in the main thread; elsewhere Python allows no handlers."""
+    def install(self, owner: object, *, is_command: bool = False) -> None:
+        """Take the signals over, in the main thread; elsewhere Python allows no handlers.
+
+        Args:
+            owner: whoever calls `restore` later.
+            is_command: the process is the command `flambeau`, and ends with its run.
+        """
         self._owners.add(owner)
+        self._is_command = self._is_command or is_command
         if self._previous or threading.current_thread() is not threading.main_thread():
             return
         self._ending = False
@@ -45,31 +60,39 @@ class StopFlag:
     def restore(self, owner: object) -> None:
         """Give the signals back to whoever had them, when the last owner is done with them."""
         self._owners.discard(owner)
-        while self._previous and not self._owners:
+        if self._owners:
+            return
+        self._is_command = False
+        while self._previous:
             number, handler = self._previous.popitem()
             signal.signal(number, signal.SIG_IGN if self._ending else handler)
 
     def answer(self) -> None:
         """A run has saved itself and leaves.
 
-        Under the command, which is an owner besides the run, the process ends now: no signal that comes late
-        may change its exit code, so they are ignored from `restore` on, not given back.
+        Under the command the process ends now: no signal that comes late may change its exit code, so they
+        are ignored from here on, and not given back by `restore`.
         """
         self.signal = None
-        self._ending = len(self._owners) > 1
+        self._ending = self._is_command
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:
+        if self._ending or os.getpid() != self._pid:
             return  # a forked child has its own ways to end
         before, self.signal = self.signal, signal.Signals(number).name
         if number == signal.SIGINT:
-            if before is not None:
+            if before is None:
+                _say("stopping after this step and a checkpoint; Ctrl-C again stops at once")
+            elif self._is_command:
+                _say("flambeau: interrupted")
+                os._exit(INTERRUPTED)
+            else:
                 raise KeyboardInterrupt
-            # os.write: print is not safe inside a signal handler.
-            os.write(
-                sys.__stderr__.fileno() if sys.__stderr__ else 2,
-                b"\nstopping after this step and a checkpoint; Ctrl-C again stops at once\n",
-            )
+
+
+def _say(line: str) -> None:
+    """From a signal handler, where print is not safe."""
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{line}\n".encode())
 
 
 FLAG = StopFlag()
