@@ -6,16 +6,25 @@ import os
 # them ten times slower. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import datetime
+import multiprocessing
+import pickle
 import shlex
 import signal
+import socket
 import sys
-from collections.abc import Callable, Iterator
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed
 import torch.utils.deterministic
 from PIL import Image
 
@@ -131,3 +140,112 @@ def write_photos(root: Path) -> Path:
 def photos(tmp_path: Path) -> Path:
     """A folder of JPEG photos, see `write_photos`."""
     return write_photos(tmp_path / "photos")
+
+
+@dataclass
+class Job:
+    """Ranks of one process group, forked from this process; see `start_ranks`."""
+
+    processes: list[Any]
+    _answers: list[Any]
+
+    def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to one rank."""
+        os.kill(self.processes[rank].pid, number)
+
+    def codes(self, timeout: float = 60.0) -> list[int]:
+        """Exit codes when all have ended (minus the signal's number for a killed one)."""
+        deadline = time.monotonic() + timeout
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            assert process.exitcode is not None, "a rank has not ended in time"
+        return [process.exitcode for process in self.processes]
+
+    def results(self, timeout: float = 60.0) -> list[Any]:
+        """What `work` has returned on each rank; a rank that raised fails the test with its traceback."""
+        deadline = time.monotonic() + timeout
+        found: list[Any] = []
+        for rank, answer in enumerate(self._answers):
+            left = max(0.0, deadline - time.monotonic())
+            assert answer.poll(left), f"rank {rank} has not answered in {timeout} s"
+            try:
+                good, value = pickle.loads(answer.recv_bytes())
+            except EOFError:
+                raise AssertionError(f"rank {rank} ended without an answer") from None
+            assert good, f"rank {rank}: {value}"
+            found.append(value)
+        return found
+
+    def stop(self) -> None:
+        """Kill whatever is left."""
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+StartRanks = Callable[..., Job]
+
+
+@pytest.fixture
+def start_ranks() -> Iterator[StartRanks]:
+    """Start `work(*args)` on `world` ranks: `start_ranks(4, work, 1, 2).results()`.
+
+    Each rank is a fork of this process with the environment that torchrun gives (RANK, WORLD_SIZE,
+    LOCAL_RANK, MASTER_ADDR, MASTER_PORT ...); `work` may be a closure and joins the group itself, or asks
+    for it with `group=True`. What it returns is pickled. All are killed at the end of the test.
+    """
+    jobs = []
+
+    def start(
+        world: int,
+        work: Callable[..., Any],
+        *args: Any,
+        group: bool = False,
+        environ: Mapping[str, str] | None = None,
+    ) -> Job:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        context = multiprocessing.get_context("fork")
+        processes, answers = [], []
+        for rank in range(world):
+            receiver, sender = context.Pipe(duplex=False)
+            variables = {
+                "RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "GROUP_RANK": "0",
+                "WORLD_SIZE": f"{world}", "LOCAL_WORLD_SIZE": f"{world}",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", **(environ or {}),
+            }  # fmt: skip
+            process = context.Process(
+                target=_rank, args=(work, args, variables, group, sender), name=f"rank {rank}"
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: fork beside threads
+                process.start()
+            sender.close()
+            processes.append(process)
+            answers.append(receiver)
+        jobs.append(Job(processes, answers))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.stop()
+
+
+def _rank(
+    work: Callable[..., Any], args: Sequence[Any], environ: dict[str, str], group: bool, sender: Any
+) -> None:
+    """The life of one rank."""
+    os.setpgid(0, 0)
+    os.environ.update(environ)
+    if group:
+        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    try:
+        answer = (True, work(*args))
+    except Exception:
+        answer = (False, traceback.format_exc())
+    sender.send_bytes(pickle.dumps(answer))
+    sender.close()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
