@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flambeau.data.errors import InputError
-from flambeau.data.loader import Loader, MicroBatch, ReadyBatches, is_dataset
+from flambeau.data.loader import Loader, is_dataset
+from flambeau.data.micro_batch import MicroBatch
+from flambeau.data.ready_batches import ReadyBatches
 from flambeau.data.seeded import SeededDataset
 from flambeau.recipes.data.sample_order import sample_order, sample_seeds
 

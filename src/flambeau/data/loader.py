@@ -1,61 +1,35 @@
 """Batches in an order that depends on nothing but (seed, epoch, length), from any point on.
 
-The order of an epoch is one permutation; a global batch is a slice of it, a micro-batch a slice of that.
-Workers only change who reads a batch, never which samples it holds or how they are augmented.
+The order of an epoch is one permutation; a global batch is a slice of it, a micro-batch a slice of that,
+and each rank reads a slice of the micro-batch. Ranks and workers only change who reads a sample, never in
+which batch it is or how it is augmented.
 """
 
 import contextlib
 import ctypes
-import itertools
 import random
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
 from flambeau.data.errors import InputError
+from flambeau.data.micro_batch import MicroBatch, count_samples, seed_globals, share_of
 from flambeau.data.seeded import SeededDataset
-from flambeau.recipes.data.sample_order import mix, sample_order, sample_seeds
+from flambeau.recipes.data.sample_order import sample_order, sample_seeds
 
 _GROUP_SIGNALS = {
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 }
-_NO_INDICES = np.empty(0, dtype=np.int64)
 _WORKER_GRACE_S = (
     30  # how long a worker outlives a SIGTERM sent to the whole group; chosen, untested
 )
-
-
-class MicroBatch(NamedTuple):
-    """One forward pass worth of samples, and its place in the global batch.
-
-    Attributes:
-        data: what the dataset makes of the samples, collated.
-        indices: (N,) int64, which samples were asked for.
-        size: samples in `data`: N, or fewer where a data set leaves out what it cannot read.
-        total: samples of the global batch that it is a part of.
-        part: its number in the global batch, from 1.
-        ends_batch: no micro-batch of this global batch follows.
-        ends_epoch: no micro-batch of this epoch follows.
-        position: where the epoch stands after it, in samples (of ReadyBatches: in batches).
-        bad: indices that could not be read.
-    """
-
-    data: Any
-    indices: np.ndarray[Any, np.dtype[np.int64]]
-    size: int
-    total: int
-    part: int
-    ends_batch: bool
-    ends_epoch: bool
-    position: int
-    bad: Sequence[int]
 
 
 class Loader:
@@ -64,7 +38,7 @@ class Loader:
     Args:
         dataset: a SeededDataset, or any map-style Dataset: then the global generators of torch, NumPy and
             random are seeded for each sample, so that its randomness depends on (seed, epoch, index) alone.
-        micro_batch_size: samples a forward pass.
+        micro_batch_size: samples a forward pass, of all ranks together.
         accumulate: micro-batches an optimizer step; the global batch is the product.
         seed: of order and augmentation.
         workers: processes; 0 reads in this one.
@@ -72,9 +46,11 @@ class Loader:
         collate: makes a batch of a list of samples; torch's default otherwise.
         pin_memory: batches come in page-locked memory, for copies to a GPU that do not wait.
         on_bad: called, in this process, with the indices that a batch could not read.
+        rank: of this process.
+        world: how many processes read together.
 
     Raises:
-        InputError: the dataset is empty.
+        InputError: the dataset is empty, or there are more ranks than samples in a forward pass.
     """
 
     def __init__(
@@ -89,10 +65,18 @@ class Loader:
         collate: Callable[[list[Any]], Any] = default_collate,
         pin_memory: bool = False,
         on_bad: Callable[[Sequence[int]], None] | None = None,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         self.length = len(dataset)  # type: ignore[arg-type]
         if self.length == 0:
             raise InputError("the dataset is empty: there is nothing to train on")
+        if shuffle and micro_batch_size < world:
+            raise InputError(
+                f"a batch of {micro_batch_size} cannot be shared by {world} processes: batch_size counts "
+                f"the samples of all of them together; make it {world} or more"
+            )
+        self._rank, self._world = rank, world
         self._micro = micro_batch_size
         self._global = micro_batch_size * accumulate
         self._seed = seed
@@ -155,92 +139,12 @@ class Loader:
                 if bad and self._on_bad is not None:
                     self._on_bad(bad)
                 yield MicroBatch(
-                    data, part.indices, size, part.total, part.part,
-                    part.ends_batch, part.position == self.length, part.position, bad,
+                    data, part.indices, size, part.total, part.part, part.ends_batch,
+                    part.position == self.length, part.position, bad, part.draw,
                 )  # fmt: skip
         finally:
             # The last reference: the workers end now, not when a traceback that holds this frame goes.
             del batches
-
-
-class ReadyBatches:
-    """Batches that the user's own loader makes: the order is the user's, the resume point is ours.
-
-    Before each epoch the global generators are seeded by (seed, epoch), and `set_epoch` is called where
-    the loader or its sampler has one, so that a shuffling DataLoader makes the same epoch again. A resume
-    in mid-epoch reads and drops the batches before it: only a dataset can be entered anywhere at no cost.
-
-    Args:
-        batches: re-iterable, with a length; the first tensor's first dimension counts the samples of a batch.
-        accumulate: batches an optimizer step.
-        seed: of the generators.
-    """
-
-    def __init__(self, batches: Any, *, accumulate: int, seed: int) -> None:
-        self.length = len(batches)
-        if self.length == 0:
-            raise InputError("the loader is empty: there is nothing to train on")
-        self._batches, self._accumulate, self._seed = batches, accumulate, seed
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Optimizer steps in an epoch, an uneven last one included."""
-        return -(-self.length // self._accumulate)
-
-    def batch_indices(self, *, epoch: int, batch: int) -> list[int]:
-        """The numbers of the loader's batches in global batch `batch`."""
-        low = batch * self._accumulate
-        return list(range(low, min(low + self._accumulate, self.length)))
-
-    def describe(self, index: int) -> str:
-        """A batch is known by its number alone."""
-        return f"batch {index} of the loader"
-
-    def _read(self, epoch: int) -> Iterator[Any]:
-        """One epoch of the loader, each batch from generators that depend on its number alone.
-
-        Where the loader draws in this process, that is: a resume that drops batches, or a training that
-        draws between two of them, must not change the next one.
-        """
-        seed = mix(mix(self._seed) + epoch)
-        _seed_globals(seed)
-        batches = iter(self._batches)
-        draws_here = isinstance(self._batches, DataLoader) and self._batches.num_workers == 0
-        for number in itertools.count():
-            # The first batch comes after the sampler's draw, which must be the same with workers.
-            if draws_here and number:
-                _seed_globals(mix(seed + number))
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            yield batch
-
-    def stream(
-        self, *, epoch: int, position: int, epochs: int | None = None
-    ) -> Iterator[MicroBatch]:
-        """Micro-batches from a point on; here the position counts batches."""
-        last = None if epochs is None else epoch + epochs
-        while epoch != last:
-            for owner in (self._batches, getattr(self._batches, "sampler", None)):
-                set_epoch = getattr(owner, "set_epoch", None)
-                if set_epoch is not None:
-                    set_epoch(epoch)
-            source = itertools.islice(self._read(epoch), position, None)
-            while group := list(itertools.islice(source, self._accumulate)):
-                sizes = [_num_samples(batch) for batch in group]
-                total, stop = sum(sizes), position + len(group)
-                for part, (batch, size) in enumerate(zip(group, sizes, strict=True), start=1):
-                    position += 1
-                    yield MicroBatch(
-                        batch, _NO_INDICES, size, total, part,
-                        position == stop, position == self.length, position, (),
-                    )  # fmt: skip
-            if position != self.length:
-                raise InputError(
-                    f"the loader says it has {self.length} batches and made {position}"
-                )
-            epoch, position = epoch + 1, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +153,13 @@ class _Part:
 
     epoch: int
     indices: np.ndarray[Any, np.dtype[np.int64]]
+    own: slice
+    is_stand_in: bool
     total: int
     part: int
     ends_batch: bool
     position: int
+    draw: int
 
 
 class _Plan(Sampler[_Part]):
@@ -275,7 +182,13 @@ class _Plan(Sampler[_Part]):
                     # A lone last sample joins the part before it: BatchNorm cannot train on one.
                     joins = left == it._micro + 1 > 2
                     high = stop if joins else min(low + it._micro, stop)
-                    yield _Part(epoch, order[low:high], stop - position, part, high == stop, high)
+                    own = share_of(high - low, rank=it._rank, world=it._world, usual=it._micro)
+                    # Evaluation has no gradients to share: a rank without a sample has nothing to do.
+                    if own is not None or it._shuffle:
+                        yield _Part(
+                            epoch, order[low:high], own or slice(0, 2), own is None, stop - position,
+                            part, high == stop, high, low + own.stop if own else high,
+                        )  # fmt: skip
                     low = high
                 position = stop
             epoch, position = epoch + 1, 0
@@ -290,7 +203,13 @@ class _Fetch(Dataset[Any]):
         self._dataset, self._seed, self._collate = dataset, seed, collate
 
     def __getitem__(self, part: _Part) -> tuple[_Part, Any, int, Sequence[int]]:
-        indices, size = torch.from_numpy(part.indices), len(part.indices)
+        part, data, size, bad = self._read(part)
+        # What a stand-in cannot read is told by the rank that it stands for.
+        return (part, data, 0, ()) if part.is_stand_in else (part, data, size, bad)
+
+    def _read(self, part: _Part) -> tuple[_Part, Any, int, Sequence[int]]:
+        indices = torch.from_numpy(part.indices[part.own])
+        size = len(indices)
         if isinstance(self._dataset, TensorDataset):
             return part, tuple(t[indices] for t in self._dataset.tensors), size, ()
         seeds = sample_seeds(indices, seed=self._seed, epoch=part.epoch)
@@ -300,13 +219,18 @@ class _Fetch(Dataset[Any]):
             except InputError as error:
                 # As a value: raised, it would arrive wrapped in a traceback.
                 return part, error, 0, ()
-            return part, batch, _num_samples(batch), bad
+            return part, batch, count_samples(batch), bad
         with _global_generators():
             samples = []
-            for index, seed in zip(part.indices.tolist(), seeds.tolist(), strict=True):
-                _seed_globals(seed)
+            for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
+                seed_globals(seed)
                 samples.append(self._dataset[index])
             return part, self._collate(samples), size, ()
+
+
+def is_dataset(data: object) -> TypeGuard[Dataset[Any]]:
+    """Whether samples can be asked for by index; otherwise it is a loader of ready batches."""
+    return hasattr(data, "__getitem__") or isinstance(data, SeededDataset)
 
 
 @contextlib.contextmanager
@@ -319,23 +243,6 @@ def _global_generators() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.default_generator.set_state(states[2])
-
-
-def is_dataset(data: object) -> TypeGuard[Dataset[Any]]:
-    """Whether samples can be asked for by index; otherwise it is a loader of ready batches."""
-    return hasattr(data, "__getitem__") or isinstance(data, SeededDataset)
-
-
-def _num_samples(batch: Any) -> int:
-    while not isinstance(batch, torch.Tensor):
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return len(batch)
-
-
-def _seed_globals(seed: int) -> None:
-    torch.default_generator.manual_seed(seed & 0xFFFFFFFFFFFFFFFF)
-    random.seed(seed & 0xFFFFFFFFFFFFFFFF)
-    np.random.seed(seed & 0xFFFFFFFF)
 
 
 def _as_it_is(batch: Any) -> Any:

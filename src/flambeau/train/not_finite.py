@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from flambeau.data.errors import InputError
-from flambeau.data.loader import Loader, ReadyBatches
+from flambeau.data.loader import Loader
+from flambeau.data.ready_batches import ReadyBatches
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 

@@ -11,10 +11,11 @@ class Progress:
 
     Args:
         shown: False is silent about steps; lines are printed all the same.
+        silent: no lines either.
     """
 
-    def __init__(self, *, shown: bool) -> None:
-        self._shown = shown and sys.stderr.isatty()
+    def __init__(self, *, shown: bool, silent: bool = False) -> None:
+        self._shown, self._silent = shown and not silent and sys.stderr.isatty(), silent
         self._bar: tqdm[Any] | None = None
 
     def start(self, *, done: int, total: int) -> None:
@@ -36,7 +37,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line of its own, on standard error."""
-        tqdm.write(text, file=sys.stderr)
+        if not self._silent:
+            tqdm.write(text, file=sys.stderr)
 
     def close(self) -> None:
         """Leave the bar as it stands."""

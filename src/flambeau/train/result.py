@@ -68,7 +68,7 @@ def publish(
     *,
     name_of: Callable[[int], str],
     say: Callable[[str], None],
-) -> None:
+) -> Result:
     """Copy the weights of a checkpoint to model.safetensors, verified, then write result.json.
 
     Args:
@@ -76,6 +76,9 @@ def publish(
         results: what to publish; the next one where the checkpoint of one is damaged, which is said.
         name_of: the checkpoint of a step.
         say: takes lines for the user.
+
+    Returns:
+        What was published.
 
     Raises:
         InputError: all of them are damaged.
@@ -90,7 +93,7 @@ def publish(
         write_file(folder.weights, files[weights])
         content = {**asdict(result), "metrics": json_numbers(result.metrics)}
         write_file(folder.result, json.dumps(content, indent=2).encode() + b"\n")
-        return
+        return Result(**content)
     raise InputError(
         "no weights could be published; run the same command again to repeat the last steps"
     )

@@ -8,10 +8,10 @@
             run.log(val_accuracy=model(images).argmax(1) == targets)
 
 Kill it anywhere and start it again: it goes on to the same bits.
+Start it by torchrun: all processes together do what one would do.
 """
 
 import contextlib
-import functools
 import json
 import time
 import zlib
@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
-from flambeau.data.loader import Loader, MicroBatch, ReadyBatches, is_dataset
+from flambeau.data.loader import Loader, is_dataset
+from flambeau.data.micro_batch import MicroBatch
+from flambeau.data.ready_batches import ReadyBatches
 from flambeau.recipes.data.device_prefetch import prefetch_to_device
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.environment import environment
@@ -32,6 +34,7 @@ from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.amp_step import AmpStep, Precision
 from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
+from flambeau.train.agreement import BadReports, check_ranks, gathered_means
 from flambeau.train.device import generators_of
 from flambeau.train.exactness import changes, exactness_facts
 from flambeau.train.folder import RunFolder
@@ -40,6 +43,8 @@ from flambeau.train.not_finite import stop_not_finite
 from flambeau.train.plan import Plan
 from flambeau.train.preemption import FLAG, Preempted
 from flambeau.train.progress import Progress
+from flambeau.train.ranks import Ranks, join_ranks
+from flambeau.train.replicas import Replicas
 from flambeau.train.result import Best, Result, publish, published
 from flambeau.train.saver import Saver, restore, restore_latest
 from flambeau.train.state import TrainingState
@@ -60,15 +65,16 @@ class Run:
         optimizer: over the model's parameters; best with `fused=True` where torch offers it.
         data: a map-style Dataset, or a loader with a length that makes ready batches.
         duration: such as '90ep' or '5000st'.
-        batch_size: samples a forward pass (of a Dataset).
+        batch_size: samples a forward pass (of a Dataset), of all processes together.
         accumulate: forward passes an optimizer step. The last batch of an epoch may be smaller; each part
             is weighted so that the gradient is that of the mean loss over the whole batch.
         seed: of sample order, augmentation and dropout.
-        workers: processes that read a Dataset.
+        workers: processes that read a Dataset, for each process that trains.
         precision: of `autocast()`: 'fp32', 'bf16' or 'fp16'.
         schedule: 'constant', 'linear', 'cosine', 'multistep', or a function from the step (from 0) to the
             multiplier of the learning rate.
         warmup: such as '5%', '2ep', '500st'; for the named schedules.
+        compression: of the gradients that processes exchange: 'none', 'fp16', 'bf16' or 'powersgd'.
         clip_norm: clip the norm of all gradients together to this; 0 does not.
         ema: decay of averaged weights, which are then evaluated and published; 0 keeps none.
         checkpoint_every: such as '1ep' or '500st'.
@@ -103,6 +109,7 @@ class Run:
         precision: Precision = "fp32",
         schedule: str | Callable[[int], float] = "constant",
         warmup: str = "0st",
+        compression: str = "none",
         clip_norm: float = 0.0,
         ema: float = 0.0,
         checkpoint_every: str = "1ep",
@@ -120,17 +127,19 @@ class Run:
     ) -> None:
         self.folder = RunFolder(Path(folder))
         self.model, self.optimizer, self._seed = model, optimizer, seed
-        self._amp = AmpStep(optimizer, precision=precision, max_norm=clip_norm or None, halt=True)
-        self.device = self._amp.device
-        self._loader_of = functools.partial(
-            Loader, micro_batch_size=batch_size, seed=seed, workers=workers, collate=collate,
-            pin_memory=self.device.type == "cuda",
+        self._replay = replay_from is not None
+        self._ranks = Ranks(0, 1, None) if self._replay else join_ranks()
+        self._amp = AmpStep(
+            optimizer, precision=precision, max_norm=clip_norm or None, halt=True,
+            agree=self._ranks.worst if self._ranks.world > 1 else None,
         )  # fmt: skip
-        self._loader: Loader | ReadyBatches = (
-            self._loader_of(data, accumulate=accumulate, on_bad=on_bad)
-            if is_dataset(data)
-            else ReadyBatches(data, accumulate=accumulate, seed=seed)
-        )
+        self.device = self._amp.device
+        self._bad = BadReports(self._ranks)
+        self._reading: dict[str, Any] = {
+            "micro_batch_size": batch_size, "workers": workers, "collate": collate,
+            "pin_memory": self.device.type == "cuda",
+        }  # fmt: skip
+        self._loader = self._make_loader(data, accumulate=accumulate, on_bad=on_bad)
         self.plan = Plan(
             steps_per_epoch=self._loader.batches_per_epoch, duration=duration,
             checkpoint_every=checkpoint_every, log_every=log_every,
@@ -139,6 +148,14 @@ class Run:
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        identity = {
+            "duration": duration, "batch_size": batch_size, "accumulate": accumulate, "seed": seed,
+            "workers": workers, "precision": precision, "warmup": warmup, "clip_norm": clip_norm,
+            "ema": ema, "checkpoint_every": checkpoint_every, "keep": keep, "log_every": log_every,
+            "optimizer": _description(optimizer), "compression": compression,
+            "schedule": schedule if isinstance(schedule, str) else "function", **(config or {}),
+        }  # fmt: skip
+        check_ranks(self._ranks, identity, plain, self._loader.length)
         self._ema = EMA(plain, decay=ema) if ema else None
         self._window = Window(self.device)
         self._halted_steps = torch.zeros((), device=self.device)
@@ -146,7 +163,7 @@ class Run:
             model=plain, optimizer=optimizer, amp=self._amp, ema=self._ema, window=self._window,
             best=Best(best, best_mode), user=dict(state or {}), data_length=self._loader.length,
         )  # fmt: skip
-        self.progress = Progress(shown=bar)
+        self.progress = Progress(shown=bar, silent=not self._ranks.is_first)
         self._next_event = 0
         self._saved_step = -1
         self._micro: MicroBatch | None = None
@@ -154,29 +171,26 @@ class Run:
         self._evaluated: dict[str, MeanOnDevice] | None = None
         self._stream: Iterator[MicroBatch] | None = None
         self._generators = generators_of(self.device)
-        self._exactness = exactness_facts(self.device)
+        self._exactness = exactness_facts(self.device) | {"processes": self._ranks.world}
         self._saver = Saver(self.folder.checkpoints, keep=keep)
         self._journal: Journal | None = None
-        self._replay = replay_from is not None
+        self._replicas: Replicas | None = None
+        self._result: Result | None = None
         if replay_from is not None:
             self.state.load(restore(replay_from))
             return
-        identity = {
-            "duration": duration, "batch_size": batch_size, "accumulate": accumulate, "seed": seed,
-            "workers": workers, "precision": precision, "warmup": warmup, "clip_norm": clip_norm,
-            "ema": ema, "checkpoint_every": checkpoint_every, "keep": keep, "log_every": log_every,
-            "optimizer": _description(optimizer),
-            "schedule": schedule if isinstance(schedule, str) else "function", **(config or {}),
-        }  # fmt: skip
         report = json.dumps({**environment(), "exactness": self._exactness}, indent=2) + "\n"
-        self.folder.claim(identity, {"environment.json": report.encode(), **(attachments or {})})
+        files = {"environment.json": report.encode(), **(attachments or {})}
+        self._ranks.first(lambda: self.folder.claim(identity, files))
         FLAG.install(self)
         self._resume()
+        if self._ranks.world > 1:
+            self._replicas = Replicas(plain, self._ranks, compression=compression)
 
     @property
     def result(self) -> Result | None:
         """What the finished run has published; None while it is not finished."""
-        return published(self.folder)
+        return self._result
 
     def epochs(self) -> Iterator[int]:
         """Epochs from where the run stands to its end; then the weights are published.
@@ -191,7 +205,7 @@ class Run:
         """
         state = self.state
         try:
-            if self.result is not None and not self._replay:
+            if self._result is not None:
                 return
             if state.step == 0 and state.position == 0:
                 self._save(wait=True)  # the trial: better to learn now that the folder takes none
@@ -204,8 +218,7 @@ class Run:
                 yield state.epoch
                 self._end_epoch()
             if not self._replay:
-                self._saver.wait()
-                publish(self.folder, state.results(), name_of=_name, say=self.progress.say)
+                self._result = self._ranks.first(self._publish)
         finally:
             self.close()
 
@@ -217,6 +230,8 @@ class Run:
         """
         state = self.state
         seed = mix(mix(self._seed) + state.epoch + 1)
+        if self._replicas is not None:
+            self._replicas.start_epoch()
         while state.position < state.data_length and state.step < self.plan.total_steps:
             start = time.perf_counter()
             if self._stream is None:
@@ -229,7 +244,9 @@ class Run:
             self._micro = micro
             self._num_samples = micro.size
             for generator in self._generators:
-                generator.manual_seed(mix(seed + micro.position))
+                generator.manual_seed(mix(seed + micro.draw))
+            if self._replicas is not None:
+                self._replicas.before_batch(ends_batch=micro.ends_batch)
             yield micro.data
             if self._micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
@@ -258,12 +275,15 @@ class Run:
                 f"the loss must be 0-d, a mean over the batch; got {tuple(loss.shape)}"
             )
         self._micro = None
-        self._amp.backward(loss, weight=micro.size / micro.total)
+        # Gradients are averaged over the ranks, and are to be the sum of their shares.
+        self._amp.backward(loss, weight=self._ranks.world * micro.size / micro.total)
         losses = self._window.add_loss(loss, micro.size)
         state.position = micro.position
         state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
         if not micro.ends_batch:
             return
+        if self._replicas is not None:
+            self._replicas.after_backward()
         multiplier = self._schedule(state.step)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * multiplier
@@ -299,12 +319,12 @@ class Run:
         for generator in self._generators:
             generator.manual_seed(mix(mix(self._seed) + self.state.epoch))
         means: dict[str, MeanOnDevice] = {}
+        if self._replicas is not None:
+            self._replicas.share_statistics(self._ema.shadow.values() if self._ema else ())
         averaged = self._ema.applied() if self._ema is not None else contextlib.nullcontext()
         if is_dataset(data):
             self._saver.wait()  # before workers are forked, as above
-            loader: Loader | ReadyBatches = self._loader_of(data, shuffle=False, on_bad=on_bad)
-        else:
-            loader = ReadyBatches(data, accumulate=1, seed=self._seed)
+        loader = self._make_loader(data, evaluates=True, on_bad=on_bad)
         self._evaluated = means
         self.model.eval()
         try:
@@ -322,10 +342,11 @@ class Run:
             for module, training in modes:  # one by one: some may be frozen in evaluation mode
                 module.training = training
             set_rng_state(generators)
+        figures = gathered_means(means, self._ranks)
+        self._bad.report()
         self._preempt_if_asked()
-        if means:
-            figures = torch.stack([m.compute().double() for m in means.values()]).tolist()
-            self._record(dict(zip(means, figures, strict=True)))
+        if figures:
+            self._record(figures)
         self._window.restart_clock()
 
     def close(self) -> None:
@@ -354,6 +375,8 @@ class Run:
 
     def _flush(self) -> None:
         """Write the line of the steps since the last one; stop if one of them went bad."""
+        self._bad.report()
+        self._window.settle(self._ranks)
         if self._window.empty:
             return
         row, halted_steps = self._window.read(self._halted_steps)
@@ -412,6 +435,11 @@ class Run:
         if not self._replay and self._saved_step != self.state.step:
             if bool(self._amp.halted):
                 self._flush()
+            self._bad.report()
+            self._window.settle(self._ranks)
+            self._saved_step = self.state.step
+            if not self._ranks.is_first:
+                return
             assert self._journal is not None
             best = self.state.best.step
             self._saver.save(
@@ -420,23 +448,30 @@ class Run:
                 best=None if best is None else _name(best),
                 before=self._journal.sync,
             )
-            self._saved_step = self.state.step
         if wait:
             self._saver.wait()
 
+    def _publish(self) -> Result:
+        self._saver.wait()
+        return publish(self.folder, self.state.results(), name_of=_name, say=self.progress.say)
+
     def _resume(self) -> None:
         """Go on from the newest checkpoint that is whole, if there is any."""
-        finished = self.result is not None
-        found = restore_latest(self.folder.checkpoints, say=self.progress.say)
+        self._result = self._ranks.first(lambda: published(self.folder))
+        found = self._ranks.first(
+            lambda: restore_latest(self.folder.checkpoints, say=self.progress.say)
+        )
         if found is not None:
             self.state.load(found)
             self._saver.last_good, self._saved_step = found.name, self.state.step
-        if finished:
+        if self._result is not None:
             return
         if found is not None:
             self.progress.say(f"going on from step {self.state.step} of {self.plan.total_steps}")
             for change in changes(found.meta["exactness"], self._exactness):
                 self.progress.say(f"not to the same bits: {change}")
+        if not self._ranks.is_first:
+            return
         keep_bytes = 0 if found is None else found.state["metrics_bytes"]
         self._journal = Journal(self.folder.metrics, keep_bytes=keep_bytes)
         if self._journal.missing_bytes:
@@ -445,14 +480,35 @@ class Run:
             )
 
     def _stop_not_finite(self, steps_before: int) -> NoReturn:
-        if not self._replay:
-            self._saver.wait()
-        stop_not_finite(
-            steps_before,
-            loader=self._loader,
-            checkpoint=self._saver.last_good,
-            folder=None if self._replay else self.folder.path,
-        )
+        def stop() -> NoReturn:
+            if not self._replay:
+                self._saver.wait()
+            stop_not_finite(
+                steps_before,
+                loader=self._loader,
+                checkpoint=self._saver.last_good,
+                folder=None if self._replay else self.folder.path,
+            )
+
+        self._ranks.first(stop)
+        raise AssertionError("unreachable")
+
+    def _make_loader(
+        self,
+        data: Dataset[Any] | Iterable[Any],
+        *,
+        accumulate: int = 1,
+        evaluates: bool = False,
+        on_bad: _OnBad | None,
+    ) -> Loader | ReadyBatches:
+        common: dict[str, Any] = {
+            "accumulate": accumulate, "seed": self._seed,
+            "rank": self._ranks.rank, "world": self._ranks.world,
+        }  # fmt: skip
+        if is_dataset(data):
+            on_bad = self._bad.taker(on_bad)
+            return Loader(data, shuffle=not evaluates, on_bad=on_bad, **self._reading, **common)
+        return ReadyBatches(data, keeps_empty=not evaluates, **common)
 
     def _to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         if self.device.type == "cpu":

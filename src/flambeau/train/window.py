@@ -1,14 +1,14 @@
 """Figures of the steps between two log points, kept on the device and read once."""
 
-import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flambeau.recipes.training.metrics import MeanOnDevice
+from flambeau.train.ranks import Ranks
 
 
 class Window:
@@ -29,6 +29,7 @@ class Window:
         self.logged: dict[str, MeanOnDevice] = {}
         self.wait_s = 0.0
         self._sizes: list[int] = []
+        self._settled: list[tuple[float, int]] = []
         self._start = clock()
 
     def add_loss(self, loss: Tensor, num_samples: int) -> list[Tensor]:
@@ -38,20 +39,42 @@ class Window:
         self._sizes.append(num_samples)
         return self.losses
 
+    def settle(self, ranks: Ranks) -> None:
+        """Put together what all ranks have counted since the last time; waits for the device."""
+        if ranks.world == 1:
+            return
+        losses = torch.stack(self.losses).tolist() if self.losses else []
+        logged = {name: mean.sums().tolist() for name, mean in self.logged.items()}
+        everyone = ranks.gather((losses, self._sizes, logged, self.wait_s))
+        for parts in zip(
+            *(zip(theirs, sizes, strict=True) for theirs, sizes, _, _ in everyone), strict=True
+        ):
+            counted = [(loss, size) for loss, size in parts if size]
+            total = sum(size for _, size in counted) or 1
+            self._settled.append((sum(loss * size for loss, size in counted) / total, total))
+        self.losses.clear()
+        self._sizes.clear()
+        for name, sums in merged([theirs for _, _, theirs, _ in everyone]).items():
+            self.logged[name] = _mean_of(sums if ranks.is_first else (0.0, 0), self.device)
+        self.wait_s = max(wait_s for *_, wait_s in everyone)
+
     def read(self, halted_steps: Tensor) -> tuple[dict[str, float], int]:
         """The row of this window, and `halted_steps` read with it; waits for the device, then starts anew."""
         figures = [torch.stack([halted_steps, *self.losses]).double()]
-        figures += [mean.compute().double().view(1) for mean in self.logged.values()]
+        means = {name: mean for name, mean in self.logged.items() if mean.num_samples}
+        figures += [mean.compute().double().view(1) for mean in means.values()]
         halted, *values = torch.cat(figures).tolist()
         losses, logged = values[: len(self.losses)], values[len(self.losses) :]
+        counted = [*self._settled, *zip(losses, self._sizes, strict=True)]
         seconds = max(self._clock() - self._start, 1e-9)
-        samples = sum(self._sizes)
+        samples = sum(size for _, size in counted)
         row = {}
         if samples:
-            row["train_loss"] = sum(map(operator.mul, losses, self._sizes)) / samples
-        row |= dict(zip(self.logged, logged, strict=True))
+            row["train_loss"] = sum(loss * size for loss, size in counted) / samples
+        row |= dict(zip(means, logged, strict=True))
         row["images_per_s"] = round(samples / seconds, 1)
         row["data_wait"] = round(min(1.0, self.wait_s / seconds), 4)
+        self._settled.clear()
         self.losses.clear()
         self._sizes.clear()
         self.logged.clear()
@@ -65,13 +88,14 @@ class Window:
     @property
     def empty(self) -> bool:
         """Nothing was counted since the last line."""
-        return not self.losses and not self.logged
+        return not self.losses and not self.logged and not self._settled
 
     def state_dict(self) -> dict[str, Any]:
         """What is counted so far, so that a resumed run writes the same next line."""
         return {
             "losses": list(self.losses),
             "sizes": list(self._sizes),
+            "settled": list(self._settled),
             "logged": {name: mean.state_dict() for name, mean in self.logged.items()},
         }
 
@@ -79,6 +103,7 @@ class Window:
         """Take back what `state_dict` gave."""
         self.losses = [loss.to(self.device) for loss in state["losses"]]
         self._sizes = list(state["sizes"])
+        self._settled = [(loss, size) for loss, size in state.get("settled", ())]
         for name, mean in state["logged"].items():
             self.logged[name] = MeanOnDevice(device=self.device)
             self.logged[name].load_state_dict(mean)
@@ -97,4 +122,24 @@ def add_value(
     if not isinstance(value, Tensor):
         dtype = torch.float32 if device.type == "mps" else torch.float64
         value = torch.full((), float(value), dtype=dtype, device=device)
-    means[name].update(value.detach(), None if value.dim() else num_samples)
+    if num_samples:
+        means[name].update(value.detach(), None if value.dim() else num_samples)
+
+
+def merged(sums: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, tuple[float, int]]:
+    """The sums and counts of all ranks, by name, added up in the order of the ranks."""
+    totals: dict[str, tuple[float, int]] = {}
+    for theirs in sums:
+        for name, (total, count) in theirs.items():
+            before = totals.get(name, (0.0, 0))
+            totals[name] = before[0] + total, before[1] + int(count)
+    return totals
+
+
+def _mean_of(sums: tuple[float, int], device: torch.device) -> MeanOnDevice:
+    mean = MeanOnDevice(device=device)
+    total, count = sums
+    mean.load_state_dict(
+        {"sum": torch.tensor(total, dtype=torch.float64), "num_samples": torch.tensor(count)}
+    )
+    return mean

@@ -14,7 +14,7 @@ step, dampens all of them if that one was skipped.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -39,6 +39,9 @@ class AmpStep:
         growth_interval: fp16 steps without an overflow after which the scale doubles.
         halt: once something was not finite, skip all later steps, too, until `halted` is zeroed. So a loop
             can read the flag late and find the weights as they were. In fp16 only watched tensors halt.
+        agree: for several processes whose gradients are averaged: replaces a 0-d flag by its maximum over
+            all of them (`all_reduce(flag, op=MAX)`), so that a loss that is not finite on one counts on all.
+            It is called in fp16; otherwise such a loss makes its gradients NaN, which the average spreads.
 
     Raises:
         ValueError: an unknown precision, no parameters, parameters on several devices, max_norm <= 0.
@@ -63,6 +66,7 @@ class AmpStep:
         init_scale: float = 65536.0,
         growth_interval: int = 2000,
         halt: bool = False,
+        agree: Callable[[Tensor], object] | None = None,
     ) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         devices = {p.device for p in parameters}
@@ -86,6 +90,7 @@ class AmpStep:
         """0-d float32: the norm of the last gradients before clipping; kept up only with `max_norm`."""
         self._parameters = parameters
         self._growth_interval, self._halt = growth_interval, halt
+        self._agree = agree
         self._one_dtype = {p.dtype for p in parameters} == {torch.float32}
         self._one = torch.ones((), device=self.device)
         self._scale = torch.full((), init_scale, device=self.device)
@@ -113,6 +118,8 @@ class AmpStep:
             root = self._roots[weight, loss.dtype] = torch.full_like(loss, weight)
         if self.precision == "fp16":
             root = root * self._scale
+        elif self._agree is not None:
+            root = root + loss.detach() * 0
         if type(loss) is Tensor and _run_engine is not None:
             # What loss.backward() ends in, without the 20 us of looking at arguments that are known here.
             _run_engine(
@@ -133,6 +140,8 @@ class AmpStep:
             self.halted.zero_()
         if fp16:
             self._check(list(watch), self.halted, self._one)
+            if self._agree is not None:
+                self._agree(self.halted)
             self.skipped.copy_(self.halted)
             self._check(gradients, self.skipped, self._scale.double().reciprocal().float())
         else:

@@ -1,0 +1,173 @@
+"""The processes of one training, as torchrun or `flambeau launch` has started them: one in most cases."""
+
+import datetime
+import functools
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flambeau.data.errors import InputError
+
+LOST_PEER: Final = 76
+"""EX_PROTOCOL of sysexits.h: another process of the job has failed, and has said so itself."""
+
+_GROUP_TIMEOUT = datetime.timedelta(
+    minutes=30
+)  # of torch's collectives; the watch speaks up long before
+_T = TypeVar("_T")
+
+
+class FailedElsewhere(SystemExit):
+    """Another rank has failed and tells the user; this one leaves without a word, with exit code 76."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(LOST_PEER)
+        self.cause = cause
+
+
+class Ranks:
+    """This process among those of the job, and how it talks to them. Every method is called by all alike.
+
+    Args:
+        rank: of this process, from 0.
+        world: how many there are.
+        group: of torch, for objects and tensors on the CPU; None in a world of one.
+
+    Attributes:
+        host: name of this machine.
+    """
+
+    def __init__(self, rank: int, world: int, group: dist.ProcessGroup | None) -> None:
+        self.rank, self.world, self._group = rank, world, group
+        self.host = socket.gethostname()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which alone writes files and talks to the user."""
+        return self.rank == 0
+
+    def first(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns on rank 0; nobody else runs it.
+
+        Raises:
+            FailedElsewhere: on the others, where it has raised on rank 0.
+        """
+        if self.world == 1:
+            return work()
+        try:
+            outcome = (work(), None) if self.is_first else None
+        except BaseException as error:
+            self.broadcast((None, f"{type(error).__name__}: {error}"))
+            raise
+        value, cause = self.broadcast(outcome)
+        if cause is not None:
+            raise FailedElsewhere(cause)
+        return value  # type: ignore[no-any-return]
+
+    def broadcast(self, value: Any) -> Any:
+        """The object of rank 0, on all."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+    def gather(self, value: _T) -> list[_T]:
+        """The objects of all ranks, in their order, on all."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite tensors, equal in number and shapes on all ranks, by those of rank 0."""
+        if self.world == 1:
+            return
+        with torch.no_grad():
+            for tensor in tensors:
+                sent = tensor.contiguous()
+                dist.broadcast(sent, src=0)
+                if sent is not tensor:
+                    tensor.copy_(sent)
+
+    def worst(self, flag: Tensor) -> None:
+        """Replace a tensor by its maximum over all ranks, elementwise; does not wait for a CUDA device."""
+        if self.world > 1:
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+
+    def check_same(self, facts: Mapping[str, Any]) -> None:
+        """Refuse to train with ranks that disagree; the facts must be picklable and not large.
+
+        Raises:
+            InputError: on rank 0, naming a rank and what is different there.
+            FailedElsewhere: on the others.
+        """
+        everyone = self.gather((self.host, dict(facts)))
+        self.first(lambda: _refuse_difference(everyone))
+
+
+def _refuse_difference(everyone: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    (host, first), *others = everyone
+    for rank, (there, facts) in enumerate(others, start=1):
+        for name in {**first, **facts}:
+            if first.get(name) != facts.get(name):
+                raise InputError(
+                    f"rank {rank} ({there}) disagrees with rank 0 ({host}): {name} is "
+                    f"{facts.get(name)!r} there and {first.get(name)!r} here.\n"
+                    "All processes of a job need the same code, settings and data."
+                )
+
+
+def join_ranks() -> Ranks:
+    """The ranks of the job that this process belongs to; joins torch's process group if need be.
+
+    Raises:
+        InputError: the environment that the launcher sets is incomplete.
+    """
+    return _join(os.getpid(), dist.is_initialized(), int(_variable("WORLD_SIZE", "1")))
+
+
+@functools.cache
+def _join(process: int, is_initialized: bool, world: int) -> Ranks:
+    if is_initialized:
+        joined = dist.get_world_size()
+        has_cpu = "gloo" in str(dist.get_backend_config())
+        group: Any = dist.group.WORLD if has_cpu else dist.new_group(backend="gloo")
+        return Ranks(dist.get_rank(), joined, group if joined > 1 else None)
+    if world == 1:
+        return Ranks(0, 1, None)
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"WORLD_SIZE={world} is set and {', '.join(missing)} is not: start the processes with "
+            "`flambeau train --procs N`, `flambeau launch` or torchrun, or unset WORLD_SIZE"
+        )
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank() % torch.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
+    return Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+
+
+def local_rank() -> int:
+    """The number of this process on its machine; 0 where no launcher has started it."""
+    return int(_variable("LOCAL_RANK", "0"))
+
+
+def local_world() -> int:
+    """How many processes of the job are on this machine."""
+    return int(_variable("LOCAL_WORLD_SIZE", "1"))
+
+
+def _variable(name: str, default: str) -> str:
+    value = os.environ.get(name, default)
+    if not value.isdigit():
+        raise InputError(f"the environment variable {name} is {value!r}, not a number")
+    return value

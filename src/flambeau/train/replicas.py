@@ -1,0 +1,241 @@
+"""Equal models on all ranks: torch's DistributedDataParallel without its wrapper around the model.
+
+The user's loop calls its own model. DDP holds the parameters alone, through a module whose forward pass does
+nothing: calling it before a batch is what prepares its reducer, which then averages the gradients while
+backward still runs, however the parameters are used.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from flambeau.data.errors import InputError
+from flambeau.train.ranks import Ranks
+
+COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
+_POWER_SGD_START = (
+    100  # steps without compression, in which gradients change most; chosen, untested
+)
+_Reduce = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
+
+
+class _Bucket(NamedTuple):
+    """What DDP reduces at once; the views are parts of the buffer."""
+
+    buffer: Tensor
+    views: list[Tensor]
+    parameters: list[Tensor]
+
+
+class Replicas:
+    """Averages the gradients of a model over the ranks, and keeps its other state equal.
+
+    The first step of a process is reduced after backward, in DDP's own buckets: only then it is known
+    whether every parameter gets a gradient on every rank. If so, DDP overlaps from the second step on.
+
+    Args:
+        model: the same on all ranks; must not be wrapped.
+        ranks: more than one.
+        compression: of the gradients on the wire: 'none', 'fp16', 'bf16' or 'powersgd'.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, *, compression: str = "none") -> None:
+        self._model, self._ranks, self._compression = model, ranks, compression
+        self._start()
+
+    def _start(self) -> None:
+        named = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        self._names, self._parameters = list(named), list(named.values())
+        self._buckets: list[_Bucket] = []
+        self._overlaps: bool | None = None
+        self._broadcast: list[str] = []
+        self._versions: dict[str, tuple[int, int]] = {}
+        self._is_prepared = False
+        if not self._parameters:
+            raise InputError("the model has no parameter that is trained: there is nothing to do")
+        self._ddp = DistributedDataParallel(
+            _Carrier(self._parameters), gradient_as_bucket_view=True
+        )
+        self._reduce = _reduction(self._compression)
+        self._ddp.register_comm_hook(None, _annotated(self._on_bucket))
+        # After its first backward DDP forms its buckets anew, in the order in which gradients came. With an
+        # order that depends on the model alone, a resumed process adds in the order of one never stopped.
+        for _ in range(2):
+            self._buckets.clear()
+            self._ddp(touch=True).backward()
+        for p in self._parameters:
+            p.grad = None
+        self._is_recorded = True
+
+    _is_recorded = False
+
+    def _on_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        if not self._is_recorded:
+            self._buckets.append(_Bucket(bucket.buffer(), bucket.gradients(), bucket.parameters()))
+            return default_hooks.allreduce_hook(_world(), bucket)
+        return self._reduce(state, bucket)
+
+    def start_epoch(self) -> None:
+        """Look whether other parameters are trained now than before."""
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        if list(map(id, trained)) != list(map(id, self._parameters)):
+            self._is_recorded = False
+            self._start()
+
+    def before_batch(self, *, ends_batch: bool) -> None:
+        """Prepare for the forward pass and backward of a micro-batch.
+
+        Args:
+            ends_batch: an optimizer step follows, so the gradients are to be averaged.
+        """
+        if self._overlaps is None:
+            self._versions = _versions(self._model)
+        elif self._broadcast:
+            buffers = dict(self._model.named_buffers())
+            self._ranks.broadcast_tensors([buffers[name] for name in self._broadcast])
+        if ends_batch and self._overlaps:
+            self._ddp()
+
+    def after_backward(self) -> None:
+        """See to it that the gradients are the averages, before the optimizer's step.
+
+        Raises:
+            RuntimeError: another set of parameters got gradients than in the first step.
+        """
+        missing = [n for n, p in zip(self._names, self._parameters, strict=True) if p.grad is None]
+        if self._overlaps:
+            if missing:
+                raise RuntimeError(
+                    f"{_few(missing)} got no gradient in this step, but in the first one: "
+                    "freeze parameters only between epochs, or leave none out"
+                )
+            return
+        if self._overlaps is None:
+            self._decide(missing)
+            now = _versions(self._model)
+            changed = [name for name in now if now[name] != self._versions.get(name)]
+            self._broadcast = sorted(set().union(*self._ranks.gather(changed)))
+        self._average(has_missing=not self._overlaps)
+
+    def _decide(self, missing: list[str]) -> None:
+        self._overlaps = not any(self._ranks.gather(missing))
+        if not self._overlaps and self._compression != "none":
+            raise InputError(
+                f"compression = {self._compression!r} needs a gradient for each parameter in each step, and "
+                f"{_few(missing)} got none; freeze them, or leave the compression out"
+            )
+
+    def _average(self, *, has_missing: bool) -> None:
+        """Average all gradients now; one that is missing here counts as zero if others have it."""
+        absent: set[Tensor] = set()
+        if has_missing:
+            present = torch.tensor([float(p.grad is not None) for p in self._parameters])
+            present = present.to(self._parameters[0].device)
+            self._ranks.worst(present)
+            absent = {
+                p for p, got in zip(self._parameters, present.tolist(), strict=True) if not got
+            }
+        works = []
+        for bucket in self._buckets:
+            for view, p in zip(bucket.views, bucket.parameters, strict=True):
+                if p.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(p.grad)
+            # The two operations of DDP's allreduce_hook, so that the bits are the same.
+            bucket.buffer.div_(self._ranks.world)
+            works.append(dist.all_reduce(bucket.buffer, async_op=True))
+        for work in works:
+            work.wait()
+        for bucket in self._buckets:
+            for view, p in zip(bucket.views, bucket.parameters, strict=True):
+                p.grad = None if p in absent else view
+
+    def share_statistics(self, also: Iterable[Tensor] = ()) -> None:
+        """Give all ranks the running statistics of rank 0, which are the ones that are saved."""
+        self._ranks.broadcast_tensors([*self._model.buffers(), *also])
+
+
+class _Carrier(nn.Module):
+    """Holds the parameters for DDP."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.held = nn.ParameterList(parameters)
+
+    def forward(self, *, touch: bool = False) -> Tensor | None:
+        """Nothing; with `touch` a zero whose backward reaches the parameters from the last to the first."""
+        if not touch:
+            return None
+        out = torch.zeros((), device=self.held[0].device)
+        for p in self.held:
+            out = _Touch.apply(p, out)
+        return out
+
+
+class _Touch(torch.autograd.Function):
+    """A link of a chain: hands a zero on, and gives its parameter a gradient of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, chain: Tensor) -> Tensor:
+        ctx.save_for_backward(parameter)
+        return chain.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (parameter,) = ctx.saved_tensors
+        return torch.zeros_like(parameter), gradient
+
+
+def _reduction(compression: str) -> _Reduce:
+    world = _world()
+    if compression == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            world, matrix_approximation_rank=4, start_powerSGD_iter=_POWER_SGD_START
+        )
+        return lambda _, bucket: powerSGD_hook.powerSGD_hook(state, bucket)
+    hook = {
+        "none": default_hooks.allreduce_hook,
+        "fp16": default_hooks.fp16_compress_hook,
+        "bf16": default_hooks.bf16_compress_hook,
+    }[compression]
+    return lambda _, bucket: hook(world, bucket)
+
+
+def _annotated(hook: _Reduce) -> _Reduce:
+    """As a function: DDP reads the annotations of its hook, which a bound method hides from it."""
+
+    def on_bucket(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return hook(state, bucket)
+
+    return on_bucket
+
+
+def _world() -> dist.ProcessGroup:
+    assert isinstance(dist.group.WORLD, dist.ProcessGroup)
+    return dist.group.WORLD
+
+
+def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """What tells whether a buffer was written, of all but the statistics of normalisation layers.
+
+    Those do not enter the training forward pass: rank 0's are the ones that count.
+    """
+    statistics = {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    return {n: (id(b), b._version) for n, b in model.named_buffers() if n not in statistics}
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
