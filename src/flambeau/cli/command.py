@@ -71,6 +71,7 @@ def _dispatch(words: list[str]) -> int:
     if chosen.verb is None:
         parser.print_help()
         return 0
+    chosen.words = words
     exit_code: int = chosen.run(chosen)
     return exit_code
 

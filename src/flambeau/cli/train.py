@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="run the step again that stopped a run; nothing is written",
     )
+    groups["processes"].add_argument(
+        "--procs",
+        metavar="N|auto",
+        help="train on N processes of this machine; auto starts one for each GPU (default: 1)",
+    )
+    # What launchers before torchrun pass to each process, in the two spellings that they had.
+    parser.add_argument(
+        "--local-rank", "--local_rank", type=int, default=None, help=argparse.SUPPRESS
+    )
 
 
 def _add_setting(
@@ -78,6 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, or go on, or replay one step."""
     from flambeau.train.preemption import FLAG
 
+    if arguments.local_rank is not None:
+        os.environ.setdefault("LOCAL_RANK", str(arguments.local_rank))
     # cuBLAS reads it when CUDA starts, which looking for a device does: see recipes/setup/determinism.py.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     given = {name: getattr(arguments, name) for name in FIELDS if hasattr(arguments, name)}
@@ -92,6 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
             from_file = {k: v for k, v in from_file.items() if k not in ("epochs", "duration")}
         given = from_file | given
     settings = canonical(Settings(**given))
+    if arguments.procs is not None and (procs := _procs(arguments.procs)) > 1:
+        return _launch(arguments.words, procs)
     # 'auto' says as little as a flag that is not given: the run holds what it was resolved to.
     explicit = {
         k: v
@@ -104,6 +117,33 @@ def run(arguments: argparse.Namespace) -> int:
         return _train(settings, explicit, folder, fresh=arguments.fresh)
     finally:
         FLAG.restore(run)
+
+
+def _procs(text: str) -> int:
+    """The number of processes that --procs asks for."""
+    if "RANK" in os.environ:
+        raise InputError(
+            "--procs starts processes itself; leave it out under torchrun or `flambeau launch`"
+        )
+    if text == "auto":
+        import torch
+
+        return max(1, torch.cuda.device_count())
+    if not text.isdigit() or int(text) < 1:
+        raise InputError(f"--procs must be a number above 0, or auto; got {text!r}")
+    return int(text)
+
+
+def _launch(words: Sequence[str], procs: int) -> int:
+    """Run this command, without --procs, on several processes of this machine."""
+    from flambeau.train.launch import launch
+
+    kept, skip = [], False
+    for word in words:
+        if not skip and word != "--procs" and not word.startswith("--procs="):
+            kept.append(word)
+        skip = word == "--procs"
+    return launch([sys.executable, "-m", "flambeau", *kept], procs=procs, say=_say)
 
 
 def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
@@ -127,37 +167,51 @@ def default_folder(settings: Settings, explicit: Mapping[str, Any]) -> Path:
 
 def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fresh: bool) -> int:
     from flambeau.train.folder import RunFolder
+    from flambeau.train.ranks import join_ranks
 
-    place = RunFolder(folder)
-    stored = None if fresh else place.read_config()
-    if stored is not None:
-        # What was not said again is as it was, also what a machine or an older default had chosen.
-        place.check_same({k: v for k, v in stored.items() if k in explicit}, explicit)
-        settings = dataclasses.replace(from_stored(stored, place.config), **explicit)
-    _check_outside(folder, settings.data)
+    place, ranks = RunFolder(folder), join_ranks()
+
+    settings, exists = ranks.first(lambda: _settle(settings, explicit, place, fresh=fresh))
 
     from flambeau.train.fit import set_up
-    from flambeau.train.resolve import open_data, reopen_data, resolve
+    from flambeau.train.resolve import DataFacts, check_unchanged, open_data, resolve
     from flambeau.train.result import published
 
-    if stored is None:
-        train, val = open_data(settings)
-        settings, facts = resolve(settings, train, val)
+    train, val = ranks.each(lambda: open_data(settings))
+    if exists:
+        facts = ranks.first(lambda: DataFacts.read(place.dataset))
     else:
-        train, val, facts = reopen_data(settings, place.dataset)
-        if published(place) is not None:
+        settings, facts = ranks.first(lambda: resolve(settings, train, val))
+    ranks.each(lambda: check_unchanged(facts, train, val, model=settings.model or ""))
+    if exists and ranks.first(lambda: published(place)) is not None:
+        if ranks.is_first:
             _report(place, settings.data, already=True)
-            return 0
+        return 0
 
     def before_run() -> None:
         if fresh and (aside := place.set_aside()) is not None:
             _say(f"the run that was in {folder} is now in {aside}")
 
-    _show(settings, train_images=len(train), val_images=len(val), folder=folder)
+    if ranks.is_first:
+        _show(settings, train_images=len(train), val_images=len(val), folder=folder)
     training = set_up(settings, facts, train, val, folder=folder, before_run=before_run)
     _fit(training)
-    _report(place, settings.data, already=False)
+    if ranks.is_first:
+        _report(place, settings.data, already=False)
     return 0
+
+
+def _settle(
+    settings: Settings, explicit: Mapping[str, Any], place: "RunFolder", *, fresh: bool
+) -> tuple[Settings, bool]:
+    """The settings of the run, and whether it exists already: then what was not said again is as it was."""
+    stored = None if fresh else place.read_config()
+    if stored is not None:
+        # Also what a machine or an older default had chosen.
+        place.check_same({k: v for k, v in stored.items() if k in explicit}, explicit)
+        settings = dataclasses.replace(from_stored(stored, place.config), **explicit)
+    _check_outside(place.path, settings.data)
+    return settings, stored is not None
 
 
 def _fit(training: "Training") -> None:

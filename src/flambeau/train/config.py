@@ -50,7 +50,7 @@ class Settings:
         True, "mirror half of the training images; not for digits or text", group="data"
     )
     workers: int | None = _setting(
-        None, "processes that read data; 0 reads in the training process",
+        None, "processes that read data, for each that trains; 0 reads in the training process",
         group="data", auto="0 for small images or on a CPU, else the cores, at most 8", neutral=True,
     )  # fmt: skip
     model: str | None = _setting(
@@ -68,7 +68,7 @@ class Settings:
     )  # fmt: skip
     batch_size: int | None = _setting(
         None,
-        "samples a forward pass",
+        "samples a forward pass, of all processes together",
         group="length",
         auto="128 for small images, 64 for others, less for few",
     )
@@ -106,6 +106,18 @@ class Settings:
     )  # fmt: skip
     device: str = _setting("auto", "such as cpu, cuda or cuda:1", group="machine")
     seed: int = _setting(0, "of everything random", group="machine")
+    sync_bn: bool = _setting(
+        False, "normalise over the batch of all processes, not over each one's share",
+        group="processes",
+    )  # fmt: skip
+    compression: str = _setting(
+        "none", "of the gradients that processes exchange", group="processes",
+        choices=("none", "fp16", "bf16", "powersgd"),
+    )  # fmt: skip
+    stall_timeout: float = _setting(
+        60.0, "seconds without progress after which a process is named and the job ends; 0 waits for ever",
+        group="processes", neutral=True,
+    )  # fmt: skip
     checkpoint_every: str = _setting(
         "1ep", "such as 1ep or 500st", group="run folder", neutral=True
     )
@@ -250,7 +262,7 @@ def _check_ranges(s: Settings) -> None:
     for name, low in {
         "image_size": 8, "skip_bad_images": 0, "workers": 0, "epochs": 1, "batch_size": 1,
         "accumulate": 1, "keep": 1, "log_every": 1, "weight_decay": 0, "clip_norm": 0,
-        "mixup": 0, "cutmix": 0, "seed": 0,
+        "mixup": 0, "cutmix": 0, "seed": 0, "stall_timeout": 0,
     }.items():  # fmt: skip
         value = getattr(s, name)
         if value is not None and value < low:

@@ -6,6 +6,7 @@ import torch
 
 from flambeau.data.errors import InputError
 from flambeau.recipes.setup.environment import default_device, usable_cpus
+from flambeau.train.ranks import local_world
 
 
 def pick_device(name: str) -> torch.device:
@@ -15,16 +16,24 @@ def pick_device(name: str) -> torch.device:
         name: 'auto' for the accelerator, if there is one, else the CPU; or such as 'cpu', 'cuda:1'.
 
     Raises:
-        InputError: there is no such device on this machine.
+        InputError: there is no such device on this machine, or not one for each process on it.
     """
     if name == "auto":
-        return default_device()
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()  # which 'meta' has not
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device = {name!r} is not to be had here: {reason}") from error
+        device = default_device()
+    else:
+        try:
+            device = torch.device(name)
+            torch.zeros(1, device=device).item()  # which 'meta' has not
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"device = {name!r} is not to be had here: {reason}") from error
+    if device.type == "cuda":
+        gpus = 1 if device.index is not None else torch.cuda.device_count()
+        if local_world() > gpus:
+            raise InputError(
+                f"{local_world()} processes on this machine, and {gpus} GPU{'s' * (gpus != 1)} for them: "
+                "each needs one of its own; start fewer, or use --device cpu"
+            )
     return device
 
 
@@ -36,9 +45,10 @@ def generators_of(device: torch.device) -> list[torch.Generator]:
 
 
 def use_threads() -> None:
-    """Let torch compute on as many threads as this process may use CPUs, or as OMP_NUM_THREADS says.
+    """Let torch compute on this process's share of the CPUs it may use, or as OMP_NUM_THREADS says.
 
     One thread more than there are CPUs can cost a factor of ten: each waits for the other by spinning.
     """
     said = os.environ.get("OMP_NUM_THREADS", "")
-    torch.set_num_threads(int(said) if said.isdigit() and int(said) else usable_cpus())
+    share = max(1, usable_cpus() // local_world())
+    torch.set_num_threads(int(said) if said.isdigit() and int(said) else share)

@@ -16,6 +16,7 @@ from flambeau.data.errors import InputError
 from flambeau.data.sources import Source
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.recipes.models.param_groups import param_groups
+from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.recipes.setup.determinism import make_deterministic
 from flambeau.recipes.setup.seeding import seed_everything
 from flambeau.recipes.training.cutmix import cutmix
@@ -25,6 +26,7 @@ from flambeau.recipes.training.mixup import mixup
 from flambeau.train.config import Settings, as_dict
 from flambeau.train.device import pick_device, use_threads
 from flambeau.train.models import build_model, check_output
+from flambeau.train.ranks import join_ranks
 from flambeau.train.resolve import DataFacts, datasets
 from flambeau.train.run import Run
 
@@ -86,12 +88,20 @@ def set_up(
     seed_everything(settings.seed)
     assert settings.batch_size is not None
     assert settings.duration is not None
+    ranks = join_ranks()
     train_data, val_data = datasets(settings, facts, train, val)
-    # With a checkpoint the weights are there: no download, which may not be possible any more.
-    started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
-    model = make_model(settings, facts, pretrained=settings.pretrained and not started)
-    check_training(model, settings, facts)
-    before_run()
+
+    def make() -> nn.Module:
+        # With a checkpoint the weights are there: no download, which may not be possible any more.
+        started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
+        # The other ranks get the weights of rank 0.
+        pretrained = settings.pretrained and not started and ranks.is_first
+        model = make_model(settings, facts, pretrained=pretrained)
+        check_training(model, settings, facts, world=ranks.world)
+        return convert_sync_batchnorm(model) if settings.sync_bn and ranks.world > 1 else model
+
+    model = ranks.each(make)
+    ranks.first(before_run)
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
     run = Run(
         folder,
@@ -104,6 +114,8 @@ def set_up(
         seed=settings.seed,
         workers=settings.workers or 0,
         precision=settings.precision,  # type: ignore[arg-type]  # Settings has checked the choice
+        compression=settings.compression,
+        stall_timeout=settings.stall_timeout,
         schedule=settings.schedule,
         warmup=settings.warmup,
         clip_norm=settings.clip_norm,
@@ -169,20 +181,24 @@ def normalizer(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Ten
     return normalize
 
 
-def check_training(model: nn.Module, settings: Settings, facts: DataFacts) -> None:
+def check_training(
+    model: nn.Module, settings: Settings, facts: DataFacts, *, world: int = 1
+) -> None:
     """Refuse a model that cannot train, or not on the smallest batch of an epoch, if that is one image."""
     assert settings.batch_size is not None
     num_images, accumulate = facts.train_samples, settings.accumulate
-    lone = settings.batch_size == 1 or num_images % (settings.batch_size * accumulate) == 1
+    lone = num_images % (settings.batch_size * accumulate) == 1
+    lone = lone or settings.batch_size < 2 * (1 if settings.sync_bn else world)
     try:
         check_output(model, **_shape(settings, facts), num_images=2 - lone, training=True)
     except InputError as error:
         if not lone or not isinstance(error.__cause__, ValueError):
             raise
-        good = next(size for size in itertools.count(2) if num_images % (size * accumulate) != 1)
+        sizes = itertools.count(2 * world)
+        good = next(size for size in sizes if num_images % (size * accumulate) != 1)
         raise InputError(
-            f"batch_size = {settings.batch_size} leaves a batch of one image, on which this model "
-            f"cannot train: {error.__cause__}\nUse another one, such as --batch-size {good}"
+            f"batch_size = {settings.batch_size} leaves a batch of one image{' a process' * (world > 1)}, on "
+            f"which this model cannot train: {error.__cause__}\nUse another one, such as --batch-size {good}"
         ) from error
 
 

@@ -74,7 +74,11 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
     try:
         reopen_data(settings, folder.dataset)
         use_threads()
-        reasons += changes(newest["exactness"], exactness_facts(pick_device(settings.device)))
+        now, then = exactness_facts(pick_device(settings.device)), newest["exactness"]
+        if (processes := then.get("processes", 1)) > 1:
+            # As many as then, with as many threads each, is what whoever starts the command decides.
+            now["threads"] = then["threads"]
+        reasons += changes(then, now | {"processes": processes})
     except InputError as error:
         reasons.append(str(error).splitlines()[0])
     if folder.metrics.exists() and folder.metrics.stat().st_size < newest.get("metrics_bytes", 0):

@@ -69,6 +69,24 @@ class Ranks:
             raise FailedElsewhere(cause)
         return value  # type: ignore[no-any-return]
 
+    def each(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns here; all ranks run it, and go on only if it has failed on none.
+
+        Raises:
+            InputError: on rank 0, what the first rank that failed had to say.
+            FailedElsewhere: on the others.
+        """
+        if self.world == 1:
+            return work()
+        value, cause = None, None
+        try:
+            value = work()
+        except InputError as error:
+            cause = str(error)
+        causes = self.gather((self.host, cause))
+        self.first(lambda: _refuse_failure(causes))
+        return value  # type: ignore[return-value]
+
     def broadcast(self, value: Any) -> Any:
         """The object of rank 0, on all."""
         if self.world == 1:
@@ -110,6 +128,12 @@ class Ranks:
         """
         everyone = self.gather((self.host, dict(facts)))
         self.first(lambda: _refuse_difference(everyone))
+
+
+def _refuse_failure(causes: Sequence[tuple[str, str | None]]) -> None:
+    for rank, (host, cause) in enumerate(causes):
+        if cause is not None:
+            raise InputError(cause if rank == 0 else f"rank {rank} ({host}): {cause}")
 
 
 def _refuse_difference(everyone: Sequence[tuple[str, dict[str, Any]]]) -> None:

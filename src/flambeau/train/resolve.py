@@ -16,6 +16,7 @@ from flambeau.recipes.training.schedules import linear_scaled_lr
 from flambeau.train.config import Settings
 from flambeau.train.device import pick_device
 from flambeau.train.models import SMALL, input_channels, pretrained_normalization
+from flambeau.train.ranks import local_world
 
 _SMALL_SIDE = 64  # pixels up to which images are 'small': decoded once, and for the small network
 
@@ -83,7 +84,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
     channels = input_channels(model, grey=seen.grey)
     device = pick_device(settings.device)
     batch_size = settings.batch_size or _batch_size(len(train), settings.accumulate, small=small)
-    workers = 0 if small or device.type == "cpu" else min(usable_cpus(), 8)
+    workers = 0 if small or device.type == "cpu" else min(max(1, usable_cpus() // local_world()), 8)
     precision = "fp32"
     if native_bf16(device):
         precision = "bf16"

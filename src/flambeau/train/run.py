@@ -87,6 +87,8 @@ class Run:
         state: objects with state_dict and load_state_dict that belong to the run.
         collate: makes a batch of a list of samples (of a Dataset).
         on_bad: called with the indices of samples that the dataset could not read.
+        stall_timeout: seconds without progress after which the process that stands still is named and the
+            job ends; 0 waits for ever. Only for several processes.
         bar: show a progress bar on a terminal.
         replay_from: a checkpoint folder: start there, and write nothing anywhere.
 
@@ -122,6 +124,7 @@ class Run:
         state: Mapping[str, Any] | None = None,
         collate: Callable[[list[Any]], Any] = default_collate,
         on_bad: _OnBad | None = None,
+        stall_timeout: float = 60.0,
         bar: bool = True,
         replay_from: Path | None = None,
     ) -> None:
