@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
+from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.train.run import Run
 
 
@@ -99,3 +100,124 @@ def test_ranks_do_what_one_process_does(
         assert rank["result"].metrics == pytest.approx(one["result"].metrics)
     for line, expected in itertools.zip_longest(ranks[0]["lines"], one["lines"]):
         assert line == pytest.approx(expected, rel=1e-4)
+
+
+def test_dropout_and_noise_are_those_of_micro_batches(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    """Two ranks that share a batch draw what one process draws that accumulates the two halves."""
+
+    def work(name: str, **settings: Any) -> dict[str, Any]:
+        return train(tmp_path / name, model=make_model(dropout=0.4), **settings)
+
+    one = work("one", batch_size=4, accumulate=2, duration="4st")
+    ranks = start_ranks(2, lambda: work("many", batch_size=8, duration="4st")).results()
+    torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=1e-4, atol=1e-6)
+    alone = work("other", batch_size=8, duration="4st")
+    with pytest.raises(AssertionError):  # dropout matters here
+        torch.testing.assert_close(ranks[0]["weights"], alone["weights"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_sync_batchnorm_makes_ranks_one_batch(
+    start_ranks: StartRanks, tmp_path: Path, world: int
+) -> None:
+    """With 37 rows in batches of 12 the last one is a single row, and most ranks have a stand-in."""
+
+    def make() -> nn.Module:
+        model = make_model(norm=nn.BatchNorm1d)
+        model[0] = nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv1d(6, 16, 1))
+        model[1] = nn.BatchNorm1d(16)
+        model[3] = nn.Flatten()
+        return model
+
+    def work() -> dict[str, Any]:
+        return train(
+            tmp_path / "many", model=convert_sync_batchnorm(make()), batch_size=9, data=Rows(38)
+        )
+
+    one = train(tmp_path / "one", model=make(), batch_size=9, data=Rows(38))
+    for rank in start_ranks(world, work).results():
+        torch.testing.assert_close(rank["weights"], one["weights"], rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_batches_of_a_loader_are_shared(
+    start_ranks: StartRanks, tmp_path: Path, world: int
+) -> None:
+    def data() -> DataLoader[Any]:
+        return DataLoader(TensorDataset(*zip_rows()), batch_size=8, shuffle=True)
+
+    one = train(tmp_path / "one", data=data(), accumulate=2)
+    for rank in start_ranks(
+        world, lambda: train(tmp_path / "many", data=data(), accumulate=2)
+    ).results():
+        torch.testing.assert_close(rank["weights"], one["weights"], rtol=2e-4, atol=2e-6)
+
+
+def zip_rows() -> tuple[Tensor, Tensor]:
+    rows = Rows().rows
+    return rows, (rows[:, 0] > 0).long()
+
+
+def test_batches_of_a_distributed_sampler_are_shares(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    def work() -> tuple[list[float], Any]:
+        dataset = TensorDataset(torch.arange(12.0)[:, None], torch.zeros(12, dtype=torch.int64))
+        torch.distributed.init_process_group("gloo")
+        sampler = DistributedSampler(dataset, shuffle=True)
+        loader = DataLoader(dataset, batch_size=3, sampler=sampler)
+        model = nn.Linear(1, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        seen = []
+        run = Run(tmp_path / "run", model, optimizer, loader, duration="2ep")
+        for _ in run.epochs():
+            for rows, targets in run.batches():
+                seen += rows.flatten().tolist()
+                run.step(cross_entropy(model(rows), targets))
+        return seen, run.state.step
+
+    (first, steps), (second, _) = start_ranks(2, work).results()
+    assert steps == 4
+    for epoch in range(2):
+        part = slice(6 * epoch, 6 * epoch + 6)
+        assert sorted(first[part] + second[part]) == list(range(12))
+    assert first[:6] != first[6:]  # set_epoch was called
+
+
+class Branches(nn.Module):
+    """A branch that is never used, one that only rank 0 uses, and a buffer that training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.some = nn.Linear(6, 2), nn.Linear(6, 2), nn.Linear(6, 2)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        logits = self.used(rows)
+        if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+            logits = logits + self.some(rows)
+        if self.training:
+            assert isinstance(self.seen, Tensor)
+            logits = logits + 0.01 * self.seen
+            self.seen.add_(rows.detach().mean())
+        return logits
+
+
+def test_parameters_without_a_gradient_do_not_matter(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    def work() -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = Branches()
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        after = train(tmp_path / "run", model=model)["weights"]
+        return {"before": before, "after": after}
+
+    first, second = start_ranks(2, work).results()
+    for name in first["after"]:
+        if name != "seen":
+            assert torch.equal(first["after"][name], second["after"][name]), name
+        assert torch.equal(first["before"][name], first["after"][name]) == ("unused" in name)
+    assert first["after"]["seen"] != 0

@@ -140,7 +140,8 @@ class Loader:
                     self._on_bad(bad)
                 yield MicroBatch(
                     data, part.indices, size, part.total, part.part, part.ends_batch,
-                    part.position == self.length, part.position, bad, part.draw,
+                    part.position == self.length, part.position, bad,
+                    part.all_have, part.draw,
                 )  # fmt: skip
         finally:
             # The last reference: the workers end now, not when a traceback that holds this frame goes.
@@ -159,6 +160,7 @@ class _Part:
     part: int
     ends_batch: bool
     position: int
+    all_have: bool
     draw: int
 
 
@@ -182,12 +184,16 @@ class _Plan(Sampler[_Part]):
                     # A lone last sample joins the part before it: BatchNorm cannot train on one.
                     joins = left == it._micro + 1 > 2
                     high = stop if joins else min(low + it._micro, stop)
-                    own = share_of(high - low, rank=it._rank, world=it._world, usual=it._micro)
+                    own, last = (
+                        share_of(high - low, rank=rank, world=it._world, usual=it._micro)
+                        for rank in (it._rank, it._world - 1)
+                    )
                     # Evaluation has no gradients to share: a rank without a sample has nothing to do.
                     if own is not None or it._shuffle:
                         yield _Part(
                             epoch, order[low:high], own or slice(0, 2), own is None, stop - position,
-                            part, high == stop, high, low + own.stop if own else high,
+                            part, high == stop, high, last is not None,
+                            low + own.stop if own else high,
                         )  # fmt: skip
                     low = high
                 position = stop

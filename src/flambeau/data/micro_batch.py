@@ -22,6 +22,7 @@ class MicroBatch(NamedTuple):
         ends_epoch: no micro-batch of this epoch follows.
         position: where the epoch stands after it, in samples (of ReadyBatches: in batches).
         bad: indices that could not be read.
+        all_have: whether each rank has samples that count.
         draw: a number that no other batch of the epoch has, to seed what is drawn for it.
     """
 
@@ -34,6 +35,7 @@ class MicroBatch(NamedTuple):
     ends_epoch: bool
     position: int
     bad: Sequence[int]
+    all_have: bool
     draw: int
 
 

@@ -105,11 +105,14 @@ class ReadyBatches:
                 stop = position + len(group)
                 for part, (batch, whole) in enumerate(zip(group, sizes, strict=True), start=1):
                     position += 1
-                    data, size = (batch, whole) if is_share else self._share(batch, whole)
+                    data, size, all_have = (
+                        (batch, whole, True) if is_share else self._share(batch, whole)
+                    )
                     if size or self._keeps_empty:
                         yield MicroBatch(
                             data, _NO_INDICES, size, total, part, position == stop,
-                            position == self.length, position, (), position + (self._rank << 40),
+                            position == self.length, position, (), all_have,
+                            position + (self._rank << 40),
                         )  # fmt: skip
             if position != self.length:
                 raise InputError(
@@ -117,12 +120,15 @@ class ReadyBatches:
                 )
             epoch, position = epoch + 1, 0
 
-    def _share(self, batch: Any, size: int) -> tuple[Any, int]:
-        """This rank's samples of a batch, and how many count."""
-        own = share_of(size, rank=self._rank, world=self._world, usual=size)
+    def _share(self, batch: Any, size: int) -> tuple[Any, int, bool]:
+        """This rank's samples of a batch, how many count, and whether each rank has some."""
+        own, last = (
+            share_of(size, rank=rank, world=self._world, usual=size)
+            for rank in (self._rank, self._world - 1)
+        )
         if own is None:
-            return _sliced(batch, slice(0, 2), size), 0
-        return _sliced(batch, own, size), own.stop - own.start
+            return _sliced(batch, slice(0, 2), size), 0, False
+        return _sliced(batch, own, size), own.stop - own.start, last is not None
 
 
 def _sliced(batch: Any, own: slice, size: int) -> Any:

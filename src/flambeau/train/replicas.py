@@ -17,6 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from flambeau.data.errors import InputError
+from flambeau.data.micro_batch import MicroBatch
+from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 from flambeau.train.ranks import Ranks
 
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
@@ -48,6 +50,7 @@ class Replicas:
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, compression: str = "none") -> None:
         self._model, self._ranks, self._compression = model, ranks, compression
+        self._norms = [m for m in model.modules() if isinstance(m, SyncBatchNorm)]
         self._start()
 
     def _start(self) -> None:
@@ -89,18 +92,16 @@ class Replicas:
             self._is_recorded = False
             self._start()
 
-    def before_batch(self, *, ends_batch: bool) -> None:
-        """Prepare for the forward pass and backward of a micro-batch.
-
-        Args:
-            ends_batch: an optimizer step follows, so the gradients are to be averaged.
-        """
+    def before_batch(self, micro: MicroBatch) -> None:
+        """Prepare for the forward pass and backward of a micro-batch."""
+        for norm in self._norms:
+            norm.counted = None if micro.all_have else bool(micro.size)
         if self._overlaps is None:
             self._versions = _versions(self._model)
         elif self._broadcast:
             buffers = dict(self._model.named_buffers())
             self._ranks.broadcast_tensors([buffers[name] for name in self._broadcast])
-        if ends_batch and self._overlaps:
+        if micro.ends_batch and self._overlaps:
             self._ddp()
 
     def after_backward(self) -> None:

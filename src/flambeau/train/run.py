@@ -249,7 +249,7 @@ class Run:
             for generator in self._generators:
                 generator.manual_seed(mix(seed + micro.draw))
             if self._replicas is not None:
-                self._replicas.before_batch(ends_batch=micro.ends_batch)
+                self._replicas.before_batch(micro)
             yield micro.data
             if self._micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
