@@ -201,13 +201,22 @@ def _reduction(compression: str) -> _Reduce:
         state = powerSGD_hook.PowerSGDState(
             world, matrix_approximation_rank=4, start_powerSGD_iter=_POWER_SGD_START
         )
-        return lambda _, bucket: powerSGD_hook.powerSGD_hook(state, bucket)
+        return lambda _, bucket: _one_by_one(powerSGD_hook.powerSGD_hook(state, bucket), bucket)
     hook = {
         "none": default_hooks.allreduce_hook,
         "fp16": default_hooks.fp16_compress_hook,
         "bf16": default_hooks.bf16_compress_hook,
     }[compression]
     return lambda _, bucket: hook(world, bucket)
+
+
+def _one_by_one(
+    future: torch.futures.Future[Tensor], bucket: GradBucket
+) -> torch.futures.Future[Tensor]:
+    """PowerSGD starts collectives from callbacks, which gloo runs in an order of each rank's own."""
+    if bucket.buffer().device.type == "cpu":
+        future.wait()
+    return future
 
 
 def _annotated(hook: _Reduce) -> _Reduce:
