@@ -221,3 +221,27 @@ def test_parameters_without_a_gradient_do_not_matter(
             assert torch.equal(first["after"][name], second["after"][name]), name
         assert torch.equal(first["before"][name], first["after"][name]) == ("unused" in name)
     assert first["after"]["seen"] != 0
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16", "powersgd"])
+def test_compressed_gradients_train_nearly_the_same(
+    start_ranks: StartRanks,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compression: str,
+) -> None:
+    monkeypatch.setattr("flambeau.train.replicas._POWER_SGD_START", 2)
+
+    def work(name: str, **settings: Any) -> dict[str, Any]:
+        torch.manual_seed(1)
+        wide = [nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)]
+        return train(tmp_path / name, model=nn.Sequential(*wide), **settings)
+
+    plain = work("plain")
+    ranks = start_ranks(2, lambda: work("compressed", compression=compression)).results()
+    for name, weight in ranks[0]["weights"].items():
+        assert torch.equal(weight, ranks[1]["weights"][name])
+    with pytest.raises(AssertionError):  # it does compress
+        torch.testing.assert_close(ranks[0]["weights"], plain["weights"], rtol=1e-5, atol=1e-7)
+    far = {"rtol": 0.2, "atol": 0.1} if compression == "powersgd" else {"rtol": 0.02, "atol": 0.01}
+    torch.testing.assert_close(ranks[0]["weights"], plain["weights"], **far)

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+POWERSGD_FORGETS = "PowerSGD's errors, which each process carries from step to step, start at zero"
+
 
 def exactness_facts(device: torch.device) -> dict[str, Any]:
     """The parts of the machine and its libraries that decide how floating-point sums are rounded."""

@@ -15,7 +15,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.train.config import from_stored
 from flambeau.train.device import pick_device, use_threads
-from flambeau.train.exactness import changes, exactness_facts
+from flambeau.train.exactness import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.folder import RunFolder
 from flambeau.train.resolve import reopen_data
 from flambeau.train.result import published
@@ -78,6 +78,7 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
         if (processes := then.get("processes", 1)) > 1:
             # As many as then, with as many threads each, is what whoever starts the command decides.
             now["threads"] = then["threads"]
+            reasons += [POWERSGD_FORGETS] if settings.compression == "powersgd" else []
         reasons += changes(then, now | {"processes": processes})
     except InputError as error:
         reasons.append(str(error).splitlines()[0])

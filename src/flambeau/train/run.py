@@ -36,7 +36,7 @@ from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.agreement import BadReports, check_ranks, gathered_means
 from flambeau.train.device import generators_of
-from flambeau.train.exactness import changes, exactness_facts
+from flambeau.train.exactness import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.folder import RunFolder
 from flambeau.train.journal import Journal
 from flambeau.train.not_finite import stop_not_finite
@@ -186,7 +186,7 @@ class Run:
         files = {"environment.json": report.encode(), **(attachments or {})}
         self._ranks.first(lambda: self.folder.claim(identity, files))
         FLAG.install(self)
-        self._resume()
+        self._resume(compression=compression)
         if self._ranks.world > 1:
             self._replicas = Replicas(plain, self._ranks, compression=compression)
 
@@ -458,7 +458,7 @@ class Run:
         self._saver.wait()
         return publish(self.folder, self.state.results(), name_of=_name, say=self.progress.say)
 
-    def _resume(self) -> None:
+    def _resume(self, *, compression: str) -> None:
         """Go on from the newest checkpoint that is whole, if there is any."""
         self._result = self._ranks.first(lambda: published(self.folder))
         found = self._ranks.first(
@@ -473,6 +473,8 @@ class Run:
             self.progress.say(f"going on from step {self.state.step} of {self.plan.total_steps}")
             for change in changes(found.meta["exactness"], self._exactness):
                 self.progress.say(f"not to the same bits: {change}")
+            if self._ranks.world > 1 and compression == "powersgd":
+                self.progress.say(f"not to the same bits: {POWERSGD_FORGETS}")
         if not self._ranks.is_first:
             return
         keep_bytes = 0 if found is None else found.state["metrics_bytes"]
