@@ -1,0 +1,1 @@
+"""Several processes and devices: groups, synchronised statistics, uneven inputs, models in parts."""

@@ -1,0 +1,307 @@
+"""BatchNorm over the whole batch of all ranks, on CPU too, with batches of any sizes.
+
+对所有 rank 的整个批次做 BatchNorm，CPU 上也可用，各 rank 的批次大小可以不同。
+
+Source: Ioffe and Szegedy, "Batch Normalization", 2015; the statistics of the ranks are merged as in Chan,
+Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+
+Not where each rank has some 16 samples or more (classification): BatchNorm of each rank's own batch is
+then as good, and waits for nobody.
+"""
+
+import copy
+import functools
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
+from torch.nn.modules._functions import SyncBatchNorm as TorchFunction
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.overrides import TorchFunctionMode
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm whose statistics in training are those of the batches of all ranks together.
+
+    In evaluation, in a world of one and without a process group it is BatchNorm to the bit. On CUDA it
+    computes with torch's own SyncBatchNorm. All ranks must call it, forward and backward.
+
+    Args:
+        num_features: C of the input (N, C, ...); N may differ between ranks, and be 0 on some.
+        eps, momentum, affine, track_running_stats, device, dtype: as of `nn.BatchNorm2d`.
+        process_group: the ranks that share statistics; None is all of them.
+
+    Raises:
+        ValueError: an input without C channels, or a `process_group` without this rank.
+
+    Example:
+        >>> layer = SyncBatchNorm(3)
+        >>> images = torch.arange(24.0).reshape(2, 3, 2, 2)
+        >>> torch.equal(layer(images), nn.BatchNorm2d(3)(images))
+        True
+    """
+
+    _original: ClassVar[type[_BatchNorm] | None] = None
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, process_group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
+        )
+        self.process_group = process_group
+        self.counted: bool | None = None
+        """None: all batches count. False: this rank's is a stand-in that does not; True: another's may be."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise (N, C, ...); the result has its shape, dtype, device and memory format."""
+        if not self.training or (group := self._group()) is None:
+            return super().forward(input)
+        # The class that this layer was converted from may add an activation and more: it runs as it is, but
+        # for the one call that computes statistics.
+        with _Intercept(self, group) as intercept:
+            output: Tensor = super().forward(input)
+        if not intercept.met:
+            raise TypeError(
+                f"{self._original} does not call torch.nn.functional.batch_norm, so its statistics cannot "
+                "be synchronised: do not convert it"
+            )
+        return output
+
+    def _group(self) -> dist.ProcessGroup | None:
+        """The ranks to synchronise with, None if there are no others."""
+        if not dist.is_available() or not dist.is_initialized():
+            return None
+        group = self.process_group or dist.group.WORLD
+        world = dist.get_world_size(group)
+        if world < 1:
+            raise ValueError("this rank is not in process_group: give each rank the group it is in")
+        if world == 1 and self.counted is False:
+            raise ValueError("counted is False, and no other rank has a batch that counts")
+        return group if world > 1 else None
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected an input (N, C, ...), got the shape {tuple(input.shape)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _empty, (self._original or type(self),), self.__dict__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SyncBatchNorm":
+        memo[id(self.process_group)] = self.process_group  # a handle that nothing can copy: shared
+        copied = memo[id(self)] = _empty(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+
+def convert_sync_batchnorm(
+    model: nn.Module, process_group: dist.ProcessGroup | None = None
+) -> nn.Module:
+    """Make every BatchNorm of a model a SyncBatchNorm, in place; before DDP, FSDP or torch.compile.
+
+    A layer changes its class and nothing else: parameters (and an optimizer over them), buffers, names,
+    mode, hooks and sharing stay. A subclass such as timm's BatchNormAct2d keeps its activation.
+
+    Args:
+        model: may itself be a BatchNorm, and may be without any.
+        process_group: the ranks that share statistics; None is all of them.
+
+    Returns:
+        The model. Its layers are both SyncBatchNorm and what they were.
+
+    Raises:
+        ValueError: an uninitialised lazy layer.
+        TypeError: a torch.nn.SyncBatchNorm. The model is unchanged then.
+
+    Example:
+        >>> model = convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)))
+        >>> isinstance(model[1], SyncBatchNorm), isinstance(model[1], nn.BatchNorm2d)
+        (True, True)
+    """
+    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
+    for name, layer in layers:
+        if isinstance(layer, nn.SyncBatchNorm):
+            raise TypeError(
+                f"{name or 'the model'} is a torch.nn.SyncBatchNorm already, which has forgotten what it "
+                "was: convert the model with this function instead of torch's or timm's"
+            )
+        if isinstance(layer, LazyModuleMixin):  # it will change its class, too
+            raise ValueError(f"{name or 'the model'} is lazy: pass a batch through the model first")
+    for _, layer in layers:
+        original: Any = type(layer)
+        layer.__class__ = _synchronised(original)
+        layer.__dict__.update(process_group=process_group, counted=None)
+    return model
+
+
+def revert_sync_batchnorm(model: nn.Module) -> nn.Module:
+    """Give every converted layer of a model its own class back, in place; for export, tracing, folding.
+
+    Args:
+        model: after `convert_sync_batchnorm`; one without SyncBatchNorm stays as it is.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: a layer that was built as SyncBatchNorm; the model is unchanged then.
+
+    Example:
+        >>> model = convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)))
+        >>> type(revert_sync_batchnorm(model)[1]) is nn.BatchNorm2d
+        True
+    """
+    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, SyncBatchNorm)]
+    for name, layer in layers:
+        if layer._original is None:
+            raise TypeError(
+                f"{name or 'the model'} was built as SyncBatchNorm, there is no class to go back to: "
+                "build it as nn.BatchNorm2d and convert it"
+            )
+    for _, layer in layers:
+        del layer.process_group, layer.counted
+        layer.__class__ = layer._original  # type: ignore[assignment]
+    return model
+
+
+@functools.cache
+def _synchronised(original: type[_BatchNorm]) -> type[SyncBatchNorm]:
+    """The class that has SyncBatchNorm's forward in front of the original's."""
+    if issubclass(original, SyncBatchNorm):
+        return original
+    body = {"_original": original, "_check_input_dim": original._check_input_dim}
+    return type(f"Sync{original.__name__}", (SyncBatchNorm, original), body)
+
+
+def _empty(original: Any) -> SyncBatchNorm:
+    """A layer without content, for copy and pickle: they cannot name a class made while running."""
+    kind = _synchronised(original)
+    return kind.__new__(kind)
+
+
+class _Intercept(TorchFunctionMode):
+    """Inside, F.batch_norm in training computes over all ranks of a group."""
+
+    def __init__(self, layer: SyncBatchNorm, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.layer, self.group, self.met = layer, group, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.batch_norm:
+            return func(*args, **(kwargs or {}))
+        self.met = True
+        return self._batch_norm(*args, **(kwargs or {}))
+
+    def _batch_norm(
+        self, x: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+        weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float,
+    ) -> Tensor:  # fmt: skip
+        running, counted = (running_mean, running_var), self.layer.counted
+        if not training:
+            return F.batch_norm(x, *running, weight, bias, False, momentum, eps)
+        if x.dim() < 2 or x.shape[1] != self.layer.num_features or not x.is_floating_point():
+            raise ValueError(  # before the others wait for this rank
+                f"expected a floating input (N, {self.layer.num_features}, ...), got {x.dtype} of shape "
+                f"{tuple(x.shape)}"
+            )
+        if x.is_cuda and counted is None:
+            # torch sends the zeros of an empty batch in its dtype, other statistics in float32.
+            wide = x if x.numel() else x.float()
+            world = dist.get_world_size(self.group)
+            y = TorchFunction.apply(wide, weight, bias, *running, eps, momentum, self.group, world)
+        else:
+            counts = counted is not False and x.numel() > 0
+            y = _Normalise.apply(x, weight, bias, running, momentum, eps, self.group, counts)
+        result: Tensor = y.to(x.dtype)
+        return result
+
+
+class _Normalise(Function):
+    """BatchNorm in training over the ranks of a group: one collective forward, one backward.
+
+    Values are computed in float32 (float64 if they are), the few numbers of a channel in float64. A rank
+    that does not count adds nothing to either collective; to itself the statistics are constants.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None,
+        running: tuple[Tensor | None, Tensor | None], momentum: float, eps: float,
+        group: dist.ProcessGroup, counts: bool,
+    ) -> Tensor:  # fmt: skip
+        dims, shape, dtype = _layout(x)
+        # Around its own mean, a batch loses nothing to cancellation, in its squares or in the result.
+        shift = x.mean(dims, dtype=dtype) if x.numel() else x.new_zeros(x.shape[1], dtype=dtype)
+        centred = x - shift.view(shape)
+        mean, square, count = _statistics(shift, centred, counts, group)
+        # A batch of one value has no variance: it leaves the running statistics alone.
+        pace = momentum * (count > 1)
+        for buffer, new in zip(running, (mean, square / (count - 1).clamp(min=1)), strict=True):
+            if buffer is not None:
+                buffer.copy_(buffer.double().lerp(new, pace))
+        invstd = (square / count.clamp(min=1) + eps).rsqrt()
+        gain = invstd if weight is None else invstd * weight
+        offset = (shift - mean) * gain
+        offset = offset if bias is None else offset + bias
+        ctx.save_for_backward(x, weight, mean, invstd, count)
+        ctx.group, ctx.counts = group, counts
+        y = centred.mul_(gain.to(dtype).view(shape)).add_(offset.to(dtype).view(shape))
+        return y.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, invstd, count = ctx.saved_tensors
+        dims, shape, dtype = _layout(x)
+        shift = mean.to(dtype)
+        rest = shift - mean  # what float32 rounds away
+        centred = x - shift.view(shape)
+        # (2, C): of dy, and of dy times the normalised x
+        sums = torch.stack([dy.sum(dims, dtype=dtype), (dy * centred).sum(dims)]).double()
+        sums[1] = (sums[1] + rest * sums[0]) * invstd
+        dx = None
+        if ctx.needs_input_grad[0]:
+            totals = sums.clone() if ctx.counts else torch.zeros_like(sums)
+            dist.all_reduce(totals, group=ctx.group)
+            means = totals / count if ctx.counts else torch.zeros_like(sums)
+            gain = invstd if weight is None else invstd * weight
+            slope = -gain * invstd * means[1]
+            offset = rest * slope - gain * means[0]
+            dx = centred.mul_(slope.to(dtype).view(shape)).add_(offset.to(dtype).view(shape))
+            dx = dx.addcmul_(dy.to(dtype), gain.to(dtype).view(shape)).to(x.dtype)
+        dweight = None if weight is None else sums[1]
+        dbias = sums[0] if ctx.needs_input_grad[2] else None
+        return dx, dweight, dbias, None, None, None, None, None
+
+
+def _layout(x: Tensor) -> tuple[list[int], list[int], torch.dtype]:
+    """Of (N, C, ...): all dimensions but C's, the shape of a (C,) beside it, the dtype to compute in."""
+    dims, shape = [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
+    return dims, shape, torch.promote_types(x.dtype, torch.float32)
+
+
+def _statistics(
+    shift: Tensor, centred: Tensor, counts: bool, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Over all ranks, in float64 and to the same bits: mean (C,), sum of squares about it (C,), values ()."""
+    num_channels = len(shift)
+    own = shift.new_zeros(2 * num_channels + 1, dtype=torch.float64)
+    if counts:
+        dims, _, _ = _layout(centred)
+        size = centred.numel() // num_channels
+        drift = centred.sum(dims).double() / size  # the mean was rounded
+        own[:num_channels] = shift + drift
+        own[num_channels:-1] = centred.square().sum(dims)
+        own[-1] = size
+    ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(ranks, own, group=group)
+    means, squares, sizes = torch.stack(ranks).split([num_channels, num_channels, 1], dim=1)
+    count = sizes.sum()
+    mean = (sizes * means).sum(0) / count.clamp(min=1)
+    return mean, (squares + sizes * (means - mean).square()).sum(0), count
