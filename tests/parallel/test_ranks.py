@@ -1,6 +1,7 @@
 """Ranks agree before the first step, fail together, and rank 0 alone speaks."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from flambeau.data.errors import InputError
 from flambeau.train.not_finite import NotFinite
-from flambeau.train.ranks import LOST_PEER, FailedElsewhere, Ranks, join_ranks
+from flambeau.train.ranks import LOST_PEER, FailedElsewhere, Ranks, _choose_interface, join_ranks
 from flambeau.train.run import Run
 
 StartRanks = Callable[..., Any]
@@ -190,3 +191,13 @@ def test_alone_nothing_is_sent() -> None:
     ranks.check_same({"a": 1})
     with pytest.raises(InputError, match="here"):
         ranks.each(lambda: (_ for _ in ()).throw(InputError("here")))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the interfaces of Linux")
+def test_gloo_listens_on_the_interface_of_the_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    _choose_interface("127.0.0.1", 29500)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+    _choose_interface("127.0.0.1", 29500)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"

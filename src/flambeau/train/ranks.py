@@ -1,9 +1,12 @@
 """The processes of one training, as torchrun or `flambeau launch` has started them: one in most cases."""
 
+import contextlib
 import datetime
 import functools
 import os
 import socket
+import struct
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -16,6 +19,7 @@ from flambeau.data.errors import InputError
 LOST_PEER: Final = 76
 """EX_PROTOCOL of sysexits.h: another process of the job has failed, and has said so itself."""
 
+_SIOCGIFADDR = 0x8915  # of <linux/sockios.h>: the address of an interface
 _GROUP_TIMEOUT = datetime.timedelta(
     minutes=30
 )  # of torch's collectives; the watch speaks up long before
@@ -172,12 +176,34 @@ def _join(process: int, is_initialized: bool, world: int) -> Ranks:
             f"WORLD_SIZE={world} is set and {', '.join(missing)} is not: start the processes with "
             "`flambeau train --procs N`, `flambeau launch` or torchrun, or unset WORLD_SIZE"
         )
+    if world > local_world():
+        _choose_interface(os.environ["MASTER_ADDR"], int(_variable("MASTER_PORT", "0")))
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
     return Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+
+
+def _choose_interface(address: str, port: int) -> None:
+    """Let gloo listen where the other machines are, unless the user has said where.
+
+    It takes the address that the host name resolves to, which on many machines is the loopback's.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ or sys.platform != "linux":
+        return
+    import fcntl
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, port))  # of a datagram socket: looks the route up and sends nothing
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                request = struct.pack("256s", name.encode())
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+                if answer[20:24] == own:
+                    os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def local_rank() -> int:
