@@ -195,7 +195,8 @@ def test_alone_nothing_is_sent() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the interfaces of Linux")
 def test_gloo_listens_on_the_interface_of_the_route(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that it is put back
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     _choose_interface("127.0.0.1", 29500)
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
