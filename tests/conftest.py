@@ -243,8 +243,10 @@ def _rank(
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     try:
         answer = (True, work(*args))
-    except Exception:
-        answer = (False, traceback.format_exc())
+    except Exception as error:
+        sender.send_bytes(pickle.dumps((False, traceback.format_exc())))
+        sys.excepthook(type(error), error, error.__traceback__)  # as at the end of a script
+        sys.exit(1)
     sender.send_bytes(pickle.dumps(answer))
     sender.close()
     if torch.distributed.is_initialized():

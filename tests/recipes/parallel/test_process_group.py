@@ -1,0 +1,302 @@
+import argparse
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from flambeau.recipes.parallel.process_group import (
+    Place,
+    add_local_rank_argument,
+    free_port,
+    place_from_environment,
+    process_group,
+)
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+SRUN = {
+    "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "9", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2),1",
+}  # fmt: skip
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without a launcher."""
+    for name in [*TORCHRUN, "MASTER_ADDR", "MASTER_PORT", *SRUN]:
+        monkeypatch.delenv(name, raising=False)
+
+
+# ---------------------------------------------------------------- the place
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, Place(0, 1, 0, 1)),
+        (TORCHRUN, Place(5, 8, 1, 4)),
+        (SRUN, Place(5, 9, 1, 4)),
+        (
+            SRUN | {"SLURM_PROCID": "8", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"},
+            Place(8, 9, 0, 1),
+        ),
+        # A batch script, or torchrun in a step with one task a machine.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "9", "SLURM_NODEID": "0"}, Place(0, 1, 0, 1)),
+        (SRUN | TORCHRUN, Place(5, 8, 1, 4)),
+    ],
+)
+def test_place(environ: dict[str, str], place: Place) -> None:
+    assert place_from_environment(environ) == place
+
+
+@pytest.mark.parametrize("missing", TORCHRUN)
+def test_half_an_environment_is_refused(missing: str) -> None:
+    environ = {name: value for name, value in TORCHRUN.items() if name != missing}
+    with pytest.raises(ValueError, match=rf"{', '.join(environ)} set, but not {missing}: start"):
+        place_from_environment(environ)
+
+
+def test_a_lonely_world_size_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="WORLD_SIZE set, but not RANK, LOCAL_RANK, LOCAL_WORLD_SIZE"
+    ):
+        place_from_environment({"WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"RANK": "8"}, {"RANK": "-1"}, {"LOCAL_RANK": "4"}, {"LOCAL_RANK": "-1"},
+        {"LOCAL_WORLD_SIZE": "9"}, {"WORLD_SIZE": "0"},
+    ],
+)  # fmt: skip
+def test_contradictions_are_refused(change: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="ranks count from 0"):
+        place_from_environment(TORCHRUN | change)
+
+
+def test_text_for_a_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="'one'"):
+        place_from_environment(TORCHRUN | {"RANK": "one"})
+
+
+# ---------------------------------------------------------------- the group
+
+
+def join_and_sum() -> object:
+    with process_group(device="cpu") as (place, device):
+        total = torch.tensor([place.rank + 1.0], device=device)
+        dist.all_reduce(total)
+        inside = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+    return place, device, total, inside, dist.is_initialized()
+
+
+def test_ranks_join_and_leave(start_ranks) -> None:
+    for rank, found in enumerate(start_ranks(3, join_and_sum).results()):
+        place, device, total, inside, is_there = found
+        assert place == Place(rank, 3, rank, 3)
+        assert device == torch.device("cpu")
+        torch.testing.assert_close(total, torch.tensor([6.0]), rtol=0, atol=0)
+        assert inside == (rank, 3, "gloo")
+        assert not is_there
+
+
+def stay_away(until: Path) -> None:
+    """Be alive, and take part in nothing."""
+    deadline = time.monotonic() + 20
+    while not until.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def wait_in_vain(done: Path) -> float:
+    with process_group(device="cpu", timeout_s=1) as (place, _):
+        start = time.monotonic()
+        if place.rank == 1:
+            stay_away(done)
+        else:
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(torch.zeros(1))
+            done.touch()
+        return time.monotonic() - start
+
+
+def test_timeout(start_ranks, tmp_path: Path) -> None:
+    waited, _ = start_ranks(2, wait_in_vain, tmp_path / "done").results()
+    assert 0.5 < waited < 5
+
+
+def fail_beside_a_collective(done: Path) -> tuple[float, bool]:
+    start = time.monotonic()
+    try:
+        with process_group(device="cpu", timeout_s=60) as (place, _):
+            if place.rank == 1:
+                stay_away(done)
+            else:
+                work = dist.all_reduce(torch.zeros(1), async_op=True)
+                raise KeyError(str(work.is_completed()))
+    except KeyError as error:
+        assert error.args == ("False",)
+        done.touch()
+    return time.monotonic() - start, dist.is_initialized()
+
+
+def test_error_leaves_without_waiting_for_peers(start_ranks, tmp_path: Path) -> None:
+    """A plain destroy_process_group() waits here until the timeout."""
+    (took, is_there), _ = start_ranks(2, fail_beside_a_collective, tmp_path / "done").results()
+    assert took < 10
+    assert not is_there
+
+
+def use_twice() -> tuple[bool, int]:
+    with process_group(device="cpu") as (place, _):
+        pass
+    return dist.is_initialized(), place.rank
+
+
+def test_a_group_that_is_there_is_left_alone(start_ranks) -> None:
+    assert start_ranks(2, use_twice, group=True).results() == [(True, 0), (True, 1)]
+
+
+def contradict() -> str:
+    os.environ["RANK"] = f"{1 - int(os.environ['RANK'])}"
+    with pytest.raises(ValueError) as refusal, process_group(device="cpu"):
+        pass
+    assert dist.is_initialized()
+    return str(refusal.value)
+
+
+def test_a_group_that_contradicts_the_environment_is_refused(start_ranks) -> None:
+    first, second = start_ranks(2, contradict, group=True).results()
+    assert (
+        "rank 0 of 2 in the group that it has joined, but the environment says Place(rank=1"
+        in first
+    )
+    assert "rank 1 of 2" in second
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_process_needs_no_launcher() -> None:
+    weight = torch.full((1, 1), 3.0)
+    for _ in range(2):
+        with process_group(device="cpu") as (place, _):
+            assert place == Place()
+            with process_group(device="cpu") as (again, _):
+                assert again == Place()
+            model = nn.Linear(1, 1, bias=False)
+            model.weight.data.copy_(weight)
+            out = DistributedDataParallel(model)(torch.ones(1, 1))
+            torch.testing.assert_close(out, weight, rtol=0, atol=0)
+        assert not dist.is_initialized()
+
+
+@pytest.mark.usefixtures("alone")
+def test_after_an_error_the_next_group_is_new() -> None:
+    with pytest.raises(KeyError), process_group(device="cpu"):
+        raise KeyError
+    assert not dist.is_initialized()
+    with process_group(device="cpu"):
+        dist.barrier()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_group_destroyed_inside_is_no_error() -> None:
+    with process_group(device="cpu"):
+        dist.destroy_process_group()
+    with pytest.raises(KeyError), process_group(device="cpu"):
+        dist.destroy_process_group()
+        raise KeyError
+
+
+def test_missing_address_is_named(monkeypatch: pytest.MonkeyPatch, alone: None) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="MASTER_ADDR"), process_group(device="cpu"):
+        pass
+    assert not dist.is_initialized()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("timeout_s", [0, -1])
+def test_timeout_must_be_positive(timeout_s: float) -> None:
+    with (
+        pytest.raises(ValueError, match=f"timeout_s must be above 0, got {timeout_s}"),
+        process_group(device="cpu", timeout_s=timeout_s),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("mps", "device must be 'cpu' or 'cuda', got 'mps'"),
+        ("cuda", "cuda:1 is asked for, and this process sees 1 CUDA devices: start fewer"),
+        ("cuda:7", "cuda:7 is asked for"),
+    ],
+)
+def test_device_is_refused(device: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message), process_group(device=device):
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("alone")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_cuda_and_cpu_tensors_in_one_group() -> None:
+    with process_group() as (_, device):
+        assert device == torch.device("cuda:0")
+        for place in (device, "cpu"):
+            total = torch.ones(3, device=place)
+            dist.all_reduce(total)
+            torch.testing.assert_close(total.cpu(), torch.ones(3), rtol=0, atol=0)
+        dist.barrier()
+    with pytest.raises(KeyError), process_group():
+        raise KeyError
+    assert not dist.is_initialized()
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def test_free_port_can_be_listened_on() -> None:
+    with socket.socket() as listener:
+        listener.bind(("", free_port()))
+        listener.listen()
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "expected"),
+    [
+        (["--local_rank=3"], {}, 3),
+        (["--local-rank", "3"], {"LOCAL_RANK": "1"}, 3),
+        ([], {"LOCAL_RANK": "1"}, 1),
+        ([], {}, 0),
+    ],
+)
+def test_local_rank_argument(
+    words: list[str], environ: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    parser = argparse.ArgumentParser()
+    add_local_rank_argument(parser)
+    assert parser.parse_args(words).local_rank == expected
+
+
+def test_local_rank_must_be_a_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "first")
+    parser = argparse.ArgumentParser()
+    add_local_rank_argument(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args([])
+    assert "invalid int value: 'first'" in capsys.readouterr().err
