@@ -114,9 +114,23 @@ def run(arguments: argparse.Namespace) -> int:
     folder = default_folder(settings, explicit) if arguments.out is None else Path(arguments.out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
-        return _train(settings, explicit, folder, fresh=arguments.fresh)
+        return _watched_train(settings, explicit, folder, fresh=arguments.fresh)
     finally:
         FLAG.restore(run)
+
+
+def _watched_train(
+    settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fresh: bool
+) -> int:
+    """Train, the ranks looking after each other from the first to the last thing they do."""
+    from flambeau.train.ranks import join_ranks
+
+    ranks = join_ranks()
+    ranks.begin_watch(settings.stall_timeout)
+    try:
+        return _train(settings, explicit, folder, fresh=fresh)
+    finally:
+        ranks.end_watch()
 
 
 def _procs(text: str) -> int:

@@ -49,6 +49,8 @@ class StopFlag:
             owner: whoever calls `restore` later.
             is_command: the process is the command `flambeau`, and ends with its run.
         """
+        if os.getpid() != self._pid:
+            StopFlag.__init__(self)  # what a parent has left says nothing about this process
         self._owners.add(owner)
         self._is_command = self._is_command or is_command
         if self._previous or threading.current_thread() is not threading.main_thread():
@@ -82,7 +84,8 @@ class StopFlag:
         before, self.signal = self.signal, signal.Signals(number).name
         if number == signal.SIGINT:
             if before is None:
-                _say("stopping after this step and a checkpoint; Ctrl-C again stops at once")
+                if os.environ.get("RANK", "0") == "0":  # once for all ranks
+                    _say("stopping after this step and a checkpoint; Ctrl-C again stops at once")
             elif self._is_command:
                 _say("flambeau: interrupted")
                 os._exit(INTERRUPTED)

@@ -7,17 +7,19 @@ import os
 import socket
 import struct
 import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
+from torch.distributed.distributed_c10d import Store
 
 from flambeau.data.errors import InputError
-
-LOST_PEER: Final = 76
-"""EX_PROTOCOL of sysexits.h: another process of the job has failed, and has said so itself."""
+from flambeau.train.preemption import FLAG
+from flambeau.train.watch import LOST_PEER, Watch
 
 _SIOCGIFADDR = 0x8915  # of <linux/sockios.h>: the address of an interface
 _GROUP_TIMEOUT = datetime.timedelta(
@@ -44,16 +46,60 @@ class Ranks:
 
     Attributes:
         host: name of this machine.
+        watch: the thread that tells of ranks that are lost, between `begin_watch` and `end_watch`.
     """
 
     def __init__(self, rank: int, world: int, group: dist.ProcessGroup | None) -> None:
         self.rank, self.world, self._group = rank, world, group
         self.host = socket.gethostname()
+        self.watch: Watch | None = None
+        self._num_watching = 0
 
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which alone writes files and talks to the user."""
         return self.rank == 0
+
+    def begin_watch(self, stall_timeout_s: float) -> None:
+        """Look after each other from now on, until as many calls of `end_watch`."""
+        if self.world == 1:
+            return
+        self._num_watching += 1
+        if self.watch is None:
+            has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            self.watch = Watch(
+                rank=self.rank,
+                world=self.world,
+                host=self.host,
+                connect=_connect,
+                prefix=self.broadcast(f"flambeau/{uuid.uuid4().hex}"),
+                stall_timeout_s=stall_timeout_s,
+                asked=lambda: FLAG.signal,
+                store_rank=None if has_agent else 0,
+            )
+            self.watch.start()
+        self.watch.wake(stall_timeout_s)
+
+    def end_watch(self) -> None:
+        """Leave, or, while an exception passes through, tell the others of it if nobody else will.
+
+        Raises:
+            FailedElsewhere: in the place of an error that only comes of the loss of another rank.
+        """
+        self._num_watching -= 1
+        if self.watch is None or self._num_watching > 0:
+            return
+        watch, error = self.watch, sys.exc_info()[1]
+        if isinstance(error, GeneratorExit):
+            watch.rest()  # `break`, or an error on its way to sys.excepthook: nobody can tell yet
+        elif error is None or isinstance(error, SystemExit):
+            watch.stop()
+            self.watch = None
+        elif isinstance(error, (InputError, OSError, KeyboardInterrupt)):
+            # The command catches these; what it does not catch, the watch sees in sys.excepthook.
+            watch.fail(f"{type(error).__name__}: {error}", 2)
+        elif (cause := watch.explain(error)) is not None:
+            raise FailedElsewhere(cause) from None
 
     def first(self, work: Callable[[], _T]) -> _T:
         """What `work` returns on rank 0; nobody else runs it.
@@ -184,6 +230,17 @@ def _join(process: int, is_initialized: bool, world: int) -> Ranks:
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
     return Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+
+
+def _connect() -> Store:
+    """To the store of the job: the agent's, or the one that rank 0 serves."""
+    return TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(_variable("MASTER_PORT", "0")),
+        is_master=False,
+        timeout=datetime.timedelta(seconds=30),
+        wait_for_workers=False,
+    )
 
 
 def _choose_interface(address: str, port: int) -> None:

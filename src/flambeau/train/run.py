@@ -12,12 +12,13 @@ Start it by torchrun: all processes together do what one would do.
 """
 
 import contextlib
+import functools
 import json
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ from flambeau.train.agreement import BadReports, check_ranks, gathered_means
 from flambeau.train.device import generators_of
 from flambeau.train.exactness import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.folder import RunFolder
+from flambeau.train.heartbeat import SAVING
 from flambeau.train.journal import Journal
 from flambeau.train.not_finite import stop_not_finite
 from flambeau.train.plan import Plan
@@ -54,6 +56,23 @@ _SCALE_FLOOR = (
     2.0**-20
 )  # an fp16 loss scale below it: no step has worked for long; chosen, untested
 _OnBad = Callable[[Sequence[int]], None]
+_P = ParamSpec("_P")
+
+
+def _watched(start: Callable[_P, None]) -> Callable[_P, None]:
+    """End the watch over the ranks if the run does not come into being."""
+
+    @functools.wraps(start)
+    def wrapper(*arguments: _P.args, **settings: _P.kwargs) -> None:
+        try:
+            start(*arguments, **settings)
+        except BaseException:
+            ranks = getattr(arguments[0], "_ranks", None)
+            if ranks is not None:
+                ranks.end_watch()
+            raise
+
+    return wrapper
 
 
 class Run:
@@ -96,6 +115,7 @@ class Run:
         InputError: the folder holds something else, or no checkpoint in it is whole.
     """
 
+    @_watched
     def __init__(
         self,
         folder: str | Path,
@@ -132,6 +152,7 @@ class Run:
         self.model, self.optimizer, self._seed = model, optimizer, seed
         self._replay = replay_from is not None
         self._ranks = Ranks(0, 1, None) if self._replay else join_ranks()
+        self._ranks.begin_watch(stall_timeout)
         self._amp = AmpStep(
             optimizer, precision=precision, max_norm=clip_norm or None, halt=True,
             agree=self._ranks.worst if self._ranks.world > 1 else None,
@@ -179,6 +200,7 @@ class Run:
         self._journal: Journal | None = None
         self._replicas: Replicas | None = None
         self._result: Result | None = None
+        self._is_closed = False
         if replay_from is not None:
             self.state.load(restore(replay_from))
             return
@@ -237,6 +259,8 @@ class Run:
             self._replicas.start_epoch()
         while state.position < state.data_length and state.step < self.plan.total_steps:
             start = time.perf_counter()
+            if self._ranks.watch is not None:
+                self._ranks.watch.beat("waiting for data")
             if self._stream is None:
                 self._saver.wait()  # workers are forked: not while the writing thread holds a lock
                 self._stream = self._to_device(
@@ -248,6 +272,8 @@ class Run:
             self._num_samples = micro.size
             for generator in self._generators:
                 generator.manual_seed(mix(seed + micro.draw))
+            if self._ranks.watch is not None:
+                self._ranks.watch.beat("in the forward pass")
             if self._replicas is not None:
                 self._replicas.before_batch(micro)
             yield micro.data
@@ -278,6 +304,8 @@ class Run:
                 f"the loss must be 0-d, a mean over the batch; got {tuple(loss.shape)}"
             )
         self._micro = None
+        if self._ranks.watch is not None:
+            self._ranks.watch.beat("in backward and the optimizer's step")
         # Gradients are averaged over the ranks, and are to be the sum of their shares.
         self._amp.backward(loss, weight=self._ranks.world * micro.size / micro.total)
         losses = self._window.add_loss(loss, micro.size)
@@ -296,8 +324,9 @@ class Run:
             self._ema.update()
         state.step += 1
         self.progress.step()
-        if state.step >= self._next_event or micro.ends_epoch or FLAG.signal is not None:
+        if state.step >= self._next_event or micro.ends_epoch:
             self._at_event(ends_epoch=micro.ends_epoch)
+        self._preempt_if_asked()
 
     def log(self, **values: Tensor | float) -> None:
         """Count values of the last batch; their mean over samples is the figure in metrics.jsonl.
@@ -337,8 +366,10 @@ class Run:
                     if not micro.size:
                         continue  # all of them unreadable
                     self._num_samples = micro.size
+                    if self._ranks.watch is not None:
+                        self._ranks.watch.beat("evaluating")
                     yield micro.data
-                    if FLAG.signal is not None:
+                    if self._stops_next():
                         break
         finally:
             self._evaluated = None
@@ -364,6 +395,9 @@ class Run:
                 self._journal = None
             self.folder.release()
             FLAG.restore(self)
+            if not self._is_closed:
+                self._is_closed = True
+                self._ranks.end_watch()
 
     def _at_event(self, *, ends_epoch: bool) -> None:
         """What is due between two steps now and then: a line, a checkpoint, the end."""
@@ -373,7 +407,6 @@ class Run:
         # At the end of an epoch the checkpoint waits for the evaluation: it may be the best.
         if step % self.plan.save_every == 0 and not ends_epoch and step < self.plan.total_steps:
             self._save()
-        self._preempt_if_asked()
         self._next_event = self.plan.next_event(step)
 
     def _flush(self) -> None:
@@ -418,15 +451,22 @@ class Run:
             self._save()
         self._preempt_if_asked()
 
+    def _stops_next(self) -> bool:
+        """It is settled that the run stops at the next point where it may."""
+        watch = self._ranks.watch
+        return (FLAG.signal is not None) if watch is None else watch.stops_next
+
     def _preempt_if_asked(self) -> None:
-        if FLAG.signal is None or self._replay:
+        """A point where the run may stop; all ranks pass the same ones and stop at the same."""
+        watch = self._ranks.watch
+        signal = FLAG.signal if watch is None else watch.reach_point()
+        if signal is None or self._replay:
             return
-        self._stream = (
-            None  # workers first: they have been signalled, too, and stay only for a while
-        )
+        # Workers first: they have been signalled, too, and stay only for a while.
+        self._stream = None
         self._save(wait=True)
         self.progress.say(
-            f"{FLAG.signal}: saved at step {self.state.step} in {self.folder.path}; "
+            f"{signal}: saved at step {self.state.step} in {self.folder.path}; "
             "the same command goes on from here"
         )
         FLAG.answer()
@@ -435,24 +475,28 @@ class Run:
 
     def _save(self, *, wait: bool = False) -> None:
         """Copy the run and start writing it: training waits for the copy, not for the disk."""
+        if self._ranks.watch is not None:
+            self._ranks.watch.beat(SAVING)
         if not self._replay and self._saved_step != self.state.step:
             if bool(self._amp.halted):
                 self._flush()
             self._bad.report()
             self._window.settle(self._ranks)
             self._saved_step = self.state.step
-            if not self._ranks.is_first:
-                return
-            assert self._journal is not None
-            best = self.state.best.step
-            self._saver.save(
-                _name(self.state.step),
-                self.state.snapshot(metrics_bytes=self._journal.size, exactness=self._exactness),
-                best=None if best is None else _name(best),
-                before=self._journal.sync,
-            )
+            if self._ranks.is_first:
+                self._start_saving()
         if wait:
-            self._saver.wait()
+            self._ranks.first(self._saver.wait)
+
+    def _start_saving(self) -> None:
+        assert self._journal is not None
+        best = self.state.best.step
+        self._saver.save(
+            _name(self.state.step),
+            self.state.snapshot(metrics_bytes=self._journal.size, exactness=self._exactness),
+            best=None if best is None else _name(best),
+            before=self._journal.sync,
+        )
 
     def _publish(self) -> Result:
         self._saver.wait()

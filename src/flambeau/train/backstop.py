@@ -1,0 +1,48 @@
+"""What is printed when native code keeps Python's lock, so that no thread can say anything."""
+
+import faulthandler
+import os
+import threading
+from typing import Final
+
+
+class Backstop:
+    """Prints the stacks of all threads to standard error, unless it is put off again and again.
+
+    It does not end the process: it cannot tell one that hangs from one that was suspended for as long.
+    """
+
+    def __init__(self) -> None:
+        self._is_armed = self._is_registered = False
+        self._lock = threading.Lock()
+
+    def arm(self, after_s: float) -> None:
+        """After this time, unless `arm` or `disarm` is called again before."""
+        if not self._is_registered:
+            self._is_registered = True
+            release = self._lock.release
+            os.register_at_fork(
+                before=self._before_fork, after_in_parent=release, after_in_child=release
+            )
+        with self._lock:
+            self._is_armed = True
+            faulthandler.dump_traceback_later(after_s, file=2)
+
+    def disarm(self) -> None:
+        """Not any more."""
+        with self._lock:
+            self._cancel()
+
+    def _before_fork(self) -> None:
+        """A forked child would wait at its end for the timer's thread, which it does not have."""
+        self._lock.acquire()
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._is_armed:
+            self._is_armed = False
+            faulthandler.cancel_dump_traceback_later()
+
+
+BACKSTOP: Final = Backstop()
+"""That of this process: faulthandler has one timer."""

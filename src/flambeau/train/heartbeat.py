@@ -1,0 +1,181 @@
+"""What a rank tells of itself while it runs, and what that says of who stands still."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final, NamedTuple
+
+LEFT: Final = "left"
+"""The phase of a rank whose run is over."""
+
+SAVING: Final = "saving"
+"""The phase in which ranks wait for a disk."""
+
+_PATIENCE: Final = 10
+"""How many times longer saving may take, and any phase once (compilation, cudnn's search). Chosen."""
+_NUM_FRAMES: Final = 20
+
+
+class Process(NamedTuple):
+    """Who a rank is.
+
+    Attributes:
+        host: name of its machine, for people.
+        pid: its process.
+        started: when, as /proc has it, since process numbers are used again.
+        place: processes of one place see each other in /proc; empty where there is none.
+    """
+
+    host: str
+    pid: int
+    started: str
+    place: str
+
+    @classmethod
+    def this(cls, host: str) -> "Process":
+        """The process that calls."""
+        with contextlib.suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            place = f"{host} {boot} {Path('/proc/self/ns/pid').readlink()}"
+            return cls(host, os.getpid(), _stat(os.getpid())[1], place)
+        return cls(host, os.getpid(), "", "")
+
+    @property
+    def is_gone(self) -> bool:
+        """It has ended, though its parent may not have noticed yet."""
+        try:
+            state, started = _stat(self.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return state in "ZX" or started != self.started
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """State and start time: fields 3 and 22 of /proc/PID/stat; the name before them may hold anything."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], fields[19]
+
+
+class Beat(NamedTuple):
+    """A heartbeat.
+
+    Attributes:
+        number: of this heartbeat.
+        point: how many points of the run the main thread has reached,
+        beats: and how many beats it has made since.
+        phase: what it does.
+        still_s: how long it has made none.
+        is_over: whether that is longer than it may take.
+    """
+
+    number: int
+    point: int
+    beats: int
+    phase: str
+    still_s: float
+    is_over: bool
+
+
+Beats = Sequence[Beat | None]
+"""Of all ranks; None of one that has not shown itself."""
+
+
+class Pulse:
+    """The progress of the main thread: counted by itself, timed by another thread.
+
+    Args:
+        timeout_s: how long it may make none; 0 for ever.
+        tick_s: the longest that two calls of `keep_time` lie apart, unless the process was suspended.
+    """
+
+    def __init__(self, *, timeout_s: float, tick_s: float) -> None:
+        self.timeout_s, self._tick_s = timeout_s, tick_s
+        self._phase, self._count, self.point = "starting", 0, 0
+        self._known: set[str] = set()
+        self._position: tuple[int, int, str] | None = None
+        self._looked_at = self.still_s = 0.0
+        self._number = 0
+
+    def beat(self, phase: str) -> None:
+        """The main thread goes on to a phase."""
+        self._known.add(self._phase)
+        self._phase = phase
+        self._count += 1
+
+    def reach_point(self) -> None:
+        """The main thread has come to the next point of the run."""
+        self._count = 0
+        self.point += 1
+
+    @property
+    def allowed_s(self) -> float:
+        """How long the main thread may take for what it does; 0 for ever."""
+        is_quick = self._phase in self._known and self._phase != SAVING
+        return self.timeout_s * (1 if is_quick else _PATIENCE)
+
+    def keep_time(self) -> None:
+        """To be called often. Time in which the whole process was suspended counts as one tick."""
+        now = time.monotonic()
+        position = (self.point, self._count, self._phase)
+        if position == self._position:
+            self.still_s += min(now - self._looked_at, self._tick_s)
+        else:
+            self._position, self.still_s = position, 0.0
+        self._looked_at = now
+
+    def take(self, *, has_left: bool = False) -> Beat:
+        """The next heartbeat."""
+        self._number += 1
+        is_over = self.timeout_s > 0 and self.still_s >= self.allowed_s
+        phase = LEFT if has_left else self._phase
+        return Beat(self._number, self.point, self._count, phase, self.still_s, is_over)
+
+
+def silent_ranks(before: Beats, after: Beats) -> list[int]:
+    """Ranks that wrote nothing between two readings: their threads do not run, or nobody hears them."""
+    return [
+        rank
+        for rank, (old, new) in enumerate(zip(before, after, strict=True))
+        if new is None or (old is not None and old.number == new.number and new.phase != LEFT)
+    ]
+
+
+def hindmost_ranks(beats: Beats) -> list[int]:
+    """Ranks that have come least far, for which the others wait in a collective; none while one has time."""
+    running = {
+        rank: beat for rank, beat in enumerate(beats) if beat is not None and beat.phase != LEFT
+    }
+    least = min(((beat.point, beat.beats) for beat in running.values()), default=None)
+    found = [rank for rank, beat in running.items() if (beat.point, beat.beats) == least]
+    return found if all(running[rank].is_over for rank in found) else []
+
+
+def odd_ranks(stacks: Mapping[int, str]) -> list[int]:
+    """Of ranks that have come equally far, the fewest that stand in one place; all, if there is but one."""
+    places = defaultdict(list)
+    for rank, stack in stacks.items():
+        places[stack].append(rank)
+    return min(places.values(), key=len)
+
+
+def frames_of(thread: int) -> str:
+    """Where a thread is: its innermost frames, newest last, as `stack_text` reads them."""
+    frame: FrameType | None = sys._current_frames().get(thread)
+    frames: list[tuple[str, int, str]] = []
+    while frame is not None and len(frames) < _NUM_FRAMES:
+        frames.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return json.dumps(frames[::-1])
+
+
+def stack_text(frames: str) -> str:
+    """The frames as a traceback shows them, with the source lines of this machine."""
+    summary = [traceback.FrameSummary(*entry) for entry in json.loads(frames)]
+    return "".join(traceback.format_list(summary)).rstrip()

@@ -1,0 +1,108 @@
+"""When to stop: asked on any rank, all ranks stop at the same point, and until then no step waits for it.
+
+A run may stop at its points (between two steps, say), which all ranks pass in the same order, so a count
+names them. A rank is always committed to its next point: it gets there without asking anyone. When a stop is
+asked for, a thread of each rank writes down that number, whatever its main thread is doing, and from then on
+the main thread waits at a point until all numbers are there. The highest is where all stop. No rank has
+passed it, since each waits before it would pass the number it wrote; and each gets there, since the points
+before it are passed as if nothing had been asked. The waiting depends on the threads alone, never on a main
+thread that is inside a collective: nothing can deadlock.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from torch.distributed.distributed_c10d import Store
+
+_NEVER: Final = 1 << 62
+"""The point of a rank that has left: no run gets there, so none that still runs stops for it."""
+
+
+class StopAgreement:
+    """One rank's part.
+
+    Args:
+        rank: of this process.
+        world: number of ranks.
+        asked: the name of the signal that asked this process to stop, or None.
+    """
+
+    def __init__(self, *, rank: int, world: int, asked: Callable[[], str | None]) -> None:
+        self._rank, self._world, self._asked = rank, world, asked
+        self._signal: str | None = None
+        self._stop_at: int | None = None
+        self._decided = threading.Event()
+        self._has_published = False
+        self.point = 0
+
+    # The main thread's side. It takes no lock: `reach_point` counts before it looks at the signal, and
+    # `exchange` sets the signal before it reads the count. So either the main thread sees the signal and
+    # waits, or the thread sees the count of the point that is being passed.
+
+    def reach_point(self) -> str | None:
+        """The main thread is where a run may stop.
+
+        Returns:
+            The name of the signal when all ranks stop here, else None.
+        """
+        self.point += 1
+        if self._world == 1:
+            return self._asked()
+        if self._signal is None:
+            return None
+        self._decided.wait()
+        assert self._stop_at is not None
+        return self._signal if self.point >= self._stop_at else None
+
+    @property
+    def stops_next(self) -> bool:
+        """It is settled that all ranks stop at their next point: what comes before it may be cut short."""
+        if self._world == 1:
+            return self._asked() is not None
+        return self._stop_at is not None and self.point + 1 >= self._stop_at
+
+    # The other thread's side.
+
+    @property
+    def is_news(self) -> bool:
+        """This process was asked to stop and the others do not know it yet."""
+        return self._signal is None and self._asked() is not None
+
+    def exchange(self, store: Store) -> None:
+        """Tell and learn what there is; to be called when `is_news`, and when others have news.
+
+        Args:
+            store: of the job; others are told by its counter 'news'.
+        """
+        if self._signal is None:
+            signal = self._asked()
+            if signal is not None:
+                store.compare_set("stop", "", signal)
+            elif not store.check(["stop"]):
+                return
+            self._signal = store.get("stop").decode()
+            self._publish(store, self.point + 1)
+        if self._stop_at is None and store.add("published", 0) == self._world:
+            points = store.multi_get([f"point/{rank}" for rank in range(self._world)])
+            self._decide(max(map(int, points)))
+
+    def leave(self, store: Store) -> None:
+        """This rank's run is over, so it passes no more points: nobody is to wait for it."""
+        self._publish(store, _NEVER)
+
+    def abandon(self) -> None:
+        """There will be no agreement: a main thread that waits for one goes on."""
+        if self._stop_at is None:
+            self._decide(_NEVER)
+
+    def _publish(self, store: Store, point: int) -> None:
+        if not self._has_published:
+            self._has_published = True
+            store.set(f"point/{self._rank}", str(point))
+            store.add("published", 1)
+            store.add("news", 1)
+
+    def _decide(self, point: int) -> None:
+        self._stop_at = point
+        self._decided.set()

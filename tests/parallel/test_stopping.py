@@ -1,0 +1,163 @@
+"""Ranks stop together when one is asked to, and end when one is lost or stands still."""
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders, verify_checkpoint
+from flambeau.train.run import Run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches processes in /proc")
+StartRanks = Callable[..., Any]
+
+
+def train(
+    folder: Path, *, pause_s: float = 0.0, pause_in_evaluation_s: float = 0.0, **settings: Any
+) -> None:
+    """A run of 60 steps; it writes the number of each step that it has done to steps-RANK."""
+    torch.manual_seed(0)
+    rank = os.environ.get("RANK", "0")
+    data = TensorDataset(torch.randn(48, 3), torch.arange(48) % 2)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    run = Run(
+        folder, model, optimizer, data, duration="15ep", batch_size=12, checkpoint_every="5ep",
+        log_every=7, **settings,
+    )  # fmt: skip
+    with (folder / f"steps-{rank}").open("a", buffering=1) as steps:
+        for epoch in run.epochs():
+            for rows, targets in run.batches():
+                time.sleep(pause_s * (1 + int(rank)))  # each at a pace of its own
+                run.step(cross_entropy(model(rows), targets))
+                steps.write(f"{run.state.step}\n")
+            for rows, targets in run.evaluate(data):
+                steps.write(f"evaluating {epoch}\n")
+                time.sleep(pause_in_evaluation_s * (1 + int(rank)))
+                run.log(val_accuracy=model(rows).argmax(1) == targets)
+
+
+def wait_for(steps: Path, text: str, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not (steps.exists() and text in steps.read_text().split("\n")):
+        assert time.monotonic() < deadline, f"{text!r} is not in {steps}"
+        time.sleep(0.005)
+
+
+def newest(folder: Path) -> int:
+    path = checkpoint_folders(folder / "checkpoints")[-1]
+    verify_checkpoint(path)
+    return int(path.name.removeprefix("step-"))
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2])
+def test_a_signal_on_any_rank_stops_all_after_the_same_step(
+    start_ranks: StartRanks, tmp_path: Path, asked: int
+) -> None:
+    folder = tmp_path / "run"
+    job = start_ranks(3, lambda: train(folder, pause_s=0.01))
+    wait_for(folder / f"steps-{asked}", "9")
+    job.kill(asked, signal.SIGTERM)
+    assert job.codes() == [75, 75, 75]
+    last = {(folder / f"steps-{rank}").read_text().split("\n")[-2] for rank in range(3)}
+    # The step that stops does not return: all have written the one before.
+    assert last == {f"{newest(folder) - 1}"}
+    assert newest(folder) < 60
+
+    assert start_ranks(3, train, folder).codes() == [0, 0, 0]
+    unstopped = tmp_path / "unstopped"
+    assert start_ranks(3, train, unstopped).codes() == [0, 0, 0]
+    for name, weight in load_file(unstopped / "model.safetensors").items():
+        assert torch.equal(weight, load_file(folder / "model.safetensors")[name]), name
+
+
+def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    job = start_ranks(2, lambda: train(folder, pause_in_evaluation_s=0.4))
+    wait_for(folder / "steps-1", "evaluating 0")
+    job.kill(1, signal.SIGUSR1)
+    assert job.codes() == [75, 75]
+    assert newest(folder) == 4
+    assert "evaluating 1" not in (folder / "steps-0").read_text()
+    assert start_ranks(2, train, folder).codes() == [0, 0]
+
+
+def test_a_killed_rank_ends_the_others(
+    start_ranks: StartRanks, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    job = start_ranks(3, lambda: train(folder, pause_s=0.01))
+    wait_for(folder / "steps-1", "6")
+    job.kill(1, signal.SIGKILL)
+    assert job.codes(10) == [76, -signal.SIGKILL, 76]
+    (line,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("flambeau: rank")]
+    assert re.match(r"flambeau: rank 1 of 3 \(host .*, process \d+\) ", line)
+
+
+@pytest.mark.parametrize("how", ["stopped", "asleep"])
+def test_a_rank_that_stands_still_is_named_with_its_stack(
+    start_ranks: StartRanks, tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str
+) -> None:
+    folder = tmp_path / "run"
+
+    def work() -> None:
+        if how == "asleep" and os.environ["RANK"] == "2":
+            original = cross_entropy
+
+            def falls_asleep(*arguments: Any) -> Tensor:
+                if (folder / "asleep").exists():
+                    time.sleep(600)
+                return original(*arguments)
+
+            globals()["cross_entropy"] = falls_asleep
+        train(folder, pause_s=0.01, stall_timeout=1.5)
+
+    job = start_ranks(3, work)
+    wait_for(folder / "steps-2", "6")
+    if how == "stopped":
+        job.kill(2, signal.SIGSTOP)
+    else:
+        (folder / "asleep").touch()
+    codes = job.codes(20)
+    assert codes[:2] == [76, 76]
+    assert codes[2] in (1, -signal.SIGKILL)
+    said = capfd.readouterr().err
+    (line,) = [x for x in said.splitlines() if x.startswith("flambeau: rank")]
+    assert re.match(
+        r"flambeau: rank 2 of 3 \(host .*, process \d+\) has (been silent|stood still) for", line
+    )
+    assert "in train" in said  # its stack
+    if how == "asleep":
+        assert "in falls_asleep" in said
+
+
+def test_an_error_on_one_rank_ends_all_and_is_told_once(
+    start_ranks: StartRanks, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+
+    def work() -> None:
+        if os.environ["RANK"] == "1":
+            globals()["cross_entropy"] = lambda *_: [][1]
+        train(folder)
+
+    job = start_ranks(3, work)
+    assert sorted(job.codes(20)) == [1, 76, 76]
+    said = capfd.readouterr().err
+    assert (
+        said.count("IndexError: list index out of range") <= 2
+    )  # the traceback, and the last line
+    assert "gloo" not in said
