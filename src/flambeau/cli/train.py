@@ -91,6 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ.setdefault("LOCAL_RANK", str(arguments.local_rank))
     # cuBLAS reads it when CUDA starts, which looking for a device does: see recipes/setup/determinism.py.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if "RANK" in os.environ:
+        # Torch's sockets comment on lost peers and unknown host names; what matters the watch says.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     given = {name: getattr(arguments, name) for name in FIELDS if hasattr(arguments, name)}
     if arguments.replay_step is not None:
         return _replay(arguments, given)

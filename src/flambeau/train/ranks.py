@@ -1,6 +1,7 @@
 """The processes of one training, as torchrun or `flambeau launch` has started them: one in most cases."""
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import os
@@ -18,6 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from torch.distributed.distributed_c10d import Store
 
 from flambeau.data.errors import InputError
+from flambeau.train.lookout import PACE
 from flambeau.train.preemption import FLAG
 from flambeau.train.watch import LOST_PEER, Watch
 
@@ -67,6 +69,9 @@ class Ranks:
         self._num_watching += 1
         if self.watch is None:
             has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            store_s = (
+                min(PACE.store_s, max(5.0, stall_timeout_s)) if stall_timeout_s else PACE.store_s
+            )
             self.watch = Watch(
                 rank=self.rank,
                 world=self.world,
@@ -76,6 +81,7 @@ class Ranks:
                 stall_timeout_s=stall_timeout_s,
                 asked=lambda: FLAG.signal,
                 store_rank=None if has_agent else 0,
+                pace=dataclasses.replace(PACE, store_s=store_s),
             )
             self.watch.start()
         self.watch.wake(stall_timeout_s)

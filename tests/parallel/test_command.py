@@ -1,0 +1,65 @@
+"""The command and the script of the README on several processes, as a user starts them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_script_of_the_readme_runs_unchanged(
+    start_ranks: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+
+    def work(folder: Path) -> str:
+        folder.mkdir(exist_ok=True)
+        os.chdir(folder)
+        exec(compile(script, "script", "exec"), {"__name__": "__main__"})
+        return (folder / "runs" / "mine" / "result.json").read_text()
+
+    monkeypatch.chdir(tmp_path)
+    alone = work(tmp_path / "alone")
+    results = start_ranks(3, work, tmp_path / "ranks").results()
+    assert results == [alone] * 3
+    weights = [
+        load_file(tmp_path / name / "runs/mine/model.safetensors") for name in ("alone", "ranks")
+    ]
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-5)
+
+
+def test_torchrun_starts_again_what_was_killed(
+    tmp_path: Path, make_images: Callable[..., Path]
+) -> None:
+    make_images(tmp_path / "data", per_class=24)
+    out = tmp_path / "out"
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "flambeau", "train",
+        str(tmp_path / "data"), "--out", str(out), "--duration", "40ep", "--batch-size", "8",
+        "--checkpoint-every", "2ep", "--log-every", "1", "--device", "cpu", "--precision", "fp32",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
+        try:
+            metrics, deadline = out / "metrics.jsonl", time.monotonic() + 60
+            while not (metrics.exists() and '"step": 40,' in metrics.read_text()):
+                assert job.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            os.kill(int((out / ".lock").read_text()), signal.SIGKILL)
+            _, said = job.communicate(timeout=120)
+        finally:
+            job.terminate()
+    assert job.returncode == 0, said
+    assert len(re.findall(r"^going on from step \d+ of 240$", said, re.M)) == 1, said
+    assert (out / "model.safetensors").exists()
