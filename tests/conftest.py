@@ -238,6 +238,7 @@ def _rank(
 ) -> None:
     """The life of one rank."""
     os.setpgid(0, 0)
+    torch.set_num_threads(1)  # the threads of the process that was forked are not here
     os.environ.update(environ)
     if group:
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))

@@ -245,3 +245,20 @@ def test_compressed_gradients_train_nearly_the_same(
         torch.testing.assert_close(ranks[0]["weights"], plain["weights"], rtol=1e-5, atol=1e-7)
     far = {"rtol": 0.2, "atol": 0.1} if compression == "powersgd" else {"rtol": 0.02, "atol": 0.01}
     torch.testing.assert_close(ranks[0]["weights"], plain["weights"], **far)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_memory_formats_do_not_matter(start_ranks: StartRanks, tmp_path: Path, world: int) -> None:
+    """Fused optimizers pair weights and gradients by memory: strides that differ would train nonsense."""
+
+    def work(name: str) -> dict[str, Any]:
+        torch.manual_seed(2)
+        model = nn.Sequential(
+            nn.Unflatten(1, (6, 1, 1)), nn.Upsample(scale_factor=5), nn.Conv2d(6, 8, 3), nn.ReLU(),
+            nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(4, 2),
+        ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # fmt: skip
+        return train(tmp_path / name, model=model, duration="12st")
+
+    one = work("one")
+    for rank in start_ranks(world, lambda: work("many")).results():
+        torch.testing.assert_close(rank["weights"], one["weights"], rtol=1e-3, atol=1e-5)

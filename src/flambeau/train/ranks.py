@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from flambeau.data.errors import InputError
 from flambeau.train.lookout import PACE
@@ -24,6 +25,7 @@ from flambeau.train.preemption import FLAG
 from flambeau.train.watch import LOST_PEER, Watch
 
 _SIOCGIFADDR = 0x8915  # of <linux/sockios.h>: the address of an interface
+_START_S = 600  # for all ranks to import what they need and to come
 _GROUP_TIMEOUT = datetime.timedelta(
     minutes=30
 )  # of torch's collectives; the watch speaks up long before
@@ -234,7 +236,14 @@ def _join(process: int, is_initialized: bool, world: int) -> Ranks:
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        rank, store = int(_variable("RANK", "0")), _connect()
+        store = PrefixStore(_name_of_start(store, rank, world), store)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world, timeout=_GROUP_TIMEOUT
+        )
+    else:
+        dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
     return Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
 
 
@@ -247,6 +256,36 @@ def _connect() -> Store:
         timeout=datetime.timedelta(seconds=30),
         wait_for_workers=False,
     )
+
+
+def _name_of_start(store: Store, rank: int, world: int) -> str:
+    """A name that the ranks of this start of the job share and those of earlier ones did not.
+
+    The agent's store lives on when it starts ranks again, and torch 2.15 would then read where the ranks of
+    the last time listened, and find nobody there. So each rank says that it has come, under a word that
+    nobody has used; rank 0 answers whoever it sees until all have acknowledged.
+    """
+    word, deadline = uuid.uuid4().hex, time.monotonic() + _START_S
+    if rank:
+        store.set(f"flambeau/came/{rank}", word)
+        store.wait([f"flambeau/answer/{word}"], datetime.timedelta(seconds=_START_S))
+        name = store.get(f"flambeau/answer/{word}").decode()
+        store.set(f"flambeau/{name}/{rank}", "")
+        return name
+    answered: dict[int, bytes] = {}
+    missing = set(range(1, world))
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"flambeau/came/{other}"]):
+                theirs = store.get(f"flambeau/came/{other}")
+                if answered.get(other) != theirs:
+                    answered[other] = theirs
+                    store.set(f"flambeau/answer/{theirs.decode()}", word)
+        missing = {r for r in missing if not store.check([f"flambeau/{word}/{r}"])}
+        if time.monotonic() > deadline:
+            raise InputError(f"rank {min(missing)} has not come within {_START_S} s")
+        time.sleep(0.02)
+    return word
 
 
 def _choose_interface(address: str, port: int) -> None:

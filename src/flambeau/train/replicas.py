@@ -81,7 +81,9 @@ class Replicas:
 
     def _on_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         if not self._is_recorded:
-            self._buckets.append(_Bucket(bucket.buffer(), bucket.gradients(), bucket.parameters()))
+            buffer, parameters = bucket.buffer(), bucket.parameters()
+            views = [_view(p, g) for p, g in zip(parameters, bucket.gradients(), strict=True)]
+            self._buckets.append(_Bucket(buffer, views, parameters))
             return default_hooks.allreduce_hook(_world(), bucket)
         return self._reduce(state, bucket)
 
@@ -193,6 +195,15 @@ class _Touch(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         (parameter,) = ctx.saved_tensors
         return torch.zeros_like(parameter), gradient
+
+
+def _view(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The place of a gradient in its bucket, in the strides of the parameter, as DDP itself fills it.
+
+    Fused optimizers pair the two by their place in memory, whatever the strides say.
+    """
+    strides = torch.empty_like(parameter).stride()  # those of a dense parameter are its own
+    return gradient.as_strided(parameter.size(), strides, gradient.storage_offset())
 
 
 def _reduction(compression: str) -> _Reduce:
