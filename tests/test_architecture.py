@@ -70,8 +70,8 @@ LONG: dict[str, str] = {
     "recipes/checkpoints/atomic_checkpoint.py": "all checkpoint I/O is one module, so that every operation "
     "can be failed in a test; half of it says what each function promises",
     "recipes/data/recordio.py": "reader, writer and header of one format, which a copy takes along together",
-    "recipes/parallel/sync_batchnorm.py": "layer, both passes and both conversions of one layer, which a copy "
-    "takes along together",
+    "recipes/parallel/sync_batchnorm.py": "layer, both passes and both conversions, which a copy takes along "
+    "together",
     "recipes/training/amp_step.py": "four precisions, fused and other optimizers behind three methods",
     "train/run.py": "the one class that users hold; 60 lines of it say what its arguments are",
     "train/run.py:__init__": "one line a part of the run, in the order in which they need each other",

@@ -151,7 +151,7 @@ def test_an_error_on_one_rank_ends_all_and_is_told_once(
 
     def work() -> None:
         if os.environ["RANK"] == "1":
-            globals()["cross_entropy"] = lambda *_: [][1]
+            globals()["cross_entropy"] = lambda *_: list[Tensor]()[1]
         train(folder)
 
     job = start_ranks(3, work)

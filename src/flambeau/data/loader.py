@@ -67,6 +67,7 @@ class Loader:
         on_bad: Callable[[Sequence[int]], None] | None = None,
         rank: int = 0,
         world: int = 1,
+        keeps_empty: bool | None = None,
     ) -> None:
         self.length = len(dataset)  # type: ignore[arg-type]
         if self.length == 0:
@@ -77,6 +78,8 @@ class Loader:
                 f"the samples of all of them together; make it {world} or more"
             )
         self._rank, self._world = rank, world
+        # Evaluation has no gradients to share: a rank without a sample has nothing to do.
+        self._keeps_empty = shuffle if keeps_empty is None else keeps_empty
         self._micro = micro_batch_size
         self._global = micro_batch_size * accumulate
         self._seed = seed
@@ -188,8 +191,7 @@ class _Plan(Sampler[_Part]):
                         share_of(high - low, rank=rank, world=it._world, usual=it._micro)
                         for rank in (it._rank, it._world - 1)
                     )
-                    # Evaluation has no gradients to share: a rank without a sample has nothing to do.
-                    if own is not None or it._shuffle:
+                    if own is not None or it._keeps_empty:
                         yield _Part(
                             epoch, order[low:high], own or slice(0, 2), own is None, stop - position,
                             part, high == stop, high, last is not None,

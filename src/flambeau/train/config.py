@@ -110,6 +110,10 @@ class Settings:
         False, "normalise over the batch of all processes, not over each one's share",
         group="processes",
     )  # fmt: skip
+    shard: str = _setting(
+        "none", "how the weights are spread over the processes: all on each, or a part on each",
+        group="processes", choices=("none", "fsdp"), neutral=True,
+    )  # fmt: skip
     compression: str = _setting(
         "none", "of the gradients that processes exchange", group="processes",
         choices=("none", "fp16", "bf16", "powersgd"),

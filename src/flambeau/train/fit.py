@@ -1,5 +1,6 @@
 """The training of `flambeau train`, from top to bottom; the loop uses nothing but Run's public verbs."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,16 +92,28 @@ def set_up(
     ranks = join_ranks()
     train_data, val_data = datasets(settings, facts, train, val)
 
+    shards = settings.shard == "fsdp" and replay_from is None
+    if shards and settings.compression != "none":
+        raise InputError(
+            f"compression = {settings.compression!r} has no effect with shard = 'fsdp': leave one of them out"
+        )
+
     def make() -> nn.Module:
         # With a checkpoint the weights are there: no download, which may not be possible any more.
         started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
         # The other ranks get the weights of rank 0.
         pretrained = settings.pretrained and not started and ranks.is_first
-        model = make_model(settings, facts, pretrained=pretrained)
+        # To be sharded, it goes to the device block by block.
+        host = dataclasses.replace(settings, device="cpu") if shards else settings
+        model = make_model(host, facts, pretrained=pretrained)
         check_training(model, settings, facts, world=ranks.world)
         return convert_sync_batchnorm(model) if settings.sync_bn and ranks.world > 1 else model
 
     model = ranks.each(make)
+    if shards:
+        from flambeau.train.sharding import shard_model
+
+        shard_model(model, ranks, pick_device(settings.device))
     ranks.first(before_run)
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
     run = Run(

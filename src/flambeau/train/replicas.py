@@ -5,7 +5,7 @@ nothing: calling it before a batch is what prepares its reducer, which then aver
 backward still runs, however the parameters are used.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -161,9 +161,9 @@ class Replicas:
             for view, p in zip(bucket.views, bucket.parameters, strict=True):
                 p.grad = None if p in absent else view
 
-    def share_statistics(self, also: Iterable[Tensor] = ()) -> None:
+    def share_statistics(self, also: Mapping[str, Tensor]) -> None:
         """Give all ranks the running statistics of rank 0, which are the ones that are saved."""
-        self._ranks.broadcast_tensors([*self._model.buffers(), *also])
+        self._ranks.broadcast_tensors([*self._model.buffers(), *also.values()])
 
 
 class _Carrier(nn.Module):

@@ -13,6 +13,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.train.folder import RunFolder
 from flambeau.train.journal import json_numbers
+from flambeau.train.pieces import unsharded
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def publish(
     """
     for result in results:
         try:
-            files = read_checkpoint(folder.checkpoints / name_of(result.step)).files
+            files = unsharded(read_checkpoint(folder.checkpoints / name_of(result.step)).files)
         except CheckpointDamaged as error:
             say(f"the {result.weights} weights cannot be published: {error}")
             continue

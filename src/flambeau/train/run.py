@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -42,15 +42,20 @@ from flambeau.train.folder import RunFolder
 from flambeau.train.heartbeat import SAVING
 from flambeau.train.journal import Journal
 from flambeau.train.not_finite import stop_not_finite
+from flambeau.train.pieces import Layout, is_sharded
 from flambeau.train.plan import Plan
 from flambeau.train.preemption import FLAG, Preempted
 from flambeau.train.progress import Progress
 from flambeau.train.ranks import Ranks, join_ranks
 from flambeau.train.replicas import Replicas
 from flambeau.train.result import Best, Result, publish, published
-from flambeau.train.saver import Saver, restore, restore_latest
+from flambeau.train.saver import Restored, Saver, restore, restore_latest
 from flambeau.train.state import TrainingState
 from flambeau.train.window import Window, add_value
+
+if TYPE_CHECKING:
+    from flambeau.train.sharded_saver import ShardedSaver
+    from flambeau.train.sharding import Shards
 
 _SCALE_FLOOR = (
     2.0**-20
@@ -153,8 +158,12 @@ class Run:
         self._replay = replay_from is not None
         self._ranks = Ranks(0, 1, None) if self._replay else join_ranks()
         self._ranks.begin_watch(stall_timeout)
+        plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        self._shards = _shards_of(plain, self._ranks, clip_norm) if is_sharded(plain) else None
+        layout = None if self._shards is None else self._shards.adopt(optimizer)
         self._amp = AmpStep(
-            optimizer, precision=precision, max_norm=clip_norm or None, halt=True,
+            optimizer, precision=precision, halt=True,
+            max_norm=clip_norm if clip_norm and self._shards is None else None,
             agree=self._ranks.worst if self._ranks.world > 1 else None,
         )  # fmt: skip
         self.device = self._amp.device
@@ -171,7 +180,6 @@ class Run:
         self._schedule = self.plan.schedule(schedule, warmup=warmup)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
-        plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         identity = {
             "duration": duration, "batch_size": batch_size, "accumulate": accumulate, "seed": seed,
             "workers": workers, "precision": precision, "warmup": warmup, "clip_norm": clip_norm,
@@ -180,6 +188,8 @@ class Run:
             "schedule": schedule if isinstance(schedule, str) else "function", **(config or {}),
         }  # fmt: skip
         check_ranks(self._ranks, identity, plain, self._loader.length)
+        if self._shards is not None:
+            plain = self._shards.pieces
         self._ema = EMA(plain, decay=ema) if ema else None
         self._window = Window(self.device)
         self._halted_steps = torch.zeros((), device=self.device)
@@ -196,9 +206,9 @@ class Run:
         self._stream: Iterator[MicroBatch] | None = None
         self._generators = generators_of(self.device)
         self._exactness = exactness_facts(self.device) | {"processes": self._ranks.world}
-        self._saver = Saver(self.folder.checkpoints, keep=keep)
+        self._saver: Saver | ShardedSaver = Saver(self.folder.checkpoints, keep=keep)
         self._journal: Journal | None = None
-        self._replicas: Replicas | None = None
+        self._replicas: Replicas | Shards | None = None
         self._result: Result | None = None
         self._is_closed = False
         if replay_from is not None:
@@ -208,8 +218,12 @@ class Run:
         files = {"environment.json": report.encode(), **(attachments or {})}
         self._ranks.first(lambda: self.folder.claim(identity, files))
         FLAG.install(self)
+        if layout is not None:
+            self._saver = _sharded_saver(self.folder.checkpoints, layout, self._ranks, keep=keep)
         self._resume(compression=compression)
-        if self._ranks.world > 1:
+        if self._shards is not None:
+            self._replicas = self._shards
+        elif self._ranks.world > 1:
             self._replicas = Replicas(plain, self._ranks, compression=compression)
 
     @property
@@ -243,6 +257,7 @@ class Run:
                 yield state.epoch
                 self._end_epoch()
             if not self._replay:
+                self._saver.wait()
                 self._result = self._ranks.first(self._publish)
         finally:
             self.close()
@@ -313,12 +328,17 @@ class Run:
         state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
         if not micro.ends_batch:
             return
-        if self._replicas is not None:
+        watch = losses[-micro.part :]
+        if self._shards is not None:
+            self._shards.after_backward(scale=self._amp.scale)
+            if self._amp.scale is None:
+                watch = [*watch, self._shards.norm]
+        elif self._replicas is not None:
             self._replicas.after_backward()
         multiplier = self._schedule(state.step)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * multiplier
-        self._amp.step(watch=losses[-micro.part :])
+        self._amp.step(watch=watch)
         self._halted_steps += self._amp.halted
         if self._ema is not None:
             self._ema.update()
@@ -352,7 +372,7 @@ class Run:
             generator.manual_seed(mix(mix(self._seed) + self.state.epoch))
         means: dict[str, MeanOnDevice] = {}
         if self._replicas is not None:
-            self._replicas.share_statistics(self._ema.shadow.values() if self._ema else ())
+            self._replicas.share_statistics(self._ema.shadow if self._ema else {})
         averaged = self._ema.applied() if self._ema is not None else contextlib.nullcontext()
         if is_dataset(data):
             self._saver.wait()  # before workers are forked, as above
@@ -363,13 +383,13 @@ class Run:
             with averaged, torch.inference_mode():
                 stream = loader.stream(epoch=0, position=0, epochs=1)
                 for micro in self._to_device(stream):
-                    if not micro.size:
+                    if not micro.size and self._shards is None:
                         continue  # all of them unreadable
                     self._num_samples = micro.size
                     if self._ranks.watch is not None:
                         self._ranks.watch.beat("evaluating")
                     yield micro.data
-                    if self._stops_next():
+                    if self._shards is None and self._stops_next():
                         break
         finally:
             self._evaluated = None
@@ -483,19 +503,21 @@ class Run:
             self._bad.report()
             self._window.settle(self._ranks)
             self._saved_step = self.state.step
-            if self._ranks.is_first:
+            if self._ranks.is_first or self._shards is not None:
                 self._start_saving()
         if wait:
+            if self._shards is not None:
+                self._saver.wait()
             self._ranks.first(self._saver.wait)
 
     def _start_saving(self) -> None:
-        assert self._journal is not None
-        best = self.state.best.step
+        best, journal = self.state.best.step, self._journal  # which rank 0 alone writes
+        size = 0 if journal is None else journal.size
         self._saver.save(
             _name(self.state.step),
-            self.state.snapshot(metrics_bytes=self._journal.size, exactness=self._exactness),
+            self.state.snapshot(metrics_bytes=size, exactness=self._exactness),
             best=None if best is None else _name(best),
-            before=self._journal.sync,
+            before=(lambda: None) if journal is None else journal.sync,
         )
 
     def _publish(self) -> Result:
@@ -505,9 +527,7 @@ class Run:
     def _resume(self, *, compression: str) -> None:
         """Go on from the newest checkpoint that is whole, if there is any."""
         self._result = self._ranks.first(lambda: published(self.folder))
-        found = self._ranks.first(
-            lambda: restore_latest(self.folder.checkpoints, say=self.progress.say)
-        )
+        found = self._found()
         if found is not None:
             self.state.load(found)
             self._saver.last_good, self._saved_step = found.name, self.state.step
@@ -527,6 +547,13 @@ class Run:
             self.progress.say(
                 f"{self.folder.metrics} is shorter than at the checkpoint: lines are lost"
             )
+
+    def _found(self) -> Restored | None:
+        if not isinstance(self._saver, Saver):
+            return self._saver.restore_latest(say=self.progress.say)
+        return self._ranks.first(
+            lambda: restore_latest(self.folder.checkpoints, say=self.progress.say)
+        )
 
     def _stop_not_finite(self, steps_before: int) -> NoReturn:
         def stop() -> NoReturn:
@@ -553,11 +580,13 @@ class Run:
         common: dict[str, Any] = {
             "accumulate": accumulate, "seed": self._seed,
             "rank": self._ranks.rank, "world": self._ranks.world,
+            # A sharded model needs all ranks for each forward pass, also in an evaluation.
+            "keeps_empty": not evaluates or self._shards is not None,
         }  # fmt: skip
         if is_dataset(data):
             on_bad = self._bad.taker(on_bad)
             return Loader(data, shuffle=not evaluates, on_bad=on_bad, **self._reading, **common)
-        return ReadyBatches(data, keeps_empty=not evaluates, **common)
+        return ReadyBatches(data, **common)
 
     def _to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         if self.device.type == "cpu":
@@ -566,6 +595,18 @@ class Run:
         pairs = ((micro._replace(data=None), micro.data) for micro in stream)
         moved = prefetch_to_device(pairs, self.device)
         return (micro._replace(data=data) for micro, data in moved)
+
+
+def _shards_of(model: nn.Module, ranks: Ranks, clip_norm: float) -> "Shards":
+    from flambeau.train.sharding import Shards  # imports what only sharded models need
+
+    return Shards(model, ranks, max_norm=clip_norm or None)
+
+
+def _sharded_saver(root: Path, layout: Layout, ranks: Ranks, *, keep: int) -> "ShardedSaver":
+    from flambeau.train.sharded_saver import ShardedSaver
+
+    return ShardedSaver(root, layout, ranks, keep=keep)
 
 
 def _description(optimizer: Optimizer) -> str:

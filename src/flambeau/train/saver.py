@@ -26,6 +26,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     to_bytes,
     verify_checkpoint,
 )
+from flambeau.train.pieces import unsharded
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def weights_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _restored(checkpoint: Checkpoint) -> Restored:
-    files = checkpoint.files
+    files = unsharded(checkpoint.files)
     ema = files.get("ema.safetensors")
     return Restored(
         name=checkpoint.folder.name,

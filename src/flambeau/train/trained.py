@@ -25,6 +25,7 @@ from flambeau.train.config import Settings, from_stored
 from flambeau.train.device import use_threads
 from flambeau.train.fit import make_model, normalizer
 from flambeau.train.folder import RunFolder
+from flambeau.train.pieces import unsharded
 from flambeau.train.resolve import DataFacts, model_file_sha256
 from flambeau.train.result import published
 from flambeau.train.saver import read_weights, why_not_loadable
@@ -172,5 +173,5 @@ def _newest(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:
     if checkpoint is None:
         raise InputError(f"{folder.path} has no whole checkpoint yet; start its training again")
     say(f"the run is not finished: these are the weights of {checkpoint.folder.name}")
-    files = checkpoint.files
+    files = unsharded(checkpoint.files)
     return safetensors.torch.load(files.get("ema.safetensors", files["model.safetensors"]))

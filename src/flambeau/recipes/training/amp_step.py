@@ -159,6 +159,11 @@ class AmpStep:
         for p in self._parameters:
             p.grad = None
 
+    @property
+    def scale(self) -> Tensor | None:
+        """0-d float32 on the device: the factor of the loss in fp16; None where there is none."""
+        return self._scale if self.precision == "fp16" else None
+
     def loss_scale(self) -> float:
         """The factor of the loss in fp16 (1 otherwise). Waits for the device: not for every step."""
         return float(self._scale) if self.precision == "fp16" else 1.0

@@ -1,0 +1,122 @@
+"""Which part of a tensor a rank holds, and how the pieces in a checkpoint make up the whole."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged, from_bytes, to_bytes
+
+INDEX = "sharding.json"
+INDEX_FORMAT = 1
+STATE = "training_state.pt"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Which part of a tensor a rank holds.
+
+    Attributes:
+        shape: of the whole tensor.
+        offsets: of the part in it.
+        sizes: of the part.
+    """
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> "Piece":
+        """All of a tensor."""
+        return cls(tuple(shape), (0,) * len(shape), tuple(shape))
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The part of a whole tensor, as a view."""
+        for dim, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
+            tensor = tensor.narrow(dim, offset, size)
+        return tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which parts of a run this rank holds.
+
+    Attributes:
+        model: of parameters and buffers (and their averages), by name.
+        parameters: of those of the optimizer, in its order.
+    """
+
+    model: Mapping[str, Piece]
+    parameters: Sequence[Piece]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `shard_model`, or torch's `fully_shard`, has been there; does not import FSDP to find out."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(model, fsdp.FSDPModule)
+
+
+def read_index(data: bytes, folder: Path) -> dict[str, Any]:
+    """The tensors of a checkpoint in pieces by name: dtype, shape, and each piece's file, offsets, sizes.
+
+    Args:
+        data: the content of sharding.json, verified.
+        folder: of the checkpoint, for the error.
+
+    Raises:
+        CheckpointDamaged: a format of another version.
+    """
+    index = json.loads(data)
+    if index["format"] != INDEX_FORMAT:
+        what = f"has format {index['format']!r}, this program reads {INDEX_FORMAT}"
+        raise CheckpointDamaged(folder, INDEX, what)
+    tensors: dict[str, Any] = index["tensors"]
+    return tensors
+
+
+def put_back(
+    tensors: Mapping[str, Tensor], state: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+    """Model and averages out of the tensors of a checkpoint in pieces; the optimizer's go into `state`."""
+    kinds: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
+    for key, tensor in tensors.items():
+        kind, _, rest = key.partition("/")
+        kinds[kind][rest] = tensor
+    for key, tensor in kinds["optimizer"].items():
+        number, _, entry = key.partition("/")
+        state["optimizer"]["state"][int(number)][entry] = tensor
+    return kinds["model"], kinds["ema"] or None
+
+
+def unsharded(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """The files of a verified checkpoint as one process would have written them.
+
+    Args:
+        files: content by name; of a checkpoint that is not in pieces they come back as they are.
+    """
+    if INDEX not in files:
+        return files
+    tensors = {}
+    shards: dict[str, dict[str, Tensor]] = {}
+    for name, entry in read_index(files[INDEX], Path()).items():
+        whole = tensors[name] = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
+        for piece in entry["pieces"]:
+            file = piece["file"]
+            if file not in shards:
+                shards[file] = safetensors.torch.load(files[file])
+            Piece((), piece["offsets"], piece["sizes"]).of(whole).copy_(shards[file].pop(name))
+    state = from_bytes(files[STATE])
+    model, ema = put_back(tensors, state)
+    plain = {"model.safetensors": _weights(model), STATE: to_bytes(state)}
+    return plain if ema is None else {**plain, "ema.safetensors": _weights(ema)}
+
+
+def _weights(tensors: dict[str, Tensor]) -> bytes:
+    return bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
