@@ -274,8 +274,7 @@ class Run:
             self._replicas.start_epoch()
         while state.position < state.data_length and state.step < self.plan.total_steps:
             start = time.perf_counter()
-            if self._ranks.watch is not None:
-                self._ranks.watch.beat("waiting for data")
+            self._beat("waiting for data")
             if self._stream is None:
                 self._saver.wait()  # workers are forked: not while the writing thread holds a lock
                 self._stream = self._to_device(
@@ -287,8 +286,7 @@ class Run:
             self._num_samples = micro.size
             for generator in self._generators:
                 generator.manual_seed(mix(seed + micro.draw))
-            if self._ranks.watch is not None:
-                self._ranks.watch.beat("in the forward pass")
+            self._beat("in the forward pass")
             if self._replicas is not None:
                 self._replicas.before_batch(micro)
             yield micro.data
@@ -319,8 +317,7 @@ class Run:
                 f"the loss must be 0-d, a mean over the batch; got {tuple(loss.shape)}"
             )
         self._micro = None
-        if self._ranks.watch is not None:
-            self._ranks.watch.beat("in backward and the optimizer's step")
+        self._beat("in backward and the optimizer's step")
         # Gradients are averaged over the ranks, and are to be the sum of their shares.
         self._amp.backward(loss, weight=self._ranks.world * micro.size / micro.total)
         losses = self._window.add_loss(loss, micro.size)
@@ -382,12 +379,12 @@ class Run:
         try:
             with averaged, torch.inference_mode():
                 stream = loader.stream(epoch=0, position=0, epochs=1)
+                self._beat("evaluating")
                 for micro in self._to_device(stream):
                     if not micro.size and self._shards is None:
                         continue  # all of them unreadable
                     self._num_samples = micro.size
-                    if self._ranks.watch is not None:
-                        self._ranks.watch.beat("evaluating")
+                    self._beat("evaluating")
                     yield micro.data
                     if self._shards is None and self._stops_next():
                         break
@@ -471,6 +468,11 @@ class Run:
             self._save()
         self._preempt_if_asked()
 
+    def _beat(self, phase: str) -> None:
+        """Tell the other ranks' watches what comes next here."""
+        if self._ranks.watch is not None:
+            self._ranks.watch.beat(phase)
+
     def _stops_next(self) -> bool:
         """It is settled that the run stops at the next point where it may."""
         watch = self._ranks.watch
@@ -495,8 +497,7 @@ class Run:
 
     def _save(self, *, wait: bool = False) -> None:
         """Copy the run and start writing it: training waits for the copy, not for the disk."""
-        if self._ranks.watch is not None:
-            self._ranks.watch.beat(SAVING)
+        self._beat(SAVING)
         if not self._replay and self._saved_step != self.state.step:
             if bool(self._amp.halted):
                 self._flush()
