@@ -14,7 +14,7 @@ from flambeau.data.errors import InputError
 from flambeau.train.config import nearest
 from flambeau.train.preemption import INTERRUPTED
 
-VERBS = ("train", "predict", "evaluate", "verify", "recipes", "env")
+VERBS = ("train", "launch", "predict", "evaluate", "verify", "recipes", "env")
 _USER_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
     errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG,
@@ -60,20 +60,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def check(words: Sequence[str]) -> None:
+    """Refuse what is no command line of flambeau, without running it; `--help` in it is answered.
+
+    Raises:
+        InputError: with the message that the command would give.
+    """
+    _parse(list(words))
+
+
 def _dispatch(words: list[str]) -> int:
+    chosen = _parse(words)
+    if chosen.verb is None:
+        chosen.parser.print_help()
+        return 0
+    chosen.words = words
+    exit_code: int = chosen.run(chosen)
+    return exit_code
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
     parser = _parser()
+    parser.set_defaults(parser=parser)
     verb = next((word for word in words if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
         parser.error(f"unknown verb {verb!r}{nearest(verb, VERBS)} (flambeau --help lists all)")
     chosen, rest = parser.parse_known_args(words)
     if rest:
-        parser.error(_unknown(rest[0], parser if chosen.verb is None else chosen.parser))
-    if chosen.verb is None:
-        parser.print_help()
-        return 0
-    chosen.words = words
-    exit_code: int = chosen.run(chosen)
-    return exit_code
+        parser.error(_unknown(rest[0], chosen.parser))
+    return chosen
 
 
 def _parser() -> _Parser:
