@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -127,6 +128,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         def work() -> None:
             os.setsid()
             os.chdir(folder)
+            tempfile.tempdir = str(folder)
             for descriptor, name in ((1, "out"), (2, "err")):
                 os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
             for (module, name), value in (patch or {}).items():
@@ -581,7 +583,7 @@ def test_it_leaves_its_process_as_it_was(tmp_path: Path) -> None:
                 list(tmp_path.iterdir()),
             )
 
-        os.environ["TMPDIR"] = str(tmp_path)
+        tempfile.tempdir = str(tmp_path)
         before = state()
         code = launch([sys.executable, str(tmp_path / "script.py")], procs=1, say=print)
         os._exit(code if state() == before else 9)

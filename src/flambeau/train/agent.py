@@ -318,12 +318,14 @@ def run_ranks(
         except Asked:
             if agent.outcome is None:
                 raise
-        except (RendezvousError, DistError) as error:
+        except (InputError, RendezvousError, DistError) as error:
             lost = error
         finally:
             relay.ranks = None
         with contextlib.suppress(Asked):  # a signal that comes so late changes nothing
             meeting.shutdown()
+    if isinstance(lost, InputError):
+        raise lost
     if lost is not None:
         return _without_rendezvous(lost, agent, meeting)
     if agent.outcome is None:  # torch's agent returns when the job ends without this node
