@@ -80,6 +80,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
     environ = {
         k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL")
     }
+    environ["TMPDIR"] = str(folder)  # where one that is killed leaves its error files
     processes: dict[str, subprocess.Popen[str]] = {}
     try:
         for name, command in commands.items():

@@ -143,9 +143,9 @@ def _procs(text: str) -> int:
             "--procs starts processes itself; leave it out under torchrun or `flambeau launch`"
         )
     if text == "auto":
-        import torch
+        from flambeau.train.launch import auto_procs
 
-        return max(1, torch.cuda.device_count())
+        return auto_procs()
     if not text.isdigit() or int(text) < 1:
         raise InputError(f"--procs must be a number above 0, or auto; got {text!r}")
     return int(text)
