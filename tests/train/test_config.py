@@ -253,6 +253,8 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "checkpoint_every": "9st",
         "data": "x",
         "skip_bad_images": 3,
+        "stall_timeout": 5.0,
+        "shard": "fsdp",
     }
     assert differences(stored, {**stored, **neutral}) == []
     assert {n for n, f in FIELDS.items() if f.metadata["neutral"]} == set(neutral)
