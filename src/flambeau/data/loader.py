@@ -7,9 +7,12 @@ which batch it is or how it is augmented.
 
 import contextlib
 import ctypes
+import multiprocessing
+import os
 import random
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ from flambeau.recipes.data.sample_order import sample_order, sample_seeds
 _GROUP_SIGNALS = {
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 }
+_SETTLE_S = 0.01  # for threads that need a millisecond; chosen
 _WORKER_GRACE_S = (
     30  # how long a worker outlives a SIGTERM sent to the whole group; chosen, untested
 )
@@ -134,6 +138,10 @@ class Loader:
                 generator=torch.Generator(),
                 **self._loader_settings,
             )
+            if self._world > 1 and self._loader_settings["num_workers"]:
+                # A thread of gloo's enters Python to drop a tensor. A process that is forked while it does
+                # stays in fork for ever: it waits for a lock of that thread's (CPython 3.11).
+                time.sleep(_SETTLE_S)
             batches = iter(loader)  # forks the workers
         try:
             for part, data, size, bad in batches:
@@ -286,3 +294,7 @@ def _start_worker(worker: int) -> None:
     if sys.platform == "linux":
         death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL, 0, 0, 0)
+        # Whose parent has died before that gets no signal, and torch's own watch would watch init.
+        parent = multiprocessing.parent_process()
+        if parent is not None and os.getppid() != parent.pid:
+            os._exit(1)

@@ -22,6 +22,7 @@ from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 from flambeau.train.ranks import Ranks
 
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
+_WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _POWER_SGD_START = (
     100  # steps without compression, in which gradients change most; chosen, untested
 )
@@ -88,7 +89,11 @@ class Replicas:
         return self._reduce(state, bucket)
 
     def start_epoch(self) -> None:
-        """Look whether other parameters are trained now than before."""
+        """Look whether other parameters are trained now than before.
+
+        All get rank 0's running statistics: a normalisation that its owner froze normalises with them.
+        """
+        self.share_statistics({})
         trained = [p for p in self._model.parameters() if p.requires_grad]
         if list(map(id, trained)) != list(map(id, self._parameters)):
             self._is_recorded = False
@@ -99,8 +104,9 @@ class Replicas:
         for norm in self._norms:
             norm.counted = None if micro.all_have else bool(micro.size)
         if self._overlaps is None:
-            self._versions = _versions(self._model)
-        elif self._broadcast:
+            # In the first step of a process, too: a resumed one goes on like one never stopped.
+            self._see_written(starts=micro.part == 1)
+        if self._broadcast:
             buffers = dict(self._model.named_buffers())
             self._ranks.broadcast_tensors([buffers[name] for name in self._broadcast])
         if micro.ends_batch and self._overlaps:
@@ -122,10 +128,16 @@ class Replicas:
             return
         if self._overlaps is None:
             self._decide(missing)
-            now = _versions(self._model)
-            changed = [name for name in now if now[name] != self._versions.get(name)]
-            self._broadcast = sorted(set().union(*self._ranks.gather(changed)))
+            self._see_written()
         self._average(has_missing=not self._overlaps)
+
+    def _see_written(self, *, starts: bool = False) -> None:
+        """Look which buffers a forward pass writes, from the start of a process's first step."""
+        now = _versions(self._model)
+        if starts:
+            self._versions = now
+        changed = [name for name in now if now[name] != self._versions.get(name)]
+        self._broadcast = sorted(set().union(*self._ranks.gather(changed)))
 
     def _decide(self, missing: list[str]) -> None:
         self._overlaps = not any(self._ranks.gather(missing))
@@ -152,11 +164,14 @@ class Replicas:
                     view.zero_()
                 else:
                     view.copy_(p.grad)
-            # The two operations of DDP's allreduce_hook, so that the bits are the same.
-            bucket.buffer.div_(self._ranks.world)
-            works.append(dist.all_reduce(bucket.buffer, async_op=True))
-        for work in works:
+            # The operations of DDP's hooks, so that the bits are the same.
+            sent = bucket.buffer.to(_WIRE.get(self._compression, bucket.buffer.dtype))
+            sent.div_(self._ranks.world)
+            works.append((dist.all_reduce(sent, async_op=True), sent))
+        for bucket, (work, sent) in zip(self._buckets, works, strict=True):
             work.wait()
+            if sent is not bucket.buffer:
+                bucket.buffer.copy_(sent)
         for bucket in self._buckets:
             for view, p in zip(bucket.views, bucket.parameters, strict=True):
                 p.grad = None if p in absent else view

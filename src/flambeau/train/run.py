@@ -531,6 +531,8 @@ class Run:
         found = self._found()
         if found is not None:
             self.state.load(found)
+            if not self._ranks.is_first:
+                self._window.leave_to_first()
             self._saver.last_good, self._saved_step = found.name, self.state.step
         if self._result is not None:
             return

@@ -108,6 +108,11 @@ class Window:
             self.logged[name] = MeanOnDevice(device=self.device)
             self.logged[name].load_state_dict(mean)
 
+    def leave_to_first(self) -> None:
+        """What a checkpoint has brought is counted by rank 0: here, on another one, it counts for nothing."""
+        self._sizes = [0] * len(self._sizes)
+        self.logged.clear()
+
 
 def add_value(
     means: dict[str, MeanOnDevice],
