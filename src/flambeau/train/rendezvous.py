@@ -208,7 +208,10 @@ class Meeting(RendezvousHandler):
         # Torch would keep the address of the first round's store, also when its node has gone, and torch
         # 2.11 stops at an assertion when another node has become the first.
         self._inner._bootstrap_store_info = None
-        with _told(f"waiting for the other nodes at {self.place}", self._say):
+        waiting: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._most_nodes > 1:
+            waiting = _told(f"waiting for the other nodes at {self.place}", self._say)
+        with waiting:
             info: RendezvousInfo = self._inner.next_rendezvous()
         if self._most_nodes > 1:
             ordered, nodes = self._in_order(info)
