@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
+from flambeau.data.errors import InputError
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.train.run import Run
 
@@ -262,3 +264,44 @@ def test_memory_formats_do_not_matter(start_ranks: StartRanks, tmp_path: Path, w
     one = work("one")
     for rank in start_ranks(world, lambda: work("many")).results():
         torch.testing.assert_close(rank["weights"], one["weights"], rtol=1e-3, atol=1e-5)
+
+
+def test_a_sampler_that_would_deal_an_epoch_out_anew_is_refused(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    """12 samples are 2 batches of 3 for each of 2 ranks, and 2 batches of at most 3 for each of 3."""
+
+    def work(stop_at: int) -> str:
+        place_rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dataset = TensorDataset(torch.arange(12.0)[:, None], torch.zeros(12, dtype=torch.int64))
+        sampler = DistributedSampler(dataset, num_replicas=world, rank=place_rank)
+        loader = DataLoader(dataset, batch_size=3, sampler=sampler)
+        model = nn.Linear(1, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        try:
+            run = Run(
+                tmp_path / "run", model, optimizer, loader, duration="2ep", checkpoint_every="1st",
+                bar=False,
+            )  # fmt: skip
+        except InputError as error:
+            return str(error)
+        for _ in run.epochs():
+            for rows, targets in run.batches():
+                run.step(cross_entropy(model(rows), targets))
+                if run.state.step == stop_at:
+                    run.close()
+                    return "closed"
+        return "finished"
+
+    assert start_ranks(2, work, 1).results() == ["closed"] * 2
+    for text in start_ranks(3, work, 0).results():
+        assert "stopped within an epoch on 2 processes" in text
+    assert start_ranks(2, work, 0).results() == ["finished"] * 2
+
+
+def test_an_unknown_compression_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match="compression must be none, fp16, bf16, powersgd, got 'zip'"
+    ):
+        train(tmp_path / "run", compression="zip")
+    assert not (tmp_path / "run").exists()

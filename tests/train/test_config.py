@@ -272,3 +272,8 @@ def test_nearest() -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Settings().lr = 0.1  # type: ignore[misc]
+
+
+def test_compression_is_not_for_sharded_weights() -> None:
+    with pytest.raises(InputError, match="compression = 'fp16' has no effect with shard = 'fsdp'"):
+        Settings(shard="fsdp", compression="fp16")

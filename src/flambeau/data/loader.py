@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,14 +22,19 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
 from flambeau.data.errors import InputError
-from flambeau.data.micro_batch import MicroBatch, count_samples, seed_globals, share_of
+from flambeau.data.micro_batch import (
+    MicroBatch,
+    count_samples,
+    seed_globals,
+    settle_before_fork,
+    share_of,
+)
 from flambeau.data.seeded import SeededDataset
 from flambeau.recipes.data.sample_order import sample_order, sample_seeds
 
 _GROUP_SIGNALS = {
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 }
-_SETTLE_S = 0.01  # for threads that need a millisecond; chosen
 _WORKER_GRACE_S = (
     30  # how long a worker outlives a SIGTERM sent to the whole group; chosen, untested
 )
@@ -93,6 +97,11 @@ class Loader:
         self._fetch = _Fetch(dataset, seed, collate)
 
     @property
+    def are_shares(self) -> bool:
+        """Whether the batches are dealt out to the ranks by somebody else."""
+        return False
+
+    @property
     def batches_per_epoch(self) -> int:
         """Global batches (optimizer steps) in an epoch, an uneven last one included."""
         return -(-self.length // self._global)
@@ -138,10 +147,8 @@ class Loader:
                 generator=torch.Generator(),
                 **self._loader_settings,
             )
-            if self._world > 1 and self._loader_settings["num_workers"]:
-                # A thread of gloo's enters Python to drop a tensor. A process that is forked while it does
-                # stays in fork for ever: it waits for a lock of that thread's (CPython 3.11).
-                time.sleep(_SETTLE_S)
+            if self._loader_settings["num_workers"]:
+                settle_before_fork(self._world)
             batches = iter(loader)  # forks the workers
         try:
             for part, data, size, bad in batches:

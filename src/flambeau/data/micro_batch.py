@@ -1,11 +1,14 @@
 """What a loader hands to a run: one forward pass worth of samples, and which of them are this rank's."""
 
 import random
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+_SETTLE_S = 0.01  # for threads that need a millisecond; chosen
 
 
 class MicroBatch(NamedTuple):
@@ -72,3 +75,13 @@ def seed_globals(seed: int) -> None:
     torch.default_generator.manual_seed(seed & 0xFFFFFFFFFFFFFFFF)
     random.seed(seed & 0xFFFFFFFFFFFFFFFF)
     np.random.seed(seed & 0xFFFFFFFF)
+
+
+def settle_before_fork(world: int) -> None:
+    """Call it before workers are forked, where several ranks train.
+
+    A thread of gloo's enters Python to drop a tensor. A process that is forked while it does stays in fork
+    for ever: it waits for a lock of that thread's (CPython 3.11).
+    """
+    if world > 1:
+        time.sleep(_SETTLE_S)

@@ -9,7 +9,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from flambeau.data.errors import InputError
-from flambeau.data.micro_batch import MicroBatch, count_samples, seed_globals, share_of
+from flambeau.data.micro_batch import (
+    MicroBatch,
+    count_samples,
+    seed_globals,
+    settle_before_fork,
+    share_of,
+)
 from flambeau.recipes.data.sample_order import mix
 
 _NO_INDICES = np.empty(0, dtype=np.int64)
@@ -51,6 +57,12 @@ class ReadyBatches:
         self._batches, self._accumulate, self._seed = batches, accumulate, seed
 
     @property
+    def are_shares(self) -> bool:
+        """Whether the batches are dealt out to the ranks by a DistributedSampler."""
+        sampler = getattr(self._batches, "sampler", None)
+        return self._world > 1 and getattr(sampler, "num_replicas", 1) == self._world
+
+    @property
     def batches_per_epoch(self) -> int:
         """Optimizer steps in an epoch, an uneven last one included."""
         return -(-self.length // self._accumulate)
@@ -72,6 +84,8 @@ class ReadyBatches:
         """
         seed = mix(mix(self._seed) + epoch)
         seed_globals(seed)
+        if getattr(self._batches, "num_workers", 0):
+            settle_before_fork(self._world)
         batches = iter(self._batches)
         draws_here = isinstance(self._batches, DataLoader) and self._batches.num_workers == 0
         for number in itertools.count():
@@ -89,9 +103,7 @@ class ReadyBatches:
     ) -> Iterator[MicroBatch]:
         """Micro-batches from a point on; here the position counts batches."""
         last = None if epochs is None else epoch + epochs
-        is_share = (
-            getattr(getattr(self._batches, "sampler", None), "num_replicas", 1) == self._world
-        )
+        is_share = self._world == 1 or self.are_shares
         while epoch != last:
             for owner in (self._batches, getattr(self._batches, "sampler", None)):
                 set_epoch = getattr(owner, "set_epoch", None)

@@ -290,6 +290,10 @@ def _check_together(s: Settings) -> None:
         raise InputError(
             f"epochs = {s.epochs} and duration = {s.duration!r} contradict each other: give one of them"
         )
+    if s.shard != "none" and s.compression != "none":
+        raise InputError(
+            f"compression = {s.compression!r} has no effect with shard = {s.shard!r}: leave one of them out"
+        )
     if s.pretrained and s.model is not None and (s.model == "small_convnet" or ".py:" in s.model):
         raise InputError(
             f"pretrained needs a timm or torchvision model: there are no published weights of {s.model}"

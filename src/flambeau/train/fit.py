@@ -93,10 +93,6 @@ def set_up(
     train_data, val_data = datasets(settings, facts, train, val)
 
     shards = settings.shard == "fsdp" and replay_from is None
-    if shards and settings.compression != "none":
-        raise InputError(
-            f"compression = {settings.compression!r} has no effect with shard = 'fsdp': leave one of them out"
-        )
 
     def make() -> nn.Module:
         # With a checkpoint the weights are there: no download, which may not be possible any more.

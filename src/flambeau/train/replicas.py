@@ -61,7 +61,7 @@ class Replicas:
         self._overlaps: bool | None = None
         self._broadcast: list[str] = []
         self._versions: dict[str, tuple[int, int]] = {}
-        self._is_prepared = False
+        self._is_recorded = False
         if not self._parameters:
             raise InputError("the model has no parameter that is trained: there is nothing to do")
         self._ddp = DistributedDataParallel(
@@ -77,8 +77,6 @@ class Replicas:
         for p in self._parameters:
             p.grad = None
         self._is_recorded = True
-
-    _is_recorded = False
 
     def _on_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         if not self._is_recorded:
@@ -96,7 +94,6 @@ class Replicas:
         self.share_statistics({})
         trained = [p for p in self._model.parameters() if p.requires_grad]
         if list(map(id, trained)) != list(map(id, self._parameters)):
-            self._is_recorded = False
             self._start()
 
     def before_batch(self, micro: MicroBatch) -> None:
@@ -140,12 +137,16 @@ class Replicas:
         self._broadcast = sorted(set().union(*self._ranks.gather(changed)))
 
     def _decide(self, missing: list[str]) -> None:
-        self._overlaps = not any(self._ranks.gather(missing))
-        if not self._overlaps and self._compression != "none":
-            raise InputError(
-                f"compression = {self._compression!r} needs a gradient for each parameter in each step, and "
-                f"{_few(missing)} got none; freeze them, or leave the compression out"
-            )
+        missing = sorted(set().union(*self._ranks.gather(missing)))
+        self._overlaps = not missing
+        if missing and self._compression != "none":
+            self._ranks.first(lambda: self._refuse(missing))
+
+    def _refuse(self, missing: list[str]) -> None:
+        raise InputError(
+            f"compression = {self._compression!r} needs a gradient for each parameter in each step, and "
+            f"{_few(missing)} got none; freeze them, or leave the compression out"
+        )
 
     def _average(self, *, has_missing: bool) -> None:
         """Average all gradients now; one that is missing here counts as zero if others have it."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
+from flambeau.data.errors import InputError
 from flambeau.data.loader import Loader, is_dataset
 from flambeau.data.micro_batch import MicroBatch
 from flambeau.data.ready_batches import ReadyBatches
@@ -47,9 +48,9 @@ from flambeau.train.plan import Plan
 from flambeau.train.preemption import FLAG, Preempted
 from flambeau.train.progress import Progress
 from flambeau.train.ranks import Ranks, join_ranks
-from flambeau.train.replicas import Replicas
+from flambeau.train.replicas import COMPRESSIONS, Replicas
 from flambeau.train.result import Best, Result, publish, published
-from flambeau.train.saver import Restored, Saver, restore, restore_latest
+from flambeau.train.saver import Restored, Saver, restore
 from flambeau.train.state import TrainingState
 from flambeau.train.window import Window, add_value
 
@@ -180,6 +181,10 @@ class Run:
         self._schedule = self.plan.schedule(schedule, warmup=warmup)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+        if compression not in COMPRESSIONS:
+            raise InputError(f"compression must be {', '.join(COMPRESSIONS)}, got {compression!r}")
+        if compression != "none" and self._shards is not None:
+            raise InputError(f"compression = {compression!r} has no effect on a sharded model")
         identity = {
             "duration": duration, "batch_size": batch_size, "accumulate": accumulate, "seed": seed,
             "workers": workers, "precision": precision, "warmup": warmup, "clip_norm": clip_norm,
@@ -206,7 +211,7 @@ class Run:
         self._stream: Iterator[MicroBatch] | None = None
         self._generators = generators_of(self.device)
         self._exactness = exactness_facts(self.device) | {"processes": self._ranks.world}
-        self._saver: Saver | ShardedSaver = Saver(self.folder.checkpoints, keep=keep)
+        self._saver = Saver(self.folder.checkpoints, keep=keep)
         self._journal: Journal | None = None
         self._replicas: Replicas | Shards | None = None
         self._result: Result | None = None
@@ -531,6 +536,7 @@ class Run:
         found = self._found()
         if found is not None:
             self.state.load(found)
+            self._check_shares(found)
             if not self._ranks.is_first:
                 self._window.leave_to_first()
             self._saver.last_good, self._saved_step = found.name, self.state.step
@@ -551,12 +557,19 @@ class Run:
                 f"{self.folder.metrics} is shorter than at the checkpoint: lines are lost"
             )
 
+    def _check_shares(self, found: Restored) -> None:
+        """A DistributedSampler deals an epoch out anew for another number of ranks: some samples twice."""
+        then = found.meta["exactness"].get("processes", 1)
+        if self.state.position and then != self._ranks.world and self._loader.are_shares:
+            raise InputError(
+                f"the run stopped within an epoch on {then} processes, and its DistributedSampler would deal "
+                f"that epoch out anew to {self._ranks.world}: go on with {then}, or hand the Dataset to Run"
+            )
+
     def _found(self) -> Restored | None:
-        if not isinstance(self._saver, Saver):
+        if self._shards is not None:  # each rank reads its part
             return self._saver.restore_latest(say=self.progress.say)
-        return self._ranks.first(
-            lambda: restore_latest(self.folder.checkpoints, say=self.progress.say)
-        )
+        return self._ranks.first(lambda: self._saver.restore_latest(say=self.progress.say))
 
     def _stop_not_finite(self, steps_before: int) -> NoReturn:
         def stop() -> NoReturn:

@@ -62,7 +62,7 @@ class Saver:
     def __init__(self, root: Path, *, keep: int, disk: Disk | None = None) -> None:
         self._root, self._keep, self._disk = root, keep, disk or Disk()
         self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self.last_good: str | None = None
 
     def save(
@@ -98,6 +98,26 @@ class Saver:
             failure, self._failure = self._failure, None
             raise failure
 
+    def restore_latest(self, *, say: Callable[[str], None]) -> "Restored | None":
+        """The newest checkpoint that is whole; damaged ones are set aside and named in one line each.
+
+        Raises:
+            InputError: there are checkpoints, and none is whole.
+        """
+        remove_leftovers(self._root)
+        checkpoint, damaged = latest_checkpoint(self._root)
+        if checkpoint is None and damaged:
+            raise InputError(
+                f"none of the {len(damaged)} checkpoints in {self._root} is whole ({damaged[0]}).\n"
+                "Restore one from a copy, or start again with --fresh."
+            )
+        if checkpoint is None:
+            return None
+        for error in damaged:
+            set_aside(error.folder)
+            say(f"damaged checkpoint set aside: {error}; going on from {checkpoint.folder.name}")
+        return _restored(checkpoint)
+
     def _write(
         self, name: str, snapshot: Snapshot, best: str | None, before: Callable[[], None]
     ) -> None:
@@ -112,16 +132,23 @@ class Saver:
                 self._root, keep_last=self._keep, keep={best} if best else (), disk=self._disk
             )
         except (OSError, CheckpointDamaged) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self._failure = SaveFailed(
-                f"checkpoint {folder} could not be written: {reason}; "
-                f"the last good one is {self.last_good or 'none'}.\n"
-                f"{'Free some space' if full else 'Mend the disk'} and run the same command again."
-            )
-            self._failure.__cause__ = error
+            self._failure = self._failed(folder, error)
         except Exception as error:  # raised by `wait`, in the thread that can do something about it
             self._failure = error
+
+    def _failed(
+        self, folder: Path, error: OSError | CheckpointDamaged, *, by: str = ""
+    ) -> SaveFailed:
+        """What the user is told; `by` names another process, as in 'by rank 2: '."""
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        failure = SaveFailed(
+            f"checkpoint {folder} could not be written: {by}{reason}; "
+            f"the last good one is {self.last_good or 'none'}.\n"
+            f"{'Free some space' if full else 'Mend the disk'} and run the same command again."
+        )
+        failure.__cause__ = error
+        return failure
 
 
 def copies(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -153,27 +180,6 @@ class Restored:
     ema: dict[str, Tensor] | None
     state: dict[str, Any]
     meta: dict[str, Any]
-
-
-def restore_latest(root: Path, *, say: Callable[[str], None]) -> Restored | None:
-    """The newest checkpoint that is whole; damaged ones are set aside and named in one line each.
-
-    Raises:
-        InputError: there are checkpoints, and none is whole.
-    """
-    remove_leftovers(root)
-    checkpoint, damaged = latest_checkpoint(root)
-    if checkpoint is None and damaged:
-        raise InputError(
-            f"none of the {len(damaged)} checkpoints in {root} is whole ({damaged[0]}).\n"
-            "Restore one from a copy, or start again with --fresh."
-        )
-    if checkpoint is None:
-        return None
-    for error in damaged:
-        set_aside(error.folder)
-        say(f"damaged checkpoint set aside: {error}; going on from {checkpoint.folder.name}")
-    return _restored(checkpoint)
 
 
 def restore(folder: Path) -> Restored:

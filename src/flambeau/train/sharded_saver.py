@@ -1,9 +1,7 @@
 """`Saver` for a run whose tensors are spread over ranks: all write, and all find the same checkpoint."""
 
-import errno
 import functools
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,12 +20,15 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.train.pieces import Layout
 from flambeau.train.ranks import FailedElsewhere, Ranks
-from flambeau.train.saver import Restored, SaveFailed, Snapshot
+from flambeau.train.saver import Restored, Saver, Snapshot
 from flambeau.train.sharded_checkpoint import restore_pieces, save_sharded
 
 
-class ShardedSaver:
+class ShardedSaver(Saver):
     """`Saver` for a run whose tensors are spread over ranks; every rank makes one and calls the same methods.
+
+    Each writes its own part of a snapshot; of what is not in the layout, rank 0's is written. A failure is a
+    SaveFailed on rank 0 and a FailedElsewhere on the others.
 
     Args:
         root: the folder `checkpoints/` of a run, on a file system that all ranks share.
@@ -44,16 +45,13 @@ class ShardedSaver:
         self, root: Path, layout: Layout, ranks: Ranks, *, keep: int, disk: Disk | None = None
     ) -> None:
         check_shared(root, ranks)
-        self._root, self._layout, self._keep = root, layout, keep
-        self._disk = disk or Disk()
+        super().__init__(root, keep=keep, disk=disk)
+        self._layout = layout
         # A group of its own: the thread's talk must not mix with the training's.
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
         self._group = group
         self._ranks = Ranks(ranks.rank, ranks.world, self._group)
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
-        self.last_good: str | None = None
 
     def restore_latest(self, *, say: Callable[[str], None]) -> Restored | None:
         """This rank's part of the newest checkpoint that is whole for every rank.
@@ -96,40 +94,6 @@ class ShardedSaver:
             )
         return None
 
-    def save(
-        self, name: str, snapshot: Snapshot, *, best: str | None, before: Callable[[], None]
-    ) -> None:
-        """Start writing; waits only for a save that is still under way.
-
-        Args:
-            name: of the checkpoint, the same on all ranks; one that is there already is left as it is.
-            snapshot: what this rank holds; of what is not in the layout, rank 0's is written.
-            best: name of a checkpoint that stays whatever its age.
-            before: runs first, in the thread of rank 0 (bring the journal to the disk).
-
-        Raises:
-            SaveFailed, FailedElsewhere: the one before could not be written.
-        """
-        self.wait()
-        self._thread = threading.Thread(
-            target=self._write, args=(name, snapshot, best, before), name=f"save {name}"
-        )
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Return when everything is on the disk, on all ranks.
-
-        Raises:
-            SaveFailed: something is not; on rank 0.
-            FailedElsewhere: the same, on the others.
-        """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-
     def _write(
         self, name: str, snapshot: Snapshot, best: str | None, before: Callable[[], None]
     ) -> None:
@@ -161,17 +125,10 @@ class ShardedSaver:
             return FailedElsewhere(f"{type(error).__name__}: {error}")
         where = f"by rank {rank}: " if rank else ""
         if not isinstance(error, (OSError, CheckpointDamaged)):
-            told: Exception = RuntimeError(f"checkpoint {folder} was not written {where}{error!r}")
-        else:
-            text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            told = SaveFailed(
-                f"checkpoint {folder} could not be written: {where}{text}; "
-                f"the last good one is {self.last_good or 'none'}.\n"
-                f"{'Free some space' if full else 'Mend the disk'} and run the same command again."
-            )
-        told.__cause__ = error
-        return told
+            told = RuntimeError(f"checkpoint {folder} was not written {where}{error!r}")
+            told.__cause__ = error
+            return told
+        return self._failed(folder, error, by=where)
 
 
 def check_shared(folder: Path, ranks: Ranks) -> None:
