@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from flambeau.train.replicas import COMPRESSIONS
+from flambeau.parallel.replicas import COMPRESSIONS
 from flambeau.train.run import Run
 
 BATCH, WIDTH, CLASSES, ROWS = 96, 1024, 10, 9600

@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import datetime
+import faulthandler
 import multiprocessing
 import pickle
 import shlex
@@ -148,6 +149,7 @@ class Job:
 
     processes: list[Any]
     _answers: list[Any]
+    _stacks: list[Path]
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to one rank."""
@@ -167,7 +169,9 @@ class Job:
         found: list[Any] = []
         for rank, answer in enumerate(self._answers):
             left = max(0.0, deadline - time.monotonic())
-            assert answer.poll(left), f"rank {rank} has not answered in {timeout} s"
+            if not answer.poll(left):
+                where = self._where()
+                raise AssertionError(f"rank {rank} has not answered in {timeout} s\n{where}")
             try:
                 good, value = pickle.loads(answer.recv_bytes())
             except EOFError:
@@ -175,6 +179,15 @@ class Job:
             assert good, f"rank {rank}: {value}"
             found.append(value)
         return found
+
+    def _where(self) -> str:
+        """What the threads of all ranks do."""
+        for process in self.processes:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGUSR2)
+        time.sleep(1)
+        texts = [path.read_text(encoding="utf-8") for path in self._stacks]
+        return "\n".join(f"rank {rank}:\n{text}" for rank, text in enumerate(texts))
 
     def stop(self) -> None:
         """Kill whatever is left."""
@@ -188,7 +201,7 @@ StartRanks = Callable[..., Job]
 
 
 @pytest.fixture
-def start_ranks() -> Iterator[StartRanks]:
+def start_ranks(tmp_path: Path) -> Iterator[StartRanks]:
     """Start `work(*args)` on `world` ranks: `start_ranks(4, work, 1, 2).results()`.
 
     Each rank is a fork of this process with the environment that torchrun gives (RANK, WORLD_SIZE,
@@ -208,8 +221,9 @@ def start_ranks() -> Iterator[StartRanks]:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         context = multiprocessing.get_context("fork")
-        processes, answers = [], []
+        processes, answers, stacks = [], [], []
         for rank in range(world):
+            stacks.append(tmp_path / f"stacks-{len(jobs)}-{rank}")
             receiver, sender = context.Pipe(duplex=False)
             variables = {
                 "RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "GROUP_RANK": "0",
@@ -217,7 +231,9 @@ def start_ranks() -> Iterator[StartRanks]:
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", **(environ or {}),
             }  # fmt: skip
             process = context.Process(
-                target=_rank, args=(work, args, variables, group, sender), name=f"rank {rank}"
+                target=_rank,
+                args=(work, args, variables, group, sender, stacks[-1]),
+                name=f"rank {rank}",
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: fork beside threads
@@ -225,7 +241,7 @@ def start_ranks() -> Iterator[StartRanks]:
             sender.close()
             processes.append(process)
             answers.append(receiver)
-        jobs.append(Job(processes, answers))
+        jobs.append(Job(processes, answers, stacks))
         return jobs[-1]
 
     yield start
@@ -234,9 +250,15 @@ def start_ranks() -> Iterator[StartRanks]:
 
 
 def _rank(
-    work: Callable[..., Any], args: Sequence[Any], environ: dict[str, str], group: bool, sender: Any
+    work: Callable[..., Any],
+    args: Sequence[Any],
+    environ: dict[str, str],
+    group: bool,
+    sender: Any,
+    stacks: Path,
 ) -> None:
     """The life of one rank."""
+    faulthandler.register(signal.SIGUSR2, file=stacks.open("w"))
     os.setpgid(0, 0)
     torch.set_num_threads(1)  # the threads of the process that was forked are not here
     os.environ.update(environ)

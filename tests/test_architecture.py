@@ -31,7 +31,7 @@ def required_packages() -> frozenset[str]:
 
 
 REQUIRED = required_packages()
-EVERYTHING = frozenset({"recipes", "data", "lint", "report", "train", "tune", "cli"})
+EVERYTHING = frozenset({"recipes", "data", "lint", "report", "parallel", "train", "tune", "cli"})
 TORCH_USERS = frozenset({"torch", "torchvision", "timm"})
 
 
@@ -53,8 +53,9 @@ FLOORS = {
     "data": Floor(frozenset({"recipes", "data"})),
     "lint": Floor(frozenset({"lint"}), REQUIRED - TORCH_USERS, never=TORCH_USERS),
     "report": Floor(frozenset({"report"}), REQUIRED - TORCH_USERS, never=TORCH_USERS),
-    "train": Floor(frozenset({"recipes", "data", "train"})),
-    "tune": Floor(frozenset({"recipes", "data", "train", "tune"})),
+    "parallel": Floor(frozenset({"recipes", "data", "parallel"})),
+    "train": Floor(frozenset({"recipes", "data", "parallel", "train"})),
+    "tune": Floor(frozenset({"recipes", "data", "parallel", "train", "tune"})),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),
 }

@@ -19,13 +19,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 OLD_SCRIPT = """
-import argparse, os, sys
+import argparse, os, pathlib, sys, time
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int)
 parser.add_argument("--lr", type=float)
 arguments = parser.parse_args()
 assert arguments.local_rank == int(os.environ["LOCAL_RANK"])
 os.write(1, f"rank {os.environ['RANK']} lr {arguments.lr}\\n".encode())
+pathlib.Path(f"said-{arguments.local_rank}").touch()
+while not pathlib.Path("said-0").exists():  # the end of rank 1 ends rank 0
+    time.sleep(0.01)
 sys.exit(3 * arguments.local_rank)
 """
 PLAIN_SCRIPT = """
@@ -168,7 +171,7 @@ def test_a_wrong_command_line_is_named(
     def go_too_far(*_: Any, **__: Any) -> int:
         raise AssertionError("ranks would have been started")
 
-    monkeypatch.setattr("flambeau.train.rendezvous.meet", go_too_far)
+    monkeypatch.setattr("flambeau.parallel.rendezvous.meet", go_too_far)
     code, out, err = flambeau("launch", words)
     assert (code, out) == (2, "")
     assert message in err
@@ -192,8 +195,8 @@ def test_what_follows_belongs_to_the_script(
         )
         return 75
 
-    monkeypatch.setattr("flambeau.train.launch.launch", note)
-    monkeypatch.setattr("flambeau.train.launch.auto_procs", lambda: 8)
+    monkeypatch.setattr("flambeau.parallel.launch.launch", note)
+    monkeypatch.setattr("flambeau.parallel.launch.auto_procs", lambda: 8)
     monkeypatch.chdir(tmp_path)
     Path("my.py").touch()
     rest = "my.py --procs 3 -- --help"

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from flambeau.data.micro_batch import MicroBatch
-from flambeau.train.ranks import Ranks
-from flambeau.train.replicas import Replicas
+from flambeau.parallel.ranks import Ranks
+from flambeau.parallel.replicas import Replicas
 
 pytestmark = [
     pytest.mark.gpu,

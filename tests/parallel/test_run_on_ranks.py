@@ -232,7 +232,7 @@ def test_compressed_gradients_train_nearly_the_same(
     monkeypatch: pytest.MonkeyPatch,
     compression: str,
 ) -> None:
-    monkeypatch.setattr("flambeau.train.replicas._POWER_SGD_START", 2)
+    monkeypatch.setattr("flambeau.parallel.replicas._POWER_SGD_START", 2)
 
     def work(name: str, **settings: Any) -> dict[str, Any]:
         torch.manual_seed(1)

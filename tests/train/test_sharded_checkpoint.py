@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
 from flambeau.data.errors import InputError
+from flambeau.parallel.ranks import FailedElsewhere, join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     CheckpointDamaged,
     Disk,
@@ -31,7 +32,6 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.recipes.training.ema import EMA
 from flambeau.train.pieces import Layout, Piece, unsharded
-from flambeau.train.ranks import FailedElsewhere, join_ranks
 from flambeau.train.saver import SaveFailed, Snapshot, copies, copy_nested, weights_bytes
 from flambeau.train.sharded_checkpoint import restore_pieces
 from flambeau.train.sharded_saver import ShardedSaver

@@ -14,9 +14,9 @@ from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from flambeau.data.errors import InputError
 from flambeau.data.micro_batch import MicroBatch
+from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.ema import EMA
-from flambeau.train.ranks import Ranks, join_ranks
 from flambeau.train.sharding import Shards, shard_model, units
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from flambeau import __version__
 from flambeau.data.errors import InputError
+from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.train.config import nearest
-from flambeau.train.preemption import INTERRUPTED
 
 VERBS = ("train", "launch", "predict", "evaluate", "verify", "recipes", "env")
 _USER_ERRNOS = {

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     if procs != "auto" and not procs.isdecimal():
         raise InputError(f"--procs must be a number above 0, or auto; got {procs!r}")
 
-    from flambeau.train.launch import auto_procs, launch
+    from flambeau.parallel.launch import auto_procs, launch
 
     return launch(
         command,

@@ -85,7 +85,7 @@ def _add_setting(
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, or go on, or replay one step."""
-    from flambeau.train.preemption import FLAG
+    from flambeau.parallel.preemption import FLAG
 
     if arguments.local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(arguments.local_rank))
@@ -126,7 +126,7 @@ def _watched_train(
     settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fresh: bool
 ) -> int:
     """Train, the ranks looking after each other from the first to the last thing they do."""
-    from flambeau.train.ranks import join_ranks
+    from flambeau.parallel.ranks import join_ranks
 
     ranks = join_ranks()
     ranks.begin_watch(settings.stall_timeout)
@@ -143,7 +143,7 @@ def _procs(text: str) -> int:
             "--procs starts processes itself; leave it out under torchrun or `flambeau launch`"
         )
     if text == "auto":
-        from flambeau.train.launch import auto_procs
+        from flambeau.parallel.launch import auto_procs
 
         return auto_procs()
     if not text.isdigit() or int(text) < 1:
@@ -153,7 +153,7 @@ def _procs(text: str) -> int:
 
 def _launch(words: Sequence[str], procs: int) -> int:
     """Run this command, without --procs, on several processes of this machine."""
-    from flambeau.train.launch import launch
+    from flambeau.parallel.launch import launch
 
     kept, skip = [], False
     for word in words:
@@ -183,8 +183,8 @@ def default_folder(settings: Settings, explicit: Mapping[str, Any]) -> Path:
 
 
 def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fresh: bool) -> int:
+    from flambeau.parallel.ranks import join_ranks
     from flambeau.train.folder import RunFolder
-    from flambeau.train.ranks import join_ranks
 
     place, ranks = RunFolder(folder), join_ranks()
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from flambeau import __version__
+from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.metrics import MeanOnDevice
-from flambeau.train.ranks import Ranks
 from flambeau.train.window import merged
 
 _OnBad = Callable[[Sequence[int]], None]

@@ -5,8 +5,8 @@ import os
 import torch
 
 from flambeau.data.errors import InputError
+from flambeau.parallel.ranks import local_world
 from flambeau.recipes.setup.environment import default_device, usable_cpus
-from flambeau.train.ranks import local_world
 
 
 def pick_device(name: str) -> torch.device:

@@ -15,6 +15,7 @@ from flambeau.data.bad_images import BadImages
 from flambeau.data.dataset import ImageDataset
 from flambeau.data.errors import InputError
 from flambeau.data.sources import Source
+from flambeau.parallel.ranks import join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.recipes.models.param_groups import param_groups
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
@@ -27,7 +28,6 @@ from flambeau.recipes.training.mixup import mixup
 from flambeau.train.config import Settings, as_dict
 from flambeau.train.device import pick_device, use_threads
 from flambeau.train.models import build_model, check_output
-from flambeau.train.ranks import join_ranks
 from flambeau.train.resolve import DataFacts, datasets
 from flambeau.train.run import Run
 

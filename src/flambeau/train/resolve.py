@@ -11,12 +11,12 @@ from typing import Any
 from flambeau.data.dataset import ImageDataset, mean_std, probe
 from flambeau.data.errors import InputError
 from flambeau.data.sources import Source, open_sources
+from flambeau.parallel.ranks import local_world
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.training.schedules import linear_scaled_lr
 from flambeau.train.config import Settings
 from flambeau.train.device import pick_device
 from flambeau.train.models import SMALL, input_channels, pretrained_normalization
-from flambeau.train.ranks import local_world
 
 _SMALL_SIDE = 64  # pixels up to which images are 'small': decoded once, and for the small network
 

@@ -29,6 +29,10 @@ from flambeau.data.errors import InputError
 from flambeau.data.loader import Loader, is_dataset
 from flambeau.data.micro_batch import MicroBatch
 from flambeau.data.ready_batches import ReadyBatches
+from flambeau.parallel.heartbeat import SAVING
+from flambeau.parallel.preemption import FLAG, Preempted
+from flambeau.parallel.ranks import Ranks, join_ranks
+from flambeau.parallel.replicas import COMPRESSIONS, Replicas
 from flambeau.recipes.data.device_prefetch import prefetch_to_device
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.environment import environment
@@ -40,15 +44,11 @@ from flambeau.train.agreement import BadReports, check_ranks, gathered_means
 from flambeau.train.device import generators_of
 from flambeau.train.exactness import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.folder import RunFolder
-from flambeau.train.heartbeat import SAVING
 from flambeau.train.journal import Journal
 from flambeau.train.not_finite import stop_not_finite
 from flambeau.train.pieces import Layout, is_sharded
 from flambeau.train.plan import Plan
-from flambeau.train.preemption import FLAG, Preempted
 from flambeau.train.progress import Progress
-from flambeau.train.ranks import Ranks, join_ranks
-from flambeau.train.replicas import COMPRESSIONS, Replicas
 from flambeau.train.result import Best, Result, publish, published
 from flambeau.train.saver import Restored, Saver, restore
 from flambeau.train.state import TrainingState

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from flambeau.data.errors import InputError
+from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     CheckpointDamaged,
     Disk,
@@ -19,7 +20,6 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     set_aside,
 )
 from flambeau.train.pieces import Layout
-from flambeau.train.ranks import FailedElsewhere, Ranks
 from flambeau.train.saver import Restored, Saver, Snapshot
 from flambeau.train.sharded_checkpoint import restore_pieces, save_sharded
 

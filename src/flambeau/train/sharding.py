@@ -22,10 +22,10 @@ from torch.optim import Optimizer
 
 from flambeau.data.errors import InputError
 from flambeau.data.micro_batch import MicroBatch
+from flambeau.parallel.ranks import Ranks
+from flambeau.parallel.replicas import _versions
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 from flambeau.train.pieces import Layout, Piece
-from flambeau.train.ranks import Ranks
-from flambeau.train.replicas import _versions
 
 UNIT_BYTES = 4 << 20  # smaller blocks are gathered with what is around them; chosen, untested
 # What they do to an element depends on that element alone, so a piece may be stepped without the others.

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.metrics import MeanOnDevice
-from flambeau.train.ranks import Ranks
 
 
 class Window:

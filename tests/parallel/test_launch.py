@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from flambeau.data.errors import InputError
-from flambeau.train import meeting_place, news, rendezvous
-from flambeau.train.launch import launch
+from flambeau.parallel import meeting_place, news, rendezvous
+from flambeau.parallel.launch import launch
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="ranks are tied by prctl, seen in /proc"
@@ -59,7 +59,7 @@ def ready():
 def wait():
     ready()
     while True:
-        time.sleep(60)
+        time.sleep(0.1)  # a signal that comes just before the system call is heard after it
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
@@ -626,6 +626,27 @@ wait()
         assert (ended.code, ended.err) == (75, [])
         assert ended.out == ["0 asked", "0 saved", "1 asked", "1 saved"]
         assert 2.5 < ended.seconds < 10
+
+
+def test_a_signal_that_comes_while_signals_are_taken_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Between the handlers of the first and of the last of them."""
+    install = signal.signal
+
+    def interrupted(number: int, handler: Any) -> Any:
+        before = install(number, handler)
+        if number == signal.SIGINT and not said:
+            said.append("installed")
+            signal.raise_signal(signal.SIGINT)
+        return before
+
+    said: list[str] = []
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(signal, "signal", interrupted)
+    assert launch([sys.executable, "-c", ""], procs=1, say=said.append) == 130
+    assert said == ["installed", "flambeau: interrupted"]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 @pytest.mark.parametrize(

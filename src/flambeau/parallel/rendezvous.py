@@ -24,8 +24,8 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from flambeau.data.errors import InputError
-from flambeau.train.meeting_place import Place
-from flambeau.train.news import News, NodeFailure, introduce, introductions
+from flambeau.parallel.meeting_place import Place
+from flambeau.parallel.news import News, NodeFailure, introduce, introductions
 
 _LAST_CALL_S = 10  # for more nodes, once the fewest are there; torch's default is 30
 _STORE_S = 20  # of a call to a store that answers

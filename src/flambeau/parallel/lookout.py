@@ -12,7 +12,7 @@ from typing import Final
 
 from torch.distributed.distributed_c10d import Store
 
-from flambeau.train.heartbeat import (
+from flambeau.parallel.heartbeat import (
     LEFT,
     Beat,
     Beats,
@@ -24,7 +24,7 @@ from flambeau.train.heartbeat import (
     silent_ranks,
     stack_text,
 )
-from flambeau.train.store_line import StoreLine
+from flambeau.parallel.store_line import StoreLine
 
 
 @dataclass(frozen=True)

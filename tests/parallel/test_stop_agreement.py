@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from flambeau.train.stop_agreement import StopAgreement
+from flambeau.parallel.stop_agreement import StopAgreement
 
 _WAIT_S = 20.0
 

@@ -1,6 +1,6 @@
 """A rank that does not outlive its launcher: what stands between torch's agent and the rank's program.
 
-The agent starts it with its own Python, isolated and without site-packages; see `flambeau.train.agent`.
+The agent starts it with its own Python, isolated and without site-packages; see `flambeau.parallel.agent`.
 """
 
 import os

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flambeau.data.errors import InputError
 from flambeau.data.micro_batch import MicroBatch
+from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
-from flambeau.train.ranks import Ranks
 
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 _WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}

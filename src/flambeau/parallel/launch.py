@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flambeau.data.errors import InputError
-from flambeau.train.meeting_place import LOOPBACK, find_place
-from flambeau.train.preemption import EXIT_CODE, INTERRUPTED
-from flambeau.train.relay import Asked, Relay
+from flambeau.parallel.meeting_place import LOOPBACK, find_place
+from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED
+from flambeau.parallel.relay import Asked, Relay
 
 
 def launch(
@@ -66,12 +66,13 @@ def launch(
         join_timeout_s,
     )
     job.check()
-    with Relay() as relay, tempfile.TemporaryDirectory(prefix="flambeau-launch-") as folder:
-        try:
+    relay = Relay()
+    try:
+        with relay, tempfile.TemporaryDirectory(prefix="flambeau-launch-") as folder:
             code, line = job.run(relay, Path(folder), say)
-        except Asked:
-            is_interrupt = signal.SIGINT in relay.asked
-            code, line = (INTERRUPTED, "interrupted") if is_interrupt else (EXIT_CODE, None)
+    except Asked:
+        is_interrupt = signal.SIGINT in relay.asked
+        code, line = (INTERRUPTED, "interrupted") if is_interrupt else (EXIT_CODE, None)
     if line is not None:
         # A rank may have left a progress bar in this line of a terminal.
         say(("\n" if sys.stderr.isatty() else "") + f"flambeau: {line}")
@@ -139,8 +140,8 @@ class _Job:
                 self.rendezvous, node_rank=self.node_rank, local_addr=self.local_addr
             )
         with _quiet_torch():
-            from flambeau.train.agent import run_ranks
-            from flambeau.train.rendezvous import meet
+            from flambeau.parallel.agent import run_ranks
+            from flambeau.parallel.rendezvous import meet
         relay.check()
         meeting = meet(
             place,

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from flambeau.train.lookout import Pace
-from flambeau.train.watch import LOST_PEER, Watch
+from flambeau.parallel.lookout import Pace
+from flambeau.parallel.watch import LOST_PEER, Watch
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs fork and /proc")
 

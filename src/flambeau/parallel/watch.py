@@ -32,11 +32,11 @@ from typing import Any, Final
 from torch.distributed import DistError, HashStore  # type: ignore[attr-defined]  # not in __all__
 from torch.distributed.distributed_c10d import Store
 
-from flambeau.train.backstop import BACKSTOP
-from flambeau.train.heartbeat import Pulse
-from flambeau.train.lookout import PACE, Failure, Lookout, Pace
-from flambeau.train.stop_agreement import StopAgreement
-from flambeau.train.store_line import StoreLine, StoreLost
+from flambeau.parallel.backstop import BACKSTOP
+from flambeau.parallel.heartbeat import Pulse
+from flambeau.parallel.lookout import PACE, Failure, Lookout, Pace
+from flambeau.parallel.stop_agreement import StopAgreement
+from flambeau.parallel.store_line import StoreLine, StoreLost
 
 LOST_PEER: Final = 76
 """EX_PROTOCOL of sysexits.h: another process of the job failed, and this one only says that it lost it."""

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 
-from flambeau.train.preemption import EXIT_CODE
+from flambeau.parallel.preemption import EXIT_CODE
 
 
 class RankProcesses:

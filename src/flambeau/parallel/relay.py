@@ -5,7 +5,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from flambeau.train.rank_processes import RankProcesses
+from flambeau.parallel.rank_processes import RankProcesses
 
 # A terminal that is closed sends SIGHUP, which no rank expects: to them it is SIGTERM.
 _PASSED_ON = {
@@ -35,6 +35,7 @@ class Relay:
         self.interrupted = False
         self.ranks: RankProcesses | None = None
         self._previous: dict[int, Any] = {}
+        self._may_raise = False
 
     def __enter__(self) -> "Relay":
         if threading.current_thread() is threading.main_thread():
@@ -42,6 +43,7 @@ class Relay:
                 # nohup has SIGHUP ignored, and means it.
                 if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
                     self._previous[number] = signal.signal(number, self._handle)
+        self._may_raise = True  # not before: what __enter__ raises, __exit__ does not clean up
         return self
 
     def __exit__(
@@ -50,6 +52,7 @@ class Relay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._may_raise = False
         while self._previous:
             number, handler = self._previous.popitem()
             signal.signal(number, handler)
@@ -65,5 +68,6 @@ class Relay:
             self.interrupted = True
             self.ranks.kill()
         self.asked.append(sent)
-        if self.ranks is None or not self.ranks.pass_on(sent):
+        reaches_ranks = self.ranks is not None and self.ranks.pass_on(sent)
+        if self._may_raise and not reaches_ranks:
             raise Asked

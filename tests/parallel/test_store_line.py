@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 from torch.distributed import HashStore
 
-from flambeau.train.store_line import StoreLine, StoreLost
+from flambeau.parallel.store_line import StoreLine, StoreLost
 
 
 def _fail(error: Exception) -> NoReturn:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from flambeau.train.heartbeat import (
+from flambeau.parallel.heartbeat import (
     LEFT,
     Beat,
     Process,

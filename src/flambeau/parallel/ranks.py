@@ -20,9 +20,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from flambeau.data.errors import InputError
-from flambeau.train.lookout import PACE
-from flambeau.train.preemption import FLAG
-from flambeau.train.watch import LOST_PEER, Watch
+from flambeau.parallel.lookout import PACE
+from flambeau.parallel.preemption import FLAG
+from flambeau.parallel.watch import LOST_PEER, Watch
 
 _SIOCGIFADDR = 0x8915  # of <linux/sockios.h>: the address of an interface
 _START_S = 600  # for all ranks to import what they need and to come

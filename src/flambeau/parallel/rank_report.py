@@ -9,7 +9,7 @@ _CAUSE_CHARS = 300
 
 
 def name_of(rank: int, world: int, host: str, process: int) -> str:
-    """A rank for people; `flambeau.train.lookout` uses the same words."""
+    """A rank for people; `flambeau.parallel.lookout` uses the same words."""
     return f"rank {rank} of {world} (host {host}, process {process})"
 
 

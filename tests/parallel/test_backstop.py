@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flambeau.train.backstop import BACKSTOP
+from flambeau.parallel.backstop import BACKSTOP
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs fork")
 

@@ -28,14 +28,14 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from flambeau.data.errors import InputError
-from flambeau.train import ranked
-from flambeau.train.news import NodeFailure
-from flambeau.train.preemption import EXIT_CODE, INTERRUPTED
-from flambeau.train.rank_processes import RankProcesses
-from flambeau.train.rank_report import cause_of, explained, line_of, name_of
-from flambeau.train.relay import Asked, Relay
-from flambeau.train.rendezvous import Meeting, bounded
-from flambeau.train.watch import LOST_PEER
+from flambeau.parallel import ranked
+from flambeau.parallel.news import NodeFailure
+from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED
+from flambeau.parallel.rank_processes import RankProcesses
+from flambeau.parallel.rank_report import cause_of, explained, line_of, name_of
+from flambeau.parallel.relay import Asked, Relay
+from flambeau.parallel.rendezvous import Meeting, bounded
+from flambeau.parallel.watch import LOST_PEER
 
 _WRONG_INPUT = 2
 _NEVER_AGAIN = (_WRONG_INPUT, EXIT_CODE, INTERRUPTED)
