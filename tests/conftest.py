@@ -6,8 +6,10 @@ import os
 # them ten times slower. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import contextlib
 import datetime
 import faulthandler
+import gc
 import multiprocessing
 import pickle
 import shlex
@@ -45,7 +47,7 @@ def _process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fill = torch.utils.deterministic.fill_uninitialized_memory
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    modules = set(sys.modules)
+    modules, had_group = set(sys.modules), has_group()
     yield
     set_rng_state(generators)
     torch.set_num_threads(threads)
@@ -57,6 +59,20 @@ def _process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in set(sys.modules) - modules:
         if name.startswith("flambeau_model_"):
             del sys.modules[name]
+    if has_group() and not had_group:
+        gc.collect()  # a traceback may hold it
+    assert had_group or not has_group(), (
+        "this test leaves a process group behind; a fork beside gloo's threads can hang, so join it in a rank"
+    )
+
+
+def has_group() -> bool:
+    """Whether threads of a gloo group live in this process, as far as /proc tells."""
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            names.append(path.read_text())
+    return any("gloo" in name for name in names)
 
 
 class Answer(NamedTuple):

@@ -136,6 +136,9 @@ PROCESS_STATE: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     attribute(sys, "path"),
     (Path.cwd, os.chdir),
 ]
+RANK_VARIABLES = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -161,9 +164,25 @@ def kept_process_state() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_ranks: Callable[..., Any]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    run_page(read(path), name_of(path))
+    page = read(path)
+    if any("torch.distributed" in block.source for block in page.blocks):
+        start_ranks(1, run_alone, page, name_of(path)).results(timeout=120)
+    else:
+        run_page(page, name_of(path))
+
+
+def run_alone(page: Page, name: str) -> None:
+    """In a process of its own, because a process group may leave threads behind, and no rank of a job."""
+    for variable in RANK_VARIABLES:
+        del os.environ[variable]
+    try:
+        run_page(page, name)
+    except pytest.fail.Exception as error:
+        raise AssertionError(str(error)) from None
 
 
 @pytest.mark.parametrize("path", RECIPE_PAGES, ids=name_of)

@@ -2,7 +2,9 @@ import argparse
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,13 +196,15 @@ def test_one_process_needs_no_launcher() -> None:
         assert not dist.is_initialized()
 
 
-@pytest.mark.usefixtures("alone")
-def test_after_an_error_the_next_group_is_new() -> None:
-    with pytest.raises(KeyError), process_group(device="cpu"):
-        raise KeyError
-    assert not dist.is_initialized()
-    with process_group(device="cpu"):
-        dist.barrier()
+def test_after_an_error_the_next_group_is_new(start_ranks: Callable[..., Any]) -> None:
+    def work() -> None:
+        with pytest.raises(KeyError), process_group(device="cpu"):
+            raise KeyError
+        assert not dist.is_initialized()
+        with process_group(device="cpu"):
+            dist.barrier()
+
+    start_ranks(1, work).results()
 
 
 @pytest.mark.usefixtures("alone")
