@@ -131,6 +131,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
         def work() -> None:
             os.setsid()
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
             os.chdir(folder)
             tempfile.tempdir = str(folder)
             for descriptor, name in ((1, "out"), (2, "err")):
