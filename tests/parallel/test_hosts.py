@@ -160,6 +160,7 @@ def launch(
     )  # fmt: skip
 
 
+@pytest.mark.slow  # 50 s of waiting; `.ci/run` runs it
 def test_two_hosts_train_as_one_survive_a_cut_and_go_on(
     hosts: Hosts, training: list[str], tmp_path: Path, flambeau: Callable[..., object]
 ) -> None:
