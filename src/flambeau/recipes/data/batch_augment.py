@@ -1,0 +1,148 @@
+"""Shift, mirror and cut out of a whole batch on its device, each sample from its own 64-bit seed.
+
+在设备上对整个批次做平移裁剪、水平翻转与 cutout，每个样本只由自己的 64 位种子决定。
+
+Source: crop with padding and flip: He et al., "Deep residual learning", CVPR 2016, section 4.2; cutout:
+DeVries and Taylor, 2017, section 3 (arXiv:1708.04552); the hash is SplitMix64's finaliser (Steele, Lea and
+Flood, OOPSLA 2014).
+
+Not for photographs, whose crops differ in size, nor for digits and text with `flip`. Not for evaluation.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+_GAMMA = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, the increment of SplitMix64
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+# Numbers of the random streams of a sample.
+_FLIP, _SHIFT_DOWN, _SHIFT_RIGHT, _CUT_ROW, _CUT_COLUMN = 1, 2, 3, 1000, 1001
+
+
+def batch_augment(
+    x_NCHW: Tensor,
+    seeds: Tensor,
+    *,
+    padding: int,
+    border: Literal["reflect", "constant"] = "reflect",
+    flip: bool = True,
+    cutout: int = 0,
+    value: float | Tensor = 0.0,
+) -> Tensor:
+    """Images padded and cropped at random, mirrored in half of the cases, with a square cut out.
+
+    What happens to a sample depends on its pixels and its seed alone: not on the batch, its order, the
+    device or any generator. Nothing waits for the device.
+
+    Args:
+        x_NCHW: (N, C, H, W), any dtype; uint8 before normalisation moves the fewest bytes.
+        seeds: (N,) int64 on the device of the images, one a sample and epoch, as `sample_seeds` makes them.
+        padding: largest shift, pixels, at least 0 and below H and W; 4 for 32 x 32 is usual.
+        border: what a shift uncovers: the mirror image of what lies inside, or `value`.
+        flip: False where left and right matter.
+        cutout: side of the square that is set to `value`, pixels, 0 for none; its centre is uniform over
+            the image, and what lies outside is cut off. 16 for CIFAR-10, 8 for CIFAR-100 in the paper.
+        value: one number, or a 0-d or (C,) tensor on the device. In the paper the mean of the data, which is
+            0 after normalisation.
+
+    Returns:
+        (N, C, H, W) of the dtype and on the device of the images, channels_last in memory.
+
+    Raises:
+        TypeError: seeds that are not int64.
+        ValueError: shapes or devices that do not fit, a setting out of range.
+
+    Example:
+        >>> x = torch.arange(2 * 16, dtype=torch.uint8).view(2, 1, 4, 4)
+        >>> both = batch_augment(x, torch.tensor([5, 6]), padding=1)
+        >>> torch.equal(both[1:], batch_augment(x[1:], torch.tensor([6]), padding=1))
+        True
+    """
+    _check(x_NCHW, seeds, padding, border, cutout)
+    (num_images, _, height, width), device = x_NCHW.shape, x_NCHW.device
+    rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
+    from_rows = rows + _integers(seeds, _SHIFT_DOWN, 2 * padding + 1)[:, None] - padding
+    from_columns = columns + _integers(seeds, _SHIFT_RIGHT, 2 * padding + 1)[:, None] - padding
+    if flip:
+        turned = _integers(seeds, _FLIP, 2)[:, None] == 1
+        from_columns = torch.where(turned, from_columns.flip(1), from_columns)
+    outside = torch.zeros((), dtype=torch.bool, device=device)
+    if border == "constant" and padding:
+        outside = _outside(from_rows, height)[:, :, None] | _outside(from_columns, width)[:, None]
+    if cutout:
+        cut = _near(rows, _integers(seeds, _CUT_ROW, height), cutout)[:, :, None]
+        outside = (
+            outside | cut & _near(columns, _integers(seeds, _CUT_COLUMN, width), cutout)[:, None]
+        )
+    images = torch.arange(num_images, device=device)[:, None, None]
+    from_rows, from_columns = _mirrored(from_rows, height), _mirrored(from_columns, width)
+    x_NHWC = x_NCHW.permute(0, 2, 3, 1)[images, from_rows[:, :, None], from_columns[:, None]]
+    if outside.dim():
+        x_NHWC = torch.where(outside[..., None], _like(value, x_NCHW), x_NHWC)
+    return x_NHWC.permute(0, 3, 1, 2)
+
+
+def _check(x_NCHW: Tensor, seeds: Tensor, padding: int, border: str, cutout: int) -> None:
+    if x_NCHW.dim() != 4:
+        raise ValueError(f"images must be (N, C, H, W), got {tuple(x_NCHW.shape)}")
+    if seeds.dtype != torch.int64:
+        raise TypeError(f"seeds must be int64, got {seeds.dtype}")
+    if seeds.shape != x_NCHW.shape[:1]:
+        raise ValueError(f"seeds must have shape ({len(x_NCHW)},), got {tuple(seeds.shape)}")
+    if seeds.device != x_NCHW.device:
+        raise ValueError(f"seeds are on {seeds.device}, the images on {x_NCHW.device}: move them")
+    shorter = min(x_NCHW.shape[2:])
+    if not 0 <= padding < shorter:
+        raise ValueError(f"padding must be in 0 .. {shorter - 1}, got {padding}")
+    if border not in ("reflect", "constant"):
+        raise ValueError(f"border must be 'reflect' or 'constant', got {border!r}")
+    if cutout < 0:
+        raise ValueError(f"cutout must be at least 0, got {cutout}")
+
+
+def _integers(seeds: Tensor, stream: int, below: int) -> Tensor:
+    """One number a sample in [0, below), for each stream another one."""
+    start = _mix(_mix(stream) ^ _GAMMA)
+    bits = (seeds + 1) * _signed(_GAMMA) + _signed(start)  # wraps modulo 2**64, as it should
+    bits = (bits ^ _shift(bits, 30)) * _signed(_MIX_1)
+    bits = (bits ^ _shift(bits, 27)) * _signed(_MIX_2)
+    # 53 bits against a handful of values: the bias of the remainder is below 1e-13.
+    return _shift(bits ^ _shift(bits, 31), 11) % below
+
+
+def _mix(value: int) -> int:
+    """The finaliser, as `_integers` has it for tensors."""
+    value = (value ^ value >> 30) * _MIX_1 & 0xFFFFFFFFFFFFFFFF
+    value = (value ^ value >> 27) * _MIX_2 & 0xFFFFFFFFFFFFFFFF
+    return value ^ value >> 31
+
+
+def _shift(bits: Tensor, by: int) -> Tensor:
+    # torch shifts int64 arithmetically; the mask makes it the shift of an unsigned integer.
+    return bits >> by & (1 << 64 - by) - 1
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mirrored(places: Tensor, length: int) -> Tensor:
+    return (length - 1) - ((length - 1) - places.abs()).abs()
+
+
+def _outside(places: Tensor, length: int) -> Tensor:
+    return (places < 0) | (places >= length)
+
+
+def _near(places: Tensor, centres: Tensor, side: int) -> Tensor:
+    start = (centres - side // 2)[:, None]
+    return (places >= start) & (places < start + side)
+
+
+def _like(value: float | Tensor, x: Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.to(x.dtype)
+    return torch.full((), value, dtype=x.dtype, device=x.device)  # not torch.tensor: it would wait

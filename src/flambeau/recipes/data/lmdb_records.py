@@ -1,0 +1,344 @@
+"""LMDB: many values in one file, each read at once by key or number; read without the lmdb package.
+
+LMDB：把许多值装进一个文件，按键或序号直接读取；读取时不需要 lmdb 包。
+
+Source: `libraries/liblmdb/mdb.c` of LMDB 0.9, structs MDB_meta, MDB_db, MDB_page and MDB_node: a B+tree of
+pages, whose leaves hold the keys in the order of their bytes and the values, or for long ones the number of
+the pages that hold nothing else. Not read through the library, which maps the file: a file cut short then
+kills the process (SIGBUS), damage goes unseen, and one process cannot open the same file twice.
+
+Not for files that someone writes to meanwhile, for named databases or several values a key, or where
+damage inside a value must be found: the format has no checksum (TFRecord has).
+"""
+
+import bisect
+import operator
+import os
+import secrets
+import struct
+import threading
+import weakref
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self, SupportsIndex
+
+_META = struct.Struct(
+    "<10xH4x 4sI16x I48x HH24xQQ 8xQ"
+)  # page header, MDB_meta, of its two MDB_db a part
+_HEAD = struct.Struct("<Q2xHHH")  # page number, flags; end of the node offsets, start of the nodes
+_NODE = struct.Struct(
+    "<HHHH"
+)  # size of the value (or number of the child), flags (its high bits), key size
+_BRANCH, _LEAF, _OVERFLOW, _META_PAGE, _KINDS = 1, 2, 4, 8, 0x6F
+_LONG_VALUE = (
+    1  # flag of a node: the value lies on pages of its own, here is the number of the first
+)
+_MAGIC = b"\xde\xc0\xef\xbe"
+_MAX_DEPTH = 32  # of the library too
+_NONE = (1 << 64) - 1  # the root of an empty tree
+_FIRST_MAP_BYTES = 1 << 30  # address space, not disk; doubled whenever it is full
+_BATCH_BYTES = 1 << 26  # a transaction; chosen, untested
+
+
+class LMDBError(ValueError):
+    """A damaged or unfit file; the message names the file, the byte offset and what is wrong there."""
+
+
+class LMDBIndex(NamedTuple):
+    """Where the values are, in key order."""
+
+    keys: Sequence[bytes]
+    starts: Sequence[int]  # byte offsets of the values in the file
+    sizes: Sequence[int]  # bytes
+
+
+class LMDBReader:
+    """The values of an LMDB file, in key order; safe in threads, after fork and after pickle.
+
+    Opening reads the keys, so it costs some microseconds each; `index` saves it.
+
+    Args:
+        path: the file, or the folder with its data.mdb.
+        index: `reader.index` of an earlier reader of the same, unchanged file.
+
+    Raises:
+        LMDBError: a damaged file, one in another version or with named databases; at opening or reading.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with LMDBWriter(f"{folder}/words.lmdb") as writer:
+        ...         writer.write("two", b"zwei")
+        ...         writer.write("one", b"eins")
+        ...     with LMDBReader(f"{folder}/words.lmdb") as reader:
+        ...         len(reader), reader[0], reader[-1], reader.get("two"), reader.keys
+        (2, b'eins', b'zwei', b'zwei', (b'one', b'two'))
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, index: LMDBIndex | None = None) -> None:
+        self.path = Path(path).absolute()
+        if self.path.is_dir():
+            self.path = self.path / "data.mdb"
+        self._meta = self._open()
+        self.index = self._walk() if index is None else index
+        self.keys = self.index.keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: SupportsIndex) -> bytes:
+        place = range(len(self))[operator.index(index)]  # IndexError, negative numbers
+        start, size = self.index.starts[place], self.index.sizes[place]
+        page, inside = divmod(start, self._page_bytes)
+        if inside == _HEAD.size:  # else it lies in a leaf, which was checked with its keys
+            number, flags, *count = _HEAD.unpack(self._read(start - inside, inside))
+            pages = -(-(inside + size) // self._page_bytes)
+            if (number, flags, count[0] | count[1] << 16) != (page, _OVERFLOW, pages):
+                raise self._error(start - inside, f"no value of {size} bytes starts on this page")
+        return self._read(start, size)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.__getitem__, range(len(self)))
+
+    def get(self, key: bytes | str | SupportsIndex) -> bytes:
+        """The value of a key, made of text or a number as `lmdb_key` does; KeyError where there is none."""
+        name = lmdb_key(key)
+        place = bisect.bisect_left(self.keys, name)
+        if place == len(self) or self.keys[place] != name:
+            raise KeyError(f"{self.path} has no key {name!r}")
+        return self[place]
+
+    def close(self) -> None:
+        """Close the file; reading afterwards is a ValueError."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_file", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._open() != state["_meta"]:
+            raise self._error(0, "the file has been changed since it was opened first")
+
+    def _open(self) -> tuple[int, ...]:
+        """Flags, depth, number of keys, root and transaction of the newer of the two meta pages."""
+        self._file = self.path.open("rb", buffering=0)
+        weakref.finalize(self, self._file.close)  # a data set is rarely closed by hand
+        self._lock = threading.Lock()
+        self._size = os.fstat(self._file.fileno()).st_size
+        at, found = 0, []
+        for _ in range(2):
+            head = self._read(at, _META.size)
+            flags, magic, version, self._page_bytes, *facts = _META.unpack(head)
+            if magic != _MAGIC or flags & _KINDS != _META_PAGE:
+                raise self._error(at, "no LMDB file, or a damaged one")
+            if version != 1:
+                raise self._error(at, f"format {version} of LMDB; only 1, of LMDB 0.9, is known")
+            if self._page_bytes not in ((at,) if at else (1 << n for n in range(9, 17))):
+                raise self._error(at, f"pages of {self._page_bytes} bytes: damaged")
+            if facts[1] > _MAX_DEPTH:
+                raise self._error(at, f"a tree of {facts[1]} levels: damaged")
+            found.append(tuple(facts))
+            at = self._page_bytes
+        return max(found, key=operator.itemgetter(-1))
+
+    def _walk(self) -> LMDBIndex:
+        flags, depth, count, root, _ = self._meta
+        if flags & 0x7F:
+            raise self._error(0, "several values a key, or keys not in the order of their bytes")
+        keys: list[bytes] = []
+        starts, sizes = array("Q"), array("Q")
+        todo = [] if root == _NONE else [(root, depth)]
+        while todo:
+            number, level = todo.pop()
+            at, page, nodes = self._page(number, _BRANCH if level > 1 else _LEAF)
+            if level > 1:
+                children = [low | high << 16 | top << 32 for _, low, high, top, _ in nodes]
+                todo += [(child, level - 1) for child in reversed(children)]
+                continue
+            for node, low, high, flags, key_bytes in nodes:
+                start, size = node + _NODE.size + key_bytes, low | high << 16
+                key = page[start - key_bytes : start]
+                if flags & ~_LONG_VALUE:
+                    raise self._error(at + node, f"{key!r} is a named database or has many values")
+                if keys and key <= keys[-1]:
+                    raise self._error(at + node, f"key {key!r} comes after {keys[-1]!r}")
+                if start + (8 if flags else size) > len(page):
+                    raise self._error(at + node, f"the value of {key!r} runs over the page")
+                place = at + start
+                if flags:
+                    first = int.from_bytes(page[start : start + 8], "little")
+                    place = first * self._page_bytes + _HEAD.size
+                if place + size > self._size:
+                    raise self._error(self._size, f"the file ends before the value of {key!r}")
+                keys.append(key)
+                starts.append(place)
+                sizes.append(size)
+        if not len(keys) == len(set(starts)) == count:
+            raise self._error(0, f"{count} values promised, {len(set(starts))} found: damaged")
+        return LMDBIndex(tuple(keys), starts, sizes)
+
+    def _page(self, number: int, kind: int) -> tuple[int, bytes, list[tuple[int, ...]]]:
+        """Where a page is, its bytes, and its nodes: place in it, and what _NODE holds."""
+        at = number * self._page_bytes
+        page = self._read(at, self._page_bytes)
+        found, flags, low, high = _HEAD.unpack_from(page)
+        count = (low - _HEAD.size) // 2
+        if (found, flags & _KINDS) != (number, kind) or not _HEAD.size < low <= high <= len(page):
+            raise self._error(at, "a page of the tree is damaged")
+        offsets = struct.unpack_from(f"<{count}H", page, _HEAD.size)
+        if not count or min(offsets) < high or max(offsets) > len(page) - _NODE.size:
+            raise self._error(at, "a page of the tree is damaged")
+        return at, page, [(node, *_NODE.unpack_from(page, node)) for node in offsets]
+
+    def _read(self, start: int, size: int) -> bytes:
+        if start + size > self._size:
+            raise self._error(self._size, f"the file ends here, {start + size} bytes were expected")
+        if hasattr(os, "pread"):
+            data = os.pread(self._file.fileno(), size, start)
+        else:
+            with self._lock:  # Windows, which has no fork that could copy a held lock
+                self._file.seek(start)
+                data = self._file.read(size)
+        if len(data) < size:
+            raise self._error(start + len(data), "the file ends here, it was longer when opened")
+        return data
+
+    def _error(self, offset: int, reason: str) -> LMDBError:
+        return LMDBError(f"{self.path}, byte {offset}: {reason}")
+
+
+class LMDBWriter:
+    """Writes a single LMDB file, which gets its name only when all is written; needs the package lmdb.
+
+    Use it in a `with` block: an exception in it leaves nothing, a kill only a file that ends in .tmp.
+
+    Args:
+        path: the file to make, usually ending in .lmdb.
+
+    Raises:
+        FileExistsError: it exists.
+        ImportError: lmdb is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with LMDBWriter(f"{folder}/a.lmdb") as writer:
+        ...         writer.write(7, b"seven")
+        ...     LMDBReader(f"{folder}/a.lmdb").keys
+        (b'0000000007',)
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            import lmdb
+        except ModuleNotFoundError as error:
+            raise ImportError("LMDBWriter needs the package lmdb: pip install lmdb") from error
+        self._path = Path(path).absolute()
+        self._refuse_existing()
+        self._temporary = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}.tmp")
+        self._full = lmdb.MapFullError
+        self._env = lmdb.open(
+            str(self._temporary),
+            subdir=False,
+            map_size=_FIRST_MAP_BYTES,
+            lock=False,
+            sync=False,
+            mode=0o644,
+        )
+        self._batch: dict[bytes, bytes] = {}
+        self._batch_bytes, self._closed = 0, False
+
+    def write(
+        self, key: bytes | str | SupportsIndex, value: bytes | bytearray | memoryview
+    ) -> None:
+        """Add a value.
+
+        Args:
+            key: bytes, text or a number, see `lmdb_key`; in any order, but faster in that of their bytes.
+            value: bytes-like, less than 2 GiB.
+
+        Raises:
+            ValueError: a key that is there already (found at the latest when closing), or an unfit one.
+            TypeError: a value that is not bytes-like.
+        """
+        name, data = lmdb_key(key), bytes(memoryview(value))
+        if name in self._batch:
+            raise ValueError(f"key {key!r} is there already")
+        self._batch[name] = data
+        self._batch_bytes += len(data)
+        if self._batch_bytes >= _BATCH_BYTES:
+            self._commit()
+
+    def close(self) -> None:
+        """Finish the file and give it its name; a second call does nothing."""
+        if self._closed:
+            return
+        try:
+            self._commit()
+            self._env.sync(True)  # a name must not outlive a power cut without its bytes
+            self._env.close()
+            self._refuse_existing()
+            self._temporary.rename(self._path)
+            self._closed = True
+        except BaseException:
+            self._discard()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._discard()
+
+    def _commit(self) -> None:
+        while self._batch:
+            try:
+                with self._env.begin(write=True) as transaction:
+                    for key, value in sorted(self._batch.items()):
+                        if not transaction.put(key, value, overwrite=False):
+                            raise ValueError(f"key {key!r} is there already")
+                self._batch, self._batch_bytes = {}, 0
+            except self._full:  # nothing of the batch has been written
+                self._env.set_mapsize(2 * self._env.info()["map_size"])
+
+    def _discard(self) -> None:
+        self._env.close()
+        self._closed = True
+        self._temporary.unlink(missing_ok=True)
+
+    def _refuse_existing(self) -> None:
+        if self._path.exists():
+            raise FileExistsError(f"{self._path} exists: remove it or choose another name")
+
+
+def lmdb_key(key: bytes | str | SupportsIndex) -> bytes:
+    """The bytes of a key: text as UTF-8, a number in ten digits, so that their order is that of the numbers.
+
+    Raises:
+        ValueError: not 1 to 511 bytes, or a number below 0 or of more than ten digits.
+        TypeError: anything else.
+
+    Example:
+        >>> lmdb_key("cat/1.jpg"), lmdb_key(70)
+        (b'cat/1.jpg', b'0000000070')
+    """
+    if isinstance(key, bytes | str):
+        name = key.encode() if isinstance(key, str) else key
+        if not 1 <= len(name) <= 511:  # the library's limit
+            raise ValueError(f"a key has 1 to 511 bytes, got {len(name)}: {name[:40]!r}")
+        return name
+    number = operator.index(key)
+    if not 0 <= number < 10**10:
+        raise ValueError(f"a number as a key is at least 0 and below 10**10, got {number}")
+    return b"%010d" % number

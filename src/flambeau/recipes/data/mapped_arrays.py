@@ -1,0 +1,295 @@
+"""Arrays in .npy, .npz and .pth files as tensors that are mapped, not read; and .npy files written in place.
+
+把 .npy、.npz 和 .pth 文件中的数组映射为张量而不读取它们；也可就地逐行写出 .npy 文件。
+
+Source: numpy.lib.format (NEP 1) for .npy; APPNOTE.TXT of PKWARE, 4.3.7, for the members of an .npz;
+PyTorch's notes on serialization semantics for .pth; mmap(2).
+
+Opening takes microseconds whatever the size; what is used is read when it is touched, kept by the system's
+page cache, and shared by all processes that map the file: forked workers cost no memory.
+The map is private: writing to a tensor changes this process's copy of the page, never the file.
+
+Not for compressed arrays, which have no place to point at. Not where the file may be cut short, or the
+network drive fail, while it is mapped: touching such a page kills the process (SIGBUS).
+"""
+
+import ast
+import contextlib
+import math
+import mmap
+import os
+import platform
+import secrets
+import struct
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+_MAGIC = b"\x93NUMPY"
+_MAX_HEADER = 10_000  # bytes, as NumPy limits what it gives to ast.literal_eval
+_NATIVE = "<" if sys.byteorder == "little" else ">"
+_ALIGN = 64  # numpy pads its headers to this, so that the data starts at a multiple of it
+
+_DTYPES = {
+    "b1": torch.bool, "u1": torch.uint8, "i1": torch.int8, "u2": torch.uint16, "i2": torch.int16,
+    "u4": torch.uint32, "i4": torch.int32, "u8": torch.uint64, "i8": torch.int64, "f2": torch.float16,
+    "f4": torch.float32, "f8": torch.float64, "c8": torch.complex64, "c16": torch.complex128,
+}  # fmt: skip
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+# Linux refuses a private map larger than memory and swap unless told not to reserve memory for writes to
+# it; Python names the flag from 3.13 on.
+_ASM_GENERIC = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64", "riscv64")
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if _ASM_GENERIC else 0)
+
+
+def map_npy(path: str | os.PathLike[str]) -> Tensor:
+    """The array of an .npy file, mapped.
+
+    Args:
+        path: a file of numpy.save, `write_npy` or any other writer of the format.
+
+    Returns:
+        A CPU tensor of the array's shape and dtype; column-major arrays come with their strides.
+
+    Raises:
+        ValueError: no .npy file, cut short, or numbers that torch lacks (another byte order).
+        TypeError: text, objects, records, dates.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with write_npy(f"{folder}/x.npy", (3, 2), torch.int16) as rows:
+        ...         for number in range(3):
+        ...             rows[number] = number
+        ...     map_npy(f"{folder}/x.npy")
+        tensor([[0, 0],
+                [1, 1],
+                [2, 2]], dtype=torch.int16)
+    """
+    with Path(path).open("rb") as file:
+        return _tensor(file, 0, _map(file), f"{path}")
+
+
+def map_npz(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The arrays of an .npz file that is not compressed, mapped.
+
+    An array whose place in the file is no multiple of its item size is copied into memory, since torch
+    reads no such tensors: labels often are, uint8 images never.
+
+    Args:
+        path: a file of numpy.savez.
+
+    Returns:
+        CPU tensors by name; text and objects, which torch has no type for, are left out.
+
+    Raises:
+        ValueError: no .npz file, cut short, or compressed.
+
+    Example:
+        >>> import numpy, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     numpy.savez(f"{folder}/a.npz", x=numpy.arange(4), note="text")
+        ...     map_npz(f"{folder}/a.npz")
+        {'x': tensor([0, 1, 2, 3])}
+    """
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as archive, Path(path).open("rb") as file:
+            memory = _map(file)
+            for info in archive.infolist():
+                if info.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError(f"{path}: {info.filename} is compressed; use numpy.savez")
+                where = f"{path}: {info.filename}"
+                with contextlib.suppress(TypeError):
+                    name = info.filename.removesuffix(".npy")
+                    found[name] = _tensor(file, member_offset(file, info), memory, where)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is no .npz file, or is cut short: {error}") from error
+    return found
+
+
+def map_pth(path: str | os.PathLike[str]) -> Any:
+    """What torch.save has written, with its tensors mapped.
+
+    Args:
+        path: a file of torch.save that holds tensors, numbers, text, and lists, tuples and dicts of such.
+
+    Returns:
+        The same objects; tensors are on the CPU wherever they were when saved.
+
+    Raises:
+        ValueError: a file of before PyTorch 1.6, which is no zip file and cannot be mapped.
+        pickle.UnpicklingError: other Python objects, such as a whole model, which would run code.
+        RuntimeError: a damaged file, or on Linux one larger than memory and swap, which torch cannot map.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torch.save((torch.arange(4), "text"), f"{folder}/a.pth")
+        ...     map_pth(f"{folder}/a.pth")
+        (tensor([0, 1, 2, 3]), 'text')
+    """
+    with Path(path).open("rb") as file:
+        if file.read(4) != b"PK\3\4":
+            raise ValueError(
+                f"{path} is no zip file: damaged, or of before PyTorch 1.6; save it again"
+            )
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+
+
+@contextlib.contextmanager
+def write_npy(
+    path: str | os.PathLike[str], shape: Sequence[int], dtype: torch.dtype
+) -> Iterator[Tensor]:
+    """Make an .npy file by filling a tensor that is mapped to it, in any order and from any process.
+
+    The space on the disk is taken at the start, and the file gets its name at the end of the `with` block;
+    an exception in the block leaves nothing, a kill a file that ends in .tmp.
+
+    Args:
+        path: the file to make.
+        shape: of the array; it need not fit into memory.
+        dtype: one that NumPy has too.
+
+    Yields:
+        The array, zero at first; do not write to it after the block.
+
+    Raises:
+        FileExistsError: there is such a file.
+        OSError: no space for it.
+        ValueError: a dtype that the format lacks, such as bfloat16.
+
+    Example:
+        >>> import numpy, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with write_npy(f"{folder}/x.npy", (2, 3), torch.float32) as rows:
+        ...         rows[1] = torch.rand(3)
+        ...     numpy.load(f"{folder}/x.npy")[0]
+        array([0., 0., 0.], dtype=float32)
+    """
+    target = Path(path)
+    _refuse_existing(target)
+    header = _header(tuple(shape), dtype)
+    temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("x+b") as file:
+            size = len(header) + math.prod(shape) * dtype.itemsize
+            # A sparse file would do, but on a full disk writing to its map kills the process.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            file.truncate(size)
+            file.write(header)
+            file.flush()
+            memory = mmap.mmap(file.fileno(), size)
+            yield _view(memory, dtype, len(header), tuple(shape))
+            memory.flush()
+            os.fsync(file.fileno())
+        _refuse_existing(target)
+        temporary.rename(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def member_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
+    """Where the data of a member of a zip file starts: its own header, not the central one, tells.
+
+    Args:
+        file: the zip file, open for reading bytes.
+        info: of a member that is not compressed.
+
+    Raises:
+        zipfile.BadZipFile: no header where the central one says.
+
+    Example:
+        >>> import io
+        >>> with zipfile.ZipFile(io.BytesIO(), "w") as archive:
+        ...     archive.writestr("name", b"data")
+        ...     at = member_offset(archive.fp, archive.getinfo("name"))
+        >>> at  # behind 30 bytes and the name
+        34
+    """
+    file.seek(info.header_offset)
+    header = file.read(30)
+    if len(header) < 30 or header[:4] != b"PK\3\4":
+        raise zipfile.BadZipFile(f"no member starts at byte {info.header_offset}")
+    name, extra = struct.unpack("<HH", header[26:])
+    return info.header_offset + 30 + int(name) + int(extra)
+
+
+def _map(file: IO[bytes]) -> mmap.mmap:
+    if os.fstat(file.fileno()).st_size == 0:
+        raise ValueError(f"{file.name} is empty")
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    # Writable, though only in this process: torch warns of read-only memory, and a write to it would crash.
+    return mmap.mmap(
+        file.fileno(), 0, mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+    )
+
+
+def _tensor(file: IO[bytes], start: int, memory: mmap.mmap, where: str) -> Tensor:
+    """The .npy array from a byte of a file on."""
+    descr, column_major, shape, offset = _read_header(file, start, where)
+    dtype = _DTYPES.get(descr[1:])
+    if dtype is None:
+        raise TypeError(f"{where} has type {descr!r}, which torch lacks")
+    if dtype.itemsize > 1 and descr[0] != _NATIVE:
+        raise ValueError(f"{where} has type {descr!r}, of the byte order of another machine")
+    end = offset + math.prod(shape) * dtype.itemsize
+    if end > len(memory):
+        raise ValueError(f"{where} is cut short: it ends at byte {end}, the file at {len(memory)}")
+    if column_major:
+        return _view(memory, dtype, offset, shape[::-1]).permute(*range(len(shape) - 1, -1, -1))
+    return _view(memory, dtype, offset, shape)
+
+
+def _read_header(file: IO[bytes], start: int, where: str) -> tuple[str, bool, tuple[int, ...], int]:
+    """Type, column-major, shape, and where the data starts."""
+    file.seek(start)
+    head = file.read(12)
+    if head[:7] not in (_MAGIC + b"\1", _MAGIC + b"\2") or len(head) < 12:
+        raise ValueError(f"{where} is no .npy array of version 1 or 2")
+    (length,) = struct.unpack_from("<H" if head[6] == 1 else "<I", head, 8)
+    offset = start + (10 if head[6] == 1 else 12)
+    file.seek(offset)
+    try:
+        header = ast.literal_eval(file.read(min(length, _MAX_HEADER)).decode("latin1").strip())
+        descr, shape = header["descr"], header["shape"]
+        if all(type(side) is int and side >= 0 for side in shape):
+            # Of a record with fields the type is a list.
+            return str(descr), bool(header["fortran_order"]), tuple(shape), offset + length
+        reason = f"shape {shape}"
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError) as error:
+        reason = f"{type(error).__name__} in its header"
+    raise ValueError(f"{where} is damaged: {reason}")
+
+
+def _view(memory: mmap.mmap, dtype: torch.dtype, offset: int, shape: tuple[int, ...]) -> Tensor:
+    count = math.prod(shape)
+    if count == 0:  # frombuffer wants at least one item
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    if offset % dtype.itemsize:
+        data = memory[offset : offset + count * dtype.itemsize]
+        return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise FileExistsError(f"{path} exists: remove it or choose another name")
+
+
+def _header(shape: tuple[int, ...], dtype: torch.dtype) -> bytes:
+    if dtype not in _CODES:
+        raise ValueError(f"the .npy format has no {dtype}; write another type")
+    descr = ("|" if dtype.itemsize == 1 else _NATIVE) + _CODES[dtype]
+    text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
+    length = -(10 + len(text) + 1) % _ALIGN + len(text) + 1
+    return _MAGIC + b"\1\0" + struct.pack("<H", length) + text.ljust(length - 1) + b"\n"

@@ -1,0 +1,244 @@
+"""Samplers whose epoch is a pure function of (seed, epoch): weighted, class-balanced, subset, infinite.
+
+采样器：每个 epoch 只由 (seed, epoch) 决定——加权、类别均衡、子集、无限。
+
+Source: SplitMix64 as in Steele, Lea and Flood, OOPSLA 2014, for the random numbers. Weighted sampling
+without replacement: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", Information
+Processing Letters 97, 2006: the k largest of u**(1/w).
+
+Torch's own samplers draw from a generator whose state a resume would have to bring back, give each rank
+of a job another order, or repeat samples so that all ranks have as many; these do not.
+Not for data without a length.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+class EpochSampler(Sampler[int]):
+    """All samples, shuffled; the others build on it.
+
+    In torch's DataLoader each pass over it is the next epoch. `start_at` goes to any place at no cost:
+    count what you have consumed, for with workers the sampler itself is ahead of you.
+
+    Args:
+        length: number of samples, at least 1.
+        seed: any integer.
+        rank: of this process; it gets every `world`-th sample of the epoch's order from here on.
+        world: number of processes; they get as many samples or one less, none twice.
+
+    Raises:
+        ValueError: nothing to sample from, or no such rank.
+
+    Example:
+        >>> sampler = EpochSampler(5, seed=1)
+        >>> first, second = list(sampler), list(sampler)
+        >>> sampler.start_at(epoch=1, position=2)
+        >>> list(sampler) == second[2:]
+        True
+    """
+
+    def __init__(self, length: int, *, seed: int = 0, rank: int = 0, world: int = 1) -> None:
+        if length < 1:
+            raise ValueError(f"there must be a sample to draw, got {length}")
+        if not 0 <= rank < world:
+            raise ValueError(f"rank must be in [0, {world}), got {rank}")
+        self._length, self._seed, self._rank, self._world = length, seed, rank, world
+        self.epoch, self._position = 0, 0
+
+    def order(self, epoch: int) -> Tensor:
+        """What epoch number `epoch` visits, on all ranks together.
+
+        Returns:
+            (N,) int64 on the CPU, indices of samples.
+        """
+        return torch.argsort(uniform(self._length, seed=self._seed, epoch=epoch), stable=True)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin with this epoch, from 0."""
+        self.start_at(epoch=epoch, position=0)
+
+    def start_at(self, *, epoch: int, position: int) -> None:
+        """Begin in an epoch after `position` samples of this rank."""
+        self.epoch, self._position = epoch, position
+
+    def __len__(self) -> int:
+        return len(range(self._rank, self._length, self._world))
+
+    def __iter__(self) -> Iterator[int]:
+        own = self.order(self.epoch)[self._rank :: self._world]
+        start, self._position = self._position, 0
+        self.epoch += 1
+        yield from own[start:].tolist()
+
+
+class WeightedSampler(EpochSampler):
+    """Samples drawn with probabilities in proportion to their weights.
+
+    Args:
+        weights: (M,) at least 0, not all 0, finite.
+        num_samples: drawn in an epoch; by default M.
+        replacement: False draws each sample at most once.
+
+    Raises:
+        ValueError: a weight that is negative or not finite, all are 0, or, without replacement, fewer than
+            `num_samples` are above 0 (torch's sampler draws those of weight 0 then).
+
+    Example:
+        >>> sorted(WeightedSampler([1.0, 0.0, 1.0], num_samples=2, replacement=False))
+        [0, 2]
+    """
+
+    def __init__(
+        self,
+        weights: Any,
+        num_samples: int | None = None,
+        *,
+        replacement: bool = True,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self._weights = torch.as_tensor(weights, dtype=torch.float64).cpu()
+        if self._weights.dim() != 1 or not bool(
+            (self._weights.isfinite() & (self._weights >= 0)).all()
+        ):
+            raise ValueError("weights must be one row of finite numbers of at least 0")
+        above = int((self._weights > 0).sum())
+        if not above:
+            raise ValueError("all weights are 0: there is nothing to draw")
+        length = len(self._weights) if num_samples is None else num_samples
+        if not replacement and length > above:
+            raise ValueError(
+                f"{length} samples are to be drawn without replacement, and {above} weights are above 0"
+            )
+        super().__init__(length, seed=seed, rank=rank, world=world)
+        self._replacement = replacement
+
+    def order(self, epoch: int) -> Tensor:
+        if self._replacement:
+            levels = self._weights.cumsum(0)
+            drawn = uniform(self._length, seed=self._seed, epoch=epoch) * levels[-1]
+            # Right: a draw of exactly a level belongs to the next sample of a weight above 0.
+            return torch.searchsorted(levels, drawn, right=True).clamp_max(len(levels) - 1)
+        keys = uniform(len(self._weights), seed=self._seed, epoch=epoch).log() / self._weights
+        keys[self._weights == 0] = -torch.inf
+        return torch.argsort(keys, descending=True, stable=True)[: self._length]
+
+
+class BalancedSampler(WeightedSampler):
+    """Each class equally often on average, whatever its size; drawn with replacement.
+
+    Args:
+        labels: (M,) integers of at least 0, the class of each sample.
+        num_samples: drawn in an epoch; by default M.
+
+    Raises:
+        ValueError: no labels, or one below 0.
+
+    Example:
+        >>> labels = torch.tensor([0] * 90 + [1] * 10)
+        >>> drawn = labels[BalancedSampler(labels, num_samples=1000).order(epoch=0)]
+        >>> 400 < int(drawn.sum()) < 600
+        True
+    """
+
+    def __init__(
+        self,
+        labels: Any,
+        num_samples: int | None = None,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        numbers = torch.as_tensor(labels, dtype=torch.int64).cpu()
+        if numbers.dim() != 1 or not len(numbers) or int(numbers.min()) < 0:
+            raise ValueError("labels must be one row of integers of at least 0")
+        weights = 1.0 / torch.bincount(numbers)[numbers].double()
+        super().__init__(weights, num_samples, seed=seed, rank=rank, world=world)
+
+
+class SubsetSampler(EpochSampler):
+    """Some samples, shuffled, or in the order given.
+
+    Args:
+        indices: (M,) integers; one that is given twice is visited twice.
+        shuffle: False keeps the order.
+
+    Example:
+        >>> list(SubsetSampler([7, 3, 5], shuffle=False))
+        [7, 3, 5]
+    """
+
+    def __init__(
+        self, indices: Any, *, shuffle: bool = True, seed: int = 0, rank: int = 0, world: int = 1
+    ) -> None:
+        self._indices = torch.as_tensor(indices, dtype=torch.int64).cpu()
+        super().__init__(len(self._indices), seed=seed, rank=rank, world=world)
+        self._shuffle = shuffle
+
+    def order(self, epoch: int) -> Tensor:
+        return self._indices[super().order(epoch)] if self._shuffle else self._indices
+
+
+class InfiniteSampler(Sampler[int]):
+    """One epoch of another sampler after the other, without end, for training that counts steps.
+
+    Workers read ahead over the borders of epochs, so nothing waits there. It has no length.
+
+    Args:
+        sampler: any of the above; it goes on from where it stands.
+
+    Example:
+        >>> import itertools
+        >>> endless = InfiniteSampler(SubsetSampler([4, 2], shuffle=False))
+        >>> list(itertools.islice(endless, 5))
+        [4, 2, 4, 2, 4]
+    """
+
+    def __init__(self, sampler: EpochSampler) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from self._sampler
+
+
+def uniform(count: int, *, seed: int, epoch: int) -> Tensor:
+    """Random numbers above 0 and below 1 that depend on (seed, epoch) and their place alone.
+
+    Args:
+        count: how many.
+        seed: any integer; only its low 64 bits count.
+        epoch: any integer of at least 0.
+
+    Returns:
+        (count,) float64 on the CPU, odd multiples of 2**-53.
+
+    Example:
+        >>> bool((uniform(9, seed=0, epoch=3)[:4] == uniform(4, seed=0, epoch=3)).all())
+        True
+    """
+    base = _mix(torch.tensor([_signed(seed)]))
+    stream = _mix(base ^ _signed((epoch + 1) * _GAMMA))
+    bits = _mix((torch.arange(count) + 1) * _signed(_GAMMA) + stream)
+    return ((bits >> 12 & (1 << 52) - 1).double() + 0.5) / (1 << 52)
+
+
+def _mix(value: Tensor) -> Tensor:
+    """SplitMix64's finaliser; int64 arithmetic wraps modulo 2**64, as it wants."""
+    value = (value ^ (value >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
+    return value ^ (value >> 31 & (1 << 33) - 1)
+
+
+def _signed(value: int) -> int:
+    value &= 0xFFFFFFFFFFFFFFFF
+    return value - (1 << 64) if value >> 63 else value

@@ -1,0 +1,142 @@
+"""Samplers: the distributions that they promise, the same epoch each time, and shares without padding."""
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, WeightedRandomSampler
+
+from flambeau.recipes.data.sample_order import mix
+from flambeau.recipes.data.samplers import (
+    BalancedSampler,
+    EpochSampler,
+    InfiniteSampler,
+    SubsetSampler,
+    WeightedSampler,
+    uniform,
+)
+
+
+def test_random_numbers_are_splitmix64() -> None:
+    """Computed with Python's integers, from the definition."""
+    gamma = 0x9E3779B97F4A7C15
+    stream = mix(mix(7) ^ 4 * gamma)
+    expected = [((mix((k + 1) * gamma + stream) >> 12) + 0.5) / 2**52 for k in range(100)]
+    assert uniform(100, seed=7, epoch=3).tolist() == expected
+    assert uniform(100, seed=-1, epoch=3).tolist() == uniform(100, seed=2**64 - 1, epoch=3).tolist()
+    many = uniform(200_000, seed=0, epoch=0)
+    assert float(many.min()) > 0 and float(many.max()) < 1
+    assert abs(float(many.mean()) - 0.5) < 0.003
+    assert abs(float(many.var()) - 1 / 12) < 0.001
+
+
+SAMPLERS = [
+    EpochSampler(23, seed=3),
+    WeightedSampler(torch.arange(23.0), seed=3),
+    WeightedSampler(torch.arange(23.0), 20, replacement=False, seed=3),
+    BalancedSampler([0] * 20 + [1, 1, 2], seed=3),
+    SubsetSampler(range(4, 15), seed=3),
+]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_an_epoch_is_the_same_each_time_and_can_be_entered_anywhere(sampler: EpochSampler) -> None:
+    sampler.set_epoch(0)
+    epochs = [list(sampler) for _ in range(3)]
+    assert [len(epoch) for epoch in epochs] == [len(sampler)] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    for epoch, position in itertools.product(range(3), (0, 1, 7, len(sampler))):
+        sampler.start_at(epoch=epoch, position=position)
+        assert list(sampler) == epochs[epoch][position:]
+        assert sampler.epoch == epoch + 1
+    assert [sampler.order(epoch).tolist() for epoch in range(3)] == epochs
+    assert sampler.order(0).dtype == torch.int64
+
+
+def test_ranks_share_an_epoch_without_repeating_anything() -> None:
+    for length, world in ((23, 4), (3, 4), (8, 2)):
+        whole = EpochSampler(length, seed=5).order(2).tolist()
+        shares = []
+        for rank in range(world):
+            sampler = EpochSampler(length, seed=5, rank=rank, world=world)
+            sampler.set_epoch(2)
+            shares.append(list(sampler))
+            assert len(sampler) == len(shares[-1])
+        assert sorted(itertools.chain(*shares)) == sorted(whole)
+        assert shares[0] == whole[::world]
+
+
+def test_weights_are_frequencies() -> None:
+    weights = torch.tensor([1.0, 0.0, 2.0, 5.0, 0.0])
+    drawn = torch.bincount(WeightedSampler(weights, 80_000).order(0), minlength=5) / 80_000
+    torch.testing.assert_close(drawn, weights / 8, rtol=0, atol=0.006)
+    peer = torch.tensor(list(WeightedRandomSampler(weights.tolist(), 80_000)))
+    torch.testing.assert_close(
+        drawn, torch.bincount(peer, minlength=5) / 80_000, rtol=0, atol=0.012
+    )
+
+
+def test_without_replacement_the_first_is_drawn_by_weight_and_none_twice() -> None:
+    sampler = WeightedSampler([1.0, 3.0, 0.0, 4.0], 3, replacement=False)
+    firsts = Counter()
+    for epoch in range(4000):
+        order = sampler.order(epoch).tolist()
+        assert sorted(order) == [0, 1, 3]
+        firsts[order[0]] += 1
+    for index, share in ((0, 1 / 8), (1, 3 / 8), (3, 4 / 8)):
+        assert abs(firsts[index] / 4000 - share) < 0.03
+    with pytest.raises(
+        ValueError, match=r"4 samples .* without replacement, and 3 weights are above 0"
+    ):
+        WeightedSampler([1.0, 3.0, 0.0, 4.0], replacement=False)
+    # What torch does there:
+    assert 2 in list(WeightedRandomSampler([1.0, 3.0, 0.0, 4.0], 4, replacement=False))
+
+
+def test_classes_come_equally_often() -> None:
+    labels = torch.tensor([0] * 900 + [1] * 90 + [4] * 10)
+    drawn = labels[BalancedSampler(labels, 30_000).order(1)]
+    shares = torch.bincount(drawn, minlength=5) / 30_000
+    torch.testing.assert_close(shares, torch.tensor([1, 1, 0, 0, 1]) / 3, rtol=0, atol=0.01)
+
+
+def test_a_subset_keeps_its_order_or_is_shuffled() -> None:
+    assert list(SubsetSampler([5, 1, 5], shuffle=False)) == [5, 1, 5]
+    assert sorted(SubsetSampler([5, 1, 5])) == [1, 5, 5]
+
+
+def test_infinite_goes_over_the_border_of_epochs() -> None:
+    base = EpochSampler(5, seed=2)
+    expected = [*base.order(1).tolist()[3:], *base.order(2).tolist(), *base.order(3).tolist()]
+    base.start_at(epoch=1, position=3)
+    endless = InfiniteSampler(base)
+    assert list(itertools.islice(endless, 12)) == expected[:12]
+    with pytest.raises(TypeError):
+        len(endless)  # type: ignore[arg-type]
+
+
+def test_torchs_loader_takes_them() -> None:
+    sampler = EpochSampler(10, seed=1)
+    loader = DataLoader(range(10), batch_size=4, sampler=sampler)  # type: ignore[arg-type]
+    seen = [torch.cat(list(loader)).tolist() for _ in range(2)]
+    assert seen == [sampler.order(0).tolist(), sampler.order(1).tolist()]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: EpochSampler(0), "there must be a sample to draw, got 0"),
+        (lambda: EpochSampler(3, rank=2, world=2), r"rank must be in \[0, 2\), got 2"),
+        (lambda: WeightedSampler([1.0, -1.0]), "finite numbers of at least 0"),
+        (lambda: WeightedSampler([1.0, float("nan")]), "finite numbers of at least 0"),
+        (lambda: WeightedSampler([[1.0]]), "one row"),
+        (lambda: WeightedSampler([0.0, 0.0]), "all weights are 0"),
+        (lambda: BalancedSampler([]), "one row of integers"),
+        (lambda: BalancedSampler([1, -1]), "at least 0"),
+        (lambda: SubsetSampler([]), "there must be a sample"),
+    ],
+)
+def test_refusals(make: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()  # type: ignore[operator]
