@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from flambeau.data.errors import InputError
 from flambeau.parallel.preemption import EXIT_CODE
 from flambeau.recipes.checkpoints.atomic_checkpoint import from_bytes, latest_checkpoint
+from flambeau.recipes.data.samplers import BalancedSampler, EpochSampler
 from flambeau.train.not_finite import NotFinite
 from flambeau.train.run import Run
 
@@ -516,6 +517,29 @@ def test_another_configuration_or_other_data_are_refused(tmp_path: Path) -> None
     with pytest.raises(InputError, match="another model"):
         start(folder, nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 2)))
     train(start(folder, keep=5, checkpoint_every="1ep", workers=0))  # these may change
+
+
+def test_a_sampler_chooses_the_samples(tmp_path: Path) -> None:
+    """Of a data set; stopped and gone on with, they are those of a run that was never stopped."""
+    sampler = BalancedSampler([0] * 40 + [1] * 6, 37, seed=8)
+    run = start(tmp_path / "whole", sampler=sampler)
+    assert run.plan.steps_per_epoch == 5  # of 8 samples
+    train(run)
+    with pytest.raises(Stop):
+        train(start(tmp_path / "stopped", sampler=sampler), stop_after=4)
+    train(start(tmp_path / "stopped", sampler=sampler, workers=1))
+    assert_equal(outcome(tmp_path / "stopped"), outcome(tmp_path / "whole"))
+    train(start(tmp_path / "other", sampler=EpochSampler(37, seed=8)))
+    with pytest.raises(AssertionError):
+        assert_equal(outcome(tmp_path / "other"), outcome(tmp_path / "whole"))
+
+    with pytest.raises(Stop):
+        train(start(tmp_path / "changed", sampler=sampler), stop_after=4)
+    with pytest.raises(InputError, match="sampler: 'BalancedSampler, 37 samples"):
+        start(tmp_path / "changed", sampler=EpochSampler(37, seed=8))
+    loader = DataLoader(data(), batch_size=4)
+    with pytest.raises(InputError, match="a sampler needs a Dataset to choose from"):
+        start(tmp_path / "loader", train=loader, sampler=sampler)
 
 
 def misuse_no_step(run: Run) -> Iterator[None]:

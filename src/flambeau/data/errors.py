@@ -6,3 +6,10 @@ class InputError(ValueError):
 
     The command prints the message without a traceback and exits with 2.
     """
+
+
+class WorkerLost(RuntimeError):
+    """A data worker has died or stands still; the message names it, and the sample that it read.
+
+    The command prints the message without a traceback and exits with 1: the same command may go on.
+    """

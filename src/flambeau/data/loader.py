@@ -6,22 +6,18 @@ which batch it is or how it is augmented.
 """
 
 import contextlib
-import ctypes
-import multiprocessing
-import os
 import random
-import signal
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
 from flambeau.data.errors import InputError
+from flambeau.data.in_flight import hold_deaths, reading
 from flambeau.data.micro_batch import (
     MicroBatch,
     count_samples,
@@ -30,14 +26,9 @@ from flambeau.data.micro_batch import (
     share_of,
 )
 from flambeau.data.seeded import SeededDataset
+from flambeau.data.transport import Uncollated, received, to_send
+from flambeau.data.workers import Workers, signals_held
 from flambeau.recipes.data.sample_order import sample_order, sample_seeds
-
-_GROUP_SIGNALS = {
-    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
-}
-_WORKER_GRACE_S = (
-    30  # how long a worker outlives a SIGTERM sent to the whole group; chosen, untested
-)
 
 
 class Loader:
@@ -54,6 +45,8 @@ class Loader:
         collate: makes a batch of a list of samples; torch's default otherwise.
         pin_memory: batches come in page-locked memory, for copies to a GPU that do not wait.
         on_bad: called, in this process, with the indices that a batch could not read.
+        stall_timeout: seconds after which a worker that still reads the same sample is given up; 0 is never.
+        sampler: whose `order(epoch)` is the order of an epoch, instead of a permutation of all samples.
         rank: of this process.
         world: how many processes read together.
 
@@ -76,8 +69,10 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         keeps_empty: bool | None = None,
+        stall_timeout: float = 60.0,
+        sampler: "Order | None" = None,
     ) -> None:
-        self.length = len(dataset)  # type: ignore[arg-type]
+        self.length = len(dataset if sampler is None else sampler)  # type: ignore[arg-type]
         if self.length == 0:
             raise InputError("the dataset is empty: there is nothing to train on")
         if shuffle and micro_batch_size < world:
@@ -92,9 +87,10 @@ class Loader:
         self._global = micro_batch_size * accumulate
         self._seed = seed
         self._shuffle = shuffle
-        self._loader_settings: dict[str, Any] = {"num_workers": workers, "pin_memory": pin_memory}
-        self._dataset, self._on_bad = dataset, on_bad
-        self._fetch = _Fetch(dataset, seed, collate)
+        self._loader_settings: dict[str, Any] = {"pin_memory": pin_memory}
+        self._dataset, self._on_bad, self._sampler = dataset, on_bad, sampler
+        self._workers = Workers(workers, stall_timeout=stall_timeout, describe=self.describe)
+        self._fetch = _Fetch(dataset, seed, collate, workers)
 
     @property
     def are_shares(self) -> bool:
@@ -105,6 +101,11 @@ class Loader:
     def batches_per_epoch(self) -> int:
         """Global batches (optimizer steps) in an epoch, an uneven last one included."""
         return -(-self.length // self._global)
+
+    @property
+    def last_batch_size(self) -> int:
+        """Samples of the last global batch of an epoch."""
+        return self.length - (self.batches_per_epoch - 1) * self._global
 
     def batch_indices(self, *, epoch: int, batch: int) -> list[int]:
         """The samples of global batch `batch` of an epoch, in order."""
@@ -119,6 +120,8 @@ class Loader:
 
     def order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The order of an epoch."""
+        if self._sampler is not None:
+            return self._sampler.order(epoch).numpy()
         if self._shuffle:
             return sample_order(self.length, seed=self._seed, epoch=epoch).numpy()
         return np.arange(self.length)
@@ -134,7 +137,7 @@ class Loader:
             epochs: how many in all; None goes on for ever.
         """
         plan = _Plan(self, epoch, position, epochs)
-        with _signals_held(), warnings.catch_warnings():
+        with signals_held(), warnings.catch_warnings():
             # More workers than cores is the user's choice, and torch would say so at every evaluation.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             loader = DataLoader(
@@ -142,28 +145,38 @@ class Loader:
                 sampler=plan,
                 batch_size=None,
                 collate_fn=_as_it_is,
-                worker_init_fn=_start_worker,
+                **self._workers.settings,
                 # The loader draws a base seed: not from the generator that the training uses.
                 generator=torch.Generator(),
                 **self._loader_settings,
             )
-            if self._loader_settings["num_workers"]:
+            if self._workers.count:
                 settle_before_fork(self._world)
             batches = iter(loader)  # forks the workers
+            hold_deaths()
         try:
-            for part, data, size, bad in batches:
+            for part, data, size, bad in self._workers.watched(batches):
                 if isinstance(data, InputError):
                     raise data
                 if bad and self._on_bad is not None:
                     self._on_bad(bad)
                 yield MicroBatch(
-                    data, part.indices, size, part.total, part.part, part.ends_batch,
+                    self._fetch.unpacked(data), part.indices, size, part.total, part.part, part.ends_batch,
                     part.position == self.length, part.position, bad,
                     part.all_have, part.draw,
                 )  # fmt: skip
         finally:
             # The last reference: the workers end now, not when a traceback that holds this frame goes.
             del batches
+
+
+class Order(Protocol):
+    """An order of samples that is a function of the epoch; see flambeau.recipes.data.samplers."""
+
+    def __len__(self) -> int: ...
+
+    def order(self, epoch: int) -> torch.Tensor:
+        """(len,) int64 on the CPU: indices of samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +234,19 @@ class _Fetch(Dataset[Any]):
     """Turns a part into (part, batch, samples in it, bad indices); runs in the workers."""
 
     def __init__(
-        self, dataset: Dataset[Any], seed: int, collate: Callable[[list[Any]], Any]
+        self,
+        dataset: Dataset[Any],
+        seed: int,
+        collate: Callable[[list[Any]], Any],
+        workers: int,
     ) -> None:
         self._dataset, self._seed, self._collate = dataset, seed, collate
+        self._workers = workers
 
     def __getitem__(self, part: _Part) -> tuple[_Part, Any, int, Sequence[int]]:
         part, data, size, bad = self._read(part)
+        if self._workers:
+            data = to_send(data, workers=self._workers)
         # What a stand-in cannot read is told by the rank that it stands for.
         return (part, data, 0, ()) if part.is_stand_in else (part, data, size, bad)
 
@@ -238,7 +258,8 @@ class _Fetch(Dataset[Any]):
         seeds = sample_seeds(indices, seed=self._seed, epoch=part.epoch)
         if isinstance(self._dataset, SeededDataset):
             try:
-                batch, bad = self._dataset.batch(indices, seeds)
+                with reading(int(indices[0])):
+                    batch, bad = self._dataset.batch(indices, seeds)
             except InputError as error:
                 # As a value: raised, it would arrive wrapped in a traceback.
                 return part, error, 0, ()
@@ -247,8 +268,23 @@ class _Fetch(Dataset[Any]):
             samples = []
             for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
                 seed_globals(seed)
-                samples.append(self._dataset[index])
-            return part, self._collate(samples), size, ()
+                with reading(index):
+                    samples.append(self._dataset[index])
+            return part, self.collated(samples), size, ()
+
+    def unpacked(self, data: Any) -> Any:
+        """The batch that a worker has sent."""
+        data = received(data)
+        return self._collate(data.samples) if isinstance(data, Uncollated) else data
+
+    def collated(self, samples: list[Any]) -> Any:
+        """A batch; or the samples as they are where torch finds no shared memory for it."""
+        try:
+            return self._collate(samples)
+        except RuntimeError as error:
+            if self._workers and "shared memory" in str(error):
+                return Uncollated(samples)
+            raise
 
 
 def is_dataset(data: object) -> TypeGuard[Dataset[Any]]:
@@ -270,38 +306,3 @@ def _global_generators() -> Iterator[None]:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Signals wait: a worker that gets one before it has its handlers would die of it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start_worker(worker: int) -> None:
-    """A worker dies with its parent, and outlasts a signal that is meant for the parent.
-
-    Schedulers and terminals signal the whole process group; the parent still needs its workers to end
-    the step.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_WORKER_GRACE_S) and None)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
-    if sys.platform == "linux":
-        death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
-        ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL, 0, 0, 0)
-        # Whose parent has died before that gets no signal, and torch's own watch would watch init.
-        parent = multiprocessing.parent_process()
-        if parent is not None and os.getppid() != parent.pid:
-            os._exit(1)

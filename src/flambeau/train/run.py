@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
 from flambeau.data.errors import InputError
-from flambeau.data.loader import Loader, is_dataset
+from flambeau.data.loader import Loader, Order, is_dataset
 from flambeau.data.micro_batch import MicroBatch
 from flambeau.data.ready_batches import ReadyBatches
 from flambeau.parallel.heartbeat import SAVING
@@ -44,6 +44,7 @@ from flambeau.train.agreement import BadReports, check_ranks, gathered_means
 from flambeau.train.device import generators_of
 from flambeau.train.exactness import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.folder import RunFolder
+from flambeau.train.identity import identity_of_optimizer, identity_of_sampler
 from flambeau.train.journal import Journal
 from flambeau.train.not_finite import stop_not_finite
 from flambeau.train.pieces import Layout, is_sharded
@@ -111,9 +112,11 @@ class Run:
         attachments: files for the folder of a new run, by name.
         state: objects with state_dict and load_state_dict that belong to the run.
         collate: makes a batch of a list of samples (of a Dataset).
+        sampler: one of flambeau.recipes.data.samplers, or anything with `len()` and `order(epoch)`: the
+            samples of an epoch (of a Dataset), instead of a permutation of all.
         on_bad: called with the indices of samples that the dataset could not read.
-        stall_timeout: seconds without progress after which the process that stands still is named and the
-            job ends; 0 waits for ever. Only for several processes.
+        stall_timeout: seconds without progress after which a process of several, or a worker that still
+            reads the same sample, is named and the job ends; 0 waits for ever.
         bar: show a progress bar on a terminal.
         replay_from: a checkpoint folder: start there, and write nothing anywhere.
 
@@ -149,6 +152,7 @@ class Run:
         attachments: Mapping[str, bytes] | None = None,
         state: Mapping[str, Any] | None = None,
         collate: Callable[[list[Any]], Any] = default_collate,
+        sampler: Order | None = None,
         on_bad: _OnBad | None = None,
         stall_timeout: float = 60.0,
         bar: bool = True,
@@ -171,9 +175,11 @@ class Run:
         self._bad = BadReports(self._ranks)
         self._reading: dict[str, Any] = {
             "micro_batch_size": batch_size, "workers": workers, "collate": collate,
-            "pin_memory": self.device.type == "cuda",
+            "pin_memory": self.device.type == "cuda", "stall_timeout": stall_timeout,
         }  # fmt: skip
-        self._loader = self._make_loader(data, accumulate=accumulate, on_bad=on_bad)
+        self._loader = self._make_loader(
+            data, accumulate=accumulate, on_bad=on_bad, sampler=sampler
+        )
         self.plan = Plan(
             steps_per_epoch=self._loader.batches_per_epoch, duration=duration,
             checkpoint_every=checkpoint_every, log_every=log_every,
@@ -189,8 +195,9 @@ class Run:
             "duration": duration, "batch_size": batch_size, "accumulate": accumulate, "seed": seed,
             "workers": workers, "precision": precision, "warmup": warmup, "clip_norm": clip_norm,
             "ema": ema, "checkpoint_every": checkpoint_every, "keep": keep, "log_every": log_every,
-            "optimizer": _description(optimizer), "compression": compression,
+            "optimizer": identity_of_optimizer(optimizer), "compression": compression,
             "schedule": schedule if isinstance(schedule, str) else "function", **(config or {}),
+            **({} if sampler is None else {"sampler": identity_of_sampler(sampler)}),
         }  # fmt: skip
         check_ranks(self._ranks, identity, plain, self._loader.length)
         if self._shards is not None:
@@ -592,6 +599,7 @@ class Run:
         accumulate: int = 1,
         evaluates: bool = False,
         on_bad: _OnBad | None,
+        sampler: Order | None = None,
     ) -> Loader | ReadyBatches:
         common: dict[str, Any] = {
             "accumulate": accumulate, "seed": self._seed,
@@ -601,7 +609,12 @@ class Run:
         }  # fmt: skip
         if is_dataset(data):
             on_bad = self._bad.taker(on_bad)
-            return Loader(data, shuffle=not evaluates, on_bad=on_bad, **self._reading, **common)
+            return Loader(
+                data, shuffle=not evaluates, on_bad=on_bad, sampler=sampler,
+                **self._reading, **common,
+            )  # fmt: skip
+        if sampler is not None:
+            raise InputError("a sampler needs a Dataset to choose from: give it to your own loader")
         return ReadyBatches(data, **common)
 
     def _to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
@@ -623,14 +636,6 @@ def _sharded_saver(root: Path, layout: Layout, ranks: Ranks, *, keep: int) -> "S
     from flambeau.train.sharded_saver import ShardedSaver
 
     return ShardedSaver(root, layout, ranks, keep=keep)
-
-
-def _description(optimizer: Optimizer) -> str:
-    """The class and the settings that decide what a step does, as they are before the first one."""
-    group = {**optimizer.param_groups[0], "lr": optimizer.param_groups[0]["initial_lr"]}
-    named = ("lr", "momentum", "nesterov", "betas", "alpha", "weight_decay")
-    settings = ", ".join(f"{name}={group[name]}" for name in named if name in group)
-    return f"{type(optimizer).__name__}({settings})"
 
 
 def _name(step: int) -> str:

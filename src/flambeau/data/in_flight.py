@@ -1,0 +1,151 @@
+"""What each data worker reads at this moment, seen by the process that waits for it."""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import NamedTuple
+
+_THREADS = 16  # of a worker that are told apart
+_FIELDS = 3  # index, whether it is being read, since when
+_slots = threading.local()
+_next_slot = itertools.count()
+_boards: "weakref.WeakSet[InFlight]" = weakref.WeakSet()
+
+
+class Reading(NamedTuple):
+    """A sample in a worker.
+
+    Attributes:
+        worker: number of the worker.
+        pid: its process.
+        sample: its index.
+        seconds: how long it has been read, or how long ago that ended.
+        is_over: whether it has been read.
+    """
+
+    worker: int
+    pid: int
+    sample: int
+    seconds: float
+    is_over: bool
+
+
+DEATH = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d+)[\d, ]*\) (.*?)(?:\. |\.?$)")
+"""What torch says of a worker that has ended: its process, and how."""
+
+
+class InFlight:
+    """A board in shared memory on which workers write, without a lock: each thread has its own place.
+
+    Args:
+        workers: how many there are.
+
+    Attributes:
+        deaths: by process, how workers have ended that should not have, where that is known.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._pids = multiprocessing.RawArray("q", workers)
+        self.deaths: dict[int, str] = {}
+        _boards.add(self)
+        # Doubles hold an index to 2**53.
+        self._cells = multiprocessing.RawArray("d", workers * _THREADS * _FIELDS)
+
+    def begin(self, worker: int) -> None:
+        """Called in a worker: what `reading` notes from now on is noted here."""
+        global _board  # noqa: PLW0603 - a worker has one board, and datasets are not to know of it
+        self._pids[worker] = os.getpid()
+        _board = self, worker
+
+    def note(self, worker: int, slot: int, index: int, *, is_over: bool) -> None:
+        """Write that a sample is being read, or that it has been."""
+        at = (worker * _THREADS + slot % _THREADS) * _FIELDS
+        # The time first and last: CLOCK_MONOTONIC, the same for all processes of a machine.
+        self._cells[at + 2] = time.monotonic()
+        self._cells[at], self._cells[at + 1] = index, is_over
+
+    def worker_of(self, pid: int) -> int | None:
+        """The number of the worker that is this process."""
+        pids = list(self._pids)
+        return pids.index(pid) if pid in pids else None
+
+    def kill(self) -> None:
+        """End the workers, one of which stands still."""
+        for pid in self._pids:
+            if pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def last(self, worker: int | None = None) -> Reading | None:
+        """The sample that has been read for the longest time, else the one that was read last."""
+        now, found = time.monotonic(), []
+        for number in range(self._workers) if worker is None else (worker,):
+            for slot in range(_THREADS):
+                at = (number * _THREADS + slot) * _FIELDS
+                index, is_over, since = self._cells[at : at + _FIELDS]
+                if since:
+                    pid = self._pids[number]
+                    found.append(Reading(number, pid, int(index), now - since, bool(is_over)))
+        reading = [one for one in found if not one.is_over]
+        if reading:
+            return max(reading, key=lambda one: one.seconds)
+        return min(found, key=lambda one: one.seconds, default=None)
+
+
+_board: tuple[InFlight, int] | None = None
+
+
+@contextlib.contextmanager
+def reading(index: int) -> Iterator[None]:
+    """Around the reading of a sample: where this process is a data worker, others can see which it is."""
+    if _board is None:
+        yield
+        return
+    board, worker = _board
+    slot = getattr(_slots, "number", None)
+    if slot is None:
+        slot = _slots.number = next(_next_slot)
+    board.note(worker, slot, index, is_over=False)
+    try:
+        yield
+    finally:
+        board.note(worker, slot, index, is_over=True)
+
+
+def hold_deaths() -> None:
+    """Let the death of a worker be told where its batch is asked for, and nowhere else.
+
+    Torch's handler of SIGCHLD raises wherever the main thread happens to be, in the middle of a step. To be
+    called after torch has installed it.
+    """
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        return
+    handler = signal.getsignal(signal.SIGCHLD)
+    if callable(handler) and not isinstance(handler, _Held):
+        signal.signal(signal.SIGCHLD, _Held(handler))
+
+
+class _Held:
+    """A handler that keeps to itself what another one says of our workers."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
+        self._handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._handler(number, frame)
+        except RuntimeError as error:
+            death = DEATH.match(str(error))
+            boards = [b for b in _boards if death and b.worker_of(int(death[1])) is not None]
+            if death is None or not boards:
+                raise
+            boards[0].deaths[int(death[1])] = death[2]

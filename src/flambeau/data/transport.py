@@ -1,0 +1,79 @@
+"""How a batch gets from a worker to its parent where /dev/shm, which torch uses for that, is small."""
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SHARED_MEMORY = "/dev/shm"
+
+
+class Uncollated(NamedTuple):
+    """Samples of which the parent makes a batch."""
+
+    samples: list[Any]
+
+
+class _Piped(NamedTuple):
+    """A tensor that is sent by value, and how its dimensions lie in memory."""
+
+    data: "np.ndarray[Any, np.dtype[np.uint8]]"
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_Piped":
+        order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        dense = tensor.permute(order).contiguous()
+        data = dense.reshape(-1).view(torch.uint8).numpy()
+        return cls(data, tensor.dtype, tuple(dense.shape), tuple(order))
+
+    def tensor(self) -> Tensor:
+        if not self.data.size:
+            return torch.empty(self.shape, dtype=self.dtype)
+        dense = torch.from_numpy(self.data).view(self.dtype).reshape(self.shape)
+        return dense.permute([self.order.index(place) for place in range(len(self.order))])
+
+
+def to_send(batch: Any, *, workers: int) -> Any:
+    """The batch as it is, or, where shared memory has no room for one from each worker, by value.
+
+    In a container 64 MiB of /dev/shm are usual, and a worker that writes beyond dies of a bus error.
+    Values go through a pipe, which costs two more copies.
+    """
+    try:
+        status = os.statvfs(_SHARED_MEMORY)
+    except (OSError, AttributeError):  # no Linux
+        return batch
+    sizes: list[int] = []
+    _over_tensors(batch, lambda t: sizes.append(t.numel() * t.element_size()))
+    # Others may be writing at this moment.
+    if status.f_bavail * status.f_frsize >= sum(sizes) * (workers + 1):
+        return batch
+    return _over_tensors(batch, _Piped.of)
+
+
+def received(batch: Any) -> Any:
+    """What `to_send` was given."""
+    return _mapped(batch, lambda value: value.tensor() if isinstance(value, _Piped) else value)
+
+
+def _over_tensors(batch: Any, work: Callable[[Tensor], Any]) -> Any:
+    return _mapped(batch, lambda value: work(value) if isinstance(value, Tensor) else value)
+
+
+def _mapped(batch: Any, work: Callable[[Any], Any]) -> Any:
+    """A copy of nested containers with `work` done to what is in them."""
+    if isinstance(batch, _Piped):
+        return work(batch)
+    if isinstance(batch, dict):
+        return {key: _mapped(value, work) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_mapped(value, work) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(_mapped(value, work) for value in batch)
+    return work(batch)

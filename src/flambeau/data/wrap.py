@@ -1,0 +1,117 @@
+"""Anyone's data set as batches in an order that is exact and can be resumed, without a `Run`.
+
+让任何人的数据集按精确、可恢复的顺序给出批次，而不需要 `Run`。
+
+Source: own.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from flambeau.data.errors import InputError
+from flambeau.data.loader import Loader, Order, is_dataset
+
+
+def wrap(
+    dataset: Dataset[Any],
+    *,
+    batch_size: int,
+    seed: int = 0,
+    workers: int = 0,
+    shuffle: bool = True,
+    sampler: Order | None = None,
+    drop_last: bool = False,
+    collate: Callable[[list[Any]], Any] = default_collate,
+    pin_memory: bool = False,
+    stall_timeout: float = 60.0,
+) -> "Batches":
+    """Batches of a map-style data set.
+
+    Which samples a batch has, and what is random about each of them, depends on (seed, epoch) and the
+    sample's index alone: not on the number of workers or processes, nor on where training was resumed. The
+    global generators of torch, NumPy and random are seeded before each sample is read, so that ordinary
+    transforms keep to that.
+
+    Args:
+        dataset: has `len()` and `[i]`.
+        batch_size: samples a batch, of all processes together; each of several processes gets its share.
+        seed: of the order and of what is random in samples.
+        workers: processes that read; 0 reads in this one.
+        shuffle: False visits the samples in their own order.
+        sampler: one of flambeau.recipes.data.samplers, or anything with `len()` and `order(epoch)`.
+        drop_last: leave out the last batch of an epoch if it is smaller.
+        collate: makes a batch of a list of samples.
+        pin_memory: batches in page-locked memory.
+        stall_timeout: seconds after which a worker that still reads the same sample is given up; 0 is never.
+
+    Raises:
+        InputError: the data set is empty, has no length or no index, or a setting is out of range.
+    """
+    if isinstance(dataset, IterableDataset) or not is_dataset(dataset):
+        raise InputError(
+            f"{type(dataset).__name__} cannot be asked for a sample by its index, so no place in it can be "
+            "gone back to; give a Dataset with len() and [i]"
+        )
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    if workers < 0:
+        raise InputError(f"workers must be at least 0, got {workers}")
+    joined = dist.is_available() and dist.is_initialized()
+    loader = Loader(
+        dataset,
+        micro_batch_size=batch_size,
+        seed=seed,
+        workers=workers,
+        shuffle=shuffle,
+        sampler=sampler,
+        collate=collate,
+        pin_memory=pin_memory,
+        stall_timeout=stall_timeout,
+        rank=dist.get_rank() if joined else 0,
+        world=dist.get_world_size() if joined else 1,
+        keeps_empty=False,
+    )
+    return Batches(loader, batch_size if drop_last else 1)
+
+
+class Batches:
+    """What `wrap` makes: each pass over it is an epoch.
+
+    A pass that is broken off is begun anew by the next one, unless `load_state_dict` says where to go on.
+
+    Attributes:
+        epoch: number of the one that the next pass makes, from 0.
+    """
+
+    def __init__(self, loader: Loader, least: int) -> None:
+        self._loader, self._least = loader, least
+        self.epoch, self._start, self._position = 0, 0, 0
+
+    def __len__(self) -> int:
+        whole = self._loader.batches_per_epoch
+        return whole - (self._loader.last_batch_size < self._least)
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch, or the rest of one.
+
+        Raises:
+            WorkerLost: a data worker has died, or reads the same sample for too long.
+        """
+        self._position, self._start = self._start, 0
+        for batch in self._loader.stream(epoch=self.epoch, position=self._position, epochs=1):
+            if batch.total >= self._least:
+                self._position = batch.position
+                yield batch.data
+        self.epoch, self._position = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the training stands: after the last batch that was handed out."""
+        return {"epoch": self.epoch, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on there with the next pass, whatever the number of workers and processes is now."""
+        self.epoch = state["epoch"]
+        self._start = self._position = state["position"]

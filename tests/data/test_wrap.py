@@ -1,0 +1,251 @@
+"""Anyone's data set: exact, resumable, and with workers that are named when they fail."""
+
+import ctypes
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from flambeau.data.errors import InputError, WorkerLost
+from flambeau.data.transport import received, to_send
+from flambeau.data.wrap import wrap
+from flambeau.recipes.data.samplers import BalancedSampler, SubsetSampler
+
+
+class Noisy(Dataset[tuple[int, Tensor]]):
+    """Its transform draws from all three global generators."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+        return index, torch.randn(2) + random.random() + float(np.random.rand())
+
+
+def epoch_of(batches: Any) -> list[tuple[list[int], list[float]]]:
+    return [(indices.tolist(), noise.flatten().tolist()) for indices, noise in batches]
+
+
+def test_epochs_depend_on_nothing_but_the_seed() -> None:
+    expected = wrap(Noisy(), batch_size=4, seed=1)
+    first, second = epoch_of(expected), epoch_of(expected)
+    assert sorted(i for indices, _ in first for i in indices) == list(range(23))
+    assert first != second
+    assert [len(indices) for indices, _ in first] == [4, 4, 4, 4, 4, 3]
+    assert len(expected) == 6
+    with_workers = wrap(Noisy(), batch_size=4, seed=1, workers=2)
+    assert [epoch_of(with_workers), epoch_of(with_workers)] == [first, second]
+    assert epoch_of(wrap(Noisy(), batch_size=4, seed=2)) != first
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("at", [0, 1, 4, 5])
+def test_a_pass_goes_on_where_the_state_says(workers: int, at: int) -> None:
+    whole = epoch_of(wrap(Noisy(), batch_size=4))
+    batches = wrap(Noisy(), batch_size=4)
+    for number, _ in enumerate(batches):
+        if number == at:
+            break
+    state = batches.state_dict()
+    other = wrap(Noisy(), batch_size=4, workers=workers)
+    other.load_state_dict(state)
+    assert epoch_of(other) == whole[at + 1 :]
+    assert other.state_dict() == {"epoch": 1, "position": 0}
+    # Without that, a pass that was broken off is begun anew.
+    assert epoch_of(batches) == whole
+
+
+def test_a_last_batch_can_be_left_out() -> None:
+    batches = wrap(Noisy(), batch_size=4, drop_last=True)
+    assert [len(indices) for indices, _ in batches] == [4] * 5
+    assert len(batches) == 5
+    assert len(wrap(Noisy(), batch_size=23, drop_last=True)) == 1
+
+
+def test_a_sampler_chooses() -> None:
+    sampler = BalancedSampler([0] * 20 + [1] * 3, 10, seed=4)
+    batches = wrap(Noisy(), batch_size=4, sampler=sampler, workers=1)
+    seen = [[i for indices, _ in epoch_of(batches) for i in indices] for _ in range(2)]
+    assert seen == [sampler.order(0).tolist(), sampler.order(1).tolist()]
+    few = wrap(Noisy(), batch_size=4, sampler=SubsetSampler([9, 2], shuffle=False))
+    assert [indices for indices, _ in epoch_of(few)] == [[9, 2]]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "settings", "words"),
+    [
+        (Stream(), {}, "Stream cannot be asked for a sample by its index"),
+        (object(), {}, "object cannot be asked"),
+        (Noisy(), {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        (Noisy(), {"workers": -1}, "workers must be at least 0, got -1"),
+    ],
+)
+def test_refusals(dataset: Any, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        wrap(dataset, **{"batch_size": 4, **settings})
+
+
+# ---------------------------------------------------------------- workers
+
+
+class Failing(Dataset[Tensor]):
+    """Something happens at sample 17."""
+
+    def __init__(self, what: Callable[[], object]) -> None:
+        self._what = what
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index == 17:
+            self._what()
+        return torch.ones(3) * index
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (killed, r"has been reading sample 17 and was killed by signal: Killed"),
+        (
+            lambda: os._exit(3),
+            r"has been reading sample 17 and exited unexpectedly with exit code 3",
+        ),
+        (lambda: time.sleep(60), r"has been reading sample 17 for \d s\nSee what blocks it there"),
+    ],
+)
+def test_a_worker_that_dies_or_hangs_is_named_with_its_sample(
+    what: Callable[[], object], words: str
+) -> None:
+    batches = wrap(Failing(what), batch_size=4, workers=2, shuffle=False, stall_timeout=1.0)
+    seen = []
+    with pytest.raises(WorkerLost, match=rf"data worker 0 \(process \d+\) {words}"):
+        for batch in batches:
+            seen.append(int(batch[0, 0]))
+            time.sleep(0.05)  # a step, in which nothing is raised
+    assert seen == [0, 4, 8, 12][: len(seen)] != []
+
+
+def test_a_slow_sample_is_waited_for() -> None:
+    batches = wrap(
+        Failing(lambda: time.sleep(2.5)), batch_size=4, workers=1, shuffle=False, stall_timeout=30
+    )
+    assert len(list(batches)) == 10
+
+
+def test_an_error_of_the_data_set_is_its_own() -> None:
+    def raises() -> None:
+        raise KeyError("sample without a label")
+
+    for workers in (0, 1):
+        with pytest.raises(KeyError, match="sample without a label"):
+            list(wrap(Failing(raises), batch_size=4, workers=workers))
+
+
+# ---------------------------------------------------------------- a small /dev/shm
+
+
+class Large(Dataset[dict[str, Any]]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.full((600_000,), index, dtype=torch.bfloat16), "name": f"{index}"}
+
+
+def test_batches_come_through_where_shared_memory_is_small(start_ranks: Callable[..., Any]) -> None:
+    """In a mount namespace with 2 MiB of it; a batch has 4.8 MB."""
+
+    def work() -> list[float] | None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        new_mounts, private = 0x20000, 1 << 18 | 1 << 14  # CLONE_NEWNS, MS_PRIVATE | MS_REC
+        if libc.unshare(new_mounts) or libc.mount(b"none", b"/", None, private, None):
+            return None
+        if libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=2m"):
+            return None
+        assert os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize == 2 << 20
+        return [
+            float(batch["x"].float().mean())
+            for batch in wrap(Large(), batch_size=4, workers=2, shuffle=False)
+        ]
+
+    (means,) = start_ranks(1, work).results()
+    if means is None:
+        pytest.skip("no right to make a mount namespace")
+    assert means == [1.5, 5.5, 9.5]
+
+
+def test_what_goes_by_value_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = torch.arange(120, dtype=torch.uint8).reshape(2, 3, 4, 5)
+    batch = {
+        "image": image.contiguous(memory_format=torch.channels_last),
+        "half": (torch.randn(3, 2).bfloat16(), [torch.tensor(7)]),
+        "names": ["a", "b"],
+        "empty": torch.empty(0, 3),
+    }
+    full = os.statvfs_result((4096, 4096, 100, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    sent = to_send(batch, workers=2)
+    assert not any(isinstance(value, Tensor) for value in (sent["image"], *sent["half"]))
+    back = received(sent)
+    assert back["names"] == batch["names"]
+    for name in ("image", "half", "empty"):
+        torch.testing.assert_close(back[name], batch[name], rtol=0, atol=0)
+    assert back["image"].stride() == batch["image"].stride()
+    monkeypatch.setattr(
+        os,
+        "statvfs",
+        lambda path: os.statvfs_result((4096, 4096, 1, 1 << 20, 1 << 20, 0, 0, 0, 0, 9)),
+    )
+    assert to_send(batch, workers=2) is batch
+
+
+def is_running(pid: int) -> bool:
+    """Not ended, or ended and not yet noticed by whoever has adopted it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_no_worker_outlives_a_killed_parent(
+    start_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    class Noting(Failing):
+        def __getitem__(self, index: int) -> Tensor:
+            (tmp_path / str(os.getpid())).touch()
+            return super().__getitem__(index)
+
+    def noting() -> None:
+        for _ in wrap(Noting(lambda: time.sleep(60)), batch_size=1, workers=2, shuffle=False):
+            pass
+
+    job = start_ranks(1, noting)
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("[0-9]*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    workers = [int(path.name) for path in tmp_path.glob("[0-9]*")]
+    job.kill(0)
+    deadline = time.monotonic() + 2
+    while any(map(is_running, workers)):
+        assert time.monotonic() < deadline, "a worker is still there"
+        time.sleep(0.02)
