@@ -1,0 +1,212 @@
+"""What the markers of a JPEG say, up to its first scan.
+
+读取 JPEG 第一个扫描之前的各个标记段。
+
+Source: ITU-T T.81 (JPEG), annex B. The index of segments: docs/packed_jpeg.md.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+INDEX_MARKER = 0xE9  # APP9
+INDEX_NAME = b"FLAMBEAU\0\x01"  # the last byte is the version
+MAX_PIXELS = 89_478_485  # as in decode.py
+# Frames and tables, SOS, DQT, DRI, applications' data, comment: what libjpeg takes before a scan.
+_MARKERS = {*range(0xC0, 0xD0), 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE} - {0xC8, 0xCC}
+_SAMPLINGS = (
+    (1, 1),
+    (2, 1),
+    (1, 2),
+    (2, 2),
+    (4, 1),
+    (1, 4),
+)  # luma to chroma: those that TurboJPEG knows
+
+
+class JpegError(ValueError):
+    """No JPEG, a damaged one, or of a kind that is not handled here; the message is the reason."""
+
+
+class Component(NamedTuple):
+    """A colour component: its id, sampling factors, and its Huffman tables in the scan."""
+
+    id: int
+    h: int
+    v: int
+    dc: int
+    ac: int
+
+
+class Jpeg(NamedTuple):
+    """The headers of a JPEG with one scan of everything.
+
+    Attributes:
+        segments: (marker, body) of each, the scan's last.
+        huffman: (0 for DC or 1 for AC, id) -> (number of codes of each length, symbols).
+        scan: where the entropy-coded data begins.
+        lengths: (S,) int64, of the segments in bytes, from the index; None: the file has no index.
+    """
+
+    segments: list[tuple[int, bytes]]
+    width: int
+    height: int
+    components: list[Component]
+    huffman: dict[tuple[int, int], tuple[bytes, bytes]]
+    restart_interval: int
+    scan: int
+    lengths: NDArray[np.int64] | None
+
+    @property
+    def mcu(self) -> tuple[int, int]:
+        """Height and width in pixels of a minimum coded unit."""
+        return 8 * max(c.v for c in self.components), 8 * max(c.h for c in self.components)
+
+    @property
+    def mcus(self) -> tuple[int, int]:
+        """Rows and columns of minimum coded units."""
+        height, width = self.mcu
+        return -(-self.height // height), -(-self.width // width)
+
+
+def read_markers(data: bytes) -> Jpeg:
+    """The headers of a JPEG with 1 or 3 components of 8 bits and one Huffman-coded, not progressive scan.
+
+    Args:
+        data: the whole file.
+
+    Raises:
+        JpegError: it is none.
+    """
+    try:
+        spans = list(_walk(data))
+        segments = [(marker, data[begin:end]) for marker, begin, end in spans]
+        frames = [s for s in segments if 0xC0 <= s[0] <= 0xCF and s[0] not in (0xC4, 0xC8)]
+        if len(frames) != 1:
+            raise JpegError("its headers are damaged")
+        width, height, components = _frame(*frames[0])
+        _check_scan(segments[-1][1], components)
+        intervals = [struct.unpack(">H", body)[0] for marker, body in segments if marker == 0xDD]
+        return Jpeg(
+            segments,
+            width,
+            height,
+            _with_tables(components, segments[-1][1]),
+            _huffman([body for marker, body in segments if marker == 0xC4]),
+            intervals[-1] if intervals else 0,
+            spans[-1][2],
+            _index([body for marker, body in segments if marker == INDEX_MARKER]),
+        )
+    except (IndexError, struct.error) as error:
+        raise JpegError("its headers are damaged or cut short") from error
+
+
+def has_index(data: bytes) -> bool:
+    """Whether an index of segments stands before the first scan; never raises."""
+    try:
+        return any(
+            marker == INDEX_MARKER and data[begin : begin + 10] == INDEX_NAME
+            for marker, begin, _ in _walk(data)
+        )
+    except (JpegError, IndexError, struct.error):
+        return False
+
+
+def put_marker(marker: int, body: bytes) -> bytes:
+    """A marker segment as it stands in a file."""
+    return struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body
+
+
+def _walk(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """(marker, begin and end of its body) up to that of the first scan."""
+    if data[:2] != b"\xff\xd8":
+        raise JpegError("not a JPEG")
+    at, marker = 2, 0
+    while marker != 0xDA:
+        if data[at] != 0xFF:
+            raise JpegError("its headers are damaged")
+        marker = data[at + 1]
+        if marker == 0xFF:  # a fill byte
+            at += 1
+            continue
+        if marker not in _MARKERS:
+            raise JpegError("it holds no image" if marker == 0xD9 else "its headers are damaged")
+        (length,) = struct.unpack_from(">H", data, at + 2)
+        begin, at = at + 4, at + 2 + length
+        if length < 2 or at > len(data):
+            raise JpegError("its headers are damaged or cut short")
+        yield marker, begin, at
+
+
+def _frame(marker: int, body: bytes) -> tuple[int, int, list[Component]]:
+    if marker > 0xC1:
+        raise JpegError("progressive" if marker == 0xC2 else "neither baseline nor progressive")
+    precision, height, width, count = struct.unpack_from(">BHHB", body)
+    if precision != 8 or count not in (1, 3):
+        raise JpegError(f"{count} components of {precision} bits: only 1 or 3 of 8 are handled")
+    if not 0 < width * height <= MAX_PIXELS:
+        raise JpegError(f"{width} x {height} pixels: between 1 and {MAX_PIXELS} are handled")
+    components = []
+    for k in range(count):
+        name, sampling, _ = body[6 + 3 * k : 9 + 3 * k]
+        # A single component is not interleaved: its sampling factors mean nothing (A.2.2).
+        h, v = (sampling >> 4, sampling & 15) if count > 1 else (1, 1)
+        components.append(Component(name, h, v, 0, 0))
+    factors = [f for c in components for f in (c.h, c.v)]
+    if min(factors) < 1 or max(factors) > 4 or len({c.id for c in components}) < count:
+        raise JpegError("its headers are damaged")
+    h_max, v_max = max(c.h for c in components), max(c.v for c in components)
+    luma, chroma = components[0], components[-1]
+    usual = {(chroma.h * x, chroma.v * y) for x, y in _SAMPLINGS}
+    if (
+        (luma.h, luma.v) != (h_max, v_max)
+        or (h_max, v_max) not in usual
+        or any((c.h, c.v) != (chroma.h, chroma.v) for c in components[1:])
+        or sum(c.h * c.v for c in components) > 10  # B.2.3: no interleaved scan may hold more
+    ):
+        raise JpegError("its chroma is subsampled in an unusual way")
+    return width, height, components
+
+
+def _check_scan(body: bytes, components: list[Component]) -> None:
+    ids = bytes(c.id for c in components)
+    if body[0] != len(components) or len(body) != 4 + 2 * len(components):
+        raise JpegError("its components are in several scans")
+    if body[1:-3:2] != ids or body[-3:] != b"\0\x3f\0":
+        raise JpegError("its headers are damaged")
+
+
+def _with_tables(components: list[Component], scan: bytes) -> list[Component]:
+    return [
+        c._replace(dc=scan[2 + 2 * k] >> 4, ac=scan[2 + 2 * k] & 15)
+        for k, c in enumerate(components)
+    ]
+
+
+def _huffman(bodies: list[bytes]) -> dict[tuple[int, int], tuple[bytes, bytes]]:
+    found = {}
+    for body in bodies:
+        at = 0
+        while at < len(body):
+            counts = body[at + 1 : at + 17]
+            symbols = body[at + 17 : at + 17 + sum(counts)]
+            if len(counts) < 16 or len(symbols) < sum(counts):
+                raise JpegError("its headers are damaged")
+            found[body[at] >> 4, body[at] & 15] = counts, symbols
+            at += 17 + len(symbols)
+    return found
+
+
+def _index(bodies: list[bytes]) -> NDArray[np.int64] | None:
+    parts = [body for body in bodies if body.startswith(INDEX_NAME)]
+    if not parts:
+        return None
+    if [(body[10], body[11]) for body in parts] != [(k, len(parts)) for k in range(len(parts))]:
+        raise JpegError("its index of segments is damaged")
+    if any(len(body) % 2 for body in parts):
+        raise JpegError("its index of segments is damaged")
+    lengths = b"".join(body[12:] for body in parts)
+    return np.frombuffer(lengths, ">u2").astype(np.int64)

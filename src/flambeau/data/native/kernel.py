@@ -1,0 +1,122 @@
+"""The C kernel beside this file, if it was built; everything works without it, only slower.
+
+本文件旁的 C 内核（若已编译）；没有它一切照常，只是更慢。
+
+Source: own; the sources of the kernel are the C files in this folder, hatch_build.py compiles them.
+"""
+
+import ctypes
+import functools
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+LIBRARY = Path(__file__).with_name("_kernel.so")
+
+# What flambeau_interface() must answer: a library left over from another version is not used.
+_INTERFACE = 1
+
+# The codes of jpeg.h.
+BAD_HEADER, NO_INDEX, UNSUPPORTED, DAMAGED, BAD_BOX, NO_MEMORY = -1, -2, -3, -4, -5, -6
+
+
+class KernelError(Exception):
+    """The kernel refused; `code` is one of the constants above."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Kernel:
+    """The functions of the library; they hold no lock while they run.
+
+    Args:
+        path: the shared library.
+
+    Raises:
+        OSError: it cannot be loaded, or belongs to another version.
+    """
+
+    def __init__(self, path: Path = LIBRARY) -> None:
+        library = ctypes.CDLL(str(path))
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        try:
+            found = library.flambeau_interface()
+        except AttributeError as error:
+            raise OSError("it is another library") from error
+        if found != _INTERFACE:
+            raise OSError(f"it has interface {found}, this version of flambeau needs {_INTERFACE}")
+        self._decode = library.flambeau_decode_region
+        self._decode.argtypes = [pointer, size, pointer, number, number, number, pointer]
+        self._segment = library.flambeau_segment
+        self._segment.argtypes = [
+            pointer,
+            size,
+            number,
+            *[ctypes.POINTER(t) for t in (pointer, size)],
+        ]
+        self._free = library.flambeau_free
+        self._free.argtypes, self._free.restype = [pointer], None
+        self.uses_avx2 = bool(library.flambeau_uses_avx2())
+
+    def segment(self, data: bytes, interval_px: int) -> bytes:
+        """What segments.segment returns; raises KernelError."""
+        result, size = ctypes.c_void_p(), ctypes.c_size_t()
+        code = self._segment(data, len(data), interval_px, ctypes.byref(result), ctypes.byref(size))
+        if code:
+            raise KernelError(code)
+        try:
+            return ctypes.string_at(result, size.value)
+        finally:
+            self._free(result)
+
+    def decode_region(
+        self,
+        data: bytes,
+        box: tuple[int, int, int, int],
+        out: NDArray[np.uint8],
+        *,
+        scale: int,
+        scalar: bool = False,
+    ) -> None:
+        """Fill `out`, (height, width, 1 or 3) and contiguous, with the box; raises KernelError.
+
+        `scalar` does without AVX2: the same pixels, for tests.
+        """
+        corners = (ctypes.c_int * 4)(*box)
+        channels = out.shape[2]
+        code = self._decode(data, len(data), corners, scale, channels, scalar, out.ctypes.data)
+        if code:
+            raise KernelError(code)
+
+
+@functools.cache
+def _load() -> Kernel | str:
+    """The kernel, or why there is none."""
+    if not LIBRARY.exists():
+        return "not built: no C compiler was found when flambeau was installed"
+    try:
+        return Kernel()
+    except OSError as error:
+        return f"not used: {LIBRARY} cannot be loaded ({error}); install flambeau again"
+
+
+def kernel() -> Kernel | None:
+    """The kernel, loaded once a process; None where there is none."""
+    loaded = _load()
+    return loaded if isinstance(loaded, Kernel) else None
+
+
+def kernel_status() -> str:
+    """One line for a person: whether the kernel is used, and if not, why.
+
+    Example:
+        >>> kernel_status().split(":")[0] in ("built", "not built", "not used")
+        True
+    """
+    loaded = _load()
+    if isinstance(loaded, str):
+        return loaded
+    return "built: with AVX2" if loaded.uses_avx2 else "built: without AVX2, which this CPU lacks"

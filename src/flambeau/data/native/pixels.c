@@ -1,0 +1,315 @@
+/* Coefficients to samples to RGB, with libjpeg's arithmetic.
+ *
+ * The inverse DCT is the algorithm of C. Loeffler, A. Ligtenberg and G. Moschytz, 'Practical Fast 1-D DCT
+ * Algorithms with 11 Multiplications', ICASSP 1989, in the fixed-point form of libjpeg's `islow`: constants of
+ * 13 bits, 2 more bits kept between the passes.  It is linear, so each output's sum of products is written
+ * out; the rounded results are the same.  The scalar and the AVX2 version compute the same for any input:
+ * products are cut to 16 bits after dequantisation, and saturate to 16 bits between the passes.
+ */
+#include "jpeg.h"
+
+#include <string.h>
+
+#if HAVE_AVX2_TARGET
+#include <immintrin.h>
+#endif
+
+enum { CONST_BITS = 13, PASS1_BITS = 2 };
+
+/* Rows: output parts; columns: inputs 0, 4, 2, 6 of the even, 1, 3, 5, 7 of the odd half; times 2^13.
+ * Made of the published constants, e.g. 10703 = 4433 + 6270. */
+static const int16_t EVEN[4][4] = {
+    {8192, 8192, 10703, 4433}, {8192, -8192, 4433, -10704}, {8192, -8192, -4433, 10704}, {8192, 8192, -10703, -4433}};
+static const int16_t ODD[4][4] = {
+    {11363, 9633, 6437, 2260}, {9633, -2259, -11362, -6436}, {6437, -11362, 2261, 9633}, {2260, -6436, 9633, -11363}};
+
+/* The 4-point and 2-point transforms of libjpeg's reduced sizes: odd inputs 1, 3, 5, 7. */
+static const int32_t ODD4[2][4] = {{20995, 7373, -4926, -4176}, {8697, -17799, 11893, -1730}};
+static const int32_t ODD2[4] = {29692, -10426, 6967, -5906};
+static const int32_t EVEN4[2] = {15137, -6270}; /* inputs 2, 6 */
+
+INLINE int clamp16(int x) { return x < -32768 ? -32768 : x > 32767 ? 32767 : x; }
+
+INLINE uint8_t sample_of(int x) { return (uint8_t)(x < -128 ? 0 : x > 127 ? 255 : x + 128); }
+
+INLINE int rounded(int32_t x, int shift) { return (int32_t)((uint32_t)x + (1u << (shift - 1))) >> shift; }
+
+INLINE int dequantised(const int16_t *c, const uint16_t *q, int k) {
+    return (int16_t)(uint16_t)((uint32_t)(uint16_t)c[k] * q[k]);
+}
+
+INLINE int32_t dot4(const int16_t *w, int a, int b, int c, int d) { /* wraps, as SIMD adds do */
+    return (int32_t)((uint32_t)(w[0] * a) + (uint32_t)(w[1] * b) + (uint32_t)(w[2] * c) + (uint32_t)(w[3] * d));
+}
+
+INLINE int32_t wide4(const int32_t *w, int a, int b, int c, int d) {
+    return (int32_t)((uint32_t)w[0] * (uint32_t)a + (uint32_t)w[1] * (uint32_t)b +
+                     (uint32_t)w[2] * (uint32_t)c + (uint32_t)w[3] * (uint32_t)d);
+}
+
+/* One pass over eight columns at once, in loops that compilers turn into SIMD of any kind. */
+INLINE void pass_scalar(int16_t x[8][8], int shift) {
+    int16_t y[8][8];
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 8; k++) {
+            uint32_t even = (uint32_t)dot4(EVEN[i], x[0][k], x[4][k], x[2][k], x[6][k]);
+            uint32_t odd = (uint32_t)dot4(ODD[i], x[1][k], x[3][k], x[5][k], x[7][k]);
+            y[i][k] = (int16_t)clamp16(rounded((int32_t)(even + odd), shift));
+            y[7 - i][k] = (int16_t)clamp16(rounded((int32_t)(even - odd), shift));
+        }
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 8; k++) x[k][i] = y[i][k];
+}
+
+static void idct8_scalar(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+    int16_t x[8][8];
+    if (!last) { /* a block of one colour: both passes only shift */
+        int value = clamp16(dequantised(c, q, 0) * (1 << PASS1_BITS));
+        for (int k = 0; k < 8; k++) memset(out + k * stride, sample_of(rounded(value, PASS1_BITS + 3)), 8);
+        return;
+    }
+    for (int k = 0; k < 64; k++) x[k / 8][k % 8] = (int16_t)dequantised(c, q, k);
+    pass_scalar(x, CONST_BITS - PASS1_BITS);
+    pass_scalar(x, CONST_BITS + PASS1_BITS + 3);
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 8; k++) out[i * stride + k] = sample_of(x[i][k]);
+}
+
+static void idct4(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+    int work[4][8];
+    (void)last;
+    for (int pass = 0; pass < 2; pass++) {
+        int shift = pass ? CONST_BITS + PASS1_BITS + 4 : CONST_BITS - PASS1_BITS + 1;
+        for (int k = 0; k < (pass ? 4 : 8); k++) {
+            int x[8];
+            if (!pass && k == 4) continue; /* no output depends on column 4 */
+            for (int i = 0; i < 8; i++)
+                x[i] = i == 4 ? 0 : pass ? work[k][i] : dequantised(c, q, 8 * i + k);
+            int32_t dc = (int32_t)((uint32_t)x[0] << (CONST_BITS + 1));
+            int32_t even = (int32_t)((uint32_t)EVEN4[0] * (uint32_t)x[2] + (uint32_t)EVEN4[1] * (uint32_t)x[6]);
+            for (int i = 0; i < 2; i++) {
+                uint32_t base = i ? (uint32_t)dc - (uint32_t)even : (uint32_t)dc + (uint32_t)even;
+                uint32_t odd = (uint32_t)wide4(ODD4[i], x[1], x[3], x[5], x[7]);
+                int near = rounded((int32_t)(base + odd), shift), far = rounded((int32_t)(base - odd), shift);
+                if (pass) {
+                    out[k * stride + i] = sample_of(near);
+                    out[k * stride + 3 - i] = sample_of(far);
+                } else {
+                    work[i][k] = near;
+                    work[3 - i][k] = far;
+                }
+            }
+        }
+    }
+}
+
+static void idct2(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+    int work[2][8];
+    (void)last;
+    for (int pass = 0; pass < 2; pass++) {
+        int shift = pass ? CONST_BITS + PASS1_BITS + 5 : CONST_BITS - PASS1_BITS + 2;
+        for (int k = 0; k < (pass ? 2 : 8); k++) {
+            int x[8];
+            if (!pass && k && k % 2 == 0) continue; /* of the even columns only 0 counts */
+            for (int i = 0; i < 8; i++)
+                x[i] = i && i % 2 == 0 ? 0 : pass ? work[k][i] : dequantised(c, q, 8 * i + k);
+            uint32_t dc = (uint32_t)x[0] << (CONST_BITS + 2);
+            uint32_t odd = (uint32_t)wide4(ODD2, x[1], x[3], x[5], x[7]);
+            int near = rounded((int32_t)(dc + odd), shift), far = rounded((int32_t)(dc - odd), shift);
+            if (pass) {
+                out[k * stride] = sample_of(near);
+                out[k * stride + 1] = sample_of(far);
+            } else {
+                work[0][k] = near;
+                work[1][k] = far;
+            }
+        }
+    }
+}
+
+static void idct1(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+    (void)last;
+    (void)stride;
+    out[0] = sample_of(rounded(dequantised(c, q, 0), 3));
+}
+
+/* The bodies below are plain loops: compiled twice, the compiler turns them into AVX2 by itself. */
+
+INLINE void widen_body(const uint16_t *restrict s, int count, int shift, uint8_t *restrict out) {
+    unsigned even = shift == 2 ? 1 : 8, odd = shift == 2 ? 2 : 7; /* libjpeg rounds up and down in turn */
+    for (int i = 0; i < count; i++) {
+        unsigned here = 3u * s[i + 1];
+        out[2 * i] = (uint8_t)((here + s[i] + even) >> shift);
+        out[2 * i + 1] = (uint8_t)((here + s[i + 2] + odd) >> shift);
+    }
+}
+
+INLINE void blend_body(const uint8_t *restrict near, const uint8_t *restrict far, int count, int bias,
+                       uint8_t *restrict out) {
+    for (int i = 0; i < count; i++) out[i] = (uint8_t)((3 * near[i] + far[i] + bias) >> 2);
+}
+
+INLINE void sum_body(const uint8_t *restrict near, const uint8_t *restrict far, int count,
+                     uint16_t *restrict out) {
+    for (int i = 0; i < count; i++) out[i] = (uint16_t)(3 * near[i] + far[i]);
+}
+
+INLINE uint8_t clamp8(int x) { return (uint8_t)(x < 0 ? 0 : x > 255 ? 255 : x); }
+
+INLINE void rgb_of(int y, int cb, int cr, uint8_t *out) { /* JFIF's equations times 2^16 */
+    out[0] = clamp8(y + ((91881 * cr + 32768) >> 16));
+    out[1] = clamp8(y + ((-22554 * cb - 46802 * cr + 32768) >> 16));
+    out[2] = clamp8(y + ((116130 * cb + 32768) >> 16));
+}
+
+static void widen_scalar(const uint16_t *s, int count, int shift, uint8_t *out) {
+    widen_body(s, count, shift, out);
+}
+static void blend_scalar(const uint8_t *near, const uint8_t *far, int count, int bias, uint8_t *out) {
+    blend_body(near, far, count, bias, out);
+}
+static void sum_scalar(const uint8_t *near, const uint8_t *far, int count, uint16_t *out) {
+    sum_body(near, far, count, out);
+}
+static void ycc_to_rgb_scalar(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int count, uint8_t *out) {
+    for (int i = 0; i < count; i++) rgb_of(y[i], cb[i] - 128, cr[i] - 128, out + 3 * i);
+}
+
+#if HAVE_AVX2_TARGET
+/* Two rows as pairs (a0 b0 a1 b1 ...), so that one multiply-add gives eight sums of two products. */
+AVX2 INLINE __m256i pairs(__m128i a, __m128i b) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(a, b)), _mm_unpackhi_epi16(a, b), 1);
+}
+
+AVX2 INLINE __m256i weights(const int16_t *w) {
+    return _mm256_set1_epi32((int)((uint32_t)(uint16_t)w[0] | (uint32_t)(uint16_t)w[1] << 16));
+}
+
+AVX2 INLINE __m128i narrow(__m256i x) { /* eight int32 to int16, saturated */
+    return _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+}
+
+AVX2 INLINE void pass_avx2(__m128i *x, int shift) {
+    __m256i even04 = pairs(x[0], x[4]), even26 = pairs(x[2], x[6]);
+    __m256i odd13 = pairs(x[1], x[3]), odd57 = pairs(x[5], x[7]);
+    __m256i half = _mm256_set1_epi32(1 << (shift - 1));
+    for (int i = 0; i < 4; i++) {
+        __m256i even = _mm256_add_epi32(_mm256_madd_epi16(even04, weights(EVEN[i])),
+                                        _mm256_madd_epi16(even26, weights(EVEN[i] + 2)));
+        __m256i odd = _mm256_add_epi32(_mm256_madd_epi16(odd13, weights(ODD[i])),
+                                       _mm256_madd_epi16(odd57, weights(ODD[i] + 2)));
+        even = _mm256_add_epi32(even, half);
+        x[i] = narrow(_mm256_srai_epi32(_mm256_add_epi32(even, odd), shift));
+        x[7 - i] = narrow(_mm256_srai_epi32(_mm256_sub_epi32(even, odd), shift));
+    }
+}
+
+AVX2 INLINE void transpose(__m128i *x) {
+    __m128i a[8], b[8];
+    for (int i = 0; i < 4; i++) {
+        a[2 * i] = _mm_unpacklo_epi16(x[2 * i], x[2 * i + 1]);
+        a[2 * i + 1] = _mm_unpackhi_epi16(x[2 * i], x[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        b[4 * i] = _mm_unpacklo_epi32(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 1] = _mm_unpackhi_epi32(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 2] = _mm_unpacklo_epi32(a[4 * i + 1], a[4 * i + 3]);
+        b[4 * i + 3] = _mm_unpackhi_epi32(a[4 * i + 1], a[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = _mm_unpacklo_epi64(b[i], b[4 + i]);
+        x[2 * i + 1] = _mm_unpackhi_epi64(b[i], b[4 + i]);
+    }
+}
+
+AVX2 static void idct8_avx2(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+    if (!last) { /* a block of one colour: both passes only shift */
+        int value = clamp16(dequantised(c, q, 0) * (1 << PASS1_BITS));
+        __m128i all = _mm_set1_epi8((char)sample_of(rounded(value, PASS1_BITS + 3)));
+        for (int k = 0; k < 8; k++) _mm_storel_epi64((__m128i *)(out + k * stride), all);
+        return;
+    }
+    __m128i x[8];
+    for (int k = 0; k < 8; k++)
+        x[k] = _mm_mullo_epi16(_mm_loadu_si128((const __m128i *)(c + 8 * k)),
+                               _mm_loadu_si128((const __m128i *)(q + 8 * k)));
+    pass_avx2(x, CONST_BITS - PASS1_BITS);
+    transpose(x);
+    pass_avx2(x, CONST_BITS + PASS1_BITS + 3);
+    transpose(x);
+    __m128i centre = _mm_set1_epi8((char)128);
+    for (int k = 0; k < 8; k += 2) {
+        __m128i rows = _mm_add_epi8(_mm_packs_epi16(x[k], x[k + 1]), centre);
+        _mm_storel_epi64((__m128i *)(out + k * stride), rows);
+        _mm_storel_epi64((__m128i *)(out + (k + 1) * stride), _mm_srli_si128(rows, 8));
+    }
+}
+
+AVX2 static void widen_avx2(const uint16_t *s, int count, int shift, uint8_t *out) {
+    __m256i even = _mm256_set1_epi16((short)(shift == 2 ? 1 : 8)), odd = _mm256_set1_epi16((short)(shift == 2 ? 2 : 7));
+    int i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m256i here = _mm256_loadu_si256((const __m256i *)(s + i + 1));
+        here = _mm256_add_epi16(here, _mm256_slli_epi16(here, 1));
+        __m256i left = _mm256_add_epi16(_mm256_loadu_si256((const __m256i *)(s + i)), even);
+        __m256i right = _mm256_add_epi16(_mm256_loadu_si256((const __m256i *)(s + i + 2)), odd);
+        __m256i first = _mm256_srli_epi16(_mm256_add_epi16(here, left), shift);
+        __m256i second = _mm256_srli_epi16(_mm256_add_epi16(here, right), shift);
+        _mm256_storeu_si256((__m256i *)(out + 2 * i), _mm256_or_si256(first, _mm256_slli_epi16(second, 8)));
+    }
+    widen_body(s + i, count - i, shift, out + 2 * i);
+}
+
+AVX2 static void blend_avx2(const uint8_t *near, const uint8_t *far, int count, int bias, uint8_t *out) {
+    blend_body(near, far, count, bias, out);
+}
+
+AVX2 static void sum_avx2(const uint8_t *near, const uint8_t *far, int count, uint16_t *out) {
+    sum_body(near, far, count, out);
+}
+
+/* Eight pixels of one channel: y + ((pairs * weights + 1/2) >> 16). */
+AVX2 INLINE __m128i channel(__m128i cb, __m128i cr, int weight_cb, int weight_cr) {
+    const int16_t w[2] = {(int16_t)weight_cb, (int16_t)weight_cr};
+    __m256i sums = _mm256_add_epi32(_mm256_madd_epi16(pairs(cb, cr), weights(w)), _mm256_set1_epi32(32768));
+    return narrow(_mm256_srai_epi32(sums, 16));
+}
+
+AVX2 static void ycc_to_rgb_avx2(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int count, uint8_t *out) {
+    const __m128i centre = _mm_set1_epi16(128);
+    /* r0 g0 r1 g1 ... and b0 . b1 . ... to r0 g0 b0 r1 g1 b1 ... */
+    const __m128i rg = _mm_setr_epi8(0, 1, -1, 2, 3, -1, 4, 5, -1, 6, 7, -1, -1, -1, -1, -1);
+    const __m128i b = _mm_setr_epi8(-1, -1, 0, -1, -1, 1, -1, -1, 2, -1, -1, 3, -1, -1, -1, -1);
+    int i = 0;
+    for (; i + 10 <= count; i += 8) { /* 28 bytes are written for 24: room for two more pixels */
+        __m128i luma = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(y + i)));
+        __m128i blue = _mm_sub_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(cb + i))), centre);
+        __m128i red = _mm_sub_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(cr + i))), centre);
+        /* Weights beyond 16 bits: 91881 = 65536 + 26345, -46802 = 18734 - 65536, 116130 = 2 * 65536 - 14942. */
+        __m128i r = _mm_add_epi16(_mm_add_epi16(luma, red), channel(blue, red, 0, 26345));
+        __m128i g = _mm_add_epi16(_mm_sub_epi16(luma, red), channel(blue, red, -22554, 18734));
+        __m128i u = _mm_add_epi16(_mm_add_epi16(luma, _mm_slli_epi16(blue, 1)), channel(blue, red, -14942, 0));
+        __m128i packed = _mm_packus_epi16(r, g); /* r0 .. r7 g0 .. g7 */
+        packed = _mm_unpacklo_epi8(packed, _mm_srli_si128(packed, 8));
+        u = _mm_packus_epi16(u, u);
+        __m128i low = _mm_or_si128(_mm_shuffle_epi8(packed, rg), _mm_shuffle_epi8(u, b));
+        __m128i high = _mm_or_si128(_mm_shuffle_epi8(_mm_srli_si128(packed, 8), rg),
+                                    _mm_shuffle_epi8(_mm_srli_si128(u, 4), b));
+        _mm_storeu_si128((__m128i *)(out + 3 * i), low);
+        _mm_storeu_si128((__m128i *)(out + 3 * i + 12), high);
+    }
+    ycc_to_rgb_scalar(y + i, cb + i, cr + i, count - i, out + 3 * i);
+}
+
+static const Routines AVX2_ROUTINES = {read_block_avx2, idct8_avx2, idct4, idct2, idct1, widen_avx2, blend_avx2, sum_avx2, ycc_to_rgb_avx2};
+#endif
+
+static const Routines SCALAR_ROUTINES = {read_block, idct8_scalar, idct4, idct2, idct1, widen_scalar, blend_scalar, sum_scalar, ycc_to_rgb_scalar};
+
+const Routines *routines(int scalar) {
+#if HAVE_AVX2_TARGET
+    if (!scalar && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) return &AVX2_ROUTINES;
+#endif
+    (void)scalar;
+    return &SCALAR_ROUTINES;
+}

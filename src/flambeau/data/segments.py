@@ -1,0 +1,261 @@
+"""Random access inside a JPEG: cut it losslessly into segments, and decode only those under a box.
+
+在 JPEG 内部随机访问：无损切段，只解码矩形之下的段。
+
+Source: own, after ITU-T T.81 (JPEG), B.2.1 and B.2.4.4 (restart markers). The format: docs/packed_jpeg.md.
+When not to use it: for pictures that are always used whole, where it only costs some bytes.
+"""
+
+import struct
+from typing import Literal
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from flambeau.data.decode import DecodeError
+from flambeau.data.jpeg_markers import Jpeg, JpegError, has_index, put_marker, read_markers
+from flambeau.data.jpeg_transcode import transcode
+from flambeau.data.native import kernel as native
+
+Pixels = NDArray[np.uint8]
+
+_REASONS = {
+    native.BAD_HEADER: "not a JPEG, or its headers are damaged",
+    native.NO_INDEX: "it has no usable index of segments",
+    native.UNSUPPORTED: "a kind of JPEG that cannot be cut into segments",
+    native.DAMAGED: "its data is damaged or cut short",
+}
+
+# Version 1.1, no unit, no preview: simplejpeg refuses versions that it does not know.
+_JFIF = b"JFIF\0\1\1\0\0\1\0\1\0\0"
+
+
+class CannotSegment(ValueError):
+    """This file stays as it is; the message is the reason."""
+
+
+def segment(data: bytes, *, interval_px: int = 64) -> bytes:
+    """A JPEG of the same coefficients, so of the same pixels, that `decode_region` can enter anywhere.
+
+    Any decoder reads it. Metadata is kept, EXIF orientation too; what follows the image in the file
+    (previews, further images) is left out. The Huffman codes are made anew for the image, which often saves
+    what the restart markers cost. To segment a segmented file again changes nothing.
+
+    Args:
+        data: a JPEG with 1 or 3 components of 8 bits, Huffman-coded; with the C kernel also a progressive
+            one or one with several scans.
+        interval_px: about how wide a segment shall be, 1 to 4096 pixels.
+
+    Raises:
+        CannotSegment: another kind of file, or one that is damaged in the slightest; keep it as it is.
+
+    Example:
+        >>> image = np.zeros((40, 300, 3), np.uint8)
+        >>> data = simplejpeg.encode_jpeg(image, colorsubsampling="420")
+        >>> cut = segment(data)
+        >>> is_segmented(data), is_segmented(cut), cut == segment(cut)
+        (False, True, True)
+    """
+    if not 1 <= interval_px <= 4096:
+        raise ValueError(f"interval_px must be 1 to 4096, got {interval_px}")
+    kernel = native.kernel()
+    try:
+        if kernel is None:
+            return transcode(data, interval_px=interval_px)
+        return kernel.segment(data, interval_px)
+    except JpegError as error:
+        raise CannotSegment(str(error)) from error
+    except native.KernelError as error:
+        raise CannotSegment(_reason(error)) from error
+
+
+def is_segmented(data: bytes) -> bool:
+    """Whether `decode_region` can read it: it has the index of `segment`. Looks at the headers only."""
+    return has_index(data)
+
+
+def decode_region(
+    data: bytes,
+    top: int,
+    left: int,
+    height: int,
+    width: int,
+    *,
+    scale: Literal[1, 2, 4, 8] = 8,
+    channels: Literal[1, 3] = 3,
+    out: Pixels | None = None,
+) -> Pixels:
+    """The pixels of a box, equal to the bit to the same box of the whole image decoded by libjpeg-turbo.
+
+    Of a whole decode with exact DCT (`islow`) and smooth chroma ('fancy upsampling'), that is.
+    The image is taken as it is stored: EXIF orientation is not applied.
+
+    Args:
+        data: what `segment` returned.
+        top, left, height, width: the box in pixels of the image at this scale; height and width at least 1.
+        scale: eighths; below 8 the image has ceil(scale / 8 * side) pixels a side.
+        channels: 3 for RGB, 1 for grey (luma).
+        out: where to put them, (height, width, channels) uint8, contiguous; by default a new array.
+
+    Returns:
+        (height, width, channels) uint8; `out` if it was given.
+
+    Raises:
+        DecodeError: not segmented, or damaged under the box.
+        ValueError: the box is not within the image; a reduced scale of an image below 8 x 8 pixels.
+
+    Example:
+        >>> image = np.arange(90 * 120 * 3, dtype=np.uint8).reshape(90, 120, 3)
+        >>> data = segment(simplejpeg.encode_jpeg(image, colorsubsampling="420"))
+        >>> box = decode_region(data, 30, 40, 20, 50)
+        >>> np.array_equal(box, simplejpeg.decode_jpeg(data)[30:50, 40:90])
+        True
+    """
+    if scale not in (1, 2, 4, 8) or channels not in (1, 3):
+        raise ValueError(f"scale is 1, 2, 4 or 8, channels 1 or 3; got {scale} and {channels}")
+    shape = (height, width, channels)
+    if min(height, width) < 1 or min(top, left) < 0 or max(top + height, left + width) > 65_535:
+        raise _no_box(top, left, height, width)
+    if out is None:
+        out = np.empty(shape, np.uint8)
+    elif out.shape != shape or out.dtype != np.uint8 or not out.flags.carray:
+        raise ValueError(f"out must be uint8 of shape {shape}, contiguous and writable")
+    kernel = native.kernel()
+    box = (top, left, height, width)
+    try:
+        if kernel is None:
+            out[:] = decode_by_header(data, *box, scale=scale, channels=channels)
+        else:
+            kernel.decode_region(data, box, out, scale=scale)
+    except JpegError as error:
+        raise DecodeError(str(error)) from error
+    except native.KernelError as error:
+        if error.code == native.BAD_BOX:
+            raise _no_box(*box) from error
+        raise DecodeError(_reason(error)) from error
+    return out
+
+
+def decode_by_header(
+    data: bytes, top: int, left: int, height: int, width: int, *, scale: int, channels: int
+) -> Pixels:
+    """`decode_region` without the kernel: a small JPEG of the segments under the box, decoded by simplejpeg.
+
+    Raises:
+        JpegError: not segmented, or damaged.
+        ValueError: as `decode_region`.
+    """
+    jpeg = read_markers(data)
+    full = (-(-jpeg.height * scale // 8), -(-jpeg.width * scale // 8))
+    tiny = scale < 8 and max(jpeg.height, jpeg.width) < 8
+    if tiny or top + height > full[0] or left + width > full[1]:
+        raise _no_box(top, left, height, width)
+    ends = _segment_ends(data, jpeg)
+    rows = _under(top, height, jpeg.mcu[0] * scale // 8, jpeg.mcus[0])
+    columns = _under(left, width, jpeg.mcu[1] * scale // 8, jpeg.mcus[1])
+    rows, columns = _whole_segments(jpeg, rows, columns)
+    size = (
+        min(rows[1] * jpeg.mcu[0], jpeg.height) - rows[0] * jpeg.mcu[0],
+        min(columns[1] * jpeg.mcu[1], jpeg.width) - columns[0] * jpeg.mcu[1],
+    )
+    small = _header(jpeg, size) + _entropy(data, jpeg, ends, rows, columns)
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            small,
+            "RGB" if channels == 3 else "GRAY",
+            # The smallest scale of libjpeg that still has these sides is the one that is wanted.
+            min_height=-(-size[0] * scale // 8),
+            min_width=-(-size[1] * scale // 8),
+        )
+    except ValueError as error:
+        raise JpegError(f"its data is damaged: {error}") from error
+    top -= rows[0] * jpeg.mcu[0] * scale // 8
+    left -= columns[0] * jpeg.mcu[1] * scale // 8
+    return pixels[top : top + height, left : left + width]
+
+
+def _reason(error: native.KernelError) -> str:
+    if error.code == native.NO_MEMORY:
+        raise MemoryError("no memory for the coefficients or samples of a JPEG") from error
+    return _REASONS[error.code]
+
+
+def _no_box(top: int, left: int, height: int, width: int) -> ValueError:
+    return ValueError(
+        f"no box of {height} x {width} pixels at row {top}, column {left} in the image at this scale"
+    )
+
+
+def _segment_ends(data: bytes, jpeg: Jpeg) -> NDArray[np.int64]:
+    """Offsets in the file at which the segments end: that of each one's marker."""
+    rows, columns = jpeg.mcus
+    count = -(-rows * columns // jpeg.restart_interval) if jpeg.restart_interval else 0
+    if jpeg.lengths is None or len(jpeg.lengths) != count:
+        raise JpegError(_REASONS[native.NO_INDEX])
+    ends = jpeg.scan + np.cumsum(jpeg.lengths) + 2 * np.arange(count)
+    if data[ends[-1] : ends[-1] + 2] != b"\xff\xd9":
+        raise JpegError(_REASONS[native.DAMAGED])
+    return ends
+
+
+def _under(first: int, count: int, unit: int, limit: int) -> tuple[int, int]:
+    """MCUs under the pixels, and one more at each side: interpolated chroma looks at its neighbours."""
+    return max(0, first // unit - 1), min(limit, (first + count - 1) // unit + 2)
+
+
+def _whole_segments(
+    jpeg: Jpeg, rows: tuple[int, int], columns: tuple[int, int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The smallest rectangle of MCUs around this one that whole segments fill."""
+    interval = jpeg.restart_interval
+    height, width = jpeg.mcus
+    if width % interval == 0:
+        right = -(-columns[1] // interval) * interval
+        return rows, (columns[0] // interval * interval, right)
+    # Segments wrap: only whole rows do, from one at whose start a segment starts to another one.
+    starts = [row for row in range(height) if row * width % interval == 0] + [height]
+    top = max(row for row in starts if row <= rows[0])
+    return (top, min(row for row in starts if row >= rows[1])), (0, width)
+
+
+def _header(jpeg: Jpeg, size: tuple[int, int]) -> bytes:
+    """The headers for an image of `size`, without what does not bear on the pixels."""
+    out = [b"\xff\xd8"]
+    for marker, body in jpeg.segments:
+        if marker <= 0xC1:
+            out.append(put_marker(marker, body[:1] + struct.pack(">HH", *size) + body[5:]))
+        elif marker == 0xE0 and body.startswith(b"JFIF"):
+            out.append(put_marker(marker, _JFIF))
+        elif marker < 0xE0 or marker == 0xEE:  # Adobe's and JFIF's say what the components mean
+            out.append(put_marker(marker, body))
+    return b"".join(out)
+
+
+def _entropy(
+    data: bytes,
+    jpeg: Jpeg,
+    ends: NDArray[np.int64],
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+) -> bytes:
+    """The segments of these MCUs, with restart markers that count from 0, and the end of the image."""
+    interval, width = jpeg.restart_interval, jpeg.mcus[1]
+    begins = np.concatenate([[jpeg.scan], ends[:-1] + 2])
+    pieces, chosen = [], []
+    step = range(*rows) if width % interval == 0 else range(rows[0], rows[1], rows[1] - rows[0])
+    for row in step:
+        stop = row * width + columns[1] if step.step == 1 else rows[1] * width
+        first, last = (row * width + columns[0]) // interval, -(-stop // interval)
+        chosen.append(np.arange(first, last))
+        pieces.append(data[begins[first] : ends[last - 1] + 2])
+    numbers = np.concatenate(chosen)
+    stream = np.frombuffer(b"".join(pieces), np.uint8).copy()
+    markers = np.cumsum(ends[numbers] - begins[numbers] + 2) - 2
+    expected = 0xD0 + numbers % 8
+    expected[numbers == len(ends) - 1] = 0xD9
+    if (stream[markers] != 0xFF).any() or (stream[markers + 1] != expected).any():
+        raise JpegError(_REASONS[native.DAMAGED])
+    stream[markers + 1] = 0xD0 + np.arange(len(numbers)) % 8
+    stream[-1] = 0xD9
+    return stream.tobytes()

@@ -1,0 +1,171 @@
+"""The C kernel: scalar and AVX2 alike, no write out of bounds on damaged files, and how it is built."""
+
+import importlib.util
+import io
+import shutil
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from flambeau.data.native import kernel as native
+from flambeau.data.native.kernel import LIBRARY, Kernel, KernelError, kernel_status
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Kernel:
+    found = native.kernel()
+    if found is None:
+        pytest.skip(kernel_status())
+    return found
+
+
+def files(kernel: Kernel) -> list[bytes]:
+    rng = np.random.default_rng(0)
+    found = []
+    for k, sampling in enumerate(["444", "422", "420", "440", "411"]):
+        shape = (int(rng.integers(20, 70)), int(rng.integers(40, 150)), 3)
+        noise = rng.integers(0, 256, shape, dtype=np.uint8)
+        flat = np.full(shape, 40 * k, np.uint8)
+        for image, quality in ((noise, 100), (noise // 32 * 32, 30), (flat, 90)):
+            data = simplejpeg.encode_jpeg(image, quality, "RGB", sampling)
+            found.append(kernel.segment(bytes(data), 8 << k))
+    return found
+
+
+def decoded(kernel: Kernel, data: bytes, shape: tuple[int, ...], **settings: Any) -> Any:
+    out = np.zeros(shape, np.uint8)
+    kernel.decode_region(data, (0, 0, *shape[:2]), out, **settings)  # type: ignore[arg-type]
+    return out
+
+
+def test_scalar_and_avx2_are_alike(kernel: Kernel) -> None:
+    """Also where values overflow: quantisers of 255 make every product wrap and saturate."""
+    if not kernel.uses_avx2:
+        pytest.skip("this CPU has no AVX2")
+    for data in files(kernel):
+        height, width = simplejpeg.decode_jpeg_header(data)[:2]
+        tables = data.index(b"\xff\xdb")
+        wild = data[: tables + 5] + b"\xff" * 64 + data[tables + 69 :]
+        for version in (data, wild):
+            for scale in (8, 4, 2, 1):
+                shape = (-(-height * scale // 8), -(-width * scale // 8), 3)
+                np.testing.assert_array_equal(
+                    decoded(kernel, version, shape, scale=scale),
+                    decoded(kernel, version, shape, scale=scale, scalar=True),
+                )
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    """A few bytes changed, half of the time in the headers; sometimes cut short."""
+    changed = bytearray(data)
+    limit = len(data) if rng.random() < 0.5 else data.index(b"\xff\xda") + 14
+    for at in rng.integers(0, limit, int(rng.integers(1, 6))):
+        changed[at] = (
+            int(rng.integers(256))
+            if rng.random() < 0.7
+            else changed[at] ^ 1 << int(rng.integers(8))
+        )
+    return bytes(changed[: int(rng.integers(limit)) if rng.random() < 0.1 else None])
+
+
+def test_damaged_files_give_codes_and_no_write_out_of_bounds(kernel: Kernel) -> None:
+    rng = np.random.default_rng(1)
+    originals = files(kernel)
+    guard, size = 4096, 20 * 30 * 3
+    codes = set()
+    for k in range(6000):
+        data = mutated(originals[k % len(originals)], rng)
+        memory = np.full(2 * guard + size, 77, np.uint8)
+        out = memory[guard:-guard].reshape(20, 30, 3)
+        box = (int(rng.integers(-1, 40)), int(rng.integers(-1, 60)), 20, 30)
+        try:
+            kernel.decode_region(data, box, out, scale=int(rng.choice([8, 8, 4, 2, 1])))
+            codes.add(0)
+        except KernelError as error:
+            codes.add(error.code)
+        assert (memory[:guard] == 77).all() and (memory[-guard:] == 77).all()
+        if k % 4 == 0:
+            try:
+                again = kernel.segment(data, 64)
+            except KernelError as error:
+                codes.add(error.code)
+            else:  # what it takes, it writes so that libjpeg-turbo takes it
+                Image.open(io.BytesIO(again)).load()
+    assert codes == {0, *range(-5, 0)}  # of all kinds
+
+
+def test_status_names_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "_kernel.so")
+    assert kernel_status().startswith("not built") and native.kernel() is None
+    (tmp_path / "_kernel.so").write_bytes(b"no library")
+    monkeypatch.setattr(native, "Kernel", lambda: Kernel(tmp_path / "_kernel.so"))
+    with pytest.raises(OSError):
+        Kernel(tmp_path / "_kernel.so")
+
+
+def test_another_library_is_not_used() -> None:
+    import _ctypes  # any shared library that is surely here
+
+    if getattr(_ctypes, "__file__", None) is None:
+        pytest.skip("this Python is built in one piece")
+    with pytest.raises(OSError, match="another library"):
+        Kernel(Path(_ctypes.__file__))
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """hatch_build.py, which only the build imports; hatchling need not be here."""
+    path = ROOT / "hatch_build.py"
+    if not path.exists():
+        pytest.skip("not in a checkout")
+    interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
+    interface.BuildHookInterface = type("BuildHookInterface", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    spec = importlib.util.spec_from_file_location("hatch_build", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def checkout(folder: Path) -> Path:
+    target = folder / "src" / "flambeau" / "data" / "native"
+    target.mkdir(parents=True)
+    for source in LIBRARY.parent.glob("*.[ch]"):
+        shutil.copy(source, target)
+    return target
+
+
+def test_build_without_a_compiler(
+    hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = checkout(tmp_path)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no C compiler" in hook.build(tmp_path)
+    monkeypatch.setenv("CC", "/bin/false")
+    assert "failed" in hook.build(tmp_path)
+    assert not list(target.glob("*.so"))
+
+
+def test_build(hook: Any, tmp_path: Path) -> None:
+    if hook.find_compiler() is None:
+        pytest.skip("no C compiler")
+    target = checkout(tmp_path)
+    assert hook.build(tmp_path) == ""
+    assert [path.name for path in target.glob("_*")] == ["_kernel.so"]
+    built = Kernel(target / "_kernel.so")
+    image = np.arange(40 * 60 * 3, dtype=np.uint8).reshape(40, 60, 3)
+    cut = built.segment(bytes(simplejpeg.encode_jpeg(image)), 16)
+    np.testing.assert_array_equal(
+        decoded(built, cut, (40, 60, 3), scale=8), simplejpeg.decode_jpeg(cut)
+    )
