@@ -1,26 +1,31 @@
 """Against torchvision (distributions and pixels) and against padding by NumPy."""
 
+import io
 import itertools
 import math
+import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
 
+from flambeau.data import augment as module
 from flambeau.data.augment import (
     CROP_RATIO,
     CROP_SCALE,
     augment_small,
     eval_image,
-    eval_min_side,
     random_resized_crop_box,
     train_image,
-    train_min_side,
 )
+from flambeau.data.decode import Picture
 from flambeau.recipes.data.sample_order import sample_seeds
+
+PHOTOS = Path(__file__).parents[3] / "shared" / "datasets" / "photos.tar"
 
 SEEDS = sample_seeds(torch.arange(4000), seed=0, epoch=0)
 
@@ -125,12 +130,122 @@ def test_a_training_image_does_not_change_its_input_nor_the_generators():
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_from_the_announced_side_on_no_crop_is_enlarged():
-    for size in (32, 160, 224):
-        side = train_min_side(size)
-        least = min(min(random_resized_crop_box(side, side, seed)[2:]) for seed in SEEDS.tolist())
-        assert size <= least < size * 1.05
-        assert eval_min_side(size) == round(size / 0.875)
+def jpeg(pixels, **settings):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.squeeze()).save(buffer, "JPEG", quality=95, **settings)
+    return buffer.getvalue()
+
+
+def test_an_encoded_image_is_augmented_as_its_pixels():
+    # 300 x 400 to 160: no crop is twice as large in both directions, so all are decoded in full.
+    data = jpeg(picture(300, 400))
+    pixels = np.array(Image.open(io.BytesIO(data)))
+    for seed in SEEDS[:40].tolist():
+        np.testing.assert_array_equal(
+            train_image(data, seed, 160, channels=3), train_image(pixels, seed, 160)
+        )
+    for height, width in [(300, 400), (400, 300), (200, 210), (170, 1500), (1500, 170), (9, 300)]:
+        data = jpeg(picture(height, width))
+        pixels = np.array(Image.open(io.BytesIO(data)))
+        np.testing.assert_array_equal(eval_image(data, 160, channels=3), eval_image(pixels, 160))
+        grey = eval_image(data, 160, channels=1)
+        assert np.abs(grey[:, :, 0] - eval_image(pixels, 160) @ (0.299, 0.587, 0.114)).mean() < 3
+
+
+def test_a_crop_is_decoded_no_smaller_than_the_result(monkeypatch):
+    asked = []
+
+    def spy(self, box=None, *, channels, scale=1):
+        asked.append((*box[2:], scale))
+        return pixels(self, box, channels=channels, scale=scale)
+
+    pixels = Picture.pixels
+    monkeypatch.setattr(Picture, "pixels", spy)
+    data = jpeg(picture(500, 700))
+    for seed in SEEDS[:60].tolist():
+        train_image(data, seed, 64, channels=3)
+        height, width, scale = asked.pop()
+        assert min(height, width) >= 64
+        _, _, *whole = random_resized_crop_box(500, 700, seed)
+        assert scale == max(s for s in (1, 2, 4, 8) if min(whole) >= 64 * s)
+        assert abs(height * scale - whole[0]) <= scale
+    eval_image(data, 64, channels=3)  # 73 of 500: a quarter is 125 rows
+    assert asked.pop()[2] == 4
+    eval_image(data, 448, channels=3)
+    assert asked.pop()[2] == 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_jpeg_is_turned_before_the_crop(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = jpeg(picture(120, 200), exif=exif)
+    upright = np.array(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    for seed in SEEDS[:5].tolist():
+        np.testing.assert_array_equal(
+            train_image(data, seed, 100, channels=3), train_image(upright, seed, 100)
+        )
+    np.testing.assert_array_equal(eval_image(data, 100, channels=3), eval_image(upright, 100))
+
+
+def psnr(a, b):
+    error = np.mean((a.astype(float) - b) ** 2)
+    return 10 * math.log10(255**2 / error) if error else math.inf
+
+
+@pytest.mark.skipif(not PHOTOS.exists(), reason=f"needs {PHOTOS}")
+def test_decoding_at_a_fraction_of_the_size_does_photographs_no_harm(monkeypatch):
+    crops, centres, halved = [], [], []
+    with tarfile.open(PHOTOS) as photos:
+        for member in photos.getmembers()[1:90:3]:
+            data = photos.extractfile(member).read()
+            pixels = np.array(Image.open(io.BytesIO(data)).convert("RGB"))
+            for size in (112, 64):
+                whole = eval_image(pixels, size)
+                centres.append(psnr(eval_image(data, size, channels=3), whole))
+                box = random_resized_crop_box(*pixels.shape[:2], 1, scale=(0.5, 1.0))
+                scale = Picture(data).scale_for(*box[2:], least=size)
+                box = [at // scale * scale for at in box]  # on the grid of the smaller image
+                monkeypatch.setattr(
+                    module, "random_resized_crop_box", lambda *_, box=box, **__: box
+                )
+                whole = train_image(pixels, 1, size)
+                crops.append(psnr(train_image(data, 1, size, channels=3), whole))
+                half = Image.fromarray(whole).reduce(2)  # a step too far: what the floor must tell
+                halved.append(psnr(np.array(half.resize((size, size))), whole))
+    for found, median, least in (
+        (crops, 38, 32),
+        (centres, 34, 29),
+    ):  # found: 41.1, 34.8; 36.1, 31.4
+        scaled = [value for value in found if value < math.inf]
+        assert len(scaled) > 30, "too few are large enough to be scaled down as they are decoded"
+        assert np.median(scaled) > median
+        assert min(scaled) > least
+    assert np.median(halved) < 30
+
+
+def test_settings_of_encoded_images_and_of_the_result():
+    with pytest.raises(ValueError, match="channels must be given with an encoded image"):
+        train_image(jpeg(picture(9, 9)), 0, 4)
+    out = torch.zeros(2, 16, 16, 3, dtype=torch.uint8)
+    for crop in (
+        train_image(picture(40, 50), 3, 16, out=out[1]),
+        eval_image(picture(40, 50), 16, out=out[1]),
+    ):
+        np.testing.assert_array_equal(crop, out[1])
+    assert not out[0].any()
+    zoomed = train_image(picture(90, 90), 3, 32, crop_scale=(0.01, 0.01), flip=False)
+    assert zoomed.std() < train_image(picture(90, 90), 3, 32, flip=False).std()
+
+
+def test_read_only_pixels_and_mapped_ones_are_left_alone(tmp_path):
+    np.save(tmp_path / "images.npy", np.stack([picture(40, 50), picture(40, 50)]))
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
+    np.testing.assert_array_equal(
+        train_image(mapped[1], 3, 16), train_image(picture(40, 50), 3, 16)
+    )
+    np.testing.assert_array_equal(eval_image(mapped[1], 16), eval_image(picture(40, 50), 16))
+    np.testing.assert_array_equal(eval_image(mapped[1], 40), eval_image(picture(40, 50), 40))
 
 
 @pytest.mark.parametrize(
@@ -177,12 +292,12 @@ def test_small_odd_images_are_resized_like_by_floating_point():
 def test_a_line_of_pixels_is_evaluated_without_filling_the_memory(monkeypatch):
     asked = []
 
-    def spy(images, size, **settings):
-        asked.append(size)
-        return interpolate(images, size, **settings)
+    def spy(pixels, height, width, **settings):
+        asked.append((height, width))
+        return resize(pixels, height, width, **settings)
 
-    interpolate = F.interpolate
-    monkeypatch.setattr(F, "interpolate", spy)
+    resize = module._resize
+    monkeypatch.setattr(module, "_resize", spy)
     pixels = np.arange(1_000_000, dtype=np.uint64).astype(np.uint8).reshape(1, -1, 1)
     for line in (pixels, pixels.swapaxes(0, 1)):
         assert eval_image(line, 32).shape == (32, 32, 1)

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 
 from flambeau.data import dataset as module
-from flambeau.data.augment import augment_small, eval_image, train_image, train_min_side
+from flambeau.data.augment import augment_small, eval_image, train_image
 from flambeau.data.dataset import ImageDataset, Probe, mean_std, probe
 from flambeau.data.decode import decode
 from flambeau.data.errors import InputError
@@ -115,7 +116,7 @@ def test_evaluation_is_decode_and_centre_crop(mode):
     (images, _), _ = batch(dataset, [5, 2])
     for image, index in zip(images, [5, 2], strict=True):
         data = dataset.source.images[index]
-        expected = eval_image(decode(data, channels=3, min_side=18), 16)
+        expected = eval_image(data, 16, channels=3)
         same(image.permute(1, 2, 0), torch.from_numpy(expected))
     same(batch(dataset, [5, 2], epoch=1)[0][0], images)
 
@@ -124,8 +125,8 @@ def test_training_photos_are_random_crops():
     dataset = make("photos")
     (images, _), _ = batch(dataset, [5, 2])
     for image, index in zip(images, [5, 2], strict=True):
-        pixels = decode(dataset.source.images[index], channels=3, min_side=train_min_side(16))
-        expected = train_image(pixels, int(seeds_of(index)), 16)
+        data = dataset.source.images[index]
+        expected = train_image(data, int(seeds_of(index)), 16, channels=3)
         same(image.permute(1, 2, 0), torch.from_numpy(expected))
 
 
@@ -228,6 +229,76 @@ def test_a_dataset_survives_fork(mode):
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
+
+
+# --- threads
+
+
+def files(count=40):
+    """JPEGs large enough to be scaled and cut, and PNGs."""
+    return Memory([encoded(90 + i, 140 - i, i, "JPEG" if i % 3 else "PNG") for i in range(count)])
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_number_of_threads_changes_nothing(train):
+    indices = list(torch.randperm(40, generator=torch.Generator().manual_seed(0)))
+    source = files()
+    (expected, targets), _ = batch(
+        ImageDataset(source, image_size=24, channels=3, train=train, threads=1), indices
+    )
+    for threads in (2, 3, 8, 64):
+        dataset = ImageDataset(source, image_size=24, channels=3, train=train, threads=threads)
+        for _ in range(2):
+            (images, found), _ = batch(dataset, indices)
+            same(images, expected)
+            same(found, targets)
+    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
+        ImageDataset(source, image_size=24, channels=3, train=train, threads=0)
+
+
+def test_of_several_bad_images_the_first_of_the_batch_is_named():
+    source = files()
+    for index in (31, 7, 20):
+        source.images[index] = b"no image"
+    dataset = ImageDataset(source, image_size=24, channels=3, train=True, threads=4)
+    for _ in range(20):
+        with pytest.raises(InputError, match="memory/20: not a JPEG"):
+            batch(dataset, [1, 2, 20, 3, 7, 31])
+
+
+def test_several_threads_may_ask_for_batches():
+    dataset = ImageDataset(files(), image_size=24, channels=3, train=True, threads=3)
+    parts = [list(range(k, 40, 4)) for k in range(4)]
+    expected = [batch(dataset, part)[0][0] for part in parts]
+    with ThreadPoolExecutor(4) as executor:
+        for _ in range(5):
+            found = executor.map(lambda part: batch(dataset, part)[0][0], parts)
+            for images, whole in zip(found, expected, strict=True):
+                same(images, whole)
+
+
+def test_pixels_as_a_source_stores_them_are_cropped_as_encoded_ones():
+    source = files()
+    raw = Memory([decode(data, channels=3) for data in source.images])
+    for image in raw.images:
+        image.flags.writeable = False
+    for settings in ({"train": True}, {"train": False}):
+        # At 80 none of them is twice as large as the crop, so nothing is scaled as it is decoded.
+        settings |= {"image_size": 80, "channels": 3, "threads": 2}
+        expected = batch(ImageDataset(source, **settings), list(range(40)))[0]
+        same(batch(ImageDataset(raw, **settings), list(range(40)))[0], expected)
+
+
+def test_the_share_of_the_image_that_a_crop_keeps_can_be_set():
+    source = files()
+    means = {}
+    for low, high in ((1.0, 1.0), (0.01, 0.02)):
+        dataset = ImageDataset(
+            source, image_size=24, channels=3, train=True, crop_scale=(low, high), threads=1
+        )
+        (images, _), _ = batch(dataset, list(range(40)))
+        means[low] = images.float().mean((2, 3)).std()
+    assert means[0.01] > 2 * means[1.0]  # of noise: small parts have means far from each other
 
 
 # --- bad images

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, ImageSequence
 
-from flambeau.data.decode import MAX_PIXELS, DecodeError, decode, inspect
+from flambeau.data import decode as module
+from flambeau.data.decode import MAX_PIXELS, DecodeError, Picture, decode, inspect
+from flambeau.data.jpeg import read_header
+from flambeau.data.segments import segment
 
 RGB = np.random.default_rng(0).integers(0, 256, (13, 17, 3), dtype=np.uint8)
 GREY = RGB[:, :, 0]
@@ -275,6 +278,109 @@ def test_damaged_metadata_is_no_warning():
             image.load()
     assert caught, "the file does not provoke the warning that this test is about"
     assert decode(bytes(data), channels=3).shape == (16, 16, 3)  # warnings are errors here
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_part_is_that_of_the_whole(kind, channels):
+    data = encode(photo(45, 61), kind)
+    whole = decode(data, channels=channels)
+    for box in ((0, 0, 45, 61), (44, 60, 1, 1), (3, 5, 20, 30), (30, 0, 15, 61)):
+        top, left, height, width = box
+        part = Picture(data).pixels(box, channels=channels)
+        np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
+
+
+def test_of_a_segmented_jpeg_the_segments_are_decoded(monkeypatch):
+    plain = encode(photo(150, 200), "JPEG", exif=with_orientation(6))
+    data = segment(plain)
+    assert read_header(data).segmented
+    assert not read_header(plain).segmented
+    expected = {
+        (box, channels, scale): Picture(plain).pixels(box, channels=channels, scale=scale)
+        for box in ((0, 0, 50, 37), (31, 20, 9, 17), (49, 36, 1, 1))
+        for channels in (1, 3)
+        for scale in (1, 2, 4)
+    }
+    monkeypatch.setattr(module, "decode_region", None)  # what plain files are decoded with
+    for (box, channels, scale), part in expected.items():
+        found = Picture(data).pixels(box, channels=channels, scale=scale)
+        np.testing.assert_array_equal(found, part)
+    with pytest.raises(DecodeError):
+        decode(data[: len(data) // 2], channels=3)
+
+
+def test_a_tiny_segmented_jpeg_is_scaled_like_another():
+    plain = encode(photo(5, 6), "JPEG")
+    np.testing.assert_array_equal(
+        decode(segment(plain), channels=3, min_side=1), decode(plain, channels=3, min_side=1)
+    )
+
+
+def test_a_cmyk_jpeg_is_scaled_by_pillow():
+    data = encode(photo(80, 120).convert("CMYK"), "JPEG")
+    picture = Picture(data)
+    assert picture.scale_for(80, 120, least=20) == 4
+    small = decode(data, channels=3, min_side=20)
+    assert small.shape == (20, 30, 3)
+    part = Picture(data).pixels((5, 6, 7, 8), channels=3, scale=4)
+    np.testing.assert_array_equal(part, small[5:12, 6:14])
+
+
+def test_how_much_smaller_a_picture_may_be_decoded():
+    jpeg = Picture(encode(photo(104, 144), "JPEG"))
+    for side, scale in [(105, 1), (53, 1), (52, 2), (27, 2), (26, 4), (14, 4), (13, 8), (1, 8)]:
+        assert jpeg.scale_for(104, 144, least=side) == scale
+    assert Picture(encode(photo(104, 144), "PNG")).scale_for(104, 144, least=1) == 1
+    assert Picture(RGB).scale_for(13, 17, least=1) == 1
+
+
+def test_pixels_of_a_source():
+    assert inspect(RGB) == (13, 17, False)
+    assert inspect(GREY) == inspect(GREY[:, :, None]) == (13, 17, True)
+    np.testing.assert_array_equal(decode(RGB, channels=3), RGB)
+    np.testing.assert_array_equal(decode(GREY, channels=1)[:, :, 0], GREY)
+    np.testing.assert_array_equal(decode(GREY[:, :, None], channels=3)[:, :, 1], GREY)
+    luma = (RGB @ np.array([0.299, 0.587, 0.114])).round()
+    assert np.abs(decode(RGB, channels=1)[:, :, 0] - luma).max() <= 1
+    levels = GREY.astype(np.uint16) * 257
+    np.testing.assert_array_equal(decode(levels, channels=1)[:, :, 0], GREY)
+    clear = np.dstack([RGB, np.zeros_like(GREY)])
+    assert (decode(clear, channels=3) == 255).all()
+    view = RGB[::-1, 2:9]  # of any strides, and read-only
+    view.flags.writeable = False
+    np.testing.assert_array_equal(decode(view, channels=3), view)
+    assert decode(view, channels=3).flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (np.zeros(5, np.uint8), r"an array of shape \(5,\)"),
+        (np.zeros((5, 5, 2), np.uint8), r"an array of shape \(5, 5, 2\)"),
+        (np.zeros((5, 5), np.float32), "an array of float32"),
+        (np.zeros((0, 5), np.uint8), "no pixel at all"),
+        (np.broadcast_to(np.uint8(0), (10_000, 10_000)), "10000 x 10000 pixels are more than"),
+    ],
+)
+def test_arrays_that_are_no_image(array, reason):
+    for look in (inspect, lambda data: decode(data, channels=1)):
+        with pytest.raises(DecodeError, match=reason):
+            look(array)
+
+
+def test_a_jpeg_that_libjpeg_turbo_leaves_is_judged_by_pillow():
+    data = encode(photo(40, 40), "JPEG")
+    without_end = data[:-2]  # all pixels are there; Pillow reads it, and so must we
+    expected = np.array(Image.open(io.BytesIO(data)).convert("RGB"))
+    try:
+        with Image.open(io.BytesIO(without_end)) as image:
+            image.load()
+    except OSError:
+        with pytest.raises(DecodeError):
+            decode(without_end, channels=3)
+    else:
+        np.testing.assert_array_equal(decode(without_end, channels=3), expected)
 
 
 @pytest.mark.parametrize(

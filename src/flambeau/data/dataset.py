@@ -16,17 +16,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flambeau.data.augment import (
-    augment_small,
-    eval_image,
-    eval_min_side,
-    train_image,
-    train_min_side,
-)
-from flambeau.data.decode import DecodeError, Pixels, decode, inspect
+from flambeau.data.augment import CROP_SCALE, augment_small, eval_image, train_image
+from flambeau.data.decode import DecodeError, decode, inspect
+from flambeau.data.decode_pool import DecodePool
 from flambeau.data.errors import InputError
+from flambeau.data.in_flight import reading
 from flambeau.data.seeded import SeededDataset
-from flambeau.data.sources import Source
+from flambeau.data.source import Source
 
 SMALL_SIDE = (
     64  # up to here a random crop of a part would leave too little (CIFAR 32, Tiny ImageNet 64)
@@ -68,6 +64,9 @@ class ImageDataset(SeededDataset):
         skip_bad: go on after an image that cannot be read or decoded. In training the next readable one of
             the source stands in for it, with the seed of the bad one; in evaluation it is left out.
         flip: mirror half of the training images; False where left and right matter (digits, text).
+        crop_scale: smallest and largest part of the area that a training crop keeps, within (0, 1].
+        threads: that make a batch together; None for as many as there are CPUs for this process, and one in
+            a worker of a DataLoader. The pixels do not depend on it.
 
     Raises:
         InputError: a bad image and not skip_bad, here (small images) or in `batch`; no readable image at all.
@@ -82,15 +81,21 @@ class ImageDataset(SeededDataset):
         train: bool,
         skip_bad: bool = False,
         flip: bool = True,
+        crop_scale: tuple[float, float] = CROP_SCALE,
+        threads: int | None = None,
     ) -> None:
         self.source, self.image_size, self.channels = source, image_size, channels
         self.train, self.skip_bad, self.flip = train, skip_bad, flip
+        self.crop_scale = crop_scale
+        self._pool = DecodePool(threads)
         same_size = probe(source).same_size if image_size <= SMALL_SIDE else None
         self.small = same_size == (image_size, image_size)
         self._cache: tuple[Tensor, Tensor, Tensor] | None = None
         if self.small and len(source) * image_size**2 * channels <= CACHE_BYTES:
             used, x_NHWC = self._read(range(len(source)), [0] * len(source))
             self._cache = used, (used >= 0).cumsum(0) - 1, x_NHWC  # rows: those left out have none
+            # Its threads have done their work, and a process is best forked without any.
+            self._pool = DecodePool(threads)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -125,43 +130,50 @@ class ImageDataset(SeededDataset):
             x_NCHW = augment_small(x_NCHW, seeds, padding=padding, flip=self.flip)
         return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
 
-    def _decode(self, index: int, min_side: int) -> Pixels:
-        try:
-            data = self.source.read(index)
-        except OSError as error:
-            raise DecodeError((error.strerror or str(error)).lower()) from error
-        return decode(data, channels=self.channels, min_side=min_side)
-
-    def _image(self, index: int, seed: int) -> Pixels:
-        size = self.image_size
-        if self.train and not self.small:
-            pixels = self._decode(index, train_min_side(size))
-            return train_image(pixels, seed, size, flip=self.flip)
-        return eval_image(self._decode(index, eval_min_side(size)), size)
-
     def _read(self, indices: Sequence[int], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Position of the image used for each index, -1 where it is left out; pixels of the used ones."""
-        found = [self._first_readable(*pair) for pair in zip(indices, seeds, strict=True)]
-        images = [pixels for _, pixels in found if pixels is not None]
-        empty = np.empty((0, self.image_size, self.image_size, self.channels), np.uint8)
-        used = torch.tensor([position for position, _ in found], dtype=torch.int64)
-        return used, torch.from_numpy(np.stack(images) if images else empty)
+        shape = len(indices), self.image_size, self.image_size, self.channels
+        x_NHWC = torch.empty(shape, dtype=torch.uint8)
+        used = [-1] * len(indices)
 
-    def _first_readable(self, index: int, seed: int) -> tuple[int, Pixels | None]:
-        """Position and pixels of an image or, in training, of the first readable one after it."""
+        def work(k: int) -> None:
+            used[k] = self._write_first_readable(indices[k], seeds[k], x_NHWC[k])
+
+        self._pool.each(len(indices), work)
+        positions = torch.tensor(used, dtype=torch.int64)
+        return positions, x_NHWC if -1 not in used else x_NHWC[positions >= 0]
+
+    def _write_first_readable(self, index: int, seed: int, out: Tensor) -> int:
+        """Write an image or, in training, the first readable one after it; its position, -1 for none."""
         for step in range(len(self) if self.train else 1):
             position = (index + step) % len(self)
             try:
-                return position, self._image(position, seed)
+                with reading(position):
+                    self._write(position, seed, out)
             except DecodeError as error:
                 if not self.skip_bad:
                     raise InputError(
                         f"{self.describe(position)}: {error}\n"
                         "Repair or remove it, or allow N bad images with --skip-bad-images N"
                     ) from error
+            else:
+                return position
         if self.train:
             raise InputError(f"{self.describe(0)} and all {len(self) - 1} other images are bad")
-        return -1, None
+        return -1
+
+    def _write(self, index: int, seed: int, out: Tensor) -> None:
+        try:
+            data = self.source.read(index)
+        except OSError as error:
+            raise DecodeError((error.strerror or str(error)).lower()) from error
+        if self.train and not self.small:
+            train_image(
+                data, seed, self.image_size, channels=self.channels,
+                flip=self.flip, crop_scale=self.crop_scale, out=out,
+            )  # fmt: skip
+        else:
+            eval_image(data, self.image_size, channels=self.channels, out=out)
 
 
 def probe(source: Source, *, limit: int = 64) -> Probe:

@@ -1,22 +1,36 @@
-"""Image bytes to pixels with Pillow; whatever is wrong with them is one exception.
+"""Image bytes to pixels, all or a part; whatever is wrong with them is one exception.
 
-用 Pillow 把图像字节解码成像素；无论哪里出错，都只抛出一种异常。
+把图像字节解码成像素（全部或一部分）；无论哪里出错，都只抛出一种异常。
 
-Source: own. EXIF orientation: EXIF 2.32 (CIPA DC-008), section 4.6.4 A, tag 0x0112.
+Source: own.
 
 The decoder is picked by the bytes, never by the file name, and only from FORMATS: Pillow knows some forty
-more, one of which (EPS) starts another program.
+more, one of which (EPS) starts another program. Usual JPEGs are decoded by libjpeg-turbo (data/jpeg.py),
+of which no more than what is needed; everything else by Pillow: right, not fast.
 Of a file with several images (animated GIF, WebP and PNG, TIFF pages, phone MPO) the first one counts.
 """
 
+import contextlib
 import io
 import re
 import warnings
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+
+from flambeau.data.jpeg import SCALES, decode_region, read_header
+from flambeau.data.orientation import (
+    UPRIGHT,
+    Box,
+    exif_orientation,
+    stored_box,
+    swaps_sides,
+    turn_upright,
+)
+from flambeau.data.source import Stored
 
 Pixels = NDArray[np.uint8]
 
@@ -25,19 +39,12 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 # From this size on Pillow warns of a 'decompression bomb' (a quarter of a GiB as RGB); here it is refused.
 MAX_PIXELS = 89_478_485
 
+# Formats that Pillow scales down as it decodes (MPO is a JPEG with others behind it).
+_SCALABLE = ("JPEG", "MPO")
+
 # Damaged metadata (EXIF, TIFF tags, MPO index) beside pixels that are fine: the pixels are what counts.
 # In the form of warnings.filters, so that its presence is quickly seen.
 _PILLOW_METADATA = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
-
-_UPRIGHT = {  # EXIF orientation -> what turns the stored image upright
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 class DecodeError(ValueError):
@@ -58,8 +65,8 @@ class ImageInfo(NamedTuple):
     grey: bool
 
 
-def decode(data: bytes, *, channels: int, min_side: int | None = None) -> Pixels:
-    """The pixels of an encoded image.
+class Picture:
+    """An image of which the header has been read; a part of its pixels is decoded on demand.
 
     The image is turned upright after its EXIF orientation.
     Transparent parts are laid over white: what a file stores below full transparency is arbitrary, so it
@@ -67,7 +74,127 @@ def decode(data: bytes, *, channels: int, min_side: int | None = None) -> Pixels
     Grey of 16 bits is scaled (65535 becomes 255), not clipped.
 
     Args:
-        data: a whole file of one of FORMATS.
+        data: a whole file of one of FORMATS, or pixels.
+
+    Attributes:
+        height: pixels, at least 1, upright.
+        width: pixels, at least 1, upright.
+
+    Raises:
+        DecodeError: not an image, or more than MAX_PIXELS; damage behind the header goes unnoticed here.
+
+    Example:
+        >>> picture = Picture(b"P5 3 2 255 abcdef")
+        >>> picture.height, picture.width
+        (2, 3)
+        >>> picture.pixels((1, 0, 1, 2), channels=1)[:, :, 0].tolist()
+        [[100, 101]]
+    """
+
+    def __init__(self, data: Stored) -> None:
+        self._data = data
+        self._image: Image.Image | None = None
+        self._header = None if isinstance(data, np.ndarray) else read_header(data)
+        if self._header is not None:
+            self.height, self.width = self._header.height, self._header.width
+            self._orientation = self._header.orientation
+            _check_size(self.width, self.height)
+        elif isinstance(data, np.ndarray):
+            _check_array(data)
+            self.height, self.width = data.shape[:2]
+            self._orientation = UPRIGHT
+            _check_size(self.width, self.height)
+        else:
+            with _decode_errors():
+                self._image = _open(data)
+                self.width, self.height = self._image.size
+                # Of a TIFF it is not there: Pillow turns those itself.
+                self._orientation = exif_orientation(bytes(self._image.info.get("exif", b"")))
+        if swaps_sides(self._orientation):
+            self.height, self.width = self.width, self.height
+
+    @property
+    def grey(self) -> bool:
+        """The file stores no colour; a colour file of grey pixels does not count."""
+        if self._header is not None:
+            return self._header.channels == 1
+        if isinstance(self._data, np.ndarray):
+            return self._data.ndim == 2 or self._data.shape[2] == 1
+        return self._image is not None and _is_grey(self._image)
+
+    def scale_for(self, height: int, width: int, *, least: int) -> int:
+        """The largest of 8, 4, 2 and 1 by which a part may be scaled down as it is decoded.
+
+        Args:
+            height: of the part, pixels.
+            width: of the part, pixels.
+            least: how many pixels each side must still have.
+
+        Returns:
+            1 where scaling comes for nothing: all but JPEG.
+        """
+        if self._header is None and (self._image is None or self._image.format not in _SCALABLE):
+            return 1
+        return next((scale for scale in SCALES if min(height, width) >= scale * least), 1)
+
+    def pixels(self, box: Box | None = None, *, channels: int, scale: int = 1) -> Pixels:
+        """A part of the image, or all of it.
+
+        Args:
+            box: top, left, height and width of the part, of the image at this scale.
+            channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
+            scale: of `scale_for`; the sides of the image are divided by it and rounded up.
+
+        Returns:
+            (height, width, channels) uint8; often a view, and of an image that was given as pixels it is a
+            view of those.
+
+        Raises:
+            DecodeError: damaged, cut short, or pixels without a defined brightness (floating point, 32-bit
+                integers beyond 16 bits).
+        """
+        if channels not in (1, 3):
+            raise ValueError(f"channels must be 1 or 3, got {channels}")
+        height, width = -(-self.height // scale), -(-self.width // scale)
+        box = stored_box(box or (0, 0, height, width), self._orientation, height, width)
+        return turn_upright(self._stored(box, channels, scale), self._orientation)
+
+    def _stored(self, box: Box, channels: int, scale: int) -> Pixels:
+        top, left, height, width = box
+        data, header = self._data, self._header
+        if isinstance(data, np.ndarray):
+            part = np.asarray(data)[top : top + height, left : left + width]
+            if part.ndim == 3 and part.shape[2] == channels and part.dtype == np.uint8:
+                return part
+            with _decode_errors():
+                return _converted(_of_pixels(part), channels)
+        if header is not None:
+            if header.segmented and (scale == 1 or min(header.height, header.width) >= 8):
+                return _of_segments(data, box, channels, scale)
+            pixels = decode_region(data, header, box, scale=scale, channels=channels)
+            if pixels is not None:
+                return pixels
+        with _decode_errors():
+            image = self._image or _open(data)
+            self._image = None  # its pixels are not kept
+            # Luma is stored as such in a JPEG: with 'L' the colour is not even decoded.
+            size = (image.width // scale, image.height // scale) if scale > 1 else None
+            image.draft("L" if channels == 1 else None, size)
+            image.load()
+            pixels = _converted(image, channels)
+        if header is not None and pixels.shape[:2] != (
+            -(-header.height // scale),
+            -(-header.width // scale),
+        ):
+            raise DecodeError("the header contradicts itself")
+        return pixels[top : top + height, left : left + width]
+
+
+def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixels:
+    """The pixels of an image, as `Picture` says.
+
+    Args:
+        data: a whole file of one of FORMATS, or pixels.
         channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
         min_side: allow a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, the smallest at which both
             sides still have this many pixels; this is several times faster. None: always the full size.
@@ -90,29 +217,21 @@ def decode(data: bytes, *, channels: int, min_side: int | None = None) -> Pixels
         raise ValueError(f"channels must be 1 or 3, got {channels}")
     if min_side is not None and min_side < 1:
         raise ValueError(f"min_side must be at least 1, got {min_side}")
-    try:
-        with _open(data) as image:
-            # Luma is stored as such in a JPEG: with 'L' the colour is not even decoded.
-            image.draft("L" if channels == 1 else None, (min_side, min_side) if min_side else None)
-            image.load()
-            upright = _UPRIGHT.get(_orientation(image))
-            plain = _without_alpha(_of_8_bits(image))
-            plain = _in_mode(plain, "L" if channels == 1 else "RGB")
-            pixels = np.array(plain if upright is None else plain.transpose(upright))
-    except DecodeError:
-        raise
-    except Exception as error:
-        # Pillow has no common exception: damage shows as OSError, SyntaxError, struct.error, KeyError,
-        # OverflowError, MemoryError and many more.
-        raise DecodeError(_reason(error)) from error
-    return pixels.reshape(*pixels.shape[:2], channels)
+    picture = Picture(data)
+    scale = 1
+    if min_side is not None:
+        scale = picture.scale_for(picture.height, picture.width, least=min_side)
+    pixels = picture.pixels(channels=channels, scale=scale)
+    if pixels.flags.c_contiguous and pixels.flags.writeable and not isinstance(data, np.ndarray):
+        return pixels
+    return pixels.copy()
 
 
-def inspect(data: bytes) -> ImageInfo:
+def inspect(data: Stored) -> ImageInfo:
     """What the header of an encoded image says; its pixels are not decoded.
 
     Args:
-        data: a whole file of one of FORMATS, or at least its header.
+        data: a whole file of one of FORMATS, or at least its header; or pixels.
 
     Returns:
         Its ImageInfo. Damage behind the header goes unnoticed.
@@ -124,15 +243,20 @@ def inspect(data: bytes) -> ImageInfo:
         >>> inspect(b"P5 3 2 255 abcdef")
         ImageInfo(height=2, width=3, grey=True)
     """
+    picture = Picture(data)
+    return ImageInfo(picture.height, picture.width, picture.grey)
+
+
+@contextlib.contextmanager
+def _decode_errors() -> Iterator[None]:
+    """Whatever is raised within becomes a DecodeError."""
     try:
-        with _open(data) as image:
-            width, height = image.size
-            if _orientation(image) >= 5:  # these four swap rows and columns
-                width, height = height, width
-            return ImageInfo(height, width, _is_grey(image))
+        yield
     except DecodeError:
         raise
-    except Exception as error:  # as in `decode`
+    except Exception as error:
+        # Pillow has no common exception: damage shows as OSError, SyntaxError, struct.error, KeyError,
+        # OverflowError, MemoryError and many more.
         raise DecodeError(_reason(error)) from error
 
 
@@ -141,12 +265,48 @@ def _open(data: bytes) -> Image.Image:
     if not data:
         raise DecodeError("the file is empty")
     image = Image.open(io.BytesIO(data), formats=FORMATS)
-    width, height = image.size
+    _check_size(*image.size)
+    return image
+
+
+def _check_array(array: NDArray[Any]) -> None:
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if array.ndim not in (2, 3) or channels not in (1, 3, 4):
+        raise DecodeError(
+            f"an array of shape {array.shape}: pixels are (H, W) or (H, W, C), C 1, 3 or 4"
+        )
+    if array.dtype not in (np.uint8, np.uint16):
+        raise DecodeError(f"an array of {array.dtype}: pixels are uint8 or uint16")
+
+
+def _of_pixels(array: NDArray[Any]) -> Image.Image:
+    """An image of pixels that a source has stored as such."""
+    if array.dtype == np.uint16:
+        array = ((array.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _of_segments(data: bytes, box: Box, channels: int, scale: int) -> Pixels:
+    """Of a JPEG that `flambeau pack` has cut into segments, those under the box alone are decoded."""
+    from flambeau.data.segments import decode_region as decode_segments  # it needs DecodeError
+
+    eighths: Any = 8 // scale
+    return decode_segments(data, *box, scale=eighths, channels=3 if channels == 3 else 1)
+
+
+def _converted(image: Image.Image, channels: int) -> Pixels:
+    plain = _without_alpha(_of_8_bits(image))
+    pixels = np.array(_in_mode(plain, "L" if channels == 1 else "RGB"))
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _check_size(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         raise DecodeError(f"{width} x {height} pixels are more than {MAX_PIXELS}, the most allowed")
     if width < 1 or height < 1:
         raise DecodeError(f"{width} x {height} pixels: no pixel at all")
-    return image
 
 
 def _ignore_metadata_warnings() -> None:
@@ -157,27 +317,6 @@ def _ignore_metadata_warnings() -> None:
     """
     if _PILLOW_METADATA not in warnings.filters:
         warnings.filterwarnings("ignore", category=UserWarning, module=_PILLOW_METADATA[3].pattern)
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation; 1, upright, where there is none or it is damaged, or of a TIFF (Pillow turns it).
-
-    Read by hand: Pillow reads all of EXIF for it, slowly, and fails where another tag is damaged.
-    """
-    tiff = bytes(image.info.get("exif", b"")).removeprefix(b"Exif\0\0")
-    orders: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
-    if tiff[:4] not in orders:
-        return 1
-
-    def number(at: int, size: int) -> int:
-        return int.from_bytes(tiff[at : at + size], orders[tiff[:4]])
-
-    first = number(4, 4) + 2
-    last = min(first + 12 * number(first - 2, 2), len(tiff) - 11)
-    for entry in range(first, last, 12):
-        if number(entry, 2) == 0x0112:
-            return number(entry + 8, 2)
-    return 1
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:

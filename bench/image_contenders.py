@@ -1,0 +1,350 @@
+"""The loaders that bench/image_loader.py compares, each as short as its documentation has it.
+
+Each takes the folder of photographs, with a sub-folder a class, and a folder to work in, and returns what
+makes the batches of an epoch.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SIZE, BATCH, SCALE = 224, 64, (0.08, 1.0)
+Batches = Callable[[int], Iterable[Any]]  # of an epoch
+
+
+def flambeau(folder: Path, work: Path) -> Batches:
+    from flambeau.data.folder_source import FolderSource
+
+    return flambeau_loader(FolderSource(folder))
+
+
+def flambeau_simplejpeg(folder: Path, work: Path) -> Batches:
+    """As where the system has no libturbojpeg 3."""
+    from flambeau.data import jpeg
+
+    if jpeg.turbojpeg() is None:
+        raise ImportError("no libturbojpeg 3 on this system: the same as flambeau")
+    jpeg.turbojpeg = lambda: None  # type: ignore[assignment]
+    return flambeau(folder, work)
+
+
+def flambeau_packed(folder: Path, work: Path) -> Batches:
+    """JPEGs cut losslessly into segments, read by the compiled kernel."""
+    from flambeau.data.folder_source import FolderSource
+    from flambeau.data.native import kernel
+    from flambeau.data.segments import CannotSegment, segment
+
+    if kernel.kernel() is None:
+        raise ImportError(f"no kernel: {kernel.kernel_status()}")
+    for path in files(folder):
+        packed = work / path.relative_to(folder)
+        packed.parent.mkdir(exist_ok=True)
+        try:
+            packed.write_bytes(segment(path.read_bytes()))
+        except CannotSegment:
+            packed.write_bytes(path.read_bytes())
+    return flambeau_loader(FolderSource(work))
+
+
+def flambeau_packed_simplejpeg(folder: Path, work: Path) -> Batches:
+    """As where no compiler was there when flambeau was installed."""
+    from flambeau.data.native import kernel
+
+    batches = flambeau_packed(folder, work)
+    kernel.kernel = lambda: None  # type: ignore[assignment]
+    return batches
+
+
+def flambeau_raw(folder: Path, work: Path) -> Batches:
+    """Decoded pixels in one mapped file, some six times the bytes."""
+    from flambeau.data.decode import decode
+    from flambeau.data.folder_source import FolderSource
+
+    source = FolderSource(folder)
+    shapes, at = [], [0]
+    with (work / "pixels").open("wb") as file:
+        for index in range(len(source)):
+            pixels = decode(source.read(index), channels=3)
+            shapes.append(pixels.shape)
+            at.append(at[-1] + pixels.size)
+            file.write(pixels)
+    mapped = np.asarray(np.memmap(work / "pixels", np.uint8, "r"))
+    images = [mapped[at[k] : at[k + 1]].reshape(shape) for k, shape in enumerate(shapes)]
+    int(sum(image[::8].sum() for image in images))  # into the page cache, and into this process
+    source.read = images.__getitem__  # type: ignore[method-assign,assignment]
+    return flambeau_loader(source)
+
+
+def flambeau_loader(source: Any) -> Batches:
+    from flambeau.data.dataset import ImageDataset
+    from flambeau.data.loader import Loader
+
+    dataset = ImageDataset(source, image_size=SIZE, channels=3, train=True, crop_scale=SCALE)
+    loader = Loader(dataset, micro_batch_size=BATCH)
+    return lambda epoch: (
+        batch.data[0] for batch in loader.stream(epoch=epoch, position=0, epochs=1)
+    )
+
+
+def limit(folder: Path, work: Path) -> Batches:
+    """Nothing but what libjpeg-turbo takes to decode the same crops in full, from memory."""
+    from flambeau.data.augment import random_resized_crop_box
+    from flambeau.data.decode import Picture
+
+    pictures = [Picture(path.read_bytes()) for path in files(folder)]
+
+    def batches(epoch: int) -> Iterator[Any]:
+        for number, picture in enumerate(pictures):
+            seed = epoch * len(pictures) + number
+            box = random_resized_crop_box(picture.height, picture.width, seed, scale=SCALE)
+            yield picture.pixels(box, channels=3)[None]
+
+    return batches
+
+
+def torchvision_v1(folder: Path, work: Path) -> Batches:
+    from torchvision import datasets
+
+    return torch_loader(datasets.ImageFolder(str(folder), pil_transform()))
+
+
+def torchvision_v1_float(folder: Path, work: Path) -> Batches:
+    from torchvision import datasets, transforms
+
+    normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    steps = [*pil_transform().transforms[:2], transforms.ToTensor(), normalize]
+    return torch_loader(datasets.ImageFolder(str(folder), transforms.Compose(steps)))
+
+
+def torchvision_v2(folder: Path, work: Path) -> Batches:
+    from torchvision import datasets
+    from torchvision.transforms import v2
+
+    steps = [v2.RandomResizedCrop(SIZE, SCALE), v2.RandomHorizontalFlip(), v2.PILToTensor()]
+    return torch_loader(datasets.ImageFolder(str(folder), v2.Compose(steps)))
+
+
+def torchvision_v2_tensor(folder: Path, work: Path) -> Batches:
+    from torchvision import datasets
+    from torchvision.io import decode_image
+
+    data = datasets.ImageFolder(
+        str(folder), tensor_transform(), loader=lambda path: decode_image(path, mode="RGB")
+    )
+    return torch_loader(data)
+
+
+def timm(folder: Path, work: Path) -> Batches:
+    import torch
+    from timm.data import create_dataset, create_loader
+
+    loader = create_loader(
+        create_dataset("folder", str(folder), is_training=True), (3, SIZE, SIZE), BATCH,
+        is_training=True, scale=SCALE, color_jitter=None, interpolation="bilinear", num_workers=0,
+        persistent_workers=False, pin_memory=False, device=torch.device("cpu"),
+    )  # fmt: skip
+    loader.loader.batch_sampler.drop_last = False
+    return lambda epoch: (images for images, _ in loader.loader)  # uint8, before it normalises
+
+
+def opencv(folder: Path, work: Path) -> Batches:
+    import cv2
+
+    cv2.setNumThreads(0)
+    crop_box, paths = box_drawer(), files(folder)
+
+    class Photos:
+        def __len__(self) -> int:
+            return len(paths)
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            pixels = cv2.imread(str(paths[index]), cv2.IMREAD_COLOR_RGB)
+            top, left, height, width = crop_box(*pixels.shape[:2])
+            crop = cv2.resize(pixels[top : top + height, left : left + width], (SIZE, SIZE))
+            return np.ascontiguousarray(crop[:, ::-1] if random.random() < 0.5 else crop), 0
+
+    return torch_loader(Photos())
+
+
+def webdataset(folder: Path, work: Path) -> Batches:
+    import webdataset
+
+    with webdataset.TarWriter(str(work / "photos.tar")) as writer:
+        for number, path in enumerate(files(folder)):
+            writer.write({"__key__": f"{number:06}", "jpg": path.read_bytes(), "cls": 0})
+    data = webdataset.WebDataset(str(work / "photos.tar"), shardshuffle=False).shuffle(100)
+    data = data.decode("pilrgb").to_tuple("jpg", "cls").map_tuple(pil_transform())
+    loader = webdataset.WebLoader(data.batched(BATCH), batch_size=None, num_workers=0)
+    return lambda epoch: (images for images, _ in loader)
+
+
+def litdata(folder: Path, work: Path) -> Batches:
+    from litdata import StreamingDataLoader, StreamingDataset, optimize
+
+    optimize(read_bytes, files(folder), str(work / "chunks"), chunk_bytes="64MB", num_workers=1)
+
+    class Photos(StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return transform(from_bytes(super().__getitem__(index)))
+
+    transform = pil_transform()
+    loader = StreamingDataLoader(
+        Photos(str(work / "chunks"), shuffle=True), batch_size=BATCH, num_workers=0
+    )
+    return lambda epoch: loader
+
+
+def streaming(folder: Path, work: Path) -> Batches:
+    from streaming import MDSWriter, StreamingDataset
+
+    with MDSWriter(out=str(work / "mds"), columns={"x": "bytes"}) as writer:
+        for path in files(folder):
+            writer.write({"x": path.read_bytes()})
+
+    class Photos(StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return transform(from_bytes(super().__getitem__(index)["x"])), 0
+
+    transform = pil_transform()
+    data = Photos(local=str(work / "mds"), shuffle=True, batch_size=BATCH)
+    return torch_loader(data, shuffle=False)
+
+
+def grain(folder: Path, work: Path) -> Batches:
+    import grain
+
+    transform, paths = pil_transform(), [str(path) for path in files(folder)]
+    load = lambda path: transform(from_bytes(Path(path).read_bytes())).numpy()  # noqa: E731
+    data = grain.MapDataset.source(paths).shuffle(seed=0).map(load).batch(BATCH)
+    return lambda epoch: data.to_iter_dataset(grain.ReadOptions(num_threads=1))
+
+
+def dali(folder: Path, work: Path) -> Batches:
+    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    def pipeline() -> Any:
+        encoded, _ = fn.readers.file(
+            file_root=str(folder), random_shuffle=True, name="photos", initial_fill=256
+        )
+        crops = fn.decoders.image_random_crop(
+            encoded, device="cpu", output_type=types.RGB, random_area=SCALE
+        )
+        crops = fn.resize(crops, size=(SIZE, SIZE), interp_type=types.INTERP_TRIANGULAR)
+        return fn.flip(crops, horizontal=fn.random.coin_flip())
+
+    built = pipeline()
+    built.build()
+    loader = DALIGenericIterator(
+        built,
+        ["x"],
+        reader_name="photos",
+        auto_reset=True,
+        last_batch_policy=LastBatchPolicy.PARTIAL,
+    )
+    return lambda epoch: (batch[0]["x"] for batch in loader)
+
+
+def spdl(folder: Path, work: Path) -> Batches:
+    import torch
+    from spdl.pipeline import PipelineBuilder
+    from torchvision.io import decode_image
+
+    transform, paths = tensor_transform(), [str(path) for path in files(folder)]
+
+    def batches(epoch: int) -> Iterator[Any]:
+        order = random.sample(paths, len(paths))
+        pipeline = (
+            PipelineBuilder()
+            .add_source(order)
+            .pipe(lambda path: transform(decode_image(path, mode="RGB")))
+            .aggregate(BATCH)
+            .pipe(torch.stack)
+            .add_sink(2)
+            .build(num_threads=1)
+        )
+        with pipeline.auto_stop():
+            yield from pipeline
+
+    return batches
+
+
+CONTENDERS: dict[str, tuple[Callable[[Path, Path], Batches], str, str]] = {
+    # name: (what makes its batches, module it needs, distribution whose version is told)
+    "torchvision-v1": (torchvision_v1, "torchvision", "torchvision"),
+    "flambeau": (flambeau, "flambeau", "simplejpeg"),
+    "flambeau-simplejpeg": (flambeau_simplejpeg, "flambeau", "simplejpeg"),
+    "flambeau-packed": (flambeau_packed, "flambeau", "simplejpeg"),
+    "flambeau-packed-simplejpeg": (flambeau_packed_simplejpeg, "flambeau", "simplejpeg"),
+    "flambeau-raw": (flambeau_raw, "flambeau", "numpy"),
+    "limit": (limit, "flambeau", "simplejpeg"),
+    "torchvision-v1-float": (torchvision_v1_float, "torchvision", "torchvision"),
+    "torchvision-v2": (torchvision_v2, "torchvision", "torchvision"),
+    "torchvision-v2-tensor": (torchvision_v2_tensor, "torchvision", "torchvision"),
+    "timm": (timm, "timm", "timm"),
+    "opencv": (opencv, "cv2", "opencv-python-headless"),
+    "webdataset": (webdataset, "webdataset", "webdataset"),
+    "litdata": (litdata, "litdata", "litdata"),
+    "mosaicml-streaming": (streaming, "streaming", "mosaicml-streaming"),
+    "grain": (grain, "grain", "grain"),
+    "dali": (dali, "nvidia.dali", "nvidia-dali-cuda130"),
+    "spdl": (spdl, "spdl", "spdl"),
+}
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def read_bytes(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def from_bytes(data: bytes) -> Any:
+    import io
+
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def pil_transform() -> Any:
+    from torchvision import transforms
+
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(SIZE, SCALE),
+            transforms.RandomHorizontalFlip(),
+            transforms.PILToTensor(),
+        ]
+    )
+
+
+def tensor_transform() -> Any:
+    from torchvision.transforms import v2
+
+    crop = v2.RandomResizedCrop(SIZE, SCALE, antialias=True)
+    return v2.Compose([crop, v2.RandomHorizontalFlip()])
+
+
+def box_drawer() -> Callable[[int, int], tuple[int, int, int, int]]:
+    import torch
+    from torchvision.transforms import RandomResizedCrop
+
+    def draw(height: int, width: int) -> tuple[int, int, int, int]:
+        image = torch.empty(1, 1, 1).expand(1, height, width)
+        return RandomResizedCrop.get_params(image, list(SCALE), [3 / 4, 4 / 3])
+
+    return draw
+
+
+def torch_loader(data: Any, *, shuffle: bool = True) -> Batches:
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(data, BATCH, shuffle=shuffle)
+    return lambda epoch: (images for images, _ in loader)
