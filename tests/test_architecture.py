@@ -71,6 +71,18 @@ LONG: dict[str, str] = {
     "recipes/checkpoints/atomic_checkpoint.py": "all checkpoint I/O is one module, so that every operation "
     "can be failed in a test; half of it says what each function promises",
     "recipes/data/recordio.py": "reader, writer and header of one format, which a copy takes along together",
+    "recipes/data/mapped_arrays.py": "readers and writer of mapped arrays, which a copy takes along "
+    "together",
+    "recipes/data/lmdb_records.py": "reader and writer of one format, which a copy takes along "
+    "together",
+    "recipes/data/tf_example.py": "parser and builder of one message, which a copy takes along "
+    "together",
+    "recipes/data/tfrecord.py": "reader, writer and checksum of one format, which a copy takes along "
+    "together",
+    "recipes/data/tar_shards.py": "reader, index and both writers of one format, which a copy takes along "
+    "together",
+    "recipes/data/samplers.py": "the samplers and the one they are made of, which a copy takes along "
+    "together",
     "recipes/parallel/sync_batchnorm.py": "layer, both passes and both conversions, which a copy takes along "
     "together",
     "recipes/training/amp_step.py": "four precisions, fused and other optimizers behind three methods",

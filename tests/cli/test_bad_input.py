@@ -101,7 +101,7 @@ def no_data(tmp_path: Path, make_images: Callable[..., Path]) -> dict[str, tuple
         "gap": ("gap has class folders without any image: c",),
         "gone": ("gone does not exist",),
         "on": ("on does not exist; did you mean", "/one?"),
-        "notes.txt": ("notes.txt is neither a folder nor a .rec file",),
+        "notes.txt": ("notes.txt is neither a folder nor a file of packed images",),
         "empty.rec": ("empty.rec",),
         "noise.rec": ("noise.rec", "damaged"),
         "single": ("no class has two images",),

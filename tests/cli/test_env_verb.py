@@ -8,6 +8,8 @@ import torch
 
 import flambeau
 from flambeau.cli import env
+from flambeau.data.jpeg import jpeg_decoder
+from flambeau.data.native.kernel import kernel_status
 from flambeau.recipes.setup import environment as recipe
 
 
@@ -20,6 +22,8 @@ def call(*words: str) -> int:
 def test_json_is_the_version_and_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--json") == 0
     report = json.loads(capsys.readouterr().out)
+    images = report.pop("images")
+    assert images == {"jpeg": jpeg_decoder(), "kernel": kernel_status()}
     assert report == {"flambeau": flambeau.__version__, **recipe.environment()}
     assert report["torch"] == torch.__version__
 
@@ -47,6 +51,9 @@ def test_text_is_aligned(
         "usable cpus  2",
         "native bf16  cpu, cuda:0",
         "container    no",
+        "images",
+        f"  jpeg       {jpeg_decoder()}",
+        f"  kernel     {kernel_status()}",
     ]
 
 

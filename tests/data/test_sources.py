@@ -15,7 +15,8 @@ import torch
 from flambeau.data.errors import InputError
 from flambeau.data.folder_source import FolderSource
 from flambeau.data.record_source import RecordSource
-from flambeau.data.sources import SubsetSource, hold_out, open_source, open_sources
+from flambeau.data.source import SubsetSource
+from flambeau.data.sources import hold_out, open_source, open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 
 
@@ -274,12 +275,14 @@ def test_a_val_class_that_train_lacks_is_refused(tmp_path):
     two_classes(tmp_path / "train")
     put_all(tmp_path / "val", "cat/1.png", "dgo/1.png")
     message = complaint(open_sources, tmp_path)
-    assert f"{tmp_path}/val has class 'dgo'" in message
-    assert f"{tmp_path}/train lacks" in message
+    assert f"{tmp_path}/val/dgo/1.png is of class 'dgo'" in message
+    assert "the training part lacks" in message
     assert "'dog'" in message
     put_records(tmp_path / "x_train.rec", [0, 1])
     put_records(tmp_path / "x_val.rec", [0, 2])
-    assert "x_val.rec has class '2'" in complaint(open_sources, tmp_path / "x_train.rec")
+    assert "x_val.rec, record 1 (key 1) is of class '2'" in complaint(
+        open_sources, tmp_path / "x_train.rec"
+    )
 
 
 # --- hold-out
@@ -361,7 +364,7 @@ def test_evaluation_takes_the_classes_of_the_model(tmp_path):
     same = open_source(tmp_path / "data", ["cat", "dog"])
     assert same.labels.tolist() == [0, 0, 1, 1]
     message = complaint(open_source, tmp_path / "data", ["cats", "bird"])
-    assert "has class 'cat', which the model lacks; the nearest there is 'cats'" in message
+    assert "is of class 'cat', which the model lacks; the nearest there is 'cats'" in message
 
 
 def test_evaluation_takes_the_val_folder_unless_it_is_a_class(tmp_path):
@@ -462,7 +465,8 @@ def test_a_file_of_another_type(tmp_path, name):
     put(tmp_path / name)
     message = complaint(open_sources, tmp_path / name)
     assert (
-        f"{tmp_path}/{name} is neither a folder nor a .rec file\nExpected a folder with" in message
+        f"{tmp_path}/{name} is neither a folder nor a file of packed images\nExpected a folder with"
+        in message
     )
 
 
@@ -534,7 +538,7 @@ def test_a_truncated_or_malformed_record_file(tmp_path):
     assert f"{path}, record 0 (key 0): an image record has at least 24 bytes" in message
     (tmp_path / "empty.rec").write_bytes(b"")
     assert (
-        complaint(open_sources, tmp_path / "empty.rec") == f"{tmp_path}/empty.rec holds no records"
+        complaint(open_sources, tmp_path / "empty.rec") == f"{tmp_path}/empty.rec holds no images"
     )
 
 
@@ -555,7 +559,7 @@ def test_a_record_that_is_damaged_later_cannot_be_read(tmp_path):
         (-1, "label -1\n"),
         (float("nan"), "label nan\n"),
         (float("inf"), "label inf\n"),
-        (1 << 24, "label 1.67772e+07\n"),
+        (1 << 24, "label 16777216\n"),
     ],
 )
 def test_labels_that_are_no_class_numbers(tmp_path, label, reason):

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from flambeau.data.errors import InputError
-from flambeau.data.sources import Source, open_sources
+from flambeau.data.source import Source
+from flambeau.data.sources import open_sources
 from flambeau.train import resolve as resolve_module
 from flambeau.train.config import Settings, as_dict, canonical
 from flambeau.train.device import pick_device

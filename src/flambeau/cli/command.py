@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from flambeau import __version__
-from flambeau.data.errors import InputError
+from flambeau.data.errors import InputError, WorkerLost
 from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.train.config import nearest
 
-VERBS = ("train", "launch", "predict", "evaluate", "verify", "recipes", "env")
+VERBS = ("train", "launch", "predict", "evaluate", "pack", "verify", "recipes", "env")
 _USER_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
     errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG,
@@ -43,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         _complain(str(error))
         return 2
+    except WorkerLost as error:
+        _complain(str(error))
+        return 1
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED

@@ -16,9 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; the exit code."""
     from flambeau import __version__
+    from flambeau.data.jpeg import jpeg_decoder
+    from flambeau.data.native.kernel import kernel_status
     from flambeau.recipes.setup.environment import environment
 
-    report = {"flambeau": __version__, **environment()}
+    images = {"jpeg": jpeg_decoder(), "kernel": kernel_status()}
+    report = {"flambeau": __version__, **environment(), "images": images}
     text = json.dumps(report, indent=2) if arguments.json else _table(report)
     print(text, flush=True)  # flushed here, where `| head` is handled by the command
     return 0

@@ -194,6 +194,8 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
     from flambeau.train.resolve import DataFacts, check_unchanged, open_data, resolve
     from flambeau.train.result import published
 
+    if settings.download:
+        ranks.first(lambda: open_data(settings) and None)
     train, val = ranks.each(lambda: open_data(settings))
     if exists:
         facts = ranks.first(lambda: DataFacts.read(place.dataset))

@@ -1,21 +1,118 @@
-"""`flambeau verify`: are the checkpoints of a run whole, and would a resume be exact."""
+"""`flambeau verify`: is a run whole and would a resume be exact; or, are packed images whole."""
 
 import argparse
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-HELP = "check every checkpoint of a run, and whether a resume would be exact"
+if TYPE_CHECKING:
+    from flambeau.data.pack_verify import Damage, FileReport
+
+HELP = "check the checkpoints of a run and whether a resume would be exact, or packed images"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN."""
-    parser.add_argument("folder", metavar="RUN", help="folder of the run")
+    """RUN or FILE, and what to do about packed images."""
+    parser.add_argument(
+        "path", metavar="RUN|FILE", help="folder of a run, a packed file, or a folder of images"
+    )
+    data = parser.add_argument_group("packed images")
+    data.add_argument("--deep", action="store_true", help="decode every pixel, not headers alone")
+    data.add_argument(
+        "--salvage", metavar="DST", help="save all good records in a new file of the same format"
+    )
+    data.add_argument(
+        "--workers", type=int, metavar="N", help="threads (default: one for each usable CPU)"
+    )
+    data.add_argument("--json", action="store_true", help="one JSON object a file")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one line a checkpoint and one on resuming; 1 if anything is damaged or would not be exact."""
+    """Print what is damaged, and a summary; 1 if anything is damaged or would not be exact."""
+    from flambeau.data.errors import InputError
+
+    path = Path(arguments.path)
+    flags = [flag for flag in ("deep", "salvage", "workers", "json") if getattr(arguments, flag)]
+    if (path / "config.toml").exists() or _is_no_data(path):
+        if flags:
+            raise InputError(f"--{flags[0]} is for packed images, and {path} is no such file")
+        return _verify_run(path)
+    return _verify_data(path, arguments)
+
+
+def _is_no_data(path: Path) -> bool:
+    """Whether only the folder of a run can be meant, if a damaged or misspelt one."""
+    from flambeau.data.folder_source import class_folders
+    from flambeau.data.formats import kind_of, shards_in
+
+    if not path.exists():
+        return not path.suffix
+    return path.is_dir() and not (kind_of(path) or class_folders(path) or shards_in(path))
+
+
+def _verify_run(path: Path) -> int:
     from flambeau.train.inspection import inspect_run
 
-    report = inspect_run(Path(arguments.folder))
+    report = inspect_run(path)
     for line in report.lines:
         print(line)
     return 0 if report.good else 1
+
+
+def _verify_data(path: Path, arguments: argparse.Namespace) -> int:
+    from flambeau.data.errors import InputError
+    from flambeau.data.pack_verify import check_salvage, packed_files, verify_file
+    from flambeau.recipes.setup.environment import usable_cpus
+
+    if arguments.workers is not None and arguments.workers < 1:
+        raise InputError(f"--workers must be at least 1, got {arguments.workers}")
+    workers = arguments.workers or usable_cpus()
+    files = packed_files(path)
+    salvage = None if arguments.salvage is None else Path(arguments.salvage)
+    if salvage is not None:
+        if len(files) > 1:
+            raise InputError(f"--salvage takes one file at a time; {path} holds {len(files)}")
+        check_salvage(*files[0], salvage)
+    reports = []
+    for file, kind in files:
+
+        def say(damage: "Damage", file: Path = file) -> None:
+            if not arguments.json:
+                print(f"{file}, {_line(damage)}", flush=True)
+
+        report = verify_file(
+            file, kind, deep=arguments.deep, workers=workers, say=say, salvage=salvage
+        )
+        reports.append(report)
+        text = json.dumps(_facts(report, arguments), ensure_ascii=False)
+        print(text if arguments.json else _summary(report, arguments.deep), flush=True)
+    if salvage is not None and not arguments.json:
+        saved = f"they are in {salvage}" if reports[0].saved else "nothing was saved"
+        print(saved)
+    return 1 if any(report.damaged for report in reports) else 0
+
+
+def _line(damage: "Damage") -> str:
+    where = "" if damage.offset is None else f", byte {damage.offset}"
+    return f"{damage.record}{where}: {damage.what}"
+
+
+def _summary(report: "FileReport", deep: bool) -> str:
+    how = ["pixels decoded" if deep else "headers read"]
+    how += ["compared with what was packed"] if report.checksums else []
+    if not report.damaged:
+        return f"{report.path}: {report.good} images, all whole ({', '.join(how)})"
+    places = f"{len(report.damaged)} place{'s' * (len(report.damaged) > 1)}"
+    return f"{report.path}: DAMAGED in {places}; {report.good} images are good"
+
+
+def _facts(report: "FileReport", arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "file": str(report.path),
+        "format": report.kind,
+        "good": report.good,
+        "damaged": [damage._asdict() for damage in report.damaged],
+        "decoded": arguments.deep,
+        "checksums": report.checksums,
+        "salvaged": arguments.salvage if report.saved else None,
+    }

@@ -7,108 +7,35 @@ Source: own.
 
 import difflib
 import hashlib
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from flambeau.data.errors import InputError
 from flambeau.data.folder_source import IMAGE_SUFFIXES, FolderSource, class_folders
-from flambeau.data.record_source import RecordSource
+from flambeau.data.formats import ENDINGS, kind_of, open_path, open_shards, shards_in
+from flambeau.data.named_sets import NAMES, open_named
+from flambeau.data.source import ConcatSource, Source, SubsetSource
 
 EMBEDDED = Path(__file__).parent / "embedded" / "fashion_mnist_train.rec"
 
 _EXPECTED = (
-    "a folder with a sub-folder of images a class (or train/ and val/ of such), or a .rec file"
+    "a folder with a sub-folder of images a class (or train/ and val/ of such), or packed images: "
+    f"{ENDINGS}"
 )
+
+_NAMED = "torchvision:"
 
 # Lower case; of several validation folders the first in this list is taken.
 _TRAIN_FOLDERS = ("train", "training")
 _VAL_FOLDERS = ("val", "valid", "validation", "test", "testing")
 
 
-class Source(Protocol):
-    """Labelled images by number; can be pickled, and used after a fork and in threads.
-
-    Attributes:
-        classes: their names; a label is a position in them.
-        labels: (N,) int64 on the CPU.
-        names: what identifies an image within the source, even if others are added.
-        fingerprint: hexadecimal SHA-256 of what identifies the data at little cost; a moved but unchanged
-            source keeps it.
-    """
-
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-
-    @property
-    def labels(self) -> Tensor: ...
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def describe(self, index: int) -> str:
-        """What to call an image in a message: its path, or its file and place in it."""
-
-    def read(self, index: int) -> bytes:
-        """The encoded image; OSError where it cannot be read."""
-
-
-class SubsetSource:
-    """Some images of a source, in the order given; optionally with the class numbers of another source.
-
-    Args:
-        source: what to take them from.
-        indices: (M,) int64, positions in it.
-        classes: names of which the labels shall be positions; by default the source's own.
-
-    Raises:
-        ValueError: an image's class is not among `classes`.
-    """
-
-    def __init__(
-        self, source: Source, indices: Tensor, *, classes: tuple[str, ...] | None = None
-    ) -> None:
-        self._source, self._indices = source, indices
-        self.classes = source.classes if classes is None else classes
-        self.labels = source.labels[indices]
-        if self.classes != source.classes:
-            number = {name: label for label, name in enumerate(self.classes)}
-            renumbered = torch.tensor([number.get(name, -1) for name in source.classes])
-            unknown = self.labels[renumbered[self.labels] < 0]
-            if len(unknown):
-                raise ValueError(f"class {source.classes[int(unknown[0])]!r} is not in classes")
-            self.labels = renumbered[self.labels]
-
-    @property
-    def names(self) -> Sequence[str]:
-        names = self._source.names
-        return [names[index] for index in self._indices.tolist()]
-
-    @property
-    def fingerprint(self) -> str:
-        chosen = f"{self._source.fingerprint} {self._indices.tolist()} {self.classes}"
-        return hashlib.sha256(chosen.encode()).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def describe(self, index: int) -> str:
-        return self._source.describe(int(self._indices[index]))
-
-    def read(self, index: int) -> bytes:
-        return self._source.read(int(self._indices[index]))
-
-
 def open_sources(
-    path: Path | None, *, holdout: float = 0.1, seed: int = 0
+    path: Path | None, *, holdout: float = 0.1, seed: int = 0, download: bool = False
 ) -> tuple[Source, Source]:
     """The images to train on and those to validate on.
 
@@ -116,9 +43,12 @@ def open_sources(
 
     Args:
         path: a folder with a sub-folder a class, or with train/ and one of val/, valid/, validation/, test/;
-            a .rec file (NAME_train.rec brings NAME_val.rec along); None: the embedded Fashion-MNIST.
+            a file of packed images (NAME_train.EXT brings NAME_val.EXT along), or a folder of such files;
+            torchvision:NAME, a data set by its name in `named_sets`, in $FLAMBEAU_DATA or
+            ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; None: the embedded Fashion-MNIST.
         holdout: share of each class to hold out, above 0 and below 1.
         seed: of the choice of what is held out.
+        download: fetch what is missing of a data set by name.
 
     Returns:
         Training and validation source, both with the classes of the training source.
@@ -127,33 +57,49 @@ def open_sources(
         InputError: whatever is wrong with the data.
     """
     path = EMBEDDED if path is None else path
-    _require(path)
-    train_path, val_path = _folders_of(path) if path.is_dir() else _records_of(path)
-    train = _source(train_path)
+    train, val = open_parts(path, download=download)
     counts = torch.bincount(train.labels, minlength=len(train.classes))
     if isinstance(train, FolderSource) and not counts.all():
         empty = [name for name, count in zip(train.classes, counts, strict=True) if not count]
         raise InputError(
-            f"{train_path} has class folders without any image: {', '.join(empty[:5])}\n"
+            f"{train.folder} has class folders without any image: {', '.join(empty[:5])}\n"
             f"Remove them, or add images that end in {' '.join(IMAGE_SUFFIXES)}"
         )
     if int((counts > 0).sum()) < 2:
         only = train.classes[int(counts.argmax())]
-        raise InputError(
-            f"{train_path} holds one class only, {only!r}; a classifier needs two or more"
-        )
-    if val_path is None:
+        raise InputError(f"{path} holds one class only, {only!r}; a classifier needs two or more")
+    if val is None:
         return hold_out(train, share=holdout, seed=seed)
-    return train, _with_classes(_source(val_path), train.classes, f"{val_path}", f"{train_path}")
+    return train, val
 
 
-def open_source(path: Path, classes: Sequence[str]) -> Source:
+def open_parts(path: Path, *, download: bool = False) -> tuple[Source, Source | None]:
+    """What to train on, and what to validate on if DATA says so, with the same classes.
+
+    Args:
+        path: as in `open_sources`.
+        download: fetch what is missing of a data set by name.
+
+    Raises:
+        InputError: whatever is wrong with the data.
+    """
+    named = _open_named(path, download=download)
+    if named is None:
+        _require(path)
+    train, val = _parts_of(path) if named is None else named
+    if val is not None:
+        val = _with_classes(val, train.classes, "the training part")
+    return train, val
+
+
+def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -> Source:
     """Images to evaluate a model on that knows certain classes.
 
     Args:
         path: a folder with a sub-folder a class, a folder with val/ (valid/, validation/, test/) of such, or
-            a .rec file; all its images count.
+            packed images; all count, or those of the validation part where it has one.
         classes: the model's class names, in the order of its outputs.
+        download: fetch what is missing of a data set by name.
 
     Returns:
         A source with exactly these classes; some may have no image.
@@ -161,13 +107,17 @@ def open_source(path: Path, classes: Sequence[str]) -> Source:
     Raises:
         InputError: a class that the model does not know, or whatever else is wrong with the data.
     """
+    named = _open_named(path, download=download)
+    if named is not None:
+        return _with_classes(named[1] or named[0], tuple(classes), "the model")
     _require(path)
     if path.is_dir():
         parts = {
             k: folder for k, folder in _sub_folders(path).items() if folder.name not in classes
         }
         path = next((parts[name] for name in _VAL_FOLDERS if name in parts), path)
-    return _with_classes(_source(path), tuple(classes), f"{path}", "the model")
+    source, val = open_path(path)
+    return _with_classes(source if val is None else val, tuple(classes), "the model")
 
 
 def hold_out(source: Source, *, share: float, seed: int) -> tuple[Source, Source]:
@@ -211,18 +161,34 @@ def hold_out(source: Source, *, share: float, seed: int) -> tuple[Source, Source
     return SubsetSource(source, (~held).nonzero()[:, 0]), SubsetSource(source, held.nonzero()[:, 0])
 
 
+def is_named(data: str | Path) -> bool:
+    """Whether DATA is a data set by name, not a path."""
+    return str(data).startswith(_NAMED)
+
+
+def _open_named(path: Path, *, download: bool) -> tuple[Source, Source | None] | None:
+    """A data set by name; None for a path."""
+    if not is_named(path):
+        return None
+    name, _, folder = str(path).removeprefix(_NAMED).partition(":")
+    root = folder or os.environ.get("FLAMBEAU_DATA") or "~/.cache/flambeau/data"
+    return open_named(name, Path(root), download=download)
+
+
 def _require(path: Path) -> None:
     try:
-        if path.is_dir() or (path.is_file() and path.suffix.lower() == ".rec"):
+        if path.is_dir() or kind_of(path) is not None:
             return
         if path.exists():
-            problem = f"{path} is neither a folder nor a .rec file"
+            problem = f"{path} is neither a folder nor a file of packed images"
         elif not path.parent.is_dir():
             problem = f"{path} does not exist, nor does its folder {path.parent}"
         else:
             siblings = [entry.name for entry in path.parent.iterdir()]
             near = difflib.get_close_matches(path.name, siblings, n=1)
             guess = f"; did you mean {path.parent / near[0]}?" if near else ""
+            if path.name.lower() in NAMES:
+                guess = f"; did you mean torchvision:{path.name.lower()}?"
             problem = f"{path} does not exist{guess}"
     except OSError as error:
         problem = f"{path} cannot be read: {(error.strerror or str(error)).lower()}"
@@ -239,29 +205,59 @@ def _folders_of(path: Path) -> tuple[Path, Path | None]:
     train = next((folders[name] for name in _TRAIN_FOLDERS if name in folders), None)
     val = next((folders[name] for name in _VAL_FOLDERS if name in folders), None)
     # A lone train/ is a class by that name, unless it has sub-folders and nothing stands beside it.
-    if train and (val or (len(folders) == 1 and _sub_folders(train))):
+    if train and (val or (len(folders) == 1 and (_sub_folders(train) or shards_in(train)))):
         return train, val
     return path, None
 
 
-def _records_of(path: Path) -> tuple[Path, Path | None]:
-    val_path = path.with_name(path.stem.removesuffix("_train") + "_val" + path.suffix)
-    return path, val_path if path.stem.endswith("_train") and val_path.exists() else None
+def _parts_of(path: Path) -> tuple[Source, Source | None]:
+    if not path.is_dir() or kind_of(path) is not None:
+        val_path = _beside(path)
+        source, val = open_path(path)
+        return source, val if val_path is None else _all_of(open_path(val_path))
+    train_path, val_path = _folders_of(path)
+    if val_path is not None:
+        return _all_of(open_path(train_path)), _all_of(open_path(val_path))
+    parts: dict[str, list[Path]] = {}
+    for shard in shards_in(train_path):
+        words = re.split(r"[^a-z]+", shard.name.lower())
+        part = next((word for word in words if word in (*_TRAIN_FOLDERS, *_VAL_FOLDERS)), "")
+        parts.setdefault(part, []).append(shard)
+    train = next((parts[name] for name in _TRAIN_FOLDERS if name in parts), None)
+    val_shards = next((parts[name] for name in _VAL_FOLDERS if name in parts), None)
+    if train is not None and val_shards is not None:
+        return _all_of(open_shards(train)), _all_of(open_shards(val_shards))
+    return open_path(train_path)
 
 
-def _source(path: Path) -> Source:
-    return FolderSource(path) if path.is_dir() else RecordSource(path)
+def _all_of(parts: tuple[Source, Source | None]) -> Source:
+    """Of what is a part itself, everything counts."""
+    train, val = parts
+    return train if val is None else ConcatSource([train, val])
 
 
-def _with_classes(source: Source, classes: tuple[str, ...], where: str, owner: str) -> Source:
+def _beside(path: Path) -> Path | None:
+    """The file or folder to validate on that belongs to NAME_train.EXT, NAME-train.EXT or train.EXT."""
+    stem = path.name.removesuffix(path.suffix)
+    if re.search(r"(?:^|[_-])train$", stem):
+        for name in _VAL_FOLDERS:
+            beside = path.with_name(stem.removesuffix("train") + name + path.suffix)
+            if beside.exists():
+                return beside
+    return None
+
+
+def _with_classes(source: Source, classes: tuple[str, ...], owner: str) -> Source:
     if source.classes == classes:
         return source
-    present = [source.classes[label] for label in sorted(set(source.labels.tolist()))]
-    unknown = [name for name in present if name not in classes]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], classes, n=1, cutoff=0.0)[0]
-        raise InputError(
-            f"{where} has class {unknown[0]!r}, which {owner} lacks; the nearest there is {near!r}\n"
-            f"Rename or remove it, so that its classes are among the {len(classes)} known ones"
-        )
+    labels = source.labels.tolist()
+    for label in sorted(set(labels)):
+        name = source.classes[label]
+        if name not in classes:
+            near = difflib.get_close_matches(name, classes, n=1, cutoff=0.0)[0]
+            raise InputError(
+                f"{source.describe(labels.index(label))} is of class {name!r}, which {owner} lacks; "
+                f"the nearest there is {near!r}\n"
+                f"Rename or remove it, so that its classes are among the {len(classes)} known ones"
+            )
     return SubsetSource(source, torch.arange(len(source)), classes=classes)

@@ -37,11 +37,14 @@ class Settings:
     """Every setting of a training run. None means: chosen from the data, then written down."""
 
     data: str | None = _setting(
-        None, "folder with a sub-folder a class (or train/ and val/), or a .rec file",
+        None, "folder with a sub-folder a class (or train/ and val/), packed images, or torchvision:NAME",
         group="data", auto="the embedded Fashion-MNIST", neutral=True,
     )  # fmt: skip
     image_size: int | None = _setting(
         None, "side of the square images", group="data", auto="from the images, at most 224"
+    )
+    download: bool = _setting(
+        False, "fetch what is missing of torchvision:NAME", group="data", neutral=True
     )
     skip_bad_images: int = _setting(
         0, "how many unreadable images to replace instead of stopping", group="data", neutral=True
@@ -193,13 +196,20 @@ def canonical(settings: Settings) -> Settings:
         model = f"{Path(path).resolve()}:{function}"
     return dataclasses.replace(
         settings,
-        data=None if settings.data is None else str(Path(settings.data).resolve()),
+        data=_full(settings.data),
         model=model,
         epochs=None,
         duration=None if duration is None else str(parse_duration(duration, name="duration")),
         warmup=str(parse_duration(settings.warmup, name="warmup", units="% ep st")),
         checkpoint_every=str(parse_duration(settings.checkpoint_every, name="checkpoint_every")),
     )
+
+
+def _full(data: str | None) -> str | None:
+    """A path in full; a data set by name stays what it is."""
+    if data is None or data.startswith("torchvision:"):
+        return data
+    return str(Path(data).resolve())
 
 
 def as_toml(values: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from flambeau.data.bad_images import BadImages
 from flambeau.data.dataset import ImageDataset
 from flambeau.data.errors import InputError
-from flambeau.data.sources import Source
+from flambeau.data.source import Source
 from flambeau.parallel.ranks import join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.recipes.models.param_groups import param_groups

@@ -10,7 +10,8 @@ from typing import Any
 
 from flambeau.data.dataset import ImageDataset, mean_std, probe
 from flambeau.data.errors import InputError
-from flambeau.data.sources import Source, open_sources
+from flambeau.data.source import Source
+from flambeau.data.sources import open_sources
 from flambeau.parallel.ranks import local_world
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.training.schedules import linear_scaled_lr
@@ -129,7 +130,8 @@ def open_data(settings: Settings) -> tuple[Source, Source]:
         InputError: data that cannot be opened.
     """
     # A hold-out must not change with the seed, or a second run would be measured on what the first learned.
-    return open_sources(None if settings.data is None else Path(settings.data), seed=0)
+    path = None if settings.data is None else Path(settings.data)
+    return open_sources(path, seed=0, download=settings.download)
 
 
 def reopen_data(settings: Settings, facts_path: Path) -> tuple[Source, Source, DataFacts]:

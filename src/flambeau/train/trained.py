@@ -11,10 +11,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from flambeau.data.augment import eval_image, eval_min_side
+from flambeau.data.augment import eval_image
 from flambeau.data.bad_images import BadImages
 from flambeau.data.dataset import ImageDataset
-from flambeau.data.decode import DecodeError, decode
+from flambeau.data.decode import DecodeError
 from flambeau.data.errors import InputError
 from flambeau.data.loader import Loader
 from flambeau.data.sources import open_source
@@ -154,16 +154,14 @@ def _image(trained: Trained, path: Path) -> Tensor:
     size = trained.settings.image_size
     assert size is not None
     try:
-        pixels = decode(
-            path.read_bytes(), channels=trained.facts.channels, min_side=eval_min_side(size)
-        )
+        pixels = eval_image(path.read_bytes(), size, channels=trained.facts.channels)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     except DecodeError as error:
         raise InputError(f"{path} cannot be decoded: {error}") from error
-    return torch.from_numpy(eval_image(pixels, size)).permute(2, 0, 1)
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def _newest(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:

@@ -1,0 +1,201 @@
+"""`flambeau pack`: labelled images from any source into a packed file, or back into a folder."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flambeau.data.pack_files import Packed
+    from flambeau.data.pack_images import Conversion
+    from flambeau.data.pack_plan import Split
+
+HELP = (
+    "convert labelled images between formats, in parallel; the same command again goes on with it"
+)
+
+_SHOWN_BAD = 20  # lines about images that were left out; all of them stand in DST.pack.json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """SRC DST, and what is done on the way."""
+    parser.add_argument("src", metavar="SRC", help="whatever `flambeau train` takes as DATA")
+    parser.add_argument(
+        "dst",
+        metavar="DST",
+        help="what to make: NAME.rec .tfrecord .tar .lmdb .h5 .n5 .npz .npy .pth, or a folder",
+    )
+    _add_images(parser.add_argument_group("images"))
+    _add_files(parser.add_argument_group("files"))
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--workers", type=int, metavar="N", help="threads (default: one for each usable CPU)"
+    )
+    work.add_argument(
+        "--fresh", action="store_true", help="start again; a finished DST is renamed, not deleted"
+    )
+
+
+def _add_images(images: argparse._ArgumentGroup) -> None:
+    images.add_argument(
+        "--resize", type=int, metavar="N", help="pixels of the shorter side; never enlarged"
+    )
+    images.add_argument(
+        "--center-crop", "--square", action="store_true", help="cut out the square in the middle"
+    )
+    images.add_argument(
+        "--encode",
+        choices=("keep", "jpeg", "png", "webp", "bmp", "raw"),
+        metavar="{keep,jpeg,png,webp,bmp,raw}",
+        help="how images are stored: keep is byte by byte, raw is pixels (default: keep; jpeg with --resize "
+        "or --center-crop; raw in arrays)",
+    )
+    images.add_argument(
+        "--quality", type=int, metavar="Q", help="of JPEG and WebP, 1 to 100 (default: 95)"
+    )
+    images.add_argument(
+        "--segments",
+        action="store_true",
+        help="store JPEGs, without loss, so that a part of one can be decoded alone",
+    )
+    images.add_argument(
+        "--skip-bad-images", type=int, default=0, metavar="N", help="unreadable images to leave out"
+    )
+
+
+def _add_files(files: argparse._ArgumentGroup) -> None:
+    files.add_argument(
+        "--shards", type=int, default=1, metavar="N", help="files: NAME-00000-of-0000N.EXT"
+    )
+    files.add_argument(
+        "--chunks", type=int, default=1, metavar="N", help="equal lots: NAME_0.EXT and so on"
+    )
+    files.add_argument(
+        "--train-ratio", type=float, default=1.0, metavar="X",
+        help="share of NAME_train.EXT; the rest is NAME_val.EXT",
+    )  # fmt: skip
+    files.add_argument(
+        "--test-ratio", type=float, default=0.0, metavar="X", help="share of NAME_test.EXT"
+    )
+    files.add_argument(
+        "--shuffle", action=argparse.BooleanOptionalAction,
+        help="random order (default: yes with --list, --shards, --chunks or --train-ratio)",
+    )  # fmt: skip
+    files.add_argument(
+        "--seed", type=int, default=100, metavar="N", help="of that order (default: 100)"
+    )
+    files.add_argument(
+        "--list", action="store_true", help="only list the images of a folder, in DST.lst"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Pack, and say what was made."""
+    from flambeau.data.errors import InputError
+
+    for name, least in (("workers", 1), ("skip_bad_images", 0), ("resize", 1), ("quality", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    src, dst = Path(arguments.src), Path(arguments.dst)
+    if arguments.list:
+        return _list(arguments, src, dst)
+    from flambeau.data.packing import pack
+    from flambeau.recipes.setup.environment import usable_cpus
+
+    packed = pack(
+        src,
+        dst,
+        _conversion(arguments, dst),
+        _split(arguments),
+        workers=arguments.workers or usable_cpus(),
+        skip_bad_images=arguments.skip_bad_images,
+        fresh=arguments.fresh,
+        show=True,
+    )
+    _report(packed, dst)
+    return 0
+
+
+def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
+    from flambeau.data.errors import InputError
+    from flambeau.data.pack_images import Conversion
+    from flambeau.data.pack_plan import target_kind
+    from flambeau.data.pack_writers import ARRAY_KINDS
+
+    changes = arguments.resize is not None or arguments.center_crop
+    encode = arguments.encode
+    if encode is None:
+        pixels = target_kind(dst) in ARRAY_KINDS
+        encode = "raw" if pixels else "jpeg" if changes or arguments.quality else "keep"
+    if encode == "keep" and changes:
+        raise InputError("--encode keep leaves images as they are; leave out --resize and the crop")
+    if arguments.quality is not None:
+        if arguments.quality > 100:
+            raise InputError(f"--quality must be from 1 to 100, got {arguments.quality}")
+        if encode not in ("jpeg", "webp"):
+            raise InputError(f"--quality is for JPEG and WebP; images are stored as {encode}")
+    if arguments.segments and encode not in ("keep", "jpeg"):
+        raise InputError(f"--segments is for JPEG; images are stored as {encode}")
+    return Conversion(
+        encode=encode,
+        resize=arguments.resize,
+        quality=95 if arguments.quality is None else arguments.quality,
+        center_crop=arguments.center_crop,
+        keep_small=encode == "jpeg" and arguments.encode is None and arguments.quality is None,
+        segments=arguments.segments,
+    )
+
+
+def _split(arguments: argparse.Namespace) -> "Split":
+    from flambeau.data.pack_plan import Split
+
+    several = arguments.shards > 1 or arguments.chunks > 1 or arguments.train_ratio < 1
+    by_default = several or arguments.list
+    return Split(
+        shards=arguments.shards,
+        chunks=arguments.chunks,
+        train_ratio=arguments.train_ratio,
+        test_ratio=arguments.test_ratio,
+        shuffle=by_default if arguments.shuffle is None else arguments.shuffle,
+        seed=arguments.seed,
+    )
+
+
+def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
+    from flambeau.data.errors import InputError
+    from flambeau.data.pack_plan import list_files, named_parts
+
+    given = [
+        flag
+        for flag in ("resize", "center_crop", "encode", "quality", "segments", "skip_bad_images")
+        if getattr(arguments, flag)
+    ]
+    if given:
+        raise InputError(f"--list only lists the images; leave --{given[0].replace('_', '-')} out")
+    texts = list_files(named_parts(src), dst, _split(arguments))
+    for path in texts:
+        if path.exists() and not arguments.fresh:
+            raise InputError(f"{path} exists\nName another DST, or give --fresh to write it again")
+    for path, text in texts.items():
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        print(f"{len(text.splitlines())} images: {path}")
+    return 0
+
+
+def _report(packed: "Packed", dst: Path) -> None:
+    for line in packed.bad[:_SHOWN_BAD]:
+        print(f"left out: {line}", file=sys.stderr)
+    if len(packed.bad) > _SHOWN_BAD:
+        print(f"... and {len(packed.bad) - _SHOWN_BAD} more, see {dst}.pack.json", file=sys.stderr)
+    already = "already packed: " if packed.already else ""
+    files = packed.files
+    where = str(files[0]) if len(files) == 1 else f"{len(files)} files, {files[0]} ... {files[-1]}"
+    left = f", {len(packed.bad)} left out" if packed.bad else ""
+    print(f"{already}{packed.images} images in {where}{left}")
+    print(f"next: flambeau verify {files[0]}")

@@ -1,0 +1,88 @@
+"""Which of the named arrays of a file are images, labels or class names, and of which part.
+
+一个文件中的各个命名数组，哪个是图像、标签或类别名，属于哪一部分。
+
+Source: own; the names are those in use: Keras' x_train and y_test, torchvision's data and targets,
+HDF5 files with groups train/ and val/.
+"""
+
+import re
+from collections.abc import Iterable
+
+TRAIN_PARTS = ("train", "training")
+VAL_PARTS = ("val", "valid", "validation", "test", "testing")  # the first that is there is taken
+
+_WORDS = {
+    "images": ("x", "images", "image", "imgs", "data"),
+    "labels": ("y", "labels", "label", "targets", "target"),
+    "classes": ("classes", "class_names", "names", "label_names"),
+    "offsets": ("offsets", "x_offsets", "images_offsets", "image_offsets", "data_offsets"),
+}
+_ROLE_OF = {word: role for role, words in _WORDS.items() for word in words}
+
+
+def role_of(name: str) -> tuple[str, str] | None:
+    """The part and the role that the name of an array stands for; None if it has no known role.
+
+    Args:
+        name: such as 'x_train', 'train/images', 'images/val' or 'label_names'; upper and lower case are one.
+
+    Returns:
+        The part ('' if the name has none) and one of 'images', 'labels', 'classes', 'offsets'.
+
+    Example:
+        >>> role_of("x_train"), role_of("Val/Images"), role_of("label_names"), role_of("weight")
+        (('train', 'images'), ('val', 'images'), ('', 'classes'), None)
+    """
+    part, role = "", ""
+    for component in name.lower().split("/"):
+        words = [word for word in re.split(r"[_\-. ]+", component) if word]
+        for end in (0, -1):
+            if words and words[end] in (*TRAIN_PARTS, *VAL_PARTS):
+                part = words.pop(end)
+        role = "_".join(words) or role  # of images/val it is 'images'
+    return (part, _ROLE_OF[role]) if role in _ROLE_OF else None
+
+
+def names_by_part(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The names of the arrays by part and role.
+
+    Raises:
+        ValueError: two arrays of one part have the same role; the message names them.
+    """
+    parts: dict[str, dict[str, str]] = {}
+    # Beside 'classes', 'names' are something else, such as those of the images.
+    for name in sorted(names, key=lambda name: name.lower().endswith("names")):
+        known = role_of(name)
+        if known is not None:
+            part, role = known
+            first = parts.setdefault(part, {}).setdefault(role, name)
+            if first != name and role != "classes":
+                raise ValueError(f"both {first!r} and {name!r} could be the {role}")
+    return parts
+
+
+def is_of_labels(stem: str) -> bool:
+    """Whether a file of arrays is called after labels, and is no shard of images.
+
+    Example:
+        >>> is_of_labels("y_train"), is_of_labels("shard-3_labels"), is_of_labels("x_train")
+        (True, True, False)
+    """
+    return any(_ROLE_OF.get(word) == "labels" for word in re.split(r"[_\-. ]+", stem.lower()))
+
+
+def labels_beside(stem: str) -> list[str]:
+    """How the labels of a file of images may be called, the likeliest first; all without an ending.
+
+    Example:
+        >>> labels_beside("x_train")[:3]
+        ['x_train_labels', 'x_train.labels', 'y_train']
+    """
+    found = [f"{stem}_labels", f"{stem}.labels"]
+    for match in re.finditer(r"[A-Za-z]+", stem):
+        if _ROLE_OF.get(match[0].lower()) == "images":
+            for word in _WORDS["labels"]:
+                for written in (word, word.upper()):
+                    found.append(stem[: match.start()] + written + stem[match.end() :])
+    return [*found, "labels", "y"]

@@ -1,0 +1,121 @@
+"""Which format a path is in, and the sources that read it.
+
+一个路径是什么格式，以及读取它的来源。
+
+Source: own.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from flambeau.data.array_names import is_of_labels
+from flambeau.data.errors import InputError
+from flambeau.data.folder_source import FolderSource, class_folders
+from flambeau.data.source import ConcatSource, Source
+
+_KIND_OF = {
+    ".rec": "rec", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tfrec": "tfrecord",
+    ".tar": "tar", ".mdb": "lmdb", ".lmdb": "lmdb", ".h5": "hdf5", ".hdf5": "hdf5", ".n5": "n5",
+    ".npz": "npz", ".npy": "npy",
+    ".pth": "pth", ".pt": "pth", ".csv": "listing", ".tsv": "listing", ".lst": "listing",
+}  # fmt: skip
+_SHARD = re.compile(r"-\d+-of-\d+$")  # TensorFlow's: train.tfrecord-00000-of-00010
+_SHARDS = ("rec", "tfrecord", "tar", "lmdb", "hdf5", "npz", "npy", "pth")
+
+ENDINGS = ".rec .tfrecord .tar .lmdb .h5 .n5 .npz .npy .pth .csv .tsv .lst"
+
+
+def kind_of(path: Path) -> str | None:
+    """The format of a file, or of a folder that is one data set (LMDB, n5); None for another path."""
+    kind = _KIND_OF.get(Path(_SHARD.sub("", path.name)).suffix.lower())
+    if path.is_dir():
+        if (path / "data.mdb").is_file():
+            return "lmdb"
+        return "n5" if kind == "n5" or (path / "attributes.json").is_file() else None
+    return kind if path.is_file() and kind != "n5" else None
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """The files of one packed format that a folder without class folders holds, by name; maybe none.
+
+    Raises:
+        InputError: files of several formats, of which none can be said to be the data.
+    """
+    if class_folders(folder):
+        return []
+    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    shards = [path for path in found if kind_of(path) in _SHARDS and not _holds_labels(path)]
+    kinds = sorted({str(kind_of(path)) for path in shards})
+    if len(kinds) > 1:
+        raise InputError(
+            f"{folder} holds files of several formats: {', '.join(kinds)}\n"
+            "Name one of the files, or leave only those of one format"
+        )
+    return shards
+
+
+def _holds_labels(path: Path) -> bool:
+    """Labels of arrays that lie beside them."""
+    return kind_of(path) == "npy" and is_of_labels(path.stem)
+
+
+def open_path(path: Path) -> tuple[Source, Source | None]:
+    """The images of a path, or those to train on and those to validate on where it says which are which.
+
+    Args:
+        path: a file of a format, a folder of shards of one, or a folder with a sub-folder a class.
+
+    Raises:
+        InputError: whatever is wrong with the data.
+    """
+    kind = kind_of(path)
+    if kind is not None:
+        return _open_kind(path, kind)
+    shards = shards_in(path)
+    return open_shards(shards) if shards else (FolderSource(path), None)
+
+
+def open_shards(paths: Sequence[Path]) -> tuple[Source, Source | None]:
+    """As `open_path`, of files of one format that belong together.
+
+    Args:
+        paths: at least one.
+    """
+    opened = [_open_kind(path, str(kind_of(path))) for path in paths]
+    if len(opened) == 1:
+        return opened[0]
+    for path, (_, val) in zip(paths, opened, strict=True):
+        if val is not None:
+            raise InputError(
+                f"{path} has a validation part of its own and stands among other files\n"
+                "Name one of them, or put it into a folder of its own"
+            )
+    return ConcatSource([source for source, _ in opened]), None
+
+
+def _open_kind(path: Path, kind: str) -> tuple[Source, Source | None]:
+    """The packages that a format needs are loaded with it."""
+    if kind == "rec":
+        from flambeau.data.record_source import RecordSource
+
+        return RecordSource(path), None
+    if kind == "tfrecord":
+        from flambeau.data.tfrecord_source import TFRecordSource
+
+        return TFRecordSource(path), None
+    if kind == "tar":
+        from flambeau.data.tar_source import open_tar
+
+        return open_tar(path)
+    if kind == "lmdb":
+        from flambeau.data.lmdb_source import LMDBSource
+
+        return LMDBSource(path), None
+    if kind == "listing":
+        from flambeau.data.listing_source import open_listing
+
+        return open_listing(path)
+    from flambeau.data.array_source import open_arrays
+
+    return open_arrays(path, kind)

@@ -1,0 +1,69 @@
+"""An index of a file that has none of its own, built once and kept beside the file.
+
+没有自带索引的文件的索引：只建一次，保存在文件旁边。
+
+Source: own.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_SUFFIX = ".flambeau-index"
+_VERSION = 1
+_SAMPLE = 1 << 16  # bytes at both ends of the file that tell it from another of its size
+
+
+def stored_index(path: Path, build: Callable[[], Arrays], *, kind: str) -> dict[str, NDArray[Any]]:
+    """What `build` makes of a file, or what it has made of the same file before.
+
+    It is kept as PATH.flambeau-index (a .npz without objects), written whole or not at all; where the folder
+    cannot be written it is built each time. A file of another size, time or content at its ends counts as
+    another file, and a damaged index is built again.
+
+    Args:
+        path: the file that is indexed.
+        build: makes arrays by name, none of dtype object.
+        kind: what is in it and in which version, such as 'tfrecord 1'; an index of another kind is replaced.
+    """
+    stamp = np.frombuffer(f"{_VERSION} {kind} {_stamp(path)}".encode(), np.uint8)
+    kept = path.with_name(path.name + _SUFFIX)
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),
+        np.load(kept, allow_pickle=False) as found,
+    ):
+        if np.array_equal(found["stamp"], stamp):
+            return {name: found[name] for name in found.files if name != "stamp"}
+    arrays = dict(build())
+    _write(kept, {**arrays, "stamp": stamp})
+    return arrays
+
+
+def _stamp(path: Path) -> str:
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        digest = hashlib.sha256(file.read(_SAMPLE))
+        file.seek(max(0, status.st_size - _SAMPLE))
+        digest.update(file.read(_SAMPLE))
+    return f"{status.st_size} {status.st_mtime_ns} {digest.hexdigest()}"
+
+
+def _write(path: Path, arrays: Arrays) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        temporary.replace(path)
+    except OSError:  # a folder of others, a full disk: the index is a convenience
+        with contextlib.suppress(OSError):
+            temporary.unlink()
