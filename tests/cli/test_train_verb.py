@@ -402,7 +402,8 @@ def test_settings_have_their_effect(flambeau: Any, images: Path) -> None:
         "--optimizer adamw", "--lr 0.2", "--weight-decay 0.1", "--schedule linear",
         "--schedule constant", "--schedule multistep", "--warmup 2st", "--clip-norm 0.01",
         "--label-smoothing 0.2", "--mixup 0.5", "--cutmix 0.5", "--precision bf16",
-        "--batch-size 5", "--model small_convnet",
+        "--batch-size 5", "--model small_convnet", "--augment randaugment",
+        "--augment trivialaugment", "--color-jitter 0.4", "--random-erasing 0.9",
     ]  # fmt: skip
     plain = weights_with(flambeau, images, "plain")
     assert weights_with(flambeau, images, "again") == plain

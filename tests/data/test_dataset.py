@@ -3,7 +3,10 @@
 import io
 import os
 import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from PIL import Image
 
 from flambeau.data import dataset as module
 from flambeau.data.augment import augment_small, eval_image, train_image
+from flambeau.data.augmentation import Augmentation
 from flambeau.data.dataset import ImageDataset, Probe, mean_std, probe
 from flambeau.data.decode import decode
 from flambeau.data.errors import InputError
@@ -419,3 +423,36 @@ def test_each_image_counts_the_same_for_the_mean():
         images.append(buffer.getvalue())
     assert mean_std(Memory(images), channels=1) == ([0.5], [0.5])
     assert mean_std(Memory(images[:1]), channels=1) == ([0.0], [0.0039])  # may be divided by
+
+
+@pytest.mark.parametrize("size", [24, 40])  # small images, cropped all at once, and others
+def test_an_augmentation_sees_each_training_image_with_its_seed(
+    make_images: Callable[..., Path], tmp_path: Path, size: int
+) -> None:
+    """After crop and flip; the pixels do not depend on the batch or on threads."""
+    source = FolderSource(make_images(tmp_path / "data", size=24))
+    settings: dict[str, Any] = {"image_size": size, "channels": 1}
+    augmentation = Augmentation("randaugment", 0.4)
+    indices = torch.tensor([3, 9, 0, 12, 5])
+    seeds = sample_seeds(indices, seed=0, epoch=2)
+    (plain, _), _ = ImageDataset(source, train=True, **settings).batch(indices, seeds)
+    expected = np.stack(
+        [
+            augmentation(x.permute(1, 2, 0).numpy(), s)
+            for x, s in zip(plain, seeds.tolist(), strict=True)
+        ]
+    )
+    for threads in (1, 3):
+        dataset = ImageDataset(
+            source, train=True, augmentation=augmentation, threads=threads, **settings
+        )
+        (images, _), _ = dataset.batch(indices, seeds)
+        assert (images.permute(0, 2, 3, 1).numpy() == expected).all()
+        (images, _), _ = dataset.batch(indices[3:], seeds[3:])
+        assert (images.permute(0, 2, 3, 1).numpy() == expected[3:]).all()
+    assert not torch.equal(plain, torch.from_numpy(expected).permute(0, 3, 1, 2))
+    evaluated = ImageDataset(source, train=False, augmentation=augmentation, **settings)
+    bare = ImageDataset(source, train=False, **settings)
+    torch.testing.assert_close(
+        evaluated.batch(indices, seeds)[0][0], bare.batch(indices, seeds)[0][0], rtol=0, atol=0
+    )

@@ -48,6 +48,8 @@ RANGES = {  # good, then refused
     "mixup": ([0, 1e-6, 0.2, 1e6], [1e-7, 1e7]),
     "cutmix": ([0, 1e-6, 1, 1e6], [1e-7, 1e7]),
     "seed": ([0, 2**64 - 1], [2**64]),
+    "random_erasing": ([0, 0.25, 1], [1.1]),
+    "color_jitter": ([0, 0.4, 1], [1.1]),
 }
 
 
@@ -254,6 +256,7 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "data": "x",
         "skip_bad_images": 3,
         "stall_timeout": 5.0,
+        "download": True,
         "shard": "fsdp",
     }
     assert differences(stored, {**stored, **neutral}) == []

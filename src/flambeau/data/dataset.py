@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from flambeau.data.augment import CROP_SCALE, augment_small, eval_image, train_image
+from flambeau.data.augmentation import Augmentation
 from flambeau.data.decode import DecodeError, decode, inspect
 from flambeau.data.decode_pool import DecodePool
 from flambeau.data.errors import InputError
@@ -65,6 +66,7 @@ class ImageDataset(SeededDataset):
             the source stands in for it, with the seed of the bad one; in evaluation it is left out.
         flip: mirror half of the training images; False where left and right matter (digits, text).
         crop_scale: smallest and largest part of the area that a training crop keeps, within (0, 1].
+        augmentation: of training images, after crop and flip.
         threads: that make a batch together; None for as many as there are CPUs for this process, and one in
             a worker of a DataLoader. The pixels do not depend on it.
 
@@ -82,11 +84,12 @@ class ImageDataset(SeededDataset):
         skip_bad: bool = False,
         flip: bool = True,
         crop_scale: tuple[float, float] = CROP_SCALE,
+        augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen
         threads: int | None = None,
     ) -> None:
         self.source, self.image_size, self.channels = source, image_size, channels
         self.train, self.skip_bad, self.flip = train, skip_bad, flip
-        self.crop_scale = crop_scale
+        self.crop_scale, self.augmentation = crop_scale, augmentation
         self._pool = DecodePool(threads)
         same_size = probe(source).same_size if image_size <= SMALL_SIDE else None
         self.small = same_size == (image_size, image_size)
@@ -128,7 +131,18 @@ class ImageDataset(SeededDataset):
         if self.train and self.small:
             padding = self.image_size // 8  # 4 of 32: He et al., CVPR 2016, section 4.2
             x_NCHW = augment_small(x_NCHW, seeds, padding=padding, flip=self.flip)
+            self._augment(x_NCHW.permute(0, 2, 3, 1), seeds.tolist())
         return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
+
+    def _augment(self, x_NHWC: Tensor, seeds: Sequence[int]) -> None:
+        """In place; small images, which are cropped all at once."""
+        if self.augmentation:
+            pixels = x_NHWC.numpy()
+
+            def work(k: int) -> None:
+                pixels[k] = self.augmentation(pixels[k], seeds[k])
+
+            self._pool.each(len(pixels), work)
 
     def _read(self, indices: Sequence[int], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Position of the image used for each index, -1 where it is left out; pixels of the used ones."""
@@ -172,6 +186,8 @@ class ImageDataset(SeededDataset):
                 data, seed, self.image_size, channels=self.channels,
                 flip=self.flip, crop_scale=self.crop_scale, out=out,
             )  # fmt: skip
+            if self.augmentation:
+                out.numpy()[:] = self.augmentation(out.numpy(), seed)
         else:
             eval_image(data, self.image_size, channels=self.channels, out=out)
 

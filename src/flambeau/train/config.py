@@ -52,6 +52,17 @@ class Settings:
     flip: bool = _setting(
         True, "mirror half of the training images; not for digits or text", group="data"
     )
+    augment: str = _setting(
+        "none", "random operations on training images, after crop and flip",
+        group="data", choices=("none", "randaugment", "trivialaugment"),
+    )  # fmt: skip
+    color_jitter: float = _setting(
+        0.0, "change brightness, contrast and saturation by up to this factor, such as 0.4; 0 is off",
+        group="data",
+    )  # fmt: skip
+    random_erasing: float = _setting(
+        0.0, "probability that a rectangle of a training image is erased; 0 is off", group="data"
+    )
     workers: int | None = _setting(
         None, "processes that read data, for each that trains; 0 reads in the training process",
         group="data", auto="0 for small images or on a CPU, else the cores, at most 8", neutral=True,
@@ -289,6 +300,9 @@ def _check_ranges(s: Settings) -> None:
             raise InputError(f"{name} must be 0 or from 1e-06 to 1e+06, got {alpha}")
     if s.lr is not None and s.lr <= 0:
         raise InputError(f"lr must be above 0, got {s.lr}")
+    for name in ("random_erasing", "color_jitter"):
+        if not 0 <= getattr(s, name) <= 1:
+            raise InputError(f"{name} must be from 0 to 1, got {getattr(s, name)}")
     for name in ("ema", "label_smoothing"):
         if not 0 <= getattr(s, name) < 1:
             raise InputError(f"{name} must be at least 0 and below 1, got {getattr(s, name)}")

@@ -17,6 +17,7 @@ from flambeau.data.errors import InputError
 from flambeau.data.source import Source
 from flambeau.parallel.ranks import join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
+from flambeau.recipes.data.random_erasing import random_erasing
 from flambeau.recipes.models.param_groups import param_groups
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.recipes.setup.determinism import make_deterministic
@@ -142,6 +143,9 @@ def set_up(
 
     def loss_of(images: Tensor, targets: Tensor) -> Tensor:
         x = normalize(images)
+        if settings.random_erasing:
+            chance = settings.random_erasing
+            x = random_erasing(x, generator=torch.default_generator, probability=chance)
         mix = cutmix if settings.cutmix and (run.state.step % 2 or not settings.mixup) else mixup
         alpha = settings.cutmix if mix is cutmix else settings.mixup
         if alpha:

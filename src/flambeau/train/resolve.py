@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flambeau.data.augmentation import Augmentation
 from flambeau.data.dataset import ImageDataset, mean_std, probe
 from flambeau.data.errors import InputError
 from flambeau.data.source import Source
@@ -184,7 +185,13 @@ def datasets(
         "skip_bad": settings.skip_bad_images > 0,
     }
     return (
-        ImageDataset(train, train=True, flip=settings.flip, **common),
+        ImageDataset(
+            train,
+            train=True,
+            flip=settings.flip,
+            augmentation=Augmentation(settings.augment, settings.color_jitter),
+            **common,
+        ),
         ImageDataset(val, train=False, **common),
     )
 
