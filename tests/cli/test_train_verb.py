@@ -3,11 +3,13 @@
 import hashlib
 import json
 import signal
+import struct
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import timm
@@ -426,3 +428,29 @@ def test_keep_keeps_as_many(flambeau: Any, images: Path) -> None:
         newest = {f"step-{step:08d}" for step in range(5 - keep, 5)}
         best = json.loads(Path(f"run{keep}/result.json").read_text())["step"]
         assert names == newest | {f"step-{best:08d}"}
+
+
+def test_a_data_set_by_name_is_packed_trained_on_and_measured(
+    flambeau: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MNIST's own files, made here; --download has nothing to do."""
+    raw = tmp_path / "home" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, count in (("train", 24), ("t10k", 8)):
+        pixels = np.random.default_rng(count).integers(0, 256, (count, 28, 28), np.uint8)
+        header = struct.pack(">iiii", 2051, count, 28, 28)
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        labels = bytes(k % 10 for k in range(count))
+        labels_file = raw / f"{name}-labels-idx1-ubyte"
+        labels_file.write_bytes(struct.pack(">ii", 2049, count) + labels)
+    monkeypatch.setenv("FLAMBEAU_DATA", str(tmp_path / "home"))
+    settings = "--duration 2st --batch-size 4 --workers 0"
+    assert flambeau("train torchvision:mnist --download --out run", settings).code == 0
+    assert config_of(Path("run"))["data"] == "torchvision:mnist"
+    code, out, _ = flambeau("evaluate run torchvision:mnist --download --json")
+    assert (code, json.loads(out)["images"]) == (0, 8)
+    assert flambeau("pack torchvision:mnist digits.npz --download").code == 0
+    assert flambeau("evaluate run digits_val.npz --json").out == out
+    refused = flambeau("train mnist --out other")
+    assert refused.code == 2
+    assert "did you mean torchvision:mnist?" in refused.err

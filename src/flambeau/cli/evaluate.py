@@ -12,7 +12,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN DATA and how to read and print."""
     parser.add_argument("folder", metavar="RUN", help="folder of the run")
     parser.add_argument(
-        "data", metavar="DATA", help="folder with a sub-folder a class, or a .rec file"
+        "data",
+        metavar="DATA",
+        help="what `flambeau train` takes; its validation part counts, if any",
+    )
+    parser.add_argument(
+        "--download", action="store_true", help="fetch what is missing of torchvision:NAME"
     )
     parser.add_argument(
         "--workers", type=int, default=0, metavar="N", help="processes that read data"
@@ -39,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         Path(arguments.data),
         workers=arguments.workers,
         skip_bad_images=arguments.skip_bad_images,
+        download=arguments.download,
     )
     if arguments.json:
         print(json.dumps(figures))

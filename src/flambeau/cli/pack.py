@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, metavar="N", help="threads (default: one for each usable CPU)"
     )
     work.add_argument(
+        "--download", action="store_true", help="fetch what is missing of torchvision:NAME"
+    )
+    work.add_argument(
         "--fresh", action="store_true", help="start again; a finished DST is renamed, not deleted"
     )
 
@@ -110,6 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         _split(arguments),
         workers=arguments.workers or usable_cpus(),
         skip_bad_images=arguments.skip_bad_images,
+        download=arguments.download,
         fresh=arguments.fresh,
         show=True,
     )
@@ -173,7 +177,7 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
     ]
     if given:
         raise InputError(f"--list only lists the images; leave --{given[0].replace('_', '-')} out")
-    texts = list_files(named_parts(src), dst, _split(arguments))
+    texts = list_files(named_parts(src, download=arguments.download), dst, _split(arguments))
     for path in texts:
         if path.exists() and not arguments.fresh:
             raise InputError(f"{path} exists\nName another DST, or give --fresh to write it again")

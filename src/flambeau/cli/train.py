@@ -195,7 +195,7 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
     from flambeau.train.result import published
 
     if settings.download:
-        ranks.first(lambda: open_data(settings) and None)
+        ranks.first(lambda: bool(open_data(settings)))  # one fetches, all read
     train, val = ranks.each(lambda: open_data(settings))
     if exists:
         facts = ranks.first(lambda: DataFacts.read(place.dataset))

@@ -97,13 +97,13 @@ def target_kind(dst: Path) -> str:
     return _KIND_OF[suffix]
 
 
-def named_parts(src: Path) -> list[tuple[str, Source]]:
+def named_parts(src: Path, *, download: bool = False) -> list[tuple[str, Source]]:
     """All images of what `flambeau train` takes, under '', or under 'train' and 'val'.
 
     Raises:
         InputError: whatever is wrong with the data.
     """
-    train, val = open_parts(src)
+    train, val = open_parts(src, download=download)
     return [("", train)] if val is None else [("train", train), ("val", val)]
 
 

@@ -66,6 +66,7 @@ def pack(
     *,
     workers: int,
     skip_bad_images: int = 0,
+    download: bool = False,
     fresh: bool = False,
     show: bool = False,
 ) -> Packed:
@@ -78,6 +79,7 @@ def pack(
         split: into which files they go.
         workers: threads that read and convert; the result does not depend on it.
         skip_bad_images: how many images may be left out because they cannot be read.
+        download: fetch what is missing of a data set by name.
         fresh: start again; what was finished is renamed, not deleted.
         show: a progress bar on standard error, where that is a terminal.
 
@@ -91,7 +93,7 @@ def pack(
     _check_place(src, dst)
     require_package(kind)
     _check_encoding(how.encode, kind)
-    parts = named_parts(src)
+    parts = named_parts(src, download=download)
     units = units_of(parts, dst, split)
     config = {
         "format": kind,

@@ -110,14 +110,19 @@ def predict(
 
 
 def evaluate(
-    trained: Trained, data: Path, *, workers: int = 0, skip_bad_images: int = 0
+    trained: Trained,
+    data: Path,
+    *,
+    workers: int = 0,
+    skip_bad_images: int = 0,
+    download: bool = False,
 ) -> dict[str, float | int]:
     """Loss and accuracy on a labelled data set, each image counted once.
 
     Raises:
         InputError: data that cannot be opened, classes that the run does not know, bad images.
     """
-    source = open_source(data, trained.facts.classes)
+    source = open_source(data, trained.facts.classes, download=download)
     assert trained.settings.image_size is not None
     dataset = ImageDataset(
         source,
