@@ -1,8 +1,9 @@
 """Work on threads against a plain loop; failures, forks and pickles."""
 
-import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 
@@ -96,23 +97,17 @@ def test_a_forked_child_has_threads_of_its_own():
     assert os.waitpid(child, 0)[1] == 0
 
 
-def squares(pool, queue):
-    found = [0] * 9
-    pool.each(9, lambda number: found.__setitem__(number, number**2))
-    queue.put(found)
-
-
-def test_a_pool_travels_to_a_spawned_process():
+def test_a_pool_travels_to_a_process_of_its_own():
     pool = DecodePool(2)
     pool.each(9, lambda number: None)
     assert pickle.loads(pickle.dumps(pool))._of_process is None
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=squares, args=(pool, queue))
-    process.start()
-    assert queue.get(timeout=60) == [number**2 for number in range(9)]
-    process.join(60)
-    assert process.exitcode == 0
+    script = (
+        "import pickle, sys; pool = pickle.loads(bytes.fromhex(sys.argv[1])); found = [0] * 9; "
+        "pool.each(9, lambda number: found.__setitem__(number, number**2)); print(found)"
+    )
+    words = [sys.executable, "-c", script, pickle.dumps(pool).hex()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{[number**2 for number in range(9)]}\n"
 
 
 def test_how_many_by_default(monkeypatch):
