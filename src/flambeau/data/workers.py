@@ -43,19 +43,22 @@ class Workers:
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """What DataLoader yields; a worker that it waits for in vain is named."""
-        while True:
-            began = time.monotonic()
+        began = time.monotonic()
+        try:
             while True:
                 try:
                     item = next(batches)
-                    break
                 except StopIteration:
                     return
                 except RuntimeError as error:
                     if not self.count:
                         raise
                     self._judge(error, time.monotonic() - began)
-            yield item
+                else:
+                    yield item
+                    began = time.monotonic()
+        finally:
+            del batches  # a traceback that holds this frame would keep the workers
 
     def _judge(self, error: RuntimeError, waited: float) -> None:
         """Raise WorkerLost, or an error of the dataset as it is; return to wait on."""

@@ -133,7 +133,8 @@ class Settings:
         choices=("none", "fp16", "bf16", "powersgd"),
     )  # fmt: skip
     stall_timeout: float = _setting(
-        60.0, "seconds without progress after which a process is named and the job ends; 0 waits for ever",
+        60.0,
+        "seconds without progress after which a process or data worker is named and the job ends; 0 is never",
         group="processes", neutral=True,
     )  # fmt: skip
     checkpoint_every: str = _setting(
