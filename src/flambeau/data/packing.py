@@ -107,8 +107,7 @@ def pack(
     if not fresh and (made := files.finished()) is not None:
         return made
     total = sum(len(unit.indices) for unit in units)
-    quiet = None if show else True  # None: shown on a terminal only
-    with files.alone(), tqdm(total=total, unit="image", dynamic_ncols=True, disable=quiet) as bar:
+    with files.alone(), _bar(total, show=show) as bar:
         if fresh:
             files.set_aside()
         sources = [source for _, source in parts]
@@ -117,6 +116,11 @@ def pack(
             for number, unit in enumerate(units):
                 work.write_unit(files, number, unit)
             return files.publish(work.bad)
+
+
+def _bar(total: int, *, show: bool) -> "tqdm[Any]":
+    """Shown on a terminal only."""
+    return tqdm(total=total, unit="image", dynamic_ncols=True, disable=None if show else True)
 
 
 class _Work:
