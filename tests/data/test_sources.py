@@ -608,3 +608,46 @@ def test_what_may_not_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "is_dir", refuse(Path.exists))
     message = complaint(open_sources, root / "cat")
     assert f"{root}/cat cannot be read: permission denied" in message
+
+
+# --- folders of packed files
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{}-{}.rec", "x_{}-0000{}-of-00002.rec", "cifar10-{}.{}.rec", "{}{}.rec"]
+)
+def test_shards_are_train_or_val_by_a_word_in_their_names(tmp_path, pattern):
+    for part, value in (("train", 10), ("val", 20)):
+        for number in range(2):
+            path = tmp_path / pattern.format(part, number)
+            put_records(path, [0, 1, number], payload=b"%d:%%d" % (value + number))
+    train, val = open_sources(tmp_path)
+    for source, value in ((train, 10), (val, 20)):
+        assert source.labels.tolist() == [0, 1, 0, 0, 1, 1]
+        assert [source.read(k)[:2] for k in range(6)] == [
+            b"%d" % (value + k // 3) for k in range(6)
+        ]
+        assert len(set(source.names)) == 6
+        assert pickle.loads(pickle.dumps(source)).read(5) == source.read(5)
+    assert train.describe(4).endswith(".rec, record 1 (key 1)")
+
+
+def test_shards_without_such_a_word_are_held_out_from(tmp_path):
+    for number in range(3):
+        put_records(tmp_path / f"part{number}.rec", [0, 1] * 5)
+    train, val = open_sources(tmp_path)
+    assert (len(train), len(val)) == (26, 4)  # 15 a class: round(1.5) is 2
+
+
+def test_shards_of_several_formats_are_refused(tmp_path):
+    put_records(tmp_path / "a.rec", [0, 1])
+    (tmp_path / "b.npy").write_bytes(b"")
+    assert "holds files of several formats: npy, rec" in complaint(open_sources, tmp_path)
+
+
+def test_classes_of_shards_are_united(tmp_path):
+    put_records(tmp_path / "a.rec", [0, 1])
+    put_records(tmp_path / "b.rec", [0, 11, 2])
+    train, val = open_sources(tmp_path)
+    assert train.classes == tuple(map(str, range(12)))
+    assert sorted(torch.cat([train.labels, val.labels]).tolist()) == [0, 0, 1, 2, 11]

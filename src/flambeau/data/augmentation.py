@@ -6,15 +6,13 @@ from flambeau.data.colour import color_jitter
 from flambeau.data.decode import Pixels
 from flambeau.data.policies import rand_augment, trivial_augment_wide
 
-POLICIES = ("none", "randaugment", "trivialaugment")
-
 
 @dataclass(frozen=True)
 class Augmentation:
     """Colour jitter, then a policy of random operations; a function of the pixels and the sample's seed.
 
     Args:
-        policy: one of POLICIES, with torchvision's default magnitudes.
+        policy: 'none', 'randaugment' or 'trivialaugment', with torchvision's default magnitudes.
         jitter: brightness, contrast and saturation are changed by up to this factor, each by itself.
     """
 

@@ -19,8 +19,6 @@ from PIL import Image
 from flambeau.data.decode import Pixels, decode, inspect
 from flambeau.data.source import Stored
 
-ENCODINGS = ("keep", "jpeg", "png", "webp", "bmp", "raw")
-
 _MAGICS = (
     (b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"RIFF", ".webp"), (b"BM", ".bmp"),
     (b"GIF8", ".gif"), (b"II", ".tif"), (b"MM", ".tif"),
@@ -50,8 +48,8 @@ class Conversion:
     """How each image is stored.
 
     Attributes:
-        encode: one of ENCODINGS. 'keep' leaves the bytes of a file as they are, and makes a PNG of pixels;
-            'raw' makes pixels of a file.
+        encode: keep, jpeg, png, webp, bmp or raw. 'keep' leaves the bytes of a file as they are, and makes
+            a PNG of pixels; 'raw' makes pixels of a file.
         resize: pixels of the shorter side; an image that is not larger keeps its size. None: no change.
         quality: of a JPEG or a WebP, 1 to 100.
         center_crop: cut the square in the middle out first.

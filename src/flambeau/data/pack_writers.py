@@ -226,7 +226,8 @@ def _save_npy(path: Path, arrays: Arrays) -> None:
 
 
 def _save_npz(path: Path, arrays: Arrays) -> None:
-    np.savez(path, allow_pickle=False, **arrays)
+    # The keyword allow_pickle came with numpy 2.3; earlier ones would save an array of that name.
+    np.savez(path, **arrays)  # type: ignore[arg-type]
 
 
 def _save_hdf5(path: Path, arrays: Arrays) -> None:

@@ -40,11 +40,13 @@ def stored_index(path: Path, build: Callable[[], Arrays], *, kind: str) -> dict[
     kept = path.with_name(path.name + _SUFFIX)
     with (
         contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),
-        np.load(kept, allow_pickle=False) as found,
+        kept.open("rb") as file,  # np.load itself leaves a damaged one open
+        np.load(file, allow_pickle=False) as found,
     ):
         if np.array_equal(found["stamp"], stamp):
             return {name: found[name] for name in found.files if name != "stamp"}
     arrays = dict(build())
+    assert not any(array.dtype.hasobject for array in arrays.values())
     _write(kept, {**arrays, "stamp": stamp})
     return arrays
 
@@ -62,7 +64,7 @@ def _write(path: Path, arrays: Arrays) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # mypy takes it for the keyword allow_pickle
         temporary.replace(path)
     except OSError:  # a folder of others, a full disk: the index is a convenience
         with contextlib.suppress(OSError):
