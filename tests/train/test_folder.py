@@ -134,7 +134,8 @@ def locked_by_another_process(path: Path) -> Iterator[int]:
         "import fcntl, os, sys\n"
         "handle = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
         "fcntl.lockf(handle, fcntl.LOCK_EX)\n"
-        "os.write(handle, b'%d' % os.getpid())\n"
+        "os.truncate(handle, 0)\n"
+        "os.write(handle, b'%d\\n' % os.getpid())\n"
         "print(flush=True)\n"
         "sys.stdin.read()"
     )
