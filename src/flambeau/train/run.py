@@ -16,7 +16,7 @@ import functools
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec
 
@@ -26,14 +26,12 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
 from flambeau.data.errors import InputError
-from flambeau.data.loader import Loader, Order, is_dataset
+from flambeau.data.loader import Order, is_dataset
 from flambeau.data.micro_batch import MicroBatch
-from flambeau.data.ready_batches import ReadyBatches
 from flambeau.parallel.heartbeat import SAVING
 from flambeau.parallel.preemption import FLAG, Preempted
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.parallel.replicas import COMPRESSIONS, Replicas
-from flambeau.recipes.data.device_prefetch import prefetch_to_device
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.environment import environment
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
@@ -41,6 +39,7 @@ from flambeau.recipes.training.amp_step import AmpStep, Precision
 from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.agreement import BadReports, check_ranks, gathered_means
+from flambeau.train.batch_reader import BatchReader, OnBad
 from flambeau.train.device import generators_of
 from flambeau.train.exactness import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.folder import RunFolder
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
 _SCALE_FLOOR = (
     2.0**-20
 )  # an fp16 loss scale below it: no step has worked for long; chosen, untested
-_OnBad = Callable[[Sequence[int]], None]
 _P = ParamSpec("_P")
 
 
@@ -153,7 +151,7 @@ class Run:
         state: Mapping[str, Any] | None = None,
         collate: Callable[[list[Any]], Any] = default_collate,
         sampler: Order | None = None,
-        on_bad: _OnBad | None = None,
+        on_bad: OnBad | None = None,
         stall_timeout: float = 60.0,
         bar: bool = True,
         replay_from: Path | None = None,
@@ -173,11 +171,12 @@ class Run:
         )  # fmt: skip
         self.device = self._amp.device
         self._bad = BadReports(self._ranks)
-        self._reading: dict[str, Any] = {
-            "micro_batch_size": batch_size, "workers": workers, "collate": collate,
-            "pin_memory": self.device.type == "cuda", "stall_timeout": stall_timeout,
-        }  # fmt: skip
-        self._loader = self._make_loader(
+        self._reader = BatchReader(
+            self.device, seed=seed, ranks=self._ranks, bad=self._bad,
+            sharded=self._shards is not None, batch_size=batch_size, workers=workers,
+            collate=collate, stall_timeout=stall_timeout,
+        )  # fmt: skip
+        self._loader = self._reader.loader(
             data, accumulate=accumulate, on_bad=on_bad, sampler=sampler
         )
         self.plan = Plan(
@@ -289,7 +288,7 @@ class Run:
             self._beat("waiting for data")
             if self._stream is None:
                 self._saver.wait()  # workers are forked: not while the writing thread holds a lock
-                self._stream = self._to_device(
+                self._stream = self._reader.to_device(
                     self._loader.stream(epoch=state.epoch, position=state.position)
                 )
             micro = next(self._stream)
@@ -368,7 +367,7 @@ class Run:
             add_value(means, name, value, self._num_samples, self.device)
 
     def evaluate(
-        self, data: Dataset[Any] | Iterable[Any], *, on_bad: _OnBad | None = None
+        self, data: Dataset[Any] | Iterable[Any], *, on_bad: OnBad | None = None
     ) -> Iterator[Any]:
         """All batches of a data set, each sample once, with the model in evaluation and no gradients.
 
@@ -385,14 +384,14 @@ class Run:
         averaged = self._ema.applied() if self._ema is not None else contextlib.nullcontext()
         if is_dataset(data):
             self._saver.wait()  # before workers are forked, as above
-        loader = self._make_loader(data, evaluates=True, on_bad=on_bad)
+        loader = self._reader.loader(data, evaluates=True, on_bad=on_bad)
         self._evaluated = means
         self.model.eval()
         try:
             with averaged, torch.inference_mode():
                 stream = loader.stream(epoch=0, position=0, epochs=1)
                 self._beat("evaluating")
-                for micro in self._to_device(stream):
+                for micro in self._reader.to_device(stream):
                     if not micro.size and self._shards is None:
                         continue  # all of them unreadable
                     self._num_samples = micro.size
@@ -591,39 +590,6 @@ class Run:
 
         self._ranks.first(stop)
         raise AssertionError("unreachable")
-
-    def _make_loader(
-        self,
-        data: Dataset[Any] | Iterable[Any],
-        *,
-        accumulate: int = 1,
-        evaluates: bool = False,
-        on_bad: _OnBad | None,
-        sampler: Order | None = None,
-    ) -> Loader | ReadyBatches:
-        common: dict[str, Any] = {
-            "accumulate": accumulate, "seed": self._seed,
-            "rank": self._ranks.rank, "world": self._ranks.world,
-            # A sharded model needs all ranks for each forward pass, also in an evaluation.
-            "keeps_empty": not evaluates or self._shards is not None,
-        }  # fmt: skip
-        if is_dataset(data):
-            on_bad = self._bad.taker(on_bad)
-            return Loader(
-                data, shuffle=not evaluates, on_bad=on_bad, sampler=sampler,
-                **self._reading, **common,
-            )  # fmt: skip
-        if sampler is not None:
-            raise InputError("a sampler needs a Dataset to choose from: give it to your own loader")
-        return ReadyBatches(data, **common)
-
-    def _to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        if self.device.type == "cpu":
-            return stream
-        # Without its data: the prefetcher moves whatever tensors it finds in a tuple.
-        pairs = ((micro._replace(data=None), micro.data) for micro in stream)
-        moved = prefetch_to_device(pairs, self.device)
-        return (micro._replace(data=data) for micro, data in moved)
 
 
 def _shards_of(model: nn.Module, ranks: Ranks, clip_norm: float) -> "Shards":
