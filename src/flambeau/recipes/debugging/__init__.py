@@ -1,0 +1,1 @@
+"""Recipes that find what went wrong in a training."""
