@@ -1,0 +1,89 @@
+"""Float32 products on CUDA in full precision or as TF32: set, read and put back by one family of switches.
+
+CUDA 上的 float32 乘法用全精度还是 TF32：只用一套开关来设置、读取和恢复。
+
+Source: torch.backends.*.fp32_precision (torch 2.9 and later). The older family (allow_tf32 and
+set_float32_matmul_precision) is left alone: after mixing the two, the older getters raise RuntimeError.
+
+TF32 keeps float32's range and 10 bits of its mantissa; sums stay in float32. It exists on NVIDIA GPUs from
+Ampere on and does nothing elsewhere. Not needed under autocast, which leaves few products in float32.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+Precision = Literal["ieee", "tf32"]
+_KINDS = ("matmul", "convolution", "rnn")
+
+
+def float32_precision() -> dict[str, str]:
+    """What float32 products are computed in on CUDA.
+
+    Returns:
+        'ieee' (full float32) or 'tf32' for each of 'matmul', 'convolution' and 'rnn'. torch starts with
+        full precision for matmul and with TF32 for the other two.
+
+    Example:
+        >>> sorted(float32_precision())
+        ['convolution', 'matmul', 'rnn']
+    """
+    return {kind: _in_effect(kind) for kind in _KINDS}
+
+
+def set_float32_precision(precision: Precision) -> None:
+    """Compute matrix products, convolutions and recurrent layers of float32 so, from now on.
+
+    Args:
+        precision: 'ieee' for full float32, 'tf32' for TF32 where the GPU has it.
+
+    Raises:
+        ValueError: another word.
+
+    Example:
+        >>> with float32_precision_as("ieee"):  # puts back what was set before
+        ...     set_float32_precision("tf32")
+        ...     print(float32_precision())
+        {'matmul': 'tf32', 'convolution': 'tf32', 'rnn': 'tf32'}
+    """
+    if precision not in ("ieee", "tf32"):
+        raise ValueError(f"precision must be 'ieee' or 'tf32', got {precision!r}")
+    for kind in _KINDS:
+        # One by one: what is set for all backends does not reach a kind that has a setting of its own,
+        # and convolution and rnn have one from the start.
+        _backend(kind).fp32_precision = precision
+
+
+@contextmanager
+def float32_precision_as(precision: Precision) -> Iterator[None]:
+    """Compute float32 so within the block, then as before.
+
+    Args:
+        precision: 'ieee' or 'tf32'.
+
+    Raises:
+        ValueError: another word.
+    """
+    before = {kind: _backend(kind).fp32_precision for kind in _KINDS}
+    set_float32_precision(precision)
+    try:
+        yield
+    finally:
+        for kind, value in before.items():
+            _backend(kind).fp32_precision = value
+
+
+def _backend(kind: str) -> Any:
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return {"matmul": cuda.matmul, "convolution": cudnn.conv, "rnn": cudnn.rnn}[kind]  # type: ignore[attr-defined]
+
+
+def _in_effect(kind: str) -> str:
+    """'none' means: as is set for all backends, and full precision if nothing is."""
+    own = str(_backend(kind).fp32_precision)
+    if own != "none":
+        return own
+    everywhere = str(torch.backends.fp32_precision)  # type: ignore[attr-defined]
+    return "ieee" if everywhere == "none" else everywhere
