@@ -1,0 +1,198 @@
+"""Find the classifying layer of a model and replace it by one for another number of classes.
+
+找到模型的分类层，并换成适合另一类别数的新层。
+
+Source: the `reset_classifier` and `get_classifier` methods of timm's models; for others the layout of the
+classifiers of torchvision 0.29, all of which end in a Linear layer or a 1x1 convolution.
+
+Not for detectors, which predict more than a class: they are refused, as is everything ambiguous.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Head(NamedTuple):
+    """Names of what classifies, main head first, then auxiliary ones."""
+
+    layers: list[str]
+    parameters: list[str]
+    """As in `named_parameters()`: what a learning rate of the head is for."""
+
+
+def find_head(model: nn.Module) -> Head:
+    """Name the layers that give the class scores, and their parameters.
+
+    A model with timm's `get_classifier()` is asked. In any other, the head is the last module with parameters
+    (in the order of `named_modules()`, auxiliary classifiers apart), if that is a Linear layer or a
+    convolution of kernel 1, and nothing beside it could be the head as well.
+
+    Args:
+        model: any module; DistributedDataParallel and `torch.compile` come after this.
+
+    Returns:
+        The names; a layer with 'aux' in its name and as many outputs is an auxiliary head.
+
+    Raises:
+        ValueError: no head, or several possible ones, which are named.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 10))
+        >>> find_head(model)
+        Head(layers=['2'], parameters=['2.weight', '2.bias'])
+    """
+    own = getattr(model, "get_classifier", None)
+    if not callable(own):
+        return _named(model, _output_layers(model))
+    found = own()
+    modules = found if isinstance(found, tuple | list) else [found]
+    names = {module: name for name, module in model.named_modules()}
+    layers = [names[module] for module in modules if any(True for _ in module.parameters())]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no classifying layer: it was made without")
+    return _named(model, layers)
+
+
+def replace_head(model: nn.Module, num_classes: int, *, head: str | None = None) -> Head:
+    """Put a new, randomly initialised head in the place of the old one, on its device and in its dtype.
+
+    A model with timm's `reset_classifier()` does it itself. Elsewhere the new layer is of the same kind, with
+    torch's default initialisation and a bias if the old one had one; auxiliary heads are replaced too, and an
+    attribute `num_classes` or `num_labels` of the modules around follows. The new parameters are trainable,
+    also in a frozen model, and exist from now on: make the optimizer afterwards.
+
+    Args:
+        model: changed in place. Seed torch's global generator before, for the same weights again.
+        num_classes: at least 1.
+        head: name of the layer to replace, where `find_head` finds none or several.
+
+    Returns:
+        The new layers and all new parameters.
+
+    Raises:
+        ValueError: as for `find_head`; `head` is no Linear layer or convolution of kernel 1.
+
+    Example:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(8, 1000)).requires_grad_(False)
+        >>> replace_head(model, 5)
+        Head(layers=['1'], parameters=['1.weight', '1.bias'])
+        >>> model(torch.ones(2, 8)).shape
+        torch.Size([2, 5])
+    """
+    if num_classes < 1:
+        raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+    if head is None and callable(getattr(model, "reset_classifier", None)):
+        return _reset(model, num_classes)
+    layers = _output_layers(model) if head is None else [head]
+    candidates = _candidates(model)
+    for name in layers:
+        if name not in candidates:
+            raise ValueError(f"{name!r} cannot be replaced as a head. " + _listed(candidates))
+        _replace(model, name, candidates[name], num_classes)
+    return _named(model, layers)
+
+
+def _reset(model: Any, num_classes: int) -> Head:
+    old = set(model.parameters())
+    *_, last = model.parameters()
+    with torch.device(last.device):
+        model.reset_classifier(num_classes)
+    new = [(name, p) for name, p in model.named_parameters() if p not in old]
+    for _, parameter in new:
+        parameter.data = parameter.data.to(last.dtype)
+    layers = dict.fromkeys(name.rpartition(".")[0] for name, _ in new)
+    return Head(list(layers), [name for name, _ in new])
+
+
+def _replace(model: nn.Module, name: str, old: Any, num_classes: int) -> None:
+    weight = old.weight
+    settings: Any = {"bias": old.bias is not None, "device": weight.device, "dtype": weight.dtype}
+    kind: Any = next(kind for kind in (nn.Linear, *_CONVOLUTIONS) if isinstance(old, kind))
+    kernel = () if kind is nn.Linear else (1,)
+    new = kind(weight.shape[1], num_classes, *kernel, **settings)
+    model.set_submodule(name, new.train(old.training))
+    parts = name.split(".")
+    for around in (model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))):
+        for attribute in ("num_classes", "num_labels"):
+            if vars(around).get(attribute) == weight.shape[0]:
+                setattr(around, attribute, num_classes)
+
+
+def _output_layers(model: nn.Module) -> list[str]:
+    """The main head and the auxiliary ones."""
+    candidates = _candidates(model)
+    main = _last(model)
+    if main not in candidates:
+        raise ValueError("no classifying layer at the end of the model. " + _listed(candidates))
+    if rivals := _rivals(model, main, candidates):
+        rest = ", ".join(map(repr, rivals))
+        raise ValueError(f"{main!r} may be the head, but so may {rest}: name one with head=")
+    size = candidates[main].weight.shape[0]
+    same = [name for name, layer in candidates.items() if layer.weight.shape[0] == size]
+    return [main, *filter(_is_auxiliary, same)]
+
+
+def _rivals(model: nn.Module, main: str, candidates: dict[str, Any]) -> list[str]:
+    """What ends a branch beside the head, as the head of another task does.
+
+    A layer whose width another one takes in is inner; in a list, as many outputs as the head's are enough.
+    """
+    parent = main.rpartition(".")[0]
+    while parent and isinstance(model.get_submodule(parent), nn.Sequential):
+        parent = parent.rpartition(".")[0]
+    container = model.get_submodule(parent)
+    if isinstance(container, nn.Sequential):
+        return []
+    inner = {layer.weight.shape[1] for layer in candidates.values()}
+    if isinstance(container, nn.ModuleList | nn.ModuleDict):
+        inner.discard(candidates[main].weight.shape[0])
+    rivals = []
+    for child, module in container.named_children():
+        name = ".".join(part for part in (parent, child, _last(module)) if part)
+        if name in candidates and name != main and not _is_auxiliary(name):
+            rivals += [name] if candidates[name].weight.shape[0] not in inner else []
+    return rivals
+
+
+def _last(model: nn.Module) -> str:
+    """The last module that has parameters of its own, auxiliary heads apart."""
+    last = ""
+    for name, module in model.named_modules():
+        if any(True for _ in module.parameters(recurse=False)) and not _is_auxiliary(name):
+            last = name
+    return last
+
+
+def _candidates(model: nn.Module) -> dict[str, Any]:
+    """Linear layers, and convolutions that do the same at each place."""
+    candidates: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        is_linear = isinstance(module, nn.Linear)
+        if isinstance(module, _CONVOLUTIONS):
+            is_linear = set(module.kernel_size) == {1} and module.groups == 1
+        if is_linear and name:
+            if is_lazy(module.weight):
+                raise ValueError(
+                    f"{name!r} has no shape yet: run one batch through the model first"
+                )
+            candidates[name] = module
+    return candidates
+
+
+def _is_auxiliary(name: str) -> bool:
+    return "aux" in name.lower()
+
+
+def _named(model: nn.Module, layers: list[str]) -> Head:
+    prefixes = tuple(f"{layer}." for layer in layers)
+    return Head(layers, [name for name, _ in model.named_parameters() if name.startswith(prefixes)])
+
+
+def _listed(candidates: dict[str, Any]) -> str:
+    names = ", ".join(list(candidates)[-6:])
+    return f"Name one with head=, such as: {names}" if names else "It has no Linear layer"

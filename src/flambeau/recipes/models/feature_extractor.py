@@ -1,0 +1,199 @@
+"""The outputs of any layers of any model, by name, without a change to the model.
+
+按名字取出任意模型中任意若干层的输出，而不改动模型。
+
+Source: forward hooks as in the documentation of torch.nn.Module.register_forward_hook; the names are those
+of `named_modules()`.
+
+Not for values that no module returns (`x + y` in a forward): torchvision.models.feature_extraction finds them
+by tracing. Not for hooks into a compiled, scripted or FSDP-wrapped model: take the features before wrapping.
+"""
+
+import contextlib
+import copy
+import difflib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class _Enough(BaseException):
+    """Ends a forward; no `except Exception` of a model catches it."""
+
+
+def feature_extractor(
+    model: nn.Module,
+    layers: Sequence[str],
+    *,
+    grad: bool = False,
+    stop_early: bool = False,
+) -> Callable[..., dict[str, Any]]:
+    """A function that runs the model in eval mode and returns the outputs of some of its layers.
+
+    Each call puts the model into eval mode and gives every module its own mode back, so BatchNorm statistics
+    stay as they are and dropout does nothing. Between calls the model carries no hook.
+
+    Args:
+        model: any module; not copied, so later changes of its weights count.
+        layers: names as in `named_modules()`; 'name#1' is the second run of a layer that runs several times.
+        grad: whether to record the graph, as for a perceptual loss; otherwise `torch.no_grad()`.
+        stop_early: end the forward after the last layer wanted, which saves the rest. A layer that would
+            have run once more after that is not noticed: the bare name is then its first run.
+
+    Returns:
+        A function of the model's own arguments that returns {name: output} in the order of `layers`.
+        An output is what the layer returned, on its device and in its dtype: a tensor, tuple, list or dict.
+
+    Raises:
+        ValueError: a name that the model lacks. The returned function raises what `captured` raises.
+        TypeError: `layers` is a single string.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True), nn.Linear(3, 1))
+        >>> extract = feature_extractor(model, ["1", "0"])
+        >>> {name: tuple(value.shape) for name, value in extract(torch.ones(4, 2)).items()}
+        {'1': (4, 3), '0': (4, 3)}
+    """
+    _find(model, layers)
+
+    def extract(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        with (
+            _evaluating(model),
+            contextlib.nullcontext() if grad else torch.no_grad(),
+            _capturing(model, layers, stop_early=stop_early) as features,
+            contextlib.suppress(_Enough),
+        ):
+            model(*args, **kwargs)
+        return features
+
+    return extract
+
+
+@contextlib.contextmanager
+def captured(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Inside, the outputs of some layers are kept; on exit they are in the dict and the hooks are gone.
+
+    It watches the forward that you run and changes nothing about it, neither mode nor gradients: for a loss
+    on inner layers while training. What it keeps is a copy (through which gradients flow), because what comes
+    next may write into the tensor itself: `nn.ReLU(inplace=True)`, `out += identity`.
+
+    Args:
+        model: any module.
+        layers: names as in `named_modules()`; 'name#1' is the second run of a layer that runs several times.
+
+    Yields:
+        A dict that is empty until the block ends, then {name: output} in the order of `layers`.
+
+    Raises:
+        ValueError: a name that the model lacks.
+        TypeError: `layers` is a single string, or an output is none of tensor, tuple, list and dict.
+        RuntimeError: a layer did not run, or ran several times and no 'name#0' says which run is meant.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True))
+        >>> with captured(model, ["0"]) as features:
+        ...     output = model(torch.ones(4, 2))
+        >>> torch.equal(features["0"].clamp(min=0), output)
+        True
+    """
+    with _capturing(model, layers, stop_early=False) as features:
+        yield features
+
+
+@contextlib.contextmanager
+def _capturing(
+    model: nn.Module, layers: Sequence[str], *, stop_early: bool
+) -> Iterator[dict[str, Any]]:
+    wanted = _find(model, layers)
+    num_runs = dict.fromkeys(wanted, 0)
+    found: dict[str, Any] = {}
+
+    def keep(name: str, run: int | None, module: nn.Module, args: Any, output: Any) -> None:
+        if run is None or run == num_runs[name]:
+            found[name] = _copied(output, name)
+        num_runs[name] += 1
+        if stop_early and len(found) == len(wanted):
+            raise _Enough
+
+    features: dict[str, Any] = {}
+    with contextlib.ExitStack() as hooks:
+        for name, (module, run) in wanted.items():
+            handle = module.register_forward_hook(functools.partial(keep, name, run))
+            hooks.callback(handle.remove)
+        yield features
+    for name, (_, run) in wanted.items():
+        if name not in found:
+            raise RuntimeError(
+                f"layer {name!r} did not run, or not that often: its parent uses its weights directly, the "
+                "forward went another way, or the model was compiled or scripted before"
+            )
+        if run is None and num_runs[name] > 1:
+            raise RuntimeError(
+                f"layer {name!r} ran {num_runs[name]} times: ask for '{name}#0', "
+                f"... or '{name}#{num_runs[name] - 1}'"
+            )
+        features[name] = found[name]
+
+
+def _find(model: nn.Module, layers: Sequence[str]) -> dict[str, tuple[nn.Module, int | None]]:
+    """Each layer's module, and which of its runs is meant."""
+    if isinstance(layers, str):
+        raise TypeError(f"layers must be a list of names, got one string: [{layers!r}]")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    wanted: dict[str, tuple[nn.Module, int | None]] = {}
+    for layer in layers:
+        name, _, run = layer.rpartition("#")
+        if layer in modules:
+            wanted[layer] = (modules[layer], None)
+        elif name in modules and run.isdecimal():
+            wanted[layer] = (modules[name], int(run))
+        else:
+            raise ValueError(_unknown(layer, modules))
+    return wanted
+
+
+def _unknown(layer: str, modules: dict[str, nn.Module]) -> str:
+    """The nearest names, and those beside it: a ResNet50 has 151 in all."""
+    parent = layer
+    while parent not in modules:
+        parent = parent.rpartition(".")[0]
+    near = difflib.get_close_matches(layer, modules, n=3)
+    hint = f", did you mean {' or '.join(map(repr, near))}?" if near else "."
+    children = ", ".join(name for name, _ in modules[parent].named_children())
+    where = f"{parent!r}" if parent else "the model"
+    return f"no layer {layer!r}{hint} Inside of {where} are: {children or 'no layers'}"
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(modes[model])  # for modules that do more in train() than set a flag
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _copied(output: Any, name: str) -> Any:
+    """The same structure with a copy of each tensor in it."""
+    if isinstance(output, Tensor):
+        return output.clone()
+    if output is None or isinstance(output, bool | int | float | str):
+        return output
+    if isinstance(output, dict):
+        copied = copy.copy(output)  # also of a subclass, such as the outputs of transformers
+        for key, value in output.items():
+            copied[key] = _copied(value, name)
+        return copied
+    if isinstance(output, tuple | list):
+        values = [_copied(value, name) for value in output]
+        return type(output)(*values) if hasattr(output, "_fields") else type(output)(values)
+    raise TypeError(
+        f"layer {name!r} returned a {type(output).__name__}: "
+        "only tensors, tuples, lists and dicts can be kept"
+    )

@@ -1,0 +1,193 @@
+"""Freeze parts of a model by name, BatchNorm statistics too, and keep them frozen under `model.train()`.
+
+按名字冻结模型的一部分，连同 BatchNorm 的统计量，并且在 `model.train()` 之后仍保持冻结。
+
+Source: gradual unfreezing after Howard and Ruder, "Universal language model fine-tuning for text
+classification", ACL 2018, section 3.3.
+
+Not for a model that DistributedDataParallel wraps already: it looks at `requires_grad` once, when it is made.
+Freeze before it, and after `convert_sync_batchnorm`, which makes new modules.
+"""
+
+import difflib
+import functools
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from torch import nn
+from torch.nn import Parameter
+
+
+class Frozen(NamedTuple):
+    """How much of a model is frozen; a parameter with several names counts once."""
+
+    num_frozen: int
+    num_trainable: int
+    num_norms: int
+    """Norm layers whose running statistics are frozen."""
+
+    def __str__(self) -> str:
+        total = self.num_frozen + self.num_trainable
+        return (
+            f"{self.num_frozen:,} of {total:,} parameters frozen, {self.num_trainable:,} trainable; "
+            f"running statistics of {self.num_norms} norm layers frozen"
+        )
+
+
+def freeze(model: nn.Module, patterns: Collection[str], *, but: Collection[str] = ()) -> Frozen:
+    """Take what matches out of training: no gradient, and no update of running statistics.
+
+    A norm layer with running statistics (BatchNorm) inside of a matched module, or with all of its own
+    parameters frozen, goes into eval mode, and stays there whoever calls `train()` on the model. Dropout in
+    frozen parts goes on. Old gradients are dropped, so that no optimizer still applies one.
+
+    Args:
+        model: changed in place.
+        patterns: as in a shell, compared with the names of modules and of parameters, case included; `*`
+            also matches dots. 'layer1' is the module, 'layer*' all four, '*bn*' each norm, '*.bias' each
+            bias, '*' everything.
+        but: patterns of what stays as it is: `freeze(model, ["*"], but=["fc"])` leaves the head.
+
+    Returns:
+        The counts for the whole model; as text, one line.
+
+    Raises:
+        ValueError: a pattern that matches nothing; the model is then unchanged.
+        TypeError: a single string in the place of patterns.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 3))
+        >>> print(freeze(model, ["*"], but=["2"]))
+        24 of 33 parameters frozen, 9 trainable; running statistics of 1 norm layers frozen
+        >>> model.train()[1].training
+        False
+    """
+    parameters, norms = _matching(model, patterns)
+    kept_parameters, kept_norms = _matching(model, but)
+    for parameter in parameters - kept_parameters:
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    for norm in _norms(model):
+        own = list(norm.parameters())
+        all_frozen = bool(own) and not any(parameter.requires_grad for parameter in own)
+        if norm in norms - kept_norms or (all_frozen and norm not in kept_norms):
+            norm.eval()
+            # An attribute of the instance hides the method; a partial can be copied and pickled.
+            vars(norm)["train"] = functools.partial(_stay_in_eval, norm)
+    return count_frozen(model)
+
+
+def unfreeze(model: nn.Module, patterns: Collection[str]) -> Frozen:
+    """Take what matches back into training, with the running statistics of its norm layers.
+
+    Args:
+        model: changed in place.
+        patterns: as for `freeze`. Parameters that are not floating point are left alone.
+
+    Returns:
+        The counts for the whole model.
+
+    Raises:
+        ValueError: a pattern that matches nothing; the model is then unchanged.
+        TypeError: a single string in the place of patterns.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        >>> _ = freeze(model, ["*"])
+        >>> unfreeze(model, ["1"]).num_trainable
+        6
+    """
+    parameters, norms = _matching(model, patterns)
+    for parameter in parameters:
+        if parameter.is_floating_point() or parameter.is_complex():
+            parameter.requires_grad_(True)
+    for norm in _norms(model):
+        is_meant = norm in norms or not parameters.isdisjoint(norm.parameters())
+        if is_meant and vars(norm).pop("train", None) is not None:
+            norm.train(model.training)
+    return count_frozen(model)
+
+
+def unfreeze_gradually(
+    model: nn.Module, stages: Sequence[str], *, epoch: int, every: int = 1
+) -> Frozen:
+    """Set the stages of a model as of an epoch: all frozen at first, then one more trained, the last first.
+
+    A function of the epoch alone: call it at the beginning of each, also after a resume. What no stage
+    matches (the head) is left alone. Give the optimizer all parameters from the start: it skips those without
+    a gradient.
+
+    Args:
+        model: changed in place.
+        stages: patterns from the input to the output, as for `freeze`; where two overlap, frozen wins.
+        epoch: from 0, in which all stages are frozen.
+        every: epochs between two stages, at least 1.
+
+    Returns:
+        The counts for the whole model.
+
+    Raises:
+        ValueError: a negative epoch, `every` below 1, or a pattern that matches nothing.
+        TypeError: `stages` is a single string.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
+        >>> [unfreeze_gradually(model, ["0", "1"], epoch=epoch).num_trainable for epoch in range(4)]
+        [3, 9, 15, 15]
+    """
+    if epoch < 0 or every < 1:
+        raise ValueError(f"epoch must be at least 0 and every at least 1, got {epoch} and {every}")
+    num_frozen = max(0, len(stages) - epoch // every)
+    _matching(model, stages)  # refuses a wrong one in the first epoch, not in the fifth
+    unfreeze(model, stages[num_frozen:])
+    return freeze(model, stages[:num_frozen])
+
+
+def count_frozen(model: nn.Module) -> Frozen:
+    """Count what is frozen now, by whomever.
+
+    Example:
+        >>> count_frozen(nn.Linear(2, 3))
+        Frozen(num_frozen=0, num_trainable=9, num_norms=0)
+    """
+    sizes = {True: 0, False: 0}
+    for parameter in model.parameters():
+        sizes[parameter.requires_grad] += parameter.numel()
+    return Frozen(sizes[False], sizes[True], sum("train" in vars(norm) for norm in _norms(model)))
+
+
+def _stay_in_eval(norm: nn.Module, mode: bool = True) -> nn.Module:
+    return norm
+
+
+def _norms(model: nn.Module) -> Iterator[nn.Module]:
+    """Whatever owns running statistics: BatchNorm of any kind, InstanceNorm that tracks them."""
+    for module in model.modules():
+        if module._buffers.get("running_mean") is not None:
+            yield module
+
+
+def _matching(model: nn.Module, patterns: Collection[str]) -> tuple[set[Parameter], set[nn.Module]]:
+    """The parameters that match or lie in a module that matches, and all modules that do."""
+    if isinstance(patterns, str):
+        raise TypeError(f"patterns must be a list, got one string: [{patterns!r}]")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    named = dict(model.named_parameters(remove_duplicate=False))
+    matched: set[nn.Module] = set()
+    parameters: set[Parameter] = set()
+    for pattern in patterns:
+        inside = [module for name, module in modules.items() if fnmatchcase(name, pattern)]
+        alone = [parameter for name, parameter in named.items() if fnmatchcase(name, pattern)]
+        if not inside and not alone:
+            names = [*modules, *named]
+            near = difflib.get_close_matches(pattern.strip("*."), names, n=3, cutoff=0.0)
+            raise ValueError(
+                f"{pattern!r} matches no module and no parameter of the model; the nearest names are "
+                + ", ".join(map(repr, near))
+            )
+        for module in inside:
+            matched |= set(module.modules())
+            parameters |= set(module.parameters())
+        parameters |= set(alone)
+    return parameters, matched
