@@ -1,0 +1,184 @@
+"""Distillation: train a small network on the probabilities that a large one gives.
+
+知识蒸馏：让小网络学习大网络给出的概率。
+
+Source: Hinton et al., "Distilling the knowledge in a neural network", 2015, section 2
+(arXiv:1503.02531); Zhao et al., "Decoupled knowledge distillation", CVPR 2022 (arXiv:2203.08679).
+
+Not for a teacher trained with label smoothing, which teaches less (Müller et al. 2019,
+arXiv:1906.02629), nor for a teacher that sees other pixels than the student (Beyer et al. 2022,
+arXiv:2106.05237): give it the same augmented, mixed images.
+"""
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+def distillation_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    targets: Tensor | None = None,
+    *,
+    temperature: float,
+    alpha: float = 1.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """alpha * T^2 * KL(teacher || student), both softened by T, + (1 - alpha) * cross-entropy of the labels.
+
+    T^2 keeps the size of the first gradient independent of T (section 2.1 of Hinton et al.).
+
+    Args:
+        student_logits: (N, C) floating, unnormalised.
+        teacher_logits: (N, C), of the same classes in the same order; no gradient goes there.
+        targets: (N,) int64 classes or (N, C) probabilities (mixup, cutmix), as
+            torch.nn.functional.cross_entropy takes them; None where alpha is 1.
+        temperature: T above 0; 1 to 10 is usual, 4 on CIFAR-100 in Zhao et al.
+        alpha: in [0, 1], the share of the teacher.
+        reduction: 'mean' over N, 'sum', or 'none'.
+
+    Returns:
+        0-d, or (N,) for 'none'; on the device of the logits; float64 for float64 logits, else float32.
+
+    Raises:
+        ValueError: shapes that do not fit, T or alpha out of range, targets missing or without effect.
+        TypeError: logits that are not floating.
+
+    Example:
+        >>> student, teacher = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
+        >>> distillation_loss(student, teacher, temperature=2.0)
+        tensor(0.3737)
+        >>> distillation_loss(student, teacher, torch.tensor([0]), temperature=2.0, alpha=0.5)
+        tensor(0.3066)
+    """
+    student, teacher = _checked(student_logits, teacher_logits, temperature)
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be in [0, 1], got {alpha}")
+    if (alpha < 1) != (targets is not None):
+        raise ValueError(f"targets belong to alpha below 1, and only there; got alpha={alpha}")
+    loss = _kl(student / temperature, teacher / temperature) * (alpha * temperature**2)
+    if targets is not None:
+        soft = targets.to(student.dtype) if targets.is_floating_point() else targets
+        loss = loss + (1 - alpha) * F.cross_entropy(student, soft, reduction="none")
+    return _reduced(loss, reduction)
+
+
+def decoupled_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    alpha: float = 1.0,
+    beta: float = 8.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """DKD: T^2 * (alpha * KL of right against wrong + beta * KL among the wrong classes).
+
+    The KL of Hinton et al. is the same with alpha = 1 and beta = 1 - p, p the teacher's probability of the
+    right class: a sure teacher says nothing about the others there. Add the cross-entropy of the labels.
+
+    Args:
+        student_logits: (N, C) floating, C at least 2.
+        teacher_logits: (N, C); no gradient goes there.
+        targets: (N,) int64 classes in [0, C); mixed labels have no right class.
+        temperature: T above 0; 4 on CIFAR-100 and 1 on ImageNet in the paper.
+        alpha: at least 0; 1 in the paper.
+        beta: at least 0; 8 in the paper's ablation on CIFAR-100, 0.5 on ImageNet.
+        reduction: 'mean' over N, 'sum', or 'none'.
+
+    Returns:
+        As `distillation_loss`.
+
+    Raises:
+        ValueError: shapes that do not fit, a number out of range.
+        TypeError: logits that are not floating, targets that are not int64.
+
+    Example:
+        >>> student, teacher = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
+        >>> decoupled_loss(student, teacher, torch.tensor([0]), temperature=2.0)
+        tensor(1.2686)
+    """
+    student, teacher = _checked(student_logits, teacher_logits, temperature)
+    if targets.dtype != torch.int64:
+        raise TypeError(f"targets must be int64 classes, got {targets.dtype}")
+    if targets.shape != student.shape[:1] or student.shape[1] < 2:
+        raise ValueError(
+            f"targets must be (N,) for logits (N, C) with C at least 2, got {tuple(targets.shape)} "
+            f"and {tuple(student.shape)}"
+        )
+    if not (alpha >= 0 and beta >= 0):
+        raise ValueError(f"alpha and beta must be at least 0, got {alpha} and {beta}")
+    student, teacher = student / temperature, teacher / temperature
+    right = targets.unsqueeze(1)
+    # The columns but that of the class, found without a mask: a mask would wait for the device.
+    columns = torch.arange(student.shape[1] - 1, device=student.device).expand(len(student), -1)
+    columns = columns + (columns >= right)
+    wrong_s, wrong_t = student.gather(1, columns), teacher.gather(1, columns)
+    # A softmax over these two logits is the probability of right and of wrong.
+    binary_s = torch.cat([student.gather(1, right), wrong_s.logsumexp(1, keepdim=True)], 1)
+    binary_t = torch.cat([teacher.gather(1, right), wrong_t.logsumexp(1, keepdim=True)], 1)
+    loss = alpha * _kl(binary_s, binary_t) + beta * _kl(wrong_s, wrong_t)
+    return _reduced(loss * temperature**2, reduction)
+
+
+class Teacher:
+    """Holds a trained network that is only asked: always in eval mode, never with a graph.
+
+    It is no nn.Module, so a student that keeps it as an attribute does not register it: `student.train()`,
+    `state_dict()`, `parameters()`, an optimizer and DDP do not see it, and `student.to()` does not move it.
+
+    Args:
+        model: trained, on the device of the images; put in eval mode.
+
+    Example:
+        >>> teacher = Teacher(nn.Linear(4, 3))
+        >>> logits = teacher(torch.randn(2, 4))
+        >>> logits.requires_grad, teacher.model.training
+        (False, False)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model.eval()
+
+    def __call__(self, *inputs: Any) -> Any:
+        """What the model gives for the inputs, in the ambient autocast."""
+        if self.model.training:  # somebody had the model itself in hand
+            self.model.eval()
+        # Not inference_mode: the loss saves these probabilities for its backward.
+        with torch.no_grad():
+            return self.model(*inputs)
+
+    def to(self, *args: Any, **kwargs: Any) -> "Teacher":
+        """Move or convert the model, as nn.Module.to; returns itself."""
+        self.model.to(*args, **kwargs)
+        return self
+
+
+def _checked(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    if student.ndim != 2 or student.shape != teacher.shape:
+        raise ValueError(
+            "logits of student and teacher must be (N, C) with the same classes, got "
+            f"{tuple(student.shape)} and {tuple(teacher.shape)}"
+        )
+    if not (student.is_floating_point() and teacher.is_floating_point()):
+        raise TypeError(f"logits must be floating, got {student.dtype} and {teacher.dtype}")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    dtype = torch.promote_types(student.dtype, torch.float32)  # 8 or 11 bits are not enough
+    return student.to(dtype), teacher.detach().to(dtype)
+
+
+def _kl(student: Tensor, teacher: Tensor) -> Tensor:
+    """(N,): KL(softmax(teacher) || softmax(student)); a class that the teacher rules out (-inf) adds 0."""
+    return F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="none").sum(1)
+
+
+def _reduced(loss: Tensor, reduction: str) -> Tensor:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
