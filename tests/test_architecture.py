@@ -85,6 +85,14 @@ LONG: dict[str, str] = {
     "together",
     "recipes/parallel/sync_batchnorm.py": "layer, both passes and both conversions, which a copy takes along "
     "together",
+    "recipes/checkpoints/safe_pickle.py": "opcodes, containers and the table of what may be made, "
+    "which a copy takes along together",
+    "recipes/memory/memory_budget.py": "counting, timing, choice and recomputation of one plan, "
+    "which a copy takes along together",
+    "recipes/memory/inplace_abn.py": "layer, both passes and the conversion with its proof, "
+    "which a copy takes along together",
+    "recipes/memory/inplace_relu.py": "search, both proofs and the measure of what is saved, "
+    "which a copy takes along together",
     "recipes/training/amp_step.py": "four precisions, fused and other optimizers behind three methods",
     "train/run.py": "the one class that users hold; 60 lines of it say what its arguments are",
     "train/run.py:__init__": "one line a part of the run, in the order in which they need each other",

@@ -1,0 +1,1 @@
+"""Activation checkpointing, memory estimates and budgets, in-place operations with proof."""

@@ -1,0 +1,149 @@
+"""Recompute the activations of chosen modules in the backward pass instead of keeping them.
+
+在反向传播时重新计算所选模块的激活值，而不是一直保存它们。
+
+Source: Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174; the recomputation is
+torch.utils.checkpoint's without re-entrance.
+
+Not for memory that parameters or the optimizer take, nor for modules whose output depends on a buffer that
+every forward pass changes (spectral norm): their recomputation would start from the changed value.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class _Recomputing:
+    """Stands as `forward` on one module: no wrapper, so names, hooks and `isinstance` stay.
+
+    An object and not a closure, so that `copy.deepcopy` and pickle bind it to the copy of the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = partial(type(self.module).forward, self.module, **kwargs)
+        if not torch.is_grad_enabled():
+            return forward(*args)
+        if torch.compiler.is_compiling():  # a compiled graph writes each buffer once by itself
+            return checkpoint(forward, *args, use_reentrant=False)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=self._contexts)
+
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _OnCopies(self.module)
+
+
+class _OnCopies:
+    """Around a recomputation: it changes copies of the buffers, so that they are updated once a step.
+
+    All buffers, since nothing tells which are changed: batch_norm leaves their version counters alone.
+    May be entered again: a graph that is retained recomputes in each backward pass.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._originals: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def __enter__(self) -> None:
+        holders = [m._buffers for m in self._module.modules() if m._buffers]
+        self._originals = [(holder, dict(holder)) for holder in holders]
+        for holder in holders:
+            holder.update({name: b.clone() for name, b in holder.items() if b is not None})
+
+    def __exit__(self, *exception: object) -> None:
+        for holder, original in self._originals:
+            holder.update(original)
+
+
+def checkpoint_modules(model: nn.Module, *patterns: str) -> nn.Module:
+    """Let the named modules keep only their inputs, and recompute the rest in the backward pass.
+
+    Outputs, gradients and buffers stay those of the plain model: random numbers repeat, autocast is kept,
+    and running statistics are updated once. Nothing changes where gradients are off.
+
+    Args:
+        model: any module; it is changed in place. Names and the state dict stay as they are.
+        patterns: module names as in a shell, `*` crosses dots: 'layer*.*', 'encoder.layers.*'. Of modules
+            inside of each other the outermost is taken. A ModuleList has no forward pass; its members count.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: a pattern that matches no module with a forward pass, a module inside of or around one
+            that recomputes already, or one whose `forward` was replaced by somebody else.
+
+    Example:
+        >>> block = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout())
+        >>> model = nn.Sequential(nn.Linear(4, 4), block, nn.Linear(4, 1))
+        >>> checkpointed_modules(checkpoint_modules(model, "1"))
+        ['1']
+        >>> model(torch.ones(2, 4)).sum().backward()
+    """
+    chosen = {module: name for pattern in patterns for name, module in _matches(model, pattern)}
+    inner = {m for outer in chosen for m in outer.modules() if m is not outer}
+    present = {model.get_submodule(name): name for name in checkpointed_modules(model)}
+    for module, name in chosen.items():
+        if module in inner or module in present:
+            continue
+        for other, other_name in present.items():
+            if module in set(other.modules()) or other in set(module.modules()):
+                raise ValueError(
+                    f"{name} and {other_name} are inside of each other, and {other_name} recomputes "
+                    "already: call undo_checkpoints(model) first"
+                )
+        if "forward" in module.__dict__:
+            raise ValueError(
+                f"{name}: another library has replaced its forward; checkpoint before that"
+            )
+    for module in chosen.keys() - inner - present.keys():
+        module.forward = _Recomputing(module)
+    return model
+
+
+def _matches(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
+    names = {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if name and type(module).forward is not nn.Module.forward  # a ModuleList has none
+    }
+    found = [(name, module) for name, module in names.items() if fnmatchcase(name, pattern)]
+    if not found:
+        near = get_close_matches(pattern, names, n=1, cutoff=0.0) or ["none"]
+        raise ValueError(
+            f"{pattern!r} matches no module with a forward pass; the nearest is {near[0]!r}"
+        )
+    return found
+
+
+def checkpointed_modules(model: nn.Module) -> list[str]:
+    """The names of the modules that recompute, in the order of the model.
+
+    Example:
+        >>> checkpointed_modules(nn.Sequential(nn.Linear(1, 1)))
+        []
+    """
+    return [
+        n for n, m in model.named_modules() if isinstance(m.__dict__.get("forward"), _Recomputing)
+    ]
+
+
+def undo_checkpoints(model: nn.Module) -> nn.Module:
+    """Let every module of the model keep its activations again; returns the same model.
+
+    Example:
+        >>> model = checkpoint_modules(nn.Sequential(nn.Linear(1, 1)), "0")
+        >>> checkpointed_modules(undo_checkpoints(model))
+        []
+    """
+    for name in checkpointed_modules(model):
+        del model.get_submodule(name).forward
+    return model

@@ -1,0 +1,268 @@
+"""BatchNorm and leaky ReLU as one layer that keeps its output alone for the backward pass.
+
+BatchNorm 与 leaky ReLU 合为一层，反向传播只保存其输出。
+
+Source: Rota Bulò et al., "In-place activated BatchNorm for memory-optimized training of DNNs", CVPR 2018,
+section 3 (arXiv:1712.02616); of its two variants the one that recovers the normalised input.
+
+Not for ReLU, which cannot be inverted, not for second derivatives, and not where a scale is meant to
+be 0; in half precision the gradient of the scale is coarse.
+"""
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+_MIN_SCALE = 1e-4  # chosen: float32 then recovers the normalised input to about 1e-3
+
+
+class InPlaceABN(nn.Module):
+    """leaky_relu(batch_norm(x)); parameters, buffers and their names are those of nn.BatchNorm2d.
+
+    BatchNorm keeps its input and leaky ReLU its own; here neither, for both are computed back from the
+    output, which the next convolution keeps anyway. It does not overwrite x, so x may be used elsewhere.
+    A scale of absolute value below 1e-4 is taken as 1e-4 of the same sign (0 as positive), for nothing can be
+    recovered from a channel times 0; the gradient passes on as if it were not. The paper takes |scale| + eps
+    for all, which changes what a negative scale means; here a trained BatchNorm stays what it is.
+
+    It is no subclass of nn.BatchNorm2d on purpose: what replaces or folds those would drop the activation.
+
+    Args:
+        num_features: C.
+        negative_slope: in (0, 1]; 0.01 in the paper. 1 is BatchNorm alone.
+        eps: as nn.BatchNorm2d.
+        momentum: as nn.BatchNorm2d; None is the mean over all batches.
+
+    Raises:
+        ValueError: a slope outside (0, 1].
+
+    Example:
+        >>> layer = InPlaceABN(8)
+        >>> layer(torch.randn(2, 8, 4, 4)).shape
+        torch.Size([2, 8, 4, 4])
+        >>> list(layer.state_dict()) == list(nn.BatchNorm2d(8).state_dict())
+        True
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        negative_slope: float = 0.01,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+    ) -> None:
+        super().__init__()
+        if not 0 < negative_slope <= 1:
+            raise ValueError(
+                f"negative_slope must be in (0, 1], got {negative_slope}: ReLU cannot be inverted"
+            )
+        self.num_features, self.negative_slope = num_features, negative_slope
+        self.eps, self.momentum = eps, momentum
+        self.track_running_stats = True
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) to the same shape, dtype and memory format."""
+        update = self.training and self.track_running_stats
+        momentum = self.momentum if update else 0.0
+        if update:
+            self.num_batches_tracked.add_(1)
+            if momentum is None:
+                momentum = 1.0 / int(self.num_batches_tracked)  # waits, as nn.BatchNorm2d
+        stats = (
+            (self.running_mean, self.running_var) if update or not self.training else (None,) * 2
+        )
+        settings = (self.training, momentum, self.eps, self.negative_slope)
+        y: Tensor = _ABN.apply(x, self.weight, self.bias, stats, settings)
+        return y
+
+    def extra_repr(self) -> str:
+        """What print(module) shows of it."""
+        return f"{self.num_features}, negative_slope={self.negative_slope}, eps={self.eps}"
+
+
+class _ABN(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        stats: tuple[Tensor | None, Tensor | None],
+        settings: tuple[bool, float, float, float],
+    ) -> Tensor:
+        training, momentum, eps, slope = settings
+        scale = _away_from_zero(gamma)
+        y, _, invstd = torch.native_batch_norm(x, scale, beta, *stats, training, momentum, eps)
+        if not training:
+            assert stats[1] is not None
+            invstd = torch.rsqrt(stats[1] + eps)
+        F.leaky_relu_(y, slope)
+        ctx.training, ctx.slope = training, slope
+        ctx.save_for_backward(y, gamma, beta, invstd)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y, gamma, beta, invstd = ctx.saved_tensors
+        scale = _away_from_zero(gamma)
+        wide = invstd.dtype  # float32 for half-precision features
+        shape = (1, -1) + (1,) * (y.ndim - 2)
+        negative = y < 0
+        grad, y_wide = grad.to(wide), y.to(wide)
+        grad_z = torch.where(negative, grad * ctx.slope, grad)
+        x_hat = torch.where(negative, y_wide / ctx.slope, y_wide)
+        x_hat.sub_(beta.view(shape)).div_(scale.view(shape))
+        # BatchNorm of the normalised input: mean 0 and deviation 1; dx lacks the true deviation then.
+        zero, one = torch.zeros_like(invstd), torch.ones_like(invstd)
+        grad_x, grad_gamma, grad_beta = torch.ops.aten.native_batch_norm_backward(
+            grad_z, x_hat, scale, zero, one, zero, one, ctx.training, 0.0, [True, True, True]
+        )
+        return grad_x.mul_(invstd.view(shape)).to(y.dtype), grad_gamma, grad_beta, None, None
+
+
+def _away_from_zero(gamma: Tensor) -> Tensor:
+    return torch.where(gamma < 0, gamma.clamp(max=-_MIN_SCALE), gamma.clamp(min=_MIN_SCALE))
+
+
+def use_inplace_abn(model: nn.Module, *example: Any) -> list[str]:
+    """Put InPlaceABN where a BatchNorm2d feeds a LeakyReLU and nothing else, if the model stays the same.
+
+    Outputs, gradients of parameters and inputs, and running statistics are compared before, on two copies in
+    float64, in training and in eval mode. Parameters and buffers are the same objects afterwards, so an
+    optimizer goes on; their names stay; the activation becomes an nn.Identity. ReLU is left.
+
+    Args:
+        model: on the device of the example.
+        example: what the model is called with; at least 2 images with the values of real ones.
+
+    Returns:
+        The names of the layers that are InPlaceABN now; empty where there is no such pair.
+
+    Raises:
+        ValueError: the changed model would give something else; the model is as it was.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.LeakyReLU(0.01))
+        >>> use_inplace_abn(model, torch.randn(2, 3, 8, 8))
+        ['1']
+    """
+    plain = copy.deepcopy(model).double()
+    inputs = [
+        v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v
+        for v in example
+    ]
+    pairs = _pairs(plain, inputs)
+    changed = copy.deepcopy(plain)
+    _replace(changed, pairs)
+    for training in (True, False):
+        expected, got = (_results(m.train(training), inputs) for m in (plain, changed))
+        size = max(float(t.abs().max()) for t in expected if t.numel())
+        for a, b in zip(expected, got, strict=True):
+            # Gradients of the size of rounding (a bias before BatchNorm) are held against the largest.
+            if not torch.allclose(a, b, rtol=1e-6, atol=1e-8 * size):
+                raise ValueError(
+                    f"with InPlaceABN at {sorted(pairs)} the model gives something else: another layer reads "
+                    f"the output of BatchNorm, or a scale is below {_MIN_SCALE}; nothing was changed"
+                )
+    _replace(model, pairs)
+    return list(pairs)
+
+
+def _pairs(model: nn.Module, inputs: list[Any]) -> dict[str, str]:
+    """BatchNorms and the activation that reads each, as names; only where all calls are such pairs."""
+    outputs: dict[int, tuple[str | None, Any]] = {}  # by id, which the tensor beside it keeps taken
+    calls: list[str | None] = []
+    readers: dict[str, list[str | None]] = {}
+    handles = []
+
+    def wrote(name: str, out: Any) -> None:
+        outputs[id(out)] = (name, out)
+        calls.append(name)
+
+    def read(name: str, args: Any) -> None:
+        readers.setdefault(name, []).append(outputs.get(id(args[0]), (None, None))[0])
+
+    for name, module in model.named_modules():
+        if type(module) is nn.BatchNorm2d and module.affine and module.running_mean is not None:
+            handles.append(module.register_forward_hook(lambda m, i, out, n=name: wrote(n, out)))
+        elif type(module) is nn.LeakyReLU and 0 < module.negative_slope <= 1:
+            handles.append(module.register_forward_pre_hook(lambda m, args, n=name: read(n, args)))
+    with torch.no_grad():
+        model.eval()(*inputs)
+    for handle in handles:
+        handle.remove()
+    return {
+        norm: activation
+        for activation, norms in readers.items()
+        if all(norm and calls.count(norm) == norms.count(norm) for norm in norms)
+        for norm in norms
+        if norm
+    }
+
+
+def _replace(model: nn.Module, pairs: dict[str, str]) -> None:
+    swaps: dict[nn.Module, nn.Module] = {}
+    for name, activation in pairs.items():
+        norm, act = model.get_submodule(name), model.get_submodule(activation)
+        assert isinstance(norm, nn.BatchNorm2d)
+        assert isinstance(act, nn.LeakyReLU)
+        layer = InPlaceABN(
+            norm.num_features,
+            negative_slope=act.negative_slope,
+            eps=norm.eps,
+            momentum=norm.momentum,
+        )
+        layer._parameters, layer._buffers = norm._parameters, norm._buffers
+        layer.track_running_stats, layer.training = norm.track_running_stats, norm.training
+        swaps[norm], swaps[act] = layer, nn.Identity()
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child in swaps:
+                parent._modules[name] = swaps[child]
+
+
+def _results(model: nn.Module, inputs: list[Any]) -> list[Tensor]:
+    """Outputs, gradients and buffers."""
+    leaves = [
+        v.clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v
+        for v in inputs
+    ]
+    with torch.random.fork_rng(
+        [t.device for t in {p.device: p for p in model.parameters() if p.is_cuda}.values()]
+    ):
+        torch.manual_seed(0)  # the same dropout in both
+        outputs = _flat(model(*leaves))
+    wanted = [*model.parameters(), *(v for v in leaves if isinstance(v, Tensor))]
+    wanted = [t for t in wanted if t.requires_grad]
+    roots = [out for out in outputs if out.requires_grad]
+    # Uneven weights: the plain sum of a normalised output has no gradient.
+    weights = [
+        torch.arange(r.numel(), device=r.device).view(r.shape).cos().to(r.dtype) for r in roots
+    ]
+    grads = torch.autograd.grad(roots, wanted, weights, allow_unused=True)
+    found = [*outputs, *(g for g in grads if g is not None), *model.buffers()]
+    return [t.detach().double() for t in found]
+
+
+def _flat(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value
+    return (
+        [t for part in parts for t in _flat(part)] if isinstance(value, dict | list | tuple) else []
+    )

@@ -1,0 +1,493 @@
+"""Fit a training step into a memory budget: choose which blocks recompute, and say what that costs.
+
+把一个训练步骤放进给定的内存预算：选择哪些模块重新计算，并给出时间代价。
+
+Source: the choice of Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174, made by
+a dynamic program over measured bytes and seconds; the bytes come from steps on tensors without data.
+
+Not for models whose forward pass depends on values of its input, nor for blocks that run several times.
+"""
+
+import copy
+import time
+import weakref
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import AdamW, Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+_Optimizers = Callable[[list[nn.Parameter]], Optimizer | Sequence[Optimizer]]
+_TIME_UNITS = 1000  # the choice knows seconds to a thousandth of those of all blocks together
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block: bytes that recomputing it frees, seconds of its forward pass."""
+
+    name: str
+    freed_bytes: int
+    forward_s: float
+    recomputed: bool
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What recomputes, and what is predicted of a step; `print` shows a table."""
+
+    budget_bytes: int
+    peak_bytes: int
+    plain_peak_bytes: int
+    """The peak if nothing recomputes."""
+    extra_s: float
+    """The forward passes that run again."""
+    step_s: float
+    """Forward and backward pass with the plan applied, measured."""
+    blocks: tuple[Block, ...]
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """Names of the blocks that recompute."""
+        return tuple(block.name for block in self.blocks if block.recomputed)
+
+    def __str__(self) -> str:
+        rows = [f"{'block':<24}{'frees MiB':>12}{'costs ms':>12}  recomputed"]
+        for b in self.blocks:
+            row = f"{b.name:<24}{b.freed_bytes / 2**20:12.2f}{b.forward_s * 1e3:12.2f}"
+            rows.append(f"{row}  {'yes' if b.recomputed else 'no'}")
+        sizes = (self.peak_bytes, self.budget_bytes, self.plain_peak_bytes)
+        rows.append("peak {:.2f} MiB of {:.2f}, without {:.2f}".format(*(n / 2**20 for n in sizes)))
+        rows.append(f"{self.extra_s * 1e3:.2f} ms more: {self.extra_s / self.step_s:.0%} of a step")
+        return "\n".join(rows)
+
+
+class _Recomputing:
+    """Stands as `forward` on one module; an object, so that `copy.deepcopy` binds it to the copy."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = partial(type(self.module).forward, self.module, **kwargs)
+        if not torch.is_grad_enabled():
+            return forward(*args)
+        # A compiled graph writes each buffer once by itself.
+        contexts = noop_context_fn if torch.compiler.is_compiling() else self._contexts
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts)
+
+    def _contexts(self) -> tuple[Any, Any]:
+        return noop_context_fn()[0], _OnCopies(self.module)
+
+
+class _OnCopies:
+    """Inside, the buffers are copies: a recomputation must not update statistics a second time."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._originals: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def __enter__(self) -> None:
+        holders = [m._buffers for m in self._module.modules() if m._buffers]
+        self._originals = [(holder, dict(holder)) for holder in holders]
+        for holder in holders:
+            holder.update({name: b.clone() for name, b in holder.items() if b is not None})
+
+    def __exit__(self, *exception: object) -> None:
+        for holder, original in self._originals:
+            holder.update(original)
+
+
+def _set(model: nn.Module, names: Sequence[str]) -> None:
+    """Let exactly these modules recompute."""
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), _Recomputing):
+            del module.forward
+    for name in names:
+        module = model.get_submodule(name)
+        if "forward" in module.__dict__:
+            raise ValueError(
+                f"{name}: something else has replaced its forward already; undo that first"
+            )
+        module.forward = _Recomputing(module)
+
+
+# ---------------------------------------------------------------- bytes
+
+
+@dataclass
+class _Phase:
+    """From one mark to the next, in bytes that live: ('forward', name), ('backward', name) and others."""
+
+    label: tuple[str, str]
+    start: int
+    peak: int
+    end: int = 0
+
+
+class _LiveStorages(TorchDispatchMode):
+    """Counts the bytes of all storages that exist, each once, by phase."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = 0
+        self.phases = [_Phase(("set-up", ""), 0, 0)]
+        self._sizes: dict[int, int] = {}
+
+    def mark(self, kind: str, name: str = "") -> None:
+        self.phases[-1].end = self.live
+        self.phases.append(_Phase((kind, name), self.live, self.live))
+
+    def _drop(self, key: int) -> None:
+        self.live -= self._sizes.pop(key)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if (
+                isinstance(leaf, Tensor)
+                and (key := leaf.untyped_storage()._cdata) not in self._sizes
+            ):
+                storage = leaf.untyped_storage()
+                self._sizes[key] = storage.nbytes()
+                self.live += self._sizes[key]
+                self.phases[-1].peak = max(self.phases[-1].peak, self.live)
+                weakref.finalize(storage, self._drop, key)
+        return out
+
+
+def _mark_passes(module: nn.Module, name: str, live: _LiveStorages) -> None:
+    def arrived(_gradient: Tensor) -> None:
+        if ("backward", name) not in [phase.label for phase in live.phases]:
+            live.mark("backward", name)
+
+    def after(_module: nn.Module, _args: object, output: Any) -> None:
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(arrived)
+
+    module.register_forward_pre_hook(lambda *_: live.mark("forward", name))
+    module.register_forward_hook(after)
+
+
+def _without_data(tensor: Tensor) -> Tensor:
+    fake = torch.empty_strided(
+        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+def _simulate(
+    model: nn.Module,
+    batch: tuple[Any, ...],
+    forward: Callable[[nn.Module, tuple[Any, ...]], tuple[Any, Tensor]],
+    optimizer: _Optimizers,
+    names: Sequence[str],
+    recomputed: Sequence[str],
+) -> list[_Phase]:
+    """The phases of a step in which these blocks recompute: nothing is allocated, every byte is counted."""
+    live, mode = _LiveStorages(), FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, live:
+        tensors = (*model.parameters(), *model.buffers())
+        model = copy.deepcopy(model, {id(t): _without_data(t) for t in tensors})
+        batch = tree_map_only(Tensor, _without_data, batch)
+        parameters = _trainable(model)
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+    made = optimizer(parameters)
+
+    def update() -> None:  # not under the mode: Adam reads its step count, which is a tensor
+        with live:
+            for one in [made] if isinstance(made, Optimizer) else made:
+                one.step()
+                one.zero_grad()
+
+    update()  # makes the state of the optimizer
+    _set(model, recomputed)
+    for name in names:
+        _mark_passes(model.get_submodule(name), name, live)
+    live.mark("start")
+    with mode, live:
+        output, loss = forward(
+            model, batch
+        )  # a loop that counts hits keeps the output to the end, too
+        loss.backward()
+    live.mark("end")
+    update()
+    del output
+    return live.phases[1:]
+
+
+def _peak(phases: list[_Phase]) -> int:
+    return max(phase.peak for phase in phases)
+
+
+# ---------------------------------------------------------------- seconds
+
+
+def _now(device: torch.device) -> float:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+def _seconds(model: nn.Module, names: Sequence[str], run: Callable[[], object]) -> dict[str, float]:
+    """Of each block's forward pass and, as '', of the whole run: the least of three.
+
+    The runs are real, but buffers and the random state are as before them.
+    """
+    device = next(model.parameters()).device
+    times: dict[str, list[float]] = {name: [] for name in ("", *names)}
+
+    def begin(name: str, *_: object) -> None:
+        times[name].append(-_now(device))
+
+    def end(name: str, *_: object) -> None:
+        times[name][-1] += _now(device)
+
+    handles = []
+    for name in names:
+        module = model.get_submodule(name)
+        handles.append(module.register_forward_pre_hook(partial(begin, name)))
+        handles.append(module.register_forward_hook(partial(end, name)))
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type), _OnCopies(model):
+        for _ in range(3):
+            begin("")
+            run()
+            end("")
+    for handle in handles:
+        handle.remove()
+    return {name: min(seconds) for name, seconds in times.items()}
+
+
+# ---------------------------------------------------------------- the choice
+
+
+class _Choice:
+    """Which blocks recompute, by the phases of two steps: in one nothing recomputes, in the other all do.
+
+    Forward passes add bytes and backward passes take them away in the reverse order. So what lives at a phase
+    of block k is a constant and what the blocks up to k keep, and a dynamic program over the blocks is exact
+    as far as the bytes of one block do not depend on the choice for another.
+    """
+
+    def __init__(self, names: Sequence[str], *both: list[_Phase]) -> None:
+        self.names = names
+        modes = [{phase.label: phase for phase in phases} for phases in both]
+        passes = [[mode["forward", name] for mode in modes] for name in names]
+        self.kept = [[phase.end - phase.start for phase in pair] for pair in passes]
+        held = [0, *accumulate(kept[0] for kept in self.kept)]
+        # After k blocks: bytes besides what those keep, and the rise above that by the mode of block k.
+        self._checks: list[list[tuple[int, list[int]]]] = [[] for _ in held]
+        k = 0
+        for phase in both[0]:
+            kind, name = phase.label
+            pair = [phase, phase]
+            if name in names:
+                k = names.index(name) + 1
+                pair = [mode[phase.label] for mode in modes]
+            elif kind == "end":
+                k = 0
+            base = [
+                p.start + (p.end - p.start if kind == "forward" and name in names else 0)
+                for p in pair
+            ]
+            offset = base[0] - held[k]
+            rise = [p.peak - b for p, b in zip(pair, base, strict=True)]
+            self._checks[k].append((offset, rise))
+
+    def within(self, limit: int, costs: Sequence[float]) -> list[str] | None:
+        """The cheapest choice whose peak is at most `limit`; None if there is none."""
+        unit = sum(costs) / _TIME_UNITS or 1.0
+        states: dict[int, tuple[int, list[int]]] = {
+            0: (0, [0])
+        }  # by time: bytes kept, modes of the blocks
+        for k, checks in enumerate(self._checks):
+            after: dict[int, tuple[int, list[int]]] = {}
+            for spent, (kept, modes) in states.items():
+                for mode in (0, 1) if k else (0,):
+                    now = kept + (self.kept[k - 1][mode] if k else 0)
+                    when = spent + (round(costs[k - 1] / unit) if mode else 0)
+                    fits = all(offset + now + rise[mode] <= limit for offset, rise in checks)
+                    if fits and (when not in after or now < after[when][0]):
+                        after[when] = (now, [*modes, mode] if k else [])
+            states = after
+        if not states:
+            return None
+        modes = states[min(states)][1]
+        return [name for name, mode in zip(self.names, modes, strict=True) if mode]
+
+    def least(self, enough: int) -> list[str]:
+        """The choice of the least peak; the plain step needs `enough`."""
+        free = [0.0] * len(self.names)
+        limits = range(enough + 1)
+        least = bisect_left(limits, True, key=lambda limit: self.within(limit, free) is not None)
+        return self.within(least, free) or []
+
+
+def _fit(
+    choice: _Choice,
+    simulate: Callable[[Sequence[str]], list[_Phase]],
+    costs: Sequence[float],
+    budget_bytes: int,
+    plain_peak: int,
+) -> tuple[list[str], int]:
+    """The cheapest choice and its peak, counted again: the bytes of blocks may depend on each other a bit."""
+    limit = budget_bytes
+    for _ in range(5):
+        recomputed = choice.within(limit, costs)
+        if recomputed is None:
+            break
+        peak = _peak(simulate(recomputed))
+        if peak <= budget_bytes:
+            return recomputed, peak
+        limit -= peak - budget_bytes
+    recomputed = choice.least(plain_peak)
+    peak = _peak(simulate(recomputed))
+    if peak > budget_bytes:
+        raise ValueError(
+            f"budget_bytes={budget_bytes} cannot be met: the least possible peak of a step is {peak} bytes, "
+            f"with {len(recomputed)} of {len(costs)} blocks recomputed"
+        )
+    return recomputed, peak
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("no parameter of the model needs a gradient: there is no step to fit")
+    return parameters
+
+
+def _forward(
+    loss: Callable[[Any], Tensor],
+    autocast: torch.dtype | None,
+    model: nn.Module,
+    batch: tuple[Any, ...],
+) -> tuple[Any, Tensor]:
+    device = next(model.parameters()).device.type
+    with torch.autocast(device, autocast, enabled=autocast is not None):
+        output = model(*batch)
+        return output, loss(output)
+
+
+def _mean_of_all(output: Any) -> Tensor:
+    leaves = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
+    return torch.stack([leaf.float().mean() for leaf in leaves]).sum()
+
+
+def _block_names(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """The outermost of the modules that match."""
+    if isinstance(patterns, str):
+        raise TypeError(f"blocks must be a list of patterns, got one string: [{patterns!r}]")
+    names = {
+        n: m for n, m in model.named_modules() if n and type(m).forward is not nn.Module.forward
+    }
+    chosen = set()
+    for pattern in patterns:
+        found = {name for name in names if fnmatchcase(name, pattern)}
+        if not found:
+            near = get_close_matches(pattern, names, n=1, cutoff=0.0) or ["none"]
+            raise ValueError(
+                f"{pattern!r} matches no module with a forward pass; the nearest is {near[0]!r}"
+            )
+        chosen |= found
+    inner = {m for name in chosen for m in names[name].modules() if m is not names[name]}
+    return [name for name in names if name in chosen and names[name] not in inner]
+
+
+def _in_order(phases: list[_Phase], names: Sequence[str]) -> list[str]:
+    """The blocks as they ran, without those that no gradient passes (frozen): they keep nothing."""
+    labels = [phase.label for phase in phases]
+    for name in names:
+        if (count := labels.count(("forward", name))) != 1:
+            raise ValueError(f"{name} ran {count} times in a forward pass; a block must run once")
+    return [name for kind, name in labels if kind == "forward" and ("backward", name) in labels]
+
+
+def fit_memory_budget(
+    model: nn.Module,
+    batch: tuple[Any, ...],
+    *,
+    blocks: Sequence[str],
+    budget_bytes: int,
+    loss: Callable[[Any], Tensor] = _mean_of_all,
+    optimizer: _Optimizers = AdamW,
+    autocast: torch.dtype | None = None,
+) -> MemoryPlan:
+    """Let the cheapest set of blocks recompute with which a training step stays within the budget.
+
+    The step is `loss(model(*batch))`, its backward pass and the optimizer, gradients then freed. Counted are
+    parameters, buffers, gradients, optimizer state, batch, activations and temporaries between operations.
+
+    Args:
+        model: on its device, in the mode it trains in. Changed in place; names stay. An earlier plan of it is
+            replaced, and with a budget that is large enough nothing recomputes.
+        batch: the positional arguments of the model: a real batch, of the largest size.
+        blocks: module names as in a shell, `*` crosses dots: ['layer*.*']. Of modules inside of each other
+            the outermost is taken.
+        budget_bytes: of a whole step.
+        loss: of the output, a scalar; by default the mean. It may use real targets of the batch.
+        optimizer: from the parameters that need gradients, one optimizer or several.
+        autocast: torch.bfloat16 or torch.float16 for the forward pass and the loss; None for none.
+
+    Returns:
+        The plan, applied already.
+
+    Raises:
+        ValueError: a budget below the least possible peak (which is named; nothing recomputes then), a
+            pattern without a match, a block that does not run once, or no parameter that needs a gradient.
+        TypeError: `blocks` is a single string.
+
+    Example:
+        >>> model = nn.Sequential(*(nn.Sequential(nn.Tanh(), nn.Tanh(), nn.Linear(8, 8)) for _ in range(4)))
+        >>> plan = fit_memory_budget(model, (torch.ones(512, 8),), blocks=["*"], budget_bytes=170_000)
+        >>> plan.peak_bytes <= 170_000 < plan.plain_peak_bytes
+        True
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("no parameter of the model needs a gradient: there is no step to fit")
+
+    forward = partial(_forward, loss, autocast)
+
+    def step() -> None:
+        torch.autograd.grad(forward(model, batch)[1], parameters, allow_unused=True)
+
+    _set(model, ())
+    names = _block_names(model, blocks)
+    plain = _simulate(model, batch, forward, optimizer, names, ())
+    names = _in_order(plain, names)
+    simulate = partial(_simulate, model, batch, forward, optimizer, names)
+    choice = _Choice(names, plain, simulate(names))
+    seconds = _seconds(model, names, torch.no_grad()(partial(forward, model, batch)))
+    costs = [seconds[name] for name in names]
+    recomputed, peak = _fit(choice, simulate, costs, budget_bytes, _peak(plain))
+    _set(model, recomputed)
+    return MemoryPlan(
+        budget_bytes=budget_bytes,
+        peak_bytes=peak,
+        plain_peak_bytes=_peak(plain),
+        extra_s=sum(seconds[name] for name in recomputed),
+        step_s=_seconds(model, (), step)[""],
+        blocks=tuple(
+            Block(name, kept[0] - kept[1], seconds[name], name in recomputed)
+            for name, kept in zip(names, choice.kept, strict=True)
+        ),
+    )
