@@ -1,0 +1,197 @@
+"""Muon: orthogonal updates for the hidden weight matrices, AdamW for everything else, in one optimizer.
+
+Muon：对隐藏层的权重矩阵做正交化更新，其余参数用 AdamW，合为一个优化器。
+
+Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024,
+kellerjordan.github.io/posts/muon (Nesterov momentum, five Newton-Schulz steps, convolution filters as
+matrices, input and output layers by AdamW); Liu et al., arXiv 2502.16982, section 2.2 (decoupled decay, and
+updates of AdamW's size: 0.2 sqrt(max(rows, columns))), so that one rate serves both halves.
+
+Not for weights that are sharded over processes (a piece of a matrix has other singular vectors), nor for
+models without hidden matrices.
+"""
+
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
+
+_MATRIX_MODULES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
+
+
+def hidden_matrices(model: nn.Module) -> list[Parameter]:
+    """The weights that Muon is for: trainable ones of linear and convolution layers between first and last.
+
+    Left to AdamW: the first and the last of these layers in the order of the model, frozen or not (the
+    input and the head), grouped convolutions (each group would be a matrix of its own), embeddings, biases,
+    norms, and whatever is a parameter of another module.
+
+    Args:
+        model: any module. One whose head is not its last layer: take that weight out of the list.
+
+    Returns:
+        Parameters in the order of the model, each once; may be empty.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 12), nn.Linear(12, 2))
+        >>> [tuple(weight.shape) for weight in hidden_matrices(model)]
+        [(12, 16)]
+    """
+    layers: list[Any] = [m for m in model.modules() if isinstance(m, _MATRIX_MODULES)]
+    not_mine = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}  # perhaps tied
+    not_mine |= {layer.weight for layer in layers if getattr(layer, "groups", 1) > 1}
+    # An attention has its projections in one weight, unless keys or values are of another width.
+    inner = dict.fromkeys(
+        m.in_proj_weight if hasattr(m, "in_proj_weight") else m.weight for m in layers
+    )
+    inner.pop(None, None)
+    return [w for w in list(inner)[1:-1] if w.requires_grad and w not in not_mine]
+
+
+class Muon(Optimizer):
+    """Muon for the parameters in `matrices`, AdamW for the others.
+
+    Each parameter group is split in two, which keep its settings and say `muon` True or False; settings
+    of one half have no effect on the other. A parameter without a gradient is left as it is.
+
+    Args:
+        params: parameters, or groups of them with an `lr` and `weight_decay` of their own.
+        matrices: those that Muon does, of at least two dimensions; all others are AdamW's.
+        lr, weight_decay: of both, above 0 and at least 0; those that are good for AdamW.
+        momentum: of Muon, with Nesterov's look-ahead, in [0, 1).
+        betas, eps: of AdamW.
+        ns_steps: Newton-Schulz steps, at least 1.
+        ns_dtype: of these steps; None is bfloat16, as in the source, and float32 on a CPU.
+
+    Raises:
+        ValueError: a number outside its range, no matrices, one of one dimension, or one that is in no group.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 12), nn.Linear(12, 2))
+        >>> optimizer = Muon(model.parameters(), matrices=hidden_matrices(model), lr=2e-3)
+        >>> [(group["muon"], len(group["params"])) for group in optimizer.param_groups]
+        [(True, 1), (False, 5)]
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Parameter] | Iterable[dict[str, Any]],
+        *,
+        matrices: Collection[Parameter],
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        ns_steps: int = 5,
+        ns_dtype: torch.dtype | None = None,
+    ) -> None:
+        if not (0 <= momentum < 1 and all(0 <= beta < 1 for beta in betas)):
+            raise ValueError(f"momentum and betas must be in [0, 1), got {momentum} and {betas}")
+        if not (lr > 0 and weight_decay >= 0 and eps > 0 and ns_steps >= 1):
+            raise ValueError(
+                "lr and eps must be above 0, weight_decay at least 0 and ns_steps at least 1, "
+                f"got {lr}, {eps}, {weight_decay} and {ns_steps}"
+            )
+        mine = set(matrices)
+        if not mine or any(matrix.dim() < 2 for matrix in mine):
+            shapes = [tuple(matrix.shape) for matrix in matrices]
+            raise ValueError(f"Muon is for matrices, AdamW for models without: got shapes {shapes}")
+        listed: list[Any] = list(params)
+        split = [
+            {**group, "params": half, **({"muon": True} if muon else _for_adamw(half))}
+            for group in (listed if isinstance(listed[0], dict) else [{"params": listed}])
+            for all_of_it in [list(group["params"])]  # once: it may be a generator
+            for muon in (True, False)
+            if (half := [p for p in all_of_it if (p in mine) == muon])
+        ]
+        defaults = {
+            "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps,
+            "ns_steps": ns_steps,
+        }  # fmt: skip
+        super().__init__(split, defaults)
+        self._ns_dtype = ns_dtype
+        if missing := mine - {p for group in self.param_groups for p in group["params"]}:
+            raise ValueError(f"{len(missing)} of {len(mine)} matrices are in no parameter group")
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        if closure is not None:
+            raise ValueError("Muon takes no closure: call backward before step")
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if group["muon"]:
+                self._step_matrices(parameters, group)
+            elif parameters:
+                self._step_others(parameters, group)
+
+    def _step_matrices(self, parameters: list[Parameter], group: dict[str, Any]) -> None:
+        alike: dict[tuple[int, int, torch.device], list[tuple[Parameter, Tensor]]] = {}
+        for p in parameters:
+            assert p.grad is not None
+            state, gradient = self.state[p], p.grad.flatten(1)
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+            update = gradient.lerp(buffer, group["momentum"])
+            alike.setdefault((*update.shape, p.device), []).append((p, update))
+        for (rows, columns, _), pairs in alike.items():
+            stack = torch.stack([update for _, update in pairs])  # few products, and large
+            stack = orthogonalized(stack, steps=group["ns_steps"], dtype=self._ns_dtype)
+            size = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
+            for (p, _), update in zip(pairs, stack, strict=True):
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(update.view(p.shape).to(p.dtype) * size)
+
+    def _step_others(self, parameters: list[Parameter], group: dict[str, Any]) -> None:
+        states = [self.state[p] for p in parameters]
+        for p, state in zip(parameters, states, strict=True):
+            if not state:
+                state["step"] = torch.zeros((), device=p.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+        beta1, beta2 = group["betas"]
+        adamw(
+            list(parameters), [p.grad for p in parameters if p.grad is not None],
+            [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], [],
+            [s["step"] for s in states], fused=group["fused"],
+            amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
+            weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+        )  # fmt: skip
+
+
+def orthogonalized(x_BRC: Tensor, *, steps: int = 5, dtype: torch.dtype | None = None) -> Tensor:
+    """U V^T of each matrix U S V^T, roughly: singular values end in about 0.7 to 1.2, not at 1.
+
+    Args:
+        x_BRC: matrices, floating, (B, R, C).
+        steps: Newton-Schulz steps.
+        dtype: of the products; None is bfloat16, and float32 on a CPU.
+
+    Returns:
+        (B, R, C) in the dtype of the products; zeros stay zeros.
+
+    Example:
+        >>> x = orthogonalized(torch.diag(torch.tensor([3.0, 1.0, 0.5]))[None])
+        >>> bool((x[0].diagonal() > 0.6).all() and (x[0].diagonal() < 1.3).all())
+        True
+    """
+    x = x_BRC.to(dtype or (torch.float32 if x_BRC.device.type == "cpu" else torch.bfloat16))
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x  # the Gram matrix of the shorter side
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    a, b, c = 3.4445, -4.7750, 2.0315  # of the source: steep at 0, so that small values grow fast
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def _for_adamw(parameters: list[Parameter]) -> dict[str, Any]:
+    # By 'fused' load_state_dict knows that the step count belongs on the device.
+    return {"muon": False, "fused": all(p.device.type in ("cpu", "cuda") for p in parameters)}

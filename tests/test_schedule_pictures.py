@@ -1,0 +1,57 @@
+"""docs/pictures/schedules holds what tools/draw_schedules.py draws now, and the page shows each."""
+
+import importlib.util
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flambeau.train.config import FIELDS
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOL = ROOT / "tools" / "draw_schedules.py"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("draw_schedules", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_files_are_what_the_tool_writes(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = {path.name: path.read_bytes() for path in tool.FOLDER.iterdir()}
+    monkeypatch.setattr(tool, "FOLDER", tmp_path)
+    tool.main()
+    drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert drawn == committed, f"run `python {TOOL.relative_to(ROOT)}`"
+
+
+def test_a_picture_is_the_curve(tool: ModuleType) -> None:
+    """The points of one file, read back, are the values of the schedule to half a pixel."""
+    schedule = tool.pictures()["cosine"]
+    picture = ET.fromstring(tool.svg("cosine", schedule))
+    line = picture.find("{http://www.w3.org/2000/svg}polyline")
+    assert line is not None
+    heights = [int(point.split(",")[1]) for point in line.attrib["points"].split()]
+    top, floor = tool.MARGIN, tool.HEIGHT - tool.MARGIN
+    values = [(floor - height) / (floor - top) for height in heights]
+    wanted = [schedule(step) for step in range(tool.TOTAL)]
+    assert values == pytest.approx(wanted, abs=0.51 / (floor - top))
+    assert min(heights) == top
+
+
+def test_every_schedule_of_the_command_is_drawn_and_shown(tool: ModuleType) -> None:
+    names = set(tool.pictures())
+    assert set(FIELDS["schedule"].metadata["choices"]) <= names
+    page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+    english, chinese = page.split("\n# 学习率调度与优化器\n")
+    for half in (english, chinese):
+        missing = [name for name in names if f"pictures/schedules/{name}.svg" not in half]
+        assert not missing
