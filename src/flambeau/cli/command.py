@@ -14,7 +14,7 @@ from flambeau.data.errors import InputError, WorkerLost
 from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.train.config import nearest
 
-VERBS = ("train", "launch", "predict", "evaluate", "pack", "verify", "recipes", "env")
+VERBS = ("train", "launch", "predict", "evaluate", "pack", "convert", "verify", "recipes", "env")
 _USER_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
     errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG,

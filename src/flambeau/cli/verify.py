@@ -1,4 +1,4 @@
-"""`flambeau verify`: is a run whole and would a resume be exact; or, are packed images whole."""
+"""`flambeau verify`: is a run whole and would a resume be exact; are packed images, or weights, whole."""
 
 import argparse
 import json
@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flambeau.data.pack_verify import Damage, FileReport
+    from flambeau.train.weights_report import WeightsReport
 
-HELP = "check the checkpoints of a run and whether a resume would be exact, or packed images"
+HELP = (
+    "check the checkpoints of a run and whether a resume would be exact, packed images, or weights"
+)
+
+_SHOWN = 20  # names and tensors of a file of weights; --json has all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN or FILE, and what to do about packed images."""
     parser.add_argument(
-        "path", metavar="RUN|FILE", help="folder of a run, a packed file, or a folder of images"
+        "path",
+        metavar="RUN|FILE",
+        help="folder of a run, a packed file, a folder of images, or weights: .safetensors .pth .pt .bin",
     )
     data = parser.add_argument_group("packed images")
     data.add_argument("--deep", action="store_true", help="decode every pixel, not headers alone")
@@ -24,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--workers", type=int, metavar="N", help="threads (default: one for each usable CPU)"
     )
-    data.add_argument("--json", action="store_true", help="one JSON object a file")
+    data.add_argument("--json", action="store_true", help="one JSON object a file, of weights too")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,7 +44,67 @@ def run(arguments: argparse.Namespace) -> int:
         if flags:
             raise InputError(f"--{flags[0]} is for packed images, and {path} is no such file")
         return _verify_run(path)
+    return _verify_file(path, flags, arguments)
+
+
+def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) -> int:
+    if path.is_file():
+        from flambeau.data.errors import InputError
+        from flambeau.train.weights_report import is_weights, report_weights
+
+        if is_weights(path):
+            if flags not in ([], ["json"]):
+                raise InputError(f"--{flags[0]} is for packed images, and {path} holds weights")
+            report = report_weights(path)
+            facts = json.dumps(_weights_facts(report), ensure_ascii=False)
+            print(facts if arguments.json else "\n".join(_weights_lines(report)))
+            return 0 if report.good else 1
     return _verify_data(path, arguments)
+
+
+def _weights_lines(report: "WeightsReport") -> list[str]:
+    lines = [f"{report.path}, DAMAGED: {what}" for what in report.damaged[:_SHOWN]]
+    lines += [f"would run or import: {name}" for name in report.names[:_SHOWN]]
+    if len(report.names) > _SHOWN:
+        lines.append(f"... and {len(report.names) - _SHOWN} more names")
+    for name, (nan, infinite) in list(report.not_finite.items())[:_SHOWN]:
+        lines.append(f"{name}: {nan} NaN, {infinite} infinite")
+    if len(report.not_finite) > _SHOWN:
+        lines.append(f"... and {len(report.not_finite) - _SHOWN} more tensors that are not finite")
+    size = f"{report.num_tensors} tensors, {report.num_bytes} bytes ({report.container})"
+    lines.append(f"{report.path}: {size}, {_verdict(report)}")
+    return lines
+
+
+def _verdict(report: "WeightsReport") -> str:
+    if report.damaged:
+        return "DAMAGED"
+    if report.names:
+        return "NOT safe to unpickle: `flambeau convert --drop-objects` takes the weights out"
+    if report.container == "safetensors":
+        return "whole, runs no code"
+    if report.weights_only:
+        return "whole, safe to load with weights_only=True"
+    return (
+        "whole, runs no code: `flambeau convert` reads it, torch.load(weights_only=True) does not"
+    )
+
+
+def _weights_facts(report: "WeightsReport") -> dict[str, Any]:
+    return {
+        "file": str(report.path),
+        "format": report.container,
+        "tensors": report.num_tensors,
+        "bytes": report.num_bytes,
+        "damaged": report.damaged,
+        "would_run": report.names,
+        "weights_only": report.weights_only,
+        "not_finite": {
+            name: {"nan": nan, "infinite": infinite}
+            for name, (nan, infinite) in report.not_finite.items()
+        },
+        "good": report.good,
+    }
 
 
 def _is_no_data(path: Path) -> bool:

@@ -1,0 +1,60 @@
+"""`flambeau convert`: weights out of any file or run into a new file, without running anything of it."""
+
+import argparse
+from pathlib import Path
+
+HELP = "weights of a .pth, .safetensors, run or checkpoint into a new .safetensors or .pth"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """IN OUT, and what is taken and changed."""
+    parser.add_argument(
+        "source",
+        metavar="IN",
+        help=".pth .pt .pth.tar .bin .safetensors, an .index.json, or the folder of a run or checkpoint",
+    )
+    parser.add_argument("out", metavar="OUT", help="NAME.safetensors, or NAME.pth for a plain dict")
+    parser.add_argument("--key", metavar="KEY", help="which weights, where there are several")
+    parser.add_argument(
+        "--dtype",
+        choices=("fp32", "fp16", "bf16"),
+        help="of all floating tensors (default: as they are)",
+    )
+    parser.add_argument("--strip", metavar="PREFIX", help="take this off the names too: 'model.'")
+    parser.add_argument(
+        "--drop-objects",
+        action="store_true",
+        help="take the weights of a file that names other objects (a whole model); they are not made",
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert, and say what was taken and what was not."""
+    from flambeau.train.weights_files import DTYPES, open_weights, plain_names, write_weights
+
+    source, out = Path(arguments.source), Path(arguments.out)
+    weights = open_weights(source, key=arguments.key, drop_objects=arguments.drop_objects)
+    tensors = plain_names(weights.tensors, arguments.strip)
+    written = write_weights(
+        tensors,
+        out,
+        dtype=DTYPES.get(arguments.dtype),
+        source=weights.source,
+        force=arguments.force,
+    )
+    print(f"taken: {weights.source}")
+    if weights.others:
+        print(f"also there: {', '.join(weights.others)} (--key)")
+    if weights.dropped:
+        print(f"left out, and not run: {', '.join(weights.dropped)}")
+    renamed = [name for name in weights.tensors if name not in tensors]
+    if renamed:
+        new = next(name for name in tensors if name not in weights.tensors)
+        print(
+            f"renamed: {len(renamed)} tensors without their prefix, such as {renamed[0]} to {new}"
+        )
+    if written.num_shared:
+        print(f"tied: {written.num_shared} tensors are the same as others, and stand there in full")
+    print(f"{written.num_tensors} tensors, {written.size_bytes} bytes: {out}")
+    return 0

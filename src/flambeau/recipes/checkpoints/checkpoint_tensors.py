@@ -1,0 +1,119 @@
+"""The tensors of a checkpoint by their place, and the dicts in it that can be a model's state_dict.
+
+检查点中的张量按位置列出，以及其中可以作为模型 state_dict 的字典。
+
+Source: own; the keys are those under which torchvision, timm, PyTorch Lightning, MMEngine, DeepSpeed,
+Ultralytics and the ImageNet example keep weights. Not for a state_dict that is plain already.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+_LONGEST = 2000  # characters of a name; a file with longer ones is not meant to be listed
+# Averaged weights last: whoever wants them asks for them. Chosen by what the named projects write.
+_KEYS = (
+    "state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params",
+    "model_ema", "ema_state_dict", "state_dict_ema", "ema", "params_ema",
+)  # fmt: skip
+
+
+def tensors_in(value: Any) -> dict[str, Tensor]:
+    """Every tensor in nested data, by its place: 'optimizer.state.0.exp_avg'.
+
+    Args:
+        value: dicts, lists, tuples and objects with a dict `state` in each other; of a module that
+            `safe_pickle` has read, or a real one, the names are those of its state_dict.
+
+    Returns:
+        The tensors as they are; a container that is in several places counts at the first.
+
+    Raises:
+        ValueError: names so long that the file is no checkpoint.
+
+    Example:
+        >>> import torch
+        >>> list(tensors_in({"state_dict": {"weight": torch.ones(1)}, "lr": [0.1, torch.ones(1)]}))
+        ['state_dict.weight', 'lr.1']
+    """
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    todo: list[tuple[str, Any]] = [("", value)]
+    while todo:
+        place, item = todo.pop()
+        if len(place) > _LONGEST:
+            raise ValueError(f"a name has over {_LONGEST} characters: {place[:40]!r}...")
+        if isinstance(item, Tensor):
+            found[place] = item
+        elif id(item) not in seen:
+            seen.add(id(item))
+            prefix = f"{place}." if place else ""
+            todo += [(f"{prefix}{key}", child) for key, child in reversed([*_children(item)])]
+    return found
+
+
+def state_dicts_in(value: Any) -> dict[str, dict[str, Tensor]]:
+    """What in a checkpoint can be the state_dict of a model, the most probable first.
+
+    Args:
+        value: what torch.load or `safe_pickle.load_pickle` gave.
+
+    Returns:
+        State dicts of tensors alone by their key; the key is '' where `value` is one itself. Entries
+        without tensors are left out; a module under a key counts as its state_dict.
+
+    Example:
+        >>> import torch
+        >>> weights = {"layer.weight": torch.ones(2)}
+        >>> checkpoint = {"epoch": 3, "model": weights, "ema": weights, "optimizer": {"state": {}}}
+        >>> list(state_dicts_in(checkpoint)), list(state_dicts_in(weights))
+        (['model', 'ema'], [''])
+    """
+    if _is_state_dict(value) or _modules_of(value) is not None:
+        return {"": tensors_in(value)} if tensors_in(value) else {}
+    if not isinstance(value, dict):
+        found = tensors_in(value)
+        return {"": found} if found else {}
+    candidates = {
+        str(key): tensors_in(item)
+        for key, item in value.items()
+        if _is_state_dict(item) or _modules_of(item) is not None
+    }
+    order = {key: rank for rank, key in enumerate(_KEYS)}
+    ranked = sorted(candidates, key=lambda key: order.get(key, len(order)))
+    return {key: candidates[key] for key in ranked if candidates[key]}
+
+
+def _is_state_dict(value: Any) -> bool:
+    if not isinstance(value, dict) or not any(isinstance(item, Tensor) for item in value.values()):
+        return False
+    # Extra state (get_extra_state) and the counters of wrappers may be anything but a container.
+    return all(isinstance(key, str) for key in value) and not any(
+        isinstance(item, dict) and tensors_in(item) for item in value.values()
+    )
+
+
+def _modules_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of a module, real or read by `safe_pickle`."""
+    attributes = getattr(value, "state", None)
+    attributes = getattr(value, "__dict__", None) if attributes is None else attributes
+    is_module = isinstance(attributes, dict) and isinstance(attributes.get("_modules"), dict)
+    return attributes if is_module else None
+
+
+def _children(item: Any) -> Iterator[tuple[Any, Any]]:
+    attributes = _modules_of(item)
+    if attributes is not None:
+        skipped = attributes.get("_non_persistent_buffers_set") or ()
+        for part in ("_parameters", "_buffers", "_modules"):
+            children = attributes.get(part)
+            for key, child in children.items() if isinstance(children, dict) else ():
+                if part != "_buffers" or key not in skipped:
+                    yield key, child
+    elif isinstance(item, dict):
+        yield from item.items()
+    elif isinstance(item, list | tuple):
+        yield from enumerate(item)
+    elif isinstance(getattr(item, "state", None), dict):
+        yield from item.state.items()

@@ -1,0 +1,649 @@
+"""What a pickle-based checkpoint holds, and its weights, without running anything that it names.
+
+基于 pickle 的检查点里有什么以及其中的权重，不执行它指名的任何东西。
+
+Source: own. The opcodes are those of Python's pickletools; the containers are those of torch.save.
+A pickle is a program. `torch.load(weights_only=True)` runs it with few things that it may call; here
+it is followed on paper: a name stays a name, a call stays a note, and a table in this file builds
+tensors, numbers and dicts from the notes. Nothing is imported on behalf of the file.
+Not for quantized, sparse and TorchScript-only data: `torch.load(weights_only=True)` reads the first two.
+"""
+
+import io
+import math
+import mmap
+import pickletools
+import re
+import struct
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+
+_MAX_OPS = 20_000_000  # some GB of memory at worst; a checkpoint of 10 000 tensors has 400 000
+_MAX_DEPTH = 100  # of containers in each other; real ones stay below 40
+_MAGIC = 0x1950A86A20F9469CFC6C  # what torch.save wrote first before PyTorch 1.6
+_ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)  # in a string of Python 2's repr
+_ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
+_KEYS = (str, bytes, int, float, bool, type(None))
+_STORAGE_DTYPES = {
+    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16,
+    "BFloat16": torch.bfloat16, "Long": torch.int64, "Int": torch.int32, "Short": torch.int16,
+    "Char": torch.int8, "Byte": torch.uint8, "Bool": torch.bool, "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128, "Untyped": torch.uint8,
+}  # fmt: skip
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_STORAGE = re.compile(r"torch\.(?:cuda\.|storage\.)?(\w+)Storage")
+_NUMPY_DTYPE = re.compile(r"[<>=|]([biufc][0-9]{1,2}|[SU][0-9]{1,9})")
+
+
+class PickleRefused(ValueError):
+    """A file that is damaged, or that names what may not be built; the message says which."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An object that was not made: the name of its class, and its attributes where they are plain."""
+
+    name: str
+    state: Any = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file holds.
+
+    Attributes:
+        container: 'zip' (torch.save since 1.6), 'torch before 1.6', 'TorchScript', or 'pickle'.
+        root: the class of the object, such as 'dict' or 'models.Net'.
+        names: every global that unpickling would import, in order.
+        refused: those of them that `load_pickle` does not build; pickle.load would run them.
+        weights_only: whether torch.load(weights_only=True) reads it without further permission.
+        value: what `load_pickle` gives with drop_objects, its tensors on 'meta': without values.
+    """
+
+    container: str
+    root: str
+    names: tuple[str, ...]
+    refused: tuple[str, ...]
+    weights_only: bool
+    value: Any
+
+
+def pickle_contents(path: Path) -> Contents:
+    """List what a pickle-based file holds; nothing is imported, called or written to disk.
+
+    Args:
+        path: of torch.save (.pth, .pt, .pth.tar, .bin, of any age) or pickle.dump (Python 2 or 3).
+
+    Returns:
+        Its contents; a file that names dangerous things is listed, not refused.
+
+    Raises:
+        PickleRefused: damaged, no pickle, or its tensors reach beyond what the file holds.
+        OSError: it cannot be opened.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     torch.save({"weight": torch.ones(2, 3)}, Path(folder, "a.pth"))
+        ...     contents = pickle_contents(Path(folder, "a.pth"))
+        >>> contents.container, contents.root, contents.refused, contents.weights_only
+        ('zip', 'dict', (), True)
+        >>> contents.value["weight"].shape
+        torch.Size([2, 3])
+    """
+    with _parsed(path) as (parsed, _):
+        built = _Builder(parsed, data=None, drop=True).build(parsed.root)
+        known = [_OLD_NAMES.get(name, name) for name in parsed.names if _known(name)]
+        plain = all(name[:6] == "torch." or name in _TORCH for name in known)
+        plain &= parsed.container in ("zip", "torch before 1.6") and parsed.protocol == 2
+        root, names, refused = _class_of(parsed.root), tuple(parsed.names), parsed.refused()
+        return Contents(parsed.container, root, names, refused, plain and not refused, built)
+
+
+def load_pickle(path: Path, *, drop_objects: bool = False, mapped: bool = False) -> Any:
+    """Load a pickle-based file; tensors come on the CPU, wherever they were, and without gradients.
+
+    Args:
+        path: as for `pickle_contents`.
+        drop_objects: let a `Foreign` stand for each object and call that may not be made (a whole
+            model, settings of a class); by default such a file is refused.
+        mapped: tensors lie in the mapped file until they are used or written to, which saves memory;
+            nobody may change the file meanwhile.
+
+    Returns:
+        Plain data: NumPy scalars as Python numbers, a Namespace as a dict, a path as a string; strings
+        of Python 2 decoded as Latin-1, which loses nothing.
+
+    Raises:
+        PickleRefused: damaged, or it names other things than weights and plain data.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     torch.save(torch.nn.Linear(2, 3), Path(folder, "whole.pth"))
+        ...     try:
+        ...         load_pickle(Path(folder, "whole.pth"))
+        ...     except PickleRefused as error:
+        ...         print(str(error).splitlines()[0].partition(": ")[2])
+        ...     model = load_pickle(Path(folder, "whole.pth"), drop_objects=True)
+        it names torch.nn.modules.linear.Linear; nothing was run
+        >>> model.name, list(model.state["_parameters"])
+        ('torch.nn.modules.linear.Linear', ['weight', 'bias'])
+    """
+    with _parsed(path) as (parsed, data):
+        refused = parsed.refused()
+        if refused and not drop_objects:
+            names = f"{', '.join(refused[:3])}{' ...' * (len(refused) > 3)}"
+            how = "drop_objects=True takes the weights, and leaves such objects out"
+            raise PickleRefused(f"it names {names}; nothing was run\n{how}")
+        return _Builder(parsed, data, drop=drop_objects, mapped=mapped).build(parsed.root)
+
+
+@dataclass(frozen=True)
+class _Name:
+    path: str
+
+
+@dataclass(frozen=True)
+class _Storage:
+    dtype: torch.dtype
+    key: str
+    size: int  # in elements
+
+
+@dataclass(eq=False)
+class _Made:
+    """The note of a call: of what, with what, and what was then put into its result."""
+
+    maker: Any
+    args: Any
+    kwargs: Any = None
+    state: Any = None
+    items: list[Any] = field(default_factory=list)
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+class _Machine:
+    """Follows the opcodes of a pickle. What they would call is noted in a `_Made`, and not called."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file  # of which it reads one pickle a run
+        self.storages: dict[str, _Storage] = {}
+        self.names: dict[str, None] = {}
+        self.protocol = 0
+        self.stack: list[Any]
+        self.marks: list[int]
+        self.memo: dict[int, Any]
+
+    def run(self) -> Any:
+        self.stack, self.marks, self.memo = [], [], {}
+        try:
+            for _ in range(_MAX_OPS):
+                opcode = _OPCODES[self.file.read(1)]
+                if opcode.name == "STOP":
+                    return self.stack.pop()
+                read = opcode.arg and opcode.arg.reader  # the one of STRING knows ASCII alone
+                read = _python2_string if opcode.name == "STRING" else read
+                (_STEPS.get(opcode.name) or _push)(self, read(self.file) if read else None)
+        except PickleRefused:
+            raise
+        except _MISUSE as error:
+            what = f"{type(error).__name__} at byte {self.file.tell()}"
+            raise PickleRefused(f"no whole pickle: {what}") from error
+        raise PickleRefused(f"the pickle has over {_MAX_OPS} opcodes")
+
+    def items(self) -> list[Any]:
+        mark = self.marks.pop()
+        items = self.stack[mark:]
+        del self.stack[mark:]
+        return items
+
+    def last(self, count: int) -> tuple[Any, ...]:
+        return tuple(reversed([self.stack.pop() for _ in range(count)]))
+
+    def pop(self) -> None:
+        at_mark = self.marks and self.marks[-1] == len(self.stack)
+        (self.marks if at_mark else self.stack).pop()
+
+    def name(self, module: Any, name: Any) -> _Name:
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise PickleRefused("the name of what it would import is no string")
+        self.names[f"{module}.{name}"] = None
+        return _Name(f"{module}.{name}")
+
+    def call(self, maker: Any, args: Any, kwargs: Any = None) -> None:
+        if maker in _RECONSTRUCTORS:
+            maker, args = args[0], ()  # class, base, state of the base: made by __new__
+        self.stack.append(_Made(maker, args, kwargs))
+
+    def put_items(self, items: list[Any], target: Any) -> Any:
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if isinstance(target, dict):
+                target[_checked_key(key)] = value
+            elif isinstance(target, _Made):
+                target.pairs.append((key, value))
+            else:
+                raise PickleRefused(f"it sets items of {_class_of(target)}")
+        return target
+
+    def add_items(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, list | _Made):
+            raise PickleRefused(f"it appends to {_class_of(target)}")
+        (target if isinstance(target, list) else target.items).extend(items)
+
+    def give_state(self, target: Any, state: Any) -> None:
+        if not isinstance(target, _Made):
+            raise PickleRefused(f"it would set attributes of {_class_of(target)}")
+        target.state = state
+        self.stack.append(target)
+
+    def persistent(self, pid: Any) -> Any:
+        kind = pid[0] if isinstance(pid, tuple) and pid else None
+        if kind == "module":  # a class, with its source: torch compared that and warned
+            return pid[1]
+        if kind != "storage" or len(pid) not in (5, 6):
+            raise PickleRefused("it refers to an object outside of the file that is no storage")
+        _, storage_class, key, _device, size, *view = pid
+        match = _STORAGE.fullmatch(getattr(storage_class, "path", ""))
+        dtype = _STORAGE_DTYPES.get(match[1]) if match and view in ([], [None]) else None
+        if dtype is None or not isinstance(key, str) or not _is_size(size):
+            raise PickleRefused(f"it refers to a storage of {_class_of(storage_class)}")
+        storage = self.storages.setdefault(key, _Storage(dtype, key, size))
+        if storage != _Storage(dtype, key, size):
+            raise PickleRefused(f"storage {key!r} has two sizes or types")
+        return storage
+
+
+_OPCODES: dict[bytes, Any] = {o.code.encode("latin-1"): o for o in pickletools.opcodes}
+_RECONSTRUCTORS = (_Name("copy_reg._reconstructor"), _Name("copyreg._reconstructor"))
+_STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
+    "PROTO": lambda m, a: setattr(m, "protocol", a),
+    "FRAME": lambda m, a: None,
+    "NONE": lambda m, a: _push(m, None), "EMPTY_LIST": lambda m, a: _push(m, []),
+    "NEWTRUE": lambda m, a: _push(m, True), "EMPTY_DICT": lambda m, a: _push(m, {}),
+    "NEWFALSE": lambda m, a: _push(m, False), "EMPTY_TUPLE": lambda m, a: _push(m, ()),
+    "EMPTY_SET": lambda m, a: _push(m, _Made(_Name("builtins.set"), ())),
+    "FROZENSET": lambda m, a: _push(m, _Made(_Name("builtins.frozenset"), (), items=m.items())),
+    "MARK": lambda m, a: m.marks.append(len(m.stack)),
+    "POP": lambda m, a: m.pop(),
+    "POP_MARK": lambda m, a: m.items(),
+    "DUP": lambda m, a: _push(m, m.stack[-1]),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, a: m.memo.update({a: m.stack[-1]})),
+    "MEMOIZE": lambda m, a: m.memo.update({len(m.memo): m.stack[-1]}),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda m, a: _push(m, m.memo[a])),
+    "LIST": lambda m, a: _push(m, m.items()),
+    "TUPLE": lambda m, a: _push(m, tuple(m.items())),
+    "TUPLE1": lambda m, a: _push(m, m.last(1)),
+    "TUPLE2": lambda m, a: _push(m, m.last(2)),
+    "TUPLE3": lambda m, a: _push(m, m.last(3)),
+    "DICT": lambda m, a: _push(m, m.put_items(m.items(), {})),
+    "SETITEM": lambda m, a: m.put_items([*m.last(2)], m.stack[-1]),
+    "SETITEMS": lambda m, a: m.put_items(m.items(), m.stack[-1]),
+    "APPEND": lambda m, a: m.add_items([*m.last(1)]),
+    **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda m, a: m.add_items(m.items())),
+    "GLOBAL": lambda m, a: _push(m, m.name(*a.split(" ", 1))),
+    "STACK_GLOBAL": lambda m, a: _push(m, m.name(*m.last(2))),
+    **dict.fromkeys(("EXT1", "EXT2", "EXT4"), lambda m, a: _push(m, m.name("copyreg", f"extension {a}"))),
+    "INST": lambda m, a: _push(m, _Made(m.name(*a.split(" ", 1)), tuple(m.items()))),
+    "OBJ": lambda m, a: (lambda maker, *args: _push(m, _Made(maker, args)))(*m.items()),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda m, a: m.call(*m.last(2))),
+    "NEWOBJ_EX": lambda m, a: m.call(*m.last(3)),
+    "BUILD": lambda m, a: m.give_state(*m.last(2)),
+    "BINPERSID": lambda m, a: _push(m, m.persistent(m.stack.pop())),
+    **dict.fromkeys(("PERSID", "NEXT_BUFFER", "READONLY_BUFFER"), lambda m, a: m.persistent(None)),
+}  # fmt: skip
+
+
+def _push(machine: _Machine, value: Any) -> None:
+    machine.stack.append(value)
+
+
+def _python2_string(file: Any) -> str:
+    line = file.readline()
+    if len(line) < 3 or line[-1:] != b"\n" or line[:1] not in b"'\"" or line[-2:-1] != line[:1]:
+        raise ValueError("a string without quotes or end")
+    return _ESCAPE.sub(_unescaped, line[1:-2]).decode("latin-1")
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    code = match[1]
+    return bytes([int(code[1:], 16)]) if len(code) == 3 else _ESCAPES.get(code, code)
+
+
+def _checked_key(key: Any) -> Any:
+    # Not a tuple in a tuple, of which enough make hash() overflow the stack of C; no huge number,
+    # of which many can be made to collide.
+    for part in key if isinstance(key, tuple) else (key,):
+        if isinstance(part, _Name | _Made):
+            continue
+        if not isinstance(part, _KEYS) or (isinstance(part, int) and part.bit_length() > 64):
+            raise PickleRefused(f"a dict or set has a key of type {type(part).__name__}")
+    return key
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 62
+
+
+def _class_of(value: Any) -> str:
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(value, _Made):
+            break
+        value = value.maker
+    return value.path if isinstance(value, _Name) else type(value).__name__
+
+
+@dataclass
+class _Parsed:
+    container: str
+    root: Any
+    names: Mapping[str, None]
+    spans: Mapping[str, tuple[int, int]]  # storage key: its first byte and the one behind its last
+    protocol: int
+
+    def refused(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if not _known(name))
+
+
+@contextmanager
+def _parsed(path: Path) -> Iterator[tuple[_Parsed, mmap.mmap]]:
+    """The file, mapped copy-on-write; tensors that lie in it keep the mapping alive."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            raise PickleRefused(f"{path}: the file is empty")
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    try:
+        yield (_parse_zip if data[:4] == b"PK\x03\x04" else _parse_stream)(data), data
+    except PickleRefused as error:
+        raise PickleRefused(f"{path}: {error}") from error
+
+
+def _parse_zip(data: mmap.mmap) -> _Parsed:
+    try:
+        with zipfile.ZipFile(cast(IO[bytes], data)) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, struct.error) as error:
+        raise PickleRefused(f"a damaged or truncated zip file ({error})") from error
+    spans: dict[str, tuple[int, int]] = {}
+    for record in records:
+        if record.filename in spans:
+            raise PickleRefused(f"two records {record.filename!r}: a reader may take either")
+        if "/code/" not in record.filename:  # of TorchScript, which is never looked at
+            spans[record.filename] = _span(data, record)
+    prefix = records[0].filename.partition("/")[0] if records else ""
+    if f"{prefix}/data.pkl" not in spans:
+        raise PickleRefused("a zip file without data.pkl: torch.save did not write it")
+    order = spans.get(f"{prefix}/byteorder")
+    if order is not None and data[slice(*order)] != sys.byteorder.encode():
+        raise PickleRefused(f"written on a machine whose byte order is not {sys.byteorder}")
+    machine = _Machine(io.BytesIO(data[slice(*spans[f"{prefix}/data.pkl"])]))
+    root = machine.run()
+    held = {key: spans.get(f"{prefix}/data/{key}", (0, 0)) for key in machine.storages}
+    kind = "TorchScript" if f"{prefix}/constants.pkl" in spans else "zip"
+    return _Parsed(kind, root, machine.names, held, machine.protocol)
+
+
+def _span(data: mmap.mmap, record: zipfile.ZipInfo) -> tuple[int, int]:
+    if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
+        raise PickleRefused(f"record {record.filename!r} is compressed, as torch.save never does")
+    header = data[record.header_offset : record.header_offset + 30]
+    lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    low = record.header_offset + 30 + lengths
+    if header[:4] != b"PK\x03\x04" or low + record.file_size > len(data):
+        raise PickleRefused(f"record {record.filename!r} is not where the file says")
+    return low, low + record.file_size
+
+
+def _parse_stream(data: mmap.mmap) -> _Parsed:
+    machine = _Machine(data)
+    root = machine.run()
+    if root != _MAGIC or type(root) is not int:
+        if machine.storages:
+            raise PickleRefused("it refers to storages, but torch.save did not write it")
+        return _Parsed("pickle", root, machine.names, {}, machine.protocol)
+    if machine.run() != 1001:
+        raise PickleRefused("an unknown version of the format before PyTorch 1.6")
+    system = machine.run()
+    if not isinstance(system, dict) or system.get("little_endian") != (sys.byteorder == "little"):
+        raise PickleRefused(f"written on a machine whose byte order is not {sys.byteorder}")
+    root, keys = machine.run(), machine.run()
+    spans: dict[str, tuple[int, int]] = {}
+    for key in keys if isinstance(keys, list) else ():
+        if not isinstance(key, str) or key not in machine.storages or key in spans:
+            raise PickleRefused("the list of storages does not fit the pickle")
+        size = int.from_bytes(data.read(8), "little") * machine.storages[key].dtype.itemsize
+        low = data.tell()
+        if low + size > len(data):
+            raise PickleRefused(f"truncated: storage {key!r} ends at {low + size} of {len(data)}")
+        spans[key] = (low, low + size)
+        data.seek(low + size)
+    if machine.storages.keys() - spans.keys():
+        raise PickleRefused("truncated: the data of storages are missing at the end")
+    return _Parsed("torch before 1.6", root, machine.names, spans, machine.protocol)
+
+
+class _Builder:
+    """Makes values of what the machine noted, by `_MAKERS`; tensors on 'meta' without `data`."""
+
+    def __init__(
+        self, parsed: _Parsed, data: mmap.mmap | None, *, drop: bool, mapped: bool = False
+    ) -> None:
+        self.parsed, self.data, self.drop, self.mapped = parsed, data, drop, mapped
+        self.done: dict[int, Any] = {}
+        self.storages: dict[tuple[str, torch.dtype], Tensor] = {}
+        self.depth = 0
+
+    def build(self, value: Any) -> Any:
+        if isinstance(value, _Name):
+            return _DTYPES.get(value.path, Foreign(value.path))
+        if not isinstance(value, list | tuple | dict | _Made):
+            return value
+        if id(value) not in self.done:
+            if self.depth == _MAX_DEPTH:
+                raise PickleRefused(f"it is nested more than {_MAX_DEPTH} levels deep")
+            self.depth += 1
+            self.done[id(value)] = self._container(value)
+            self.depth -= 1
+        return self.done[id(value)]
+
+    def _container(self, value: Any) -> Any:
+        if isinstance(value, _Made):
+            return self._made(value)
+        if isinstance(value, tuple):
+            return tuple(self.build(item) for item in value)
+        if isinstance(value, list):
+            items: list[Any] = []
+            self.done[id(value)] = items  # first, as a list may hold itself
+            items += [self.build(item) for item in value]
+            return items
+        mapping: dict[Any, Any] = {}
+        self.done[id(value)] = mapping
+        mapping.update(self.pairs(value.items()))
+        return mapping
+
+    def pairs(self, pairs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        for key, value in pairs:
+            yield self.key(key), self.build(value)
+
+    def key(self, key: Any) -> Any:
+        built = self.build(_checked_key(key))
+        return _checked_key(built.name if isinstance(built, Foreign) else built)
+
+    def _made(self, made: _Made) -> Any:
+        name = _class_of(made)
+        maker = _MAKERS.get(_OLD_NAMES.get(name, name)) if isinstance(made.maker, _Name) else None
+        if maker is None:
+            return self._foreign(made, name)
+        try:
+            if made.kwargs or not isinstance(made.args, tuple):
+                raise TypeError("keyword arguments, or no tuple of them")
+            return maker(self, made)
+        except PickleRefused:
+            raise
+        except _MISUSE as error:
+            what = f"{type(error).__name__}: {error}".splitlines()[0][:100]
+            raise PickleRefused(f"{name} with arguments that it does not take ({what})") from error
+
+    def _foreign(self, made: _Made, name: str) -> Any:
+        if not self.drop:
+            raise PickleRefused(f"it would call {name}; nothing was run")
+        if made.pairs or made.items:  # a class made of dict or list; what it holds is what counts
+            return dict(self.pairs(made.pairs)) or [self.build(item) for item in made.items]
+        attributes: dict[Any, Any] = {}
+        self.done[id(made)] = foreign = Foreign(name, attributes)
+        for part in made.state if isinstance(made.state, tuple) else (made.state,):
+            if isinstance(part, dict):  # attributes, or (attributes, slots)
+                attributes.update(self.pairs(part.items()))
+        return foreign
+
+    def storage(
+        self, storage: Any, dtype: torch.dtype | None
+    ) -> tuple[int, torch.dtype, Tensor | None]:
+        dtype, key = dtype or storage.dtype, storage.key
+        low, high = self.parsed.spans[key]
+        size_bytes = storage.size * storage.dtype.itemsize
+        if size_bytes > high - low:
+            raise PickleRefused(f"storage {key!r} has {high - low} of its {size_bytes} bytes")
+        num_elements = size_bytes // dtype.itemsize
+        if self.data is not None and (key, dtype) not in self.storages:
+            part = memoryview(self.data)[low : low + num_elements * dtype.itemsize]
+            lies_well = self.mapped and low % dtype.itemsize == 0
+            buffer = part if lies_well else bytearray(part)
+            self.storages[key, dtype] = (
+                torch.frombuffer(buffer, dtype=dtype) if part else torch.empty(0, dtype=dtype)
+            )
+        return num_elements, dtype, self.storages.get((key, dtype))
+
+
+def _tensor(builder: _Builder, made: _Made) -> Tensor:
+    storage, offset, shape, strides, *rest = made.args
+    v3 = made.maker.path.endswith("_v3")  # requires_grad, hooks, dtype from v3 on, metadata
+    if made.state is not None or any(rest[3:] if v3 else rest[2:]):
+        raise PickleRefused("a tensor with attributes, or conjugated, is not read")
+    num_elements, dtype, values = builder.storage(storage, _DTYPES[rest[2].path] if v3 else None)
+    shape, strides = builder.build(shape), builder.build(strides)
+    if len(shape) > 64 or not all(map(_is_size, (offset, *shape, *strides))):
+        raise PickleRefused("a tensor has sizes or strides that no tensor has")
+    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    if (0 not in shape and last >= num_elements) or math.prod(shape) >= 1 << 60:
+        raise PickleRefused(f"a tensor {shape} reaches beyond its storage of {num_elements}")
+    if values is None:
+        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return values.as_strided(shape, strides, 0 if 0 in shape else offset)
+
+
+def _data(builder: _Builder, made: _Made) -> Tensor:
+    value = builder.build(made.args[0])  # Parameter(data, requires_grad ...)
+    if not isinstance(value, Tensor):
+        raise PickleRefused(f"{made.maker.path} of no tensor")
+    return value
+
+
+def _typed(builder: _Builder, made: _Made) -> Any:
+    function, _type, args, _state = made.args  # a tensor with attributes of its own, which are left
+    maker = _MAKERS[function.path]
+    if maker not in (_tensor, _data):
+        raise PickleRefused(f"a tensor made by {function.path}")
+    return maker(builder, _Made(function, args))
+
+
+def _mapping(builder: _Builder, made: _Made) -> Any:
+    mapping: OrderedDict[Any, Any] = OrderedDict()
+    builder.done[id(made)] = mapping
+    given = made.args[-1] if made.args else ()  # items, or the factory of a defaultdict
+    if isinstance(given, list | dict):
+        mapping.update(builder.pairs(given.items() if isinstance(given, dict) else given))
+    mapping.update(builder.pairs(made.pairs))
+    state = made.state or {}
+    if state.keys() - {"_metadata"}:  # which a state_dict has
+        raise PickleRefused(f"it would set attributes of {made.maker.path}")
+    vars(mapping).update(builder.build(state))
+    return mapping
+
+
+def _set(builder: _Builder, made: _Made) -> Any:
+    items = map(builder.key, [*(made.args[0] if made.args else ()), *made.items])
+    return frozenset(items) if made.maker.path.endswith("frozenset") else set(items)
+
+
+def _raw(data: Any) -> bytes:
+    # Python 2 had bytes in its strings, and Python 3 writes them so for it.
+    return data.encode("latin-1") if isinstance(data, str) else bytes(memoryview(data))
+
+
+def _numpy_dtype(builder: _Builder, made: _Made) -> Any:
+    import numpy as np
+
+    _, order, *fields = made.state or (3, "|", None, None, None)
+    if not _NUMPY_DTYPE.fullmatch(order + made.args[0]) or fields[:3] != [None] * 3:
+        raise PickleRefused(f"the NumPy dtype {made.args[0][:20]} is not read")
+    return np.dtype(order + made.args[0])
+
+
+def _numpy_array(builder: _Builder, made: _Made) -> Any:
+    if made.args[0] != _Name("numpy.ndarray"):
+        raise PickleRefused(f"it would make a {_class_of(made.args[0])}")
+    _, shape, dtype, fortran, raw = map(builder.build, made.state)
+    return _array(raw, dtype, shape, "F" if fortran else "C")
+
+
+def _array(raw: Any, dtype: Any, shape: tuple[int, ...] = (), order: Any = "C") -> Any:
+    import numpy as np
+
+    raw = _raw(raw)
+    if not all(map(_is_size, shape)) or math.prod(shape) * dtype.itemsize != len(raw):
+        raise PickleRefused(f"a NumPy array {shape} of {len(raw)} bytes")
+    return np.frombuffer(bytearray(raw), dtype).reshape(shape, order=order)
+
+
+_MISUSE = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, AttributeError)
+_MAKERS: dict[str, Callable[[_Builder, _Made], Any]] = {
+    **dict.fromkeys((f"torch._utils._rebuild_tensor{v}" for v in ("", "_v2", "_v3")), _tensor),
+    "torch._utils._rebuild_parameter": _data,
+    "torch._utils._rebuild_parameter_with_state": _data,
+    "torch.nn.parameter.Parameter": _data,
+    "torch._tensor._rebuild_from_type_v2": _typed,
+    "torch.Size": lambda b, made: torch.Size(b.build(made.args[0])),
+    "torch.device": lambda b, made: torch.device(*made.args),
+    "collections.OrderedDict": _mapping,
+    "collections.defaultdict": lambda b, made: dict(_mapping(b, made)),
+    "collections.Counter": lambda b, made: dict(_mapping(b, made)),
+    "builtins.set": _set,
+    "builtins.frozenset": _set,
+    "builtins.complex": lambda b, made: complex(*map(float, made.args)),
+    "builtins.bytearray": lambda b, made: bytearray(_raw(*map(b.build, made.args))),
+    "builtins.bytes": lambda b, made: _raw(*made.args) if made.args else b"",
+    "_codecs.encode": lambda b, made: _raw(made.args[0]),
+    "argparse.Namespace": lambda b, made: dict(b.pairs((made.state or {}).items())),
+    "types.SimpleNamespace": lambda b, made: dict(b.pairs((made.state or {}).items())),
+    "pathlib.PosixPath": lambda b, made: str(PurePosixPath(*made.args)),
+    "numpy.dtype": _numpy_dtype,
+    "numpy._core.multiarray.scalar": lambda b, made: _array(*map(b.build, made.args[::-1])).item(),
+    "numpy._core.multiarray._reconstruct": _numpy_array,
+    "numpy._core.numeric._frombuffer": lambda b, made: _array(*map(b.build, made.args)),
+}
+_OLD_NAMES = {n.replace("._core.", ".core.").replace("builtins", "__builtin__"): n for n in _MAKERS}
+_ARGUMENTS = {  # only ever an argument of the above, or of one of the ways to make an object
+    "numpy.ndarray", "torch.Tensor", "copy_reg._reconstructor", "copyreg._reconstructor",
+    "__builtin__.object", "builtins.object", "__builtin__.list", "builtins.list",
+    "__builtin__.dict", "builtins.dict", "__builtin__.int", "builtins.int",
+}  # fmt: skip
+_TORCH = {  # of those outside of torch, what torch.load(weights_only=True) takes too
+    "builtins.set", "builtins.bytearray", "builtins.complex", "_codecs.encode",
+    "collections.OrderedDict", "collections.Counter",
+}  # fmt: skip
+
+
+def _known(name: str) -> bool:
+    known = _OLD_NAMES.get(name, name) in _MAKERS or name in _ARGUMENTS or name in _DTYPES
+    return known or bool(_STORAGE.fullmatch(name))

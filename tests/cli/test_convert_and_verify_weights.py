@@ -1,0 +1,326 @@
+"""Weights of every kind into new files, bit by bit; and what `verify` says of files that are not right."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from flambeau.cli import command
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, save_checkpoint, to_bytes
+from flambeau.recipes.checkpoints.prefixes import add_prefix
+from flambeau.train.saver import weights_bytes
+from flambeau.train.weights_files import write_weights
+from flambeau.train.weights_report import is_weights
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "VERBS", tuple(dict.fromkeys((*command.VERBS, "convert"))))
+
+
+class Tied(nn.Module):
+    """Two names for one weight, and weights of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.bn = nn.BatchNorm1d(3)
+        self.register_buffer("turned", torch.arange(6.0).reshape(2, 3).t())
+        self.register_buffer("vacant", torch.empty(0, 2))
+        self.register_buffer("brain", torch.ones(2, dtype=torch.bfloat16))
+
+
+def model() -> Tied:
+    torch.manual_seed(0)
+    return Tied()
+
+
+def same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype, name
+        torch.testing.assert_close(got[name], tensor.detach(), rtol=0, atol=0)
+
+
+SOURCES: dict[str, Callable[[Tied], Any]] = {
+    "a plain state_dict": lambda m: m.state_dict(),
+    "the ImageNet example": lambda m: {
+        "state_dict": nn.DataParallel(m).state_dict(),
+        "best": torch.ones(1),
+    },
+    "timm": lambda m: {
+        "epoch": 1,
+        "state_dict": m.state_dict(),
+        "state_dict_ema": model().state_dict(),
+    },
+    "numpy and arguments": lambda m: {"model": m.state_dict(), "best_acc": np.float64(0.5)},
+    "compiled": lambda m: {
+        "model_state_dict": add_prefix(nn.DataParallel(m).state_dict(), "_orig_mod.")
+    },
+}
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("name", SOURCES)
+def test_same_bits(flambeau: Any, name: str, legacy: bool, suffix: str) -> None:
+    torch.save(SOURCES[name](model()), "in.pth.tar", _use_new_zipfile_serialization=not legacy)
+    answer = flambeau("convert", "in.pth.tar", f"out{suffix}")
+    assert answer.code == 0, answer
+    if suffix == ".pth":
+        got = torch.load("out.pth", weights_only=True)
+        assert got["first.weight"].data_ptr() == got["second.weight"].data_ptr()
+        assert Path("out.pth").stat().st_size < 12_000
+    else:
+        got = safetensors.torch.load_file("out.safetensors")
+    same(got, model().state_dict())
+    loaded = Tied()
+    loaded.load_state_dict(got)
+    assert loaded.first.weight is loaded.second.weight
+    assert "tied: 1 tensors" in answer.out
+    assert ("renamed: " in answer.out) == (name in ("the ImageNet example", "compiled"))
+    assert ("also there: state_dict_ema" in answer.out) == (name == "timm")
+    assert flambeau("verify", f"out{suffix}").code == 0
+
+
+def test_file_is_what_safetensors_writes() -> None:
+    tensors = {
+        "b": torch.ones(3, dtype=torch.int64),
+        "a": torch.ones(2),
+        "c": torch.ones(5, dtype=torch.bool),
+    }
+    write_weights(tensors, Path("ours.safetensors"))
+    assert Path("ours.safetensors").read_bytes() == safetensors.torch.save(
+        tensors, {"format": "pt"}
+    )
+
+
+def test_whole_model_without_running_it(flambeau: Any) -> None:
+    torch.save(nn.DataParallel(model()), "whole.pth")
+    refused = flambeau("convert", "whole.pth", "out.safetensors")
+    assert refused.code == 2
+    assert "DataParallel" in refused.err
+    assert "--drop-objects" in refused.err
+    assert not Path("out.safetensors").exists()
+    answer = flambeau("convert", "whole.pth out.safetensors --drop-objects")
+    assert answer.code == 0
+    assert "left out, and not run: torch.nn.parallel.data_parallel.DataParallel" in answer.out
+    same(safetensors.torch.load_file("out.safetensors"), model().state_dict())
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_dtypes(flambeau: Any, dtype: str) -> None:
+    torch.save(model().state_dict(), "in.pth")
+    assert flambeau("convert", "in.pth out.safetensors --dtype", dtype).code == 0
+    wanted = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    expected = {
+        n: t.to(wanted) if t.is_floating_point() else t for n, t in model().state_dict().items()
+    }
+    same(safetensors.torch.load_file("out.safetensors"), expected)
+
+
+def test_fp16_that_overflows_is_refused_and_infinities_stay(flambeau: Any) -> None:
+    torch.save({"mask": torch.tensor([0.0, -torch.inf])}, "mask.pth")
+    assert flambeau("convert", "mask.pth mask.safetensors --dtype fp16").code == 0
+    torch.save({"big": torch.tensor([1e6])}, "big.pth")
+    assert (
+        "big has values that torch.float16 cannot hold"
+        in flambeau("convert", "big.pth big.safetensors --dtype fp16").err
+    )
+    assert flambeau("convert", "big.pth big.safetensors --dtype bf16").code == 0
+
+
+def test_keys_and_prefixes_of_ones_own(flambeau: Any) -> None:
+    lightning = {
+        "state_dict": {"model.w": torch.ones(1), "loss.w": torch.ones(2)},
+        "ema": {"w": torch.zeros(1)},
+    }
+    torch.save(lightning, "in.ckpt")
+    assert flambeau("convert", "in.ckpt a.safetensors --strip model.").code == 0
+    assert safetensors.torch.load_file("a.safetensors").keys() == {"w", "loss.w"}
+    assert flambeau("convert", "in.ckpt b.safetensors --key ema").code == 0
+    assert safetensors.torch.load_file("b.safetensors")["w"].item() == 0
+    assert (
+        "there are: state_dict, ema" in flambeau("convert", "in.ckpt c.safetensors --key net").err
+    )
+    assert "no name begins with 'x.'" in flambeau("convert", "in.ckpt c.safetensors --strip x.").err
+
+
+def test_nothing_is_replaced_unasked_and_a_full_disk_leaves_nothing(flambeau: Any) -> None:
+    torch.save({"w": torch.ones(1)}, "in.pth")
+    Path("out.safetensors").write_bytes(b"mine")
+    assert "--force" in flambeau("convert", "in.pth out.safetensors").err
+    assert Path("out.safetensors").read_bytes() == b"mine"
+
+    class Full(Disk):
+        def write(self, file: int, data: memoryview) -> int:
+            raise OSError(28, "No space left on device")
+
+    for out in ("out.safetensors", "out.pth"):
+        with pytest.raises((OSError, RuntimeError)):
+            write_weights({"w": torch.ones(1)}, Path(out), force=True, disk=Full())
+    assert sorted(p.name for p in Path().iterdir()) == ["in.pth", "out.safetensors"]
+    assert flambeau("convert", "in.pth out.safetensors --force").code == 0
+    assert "OUT ends with" in flambeau("convert", "in.pth out.txt").err
+    assert "does not exist" in flambeau("convert", "no.pth out.safetensors --force").err
+
+
+def test_folders_of_flambeau(flambeau: Any) -> None:
+    weights = {"w": torch.ones(2)}
+    files = {
+        "model.safetensors": weights_bytes(weights),
+        "ema.safetensors": weights_bytes({"w": torch.zeros(2)}),
+        "training_state.pt": to_bytes({}),
+    }
+    save_checkpoint(Path("run/checkpoints/step-00000007"), files, meta={})
+    Path("run/config.toml").write_text("", encoding="utf-8")
+    for place in ("run", "run/checkpoints/step-00000007"):
+        assert flambeau("convert", place, "a.safetensors --force").code == 0
+        assert not safetensors.torch.load_file("a.safetensors")["w"].any()  # as predict takes them
+        assert flambeau("convert", place, "a.safetensors --force --key model").code == 0
+        assert safetensors.torch.load_file("a.safetensors")["w"].all()
+    Path("empty").mkdir()
+    assert flambeau("convert", "empty b.safetensors").code == 2
+
+
+def test_models_in_several_files(flambeau: Any) -> None:
+    safetensors.torch.save_file({"a": torch.ones(1)}, "one.safetensors")
+    torch.save({"b": torch.zeros(1)}, "two.bin")
+    index = {"weight_map": {"b": "two.bin", "a": "one.safetensors"}}
+    Path("model.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert flambeau("convert", "model.index.json out.safetensors").code == 0
+    assert safetensors.torch.load_file("out.safetensors").keys() == {"a", "b"}
+    index["weight_map"]["a"] = "../one.safetensors"
+    Path("model.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert "no file beside it" in flambeau("convert", "model.index.json b.safetensors").err
+
+
+# ---------------------------------------------------------------- verify
+
+
+def test_verify_says_what_a_pickle_would_run(flambeau: Any) -> None:
+    Path("evil.pth").write_bytes(b"cos\nmkdir\n(X\x06\x00\x00\x00canarytR.")
+    answer = flambeau("verify", "evil.pth")
+    assert answer.code == 1
+    assert "would run or import: os.mkdir" in answer.out
+    assert not Path("canary").exists()
+    facts = json.loads(flambeau("verify", "evil.pth --json").out)
+    assert facts["would_run"] == ["os.mkdir"]
+    assert facts["weights_only"] is False
+
+
+def test_verify_counts_what_is_not_finite(flambeau: Any) -> None:
+    tensors = {"w": torch.tensor([1, torch.nan, torch.inf]), "mask": torch.tensor([-torch.inf, 0])}
+    for name in ("a.pth", "a.safetensors"):
+        write_weights(tensors, Path(name))
+        answer = flambeau("verify", name)
+        assert answer.code == 1
+        assert "w: 1 NaN, 1 infinite" in answer.out
+        assert "mask: 0 NaN, 1 infinite" in answer.out
+    write_weights({"mask": tensors["mask"]}, Path("b.pth"))
+    answer = flambeau("verify", "b.pth")
+    assert answer.code == 0
+    assert "safe to load with weights_only=True" in answer.out
+
+
+def test_verify_finds_a_bit_that_torch_does_not(flambeau: Any) -> None:
+    torch.save({"w": torch.arange(1000.0)}, "a.pth")
+    data = bytearray(Path("a.pth").read_bytes())
+    data[data.index(torch.arange(1000.0).numpy().tobytes()) + 1234] ^= 1
+    Path("a.pth").write_bytes(data)
+    torch.load("a.pth", weights_only=True)
+    answer = flambeau("verify", "a.pth")
+    assert answer.code == 1
+    assert "CRC-32 differs" in answer.out
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"w": torch.arange(1000.0)}, "b.pth")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert flambeau("verify", "b.pth").code == 0
+
+
+def test_images_stay_images(flambeau: Any) -> None:
+    images = torch.zeros(4, 8, 8, dtype=torch.uint8)
+    for number, saved in enumerate(
+        [
+            {"images": images, "labels": torch.arange(4)},
+            (images, torch.arange(4)),
+            {"x_train": images.float()},
+        ]
+    ):
+        torch.save(saved, f"{number}.pth")
+        assert not is_weights(Path(f"{number}.pth"))
+    assert "4 images, all whole" in flambeau("verify", "0.pth").out
+    assert "is for packed images" in _weights_with_flag(flambeau)
+
+
+def _weights_with_flag(flambeau: Any) -> str:
+    torch.save({"w": torch.ones(1)}, "w.pth")
+    return str(flambeau("verify", "w.pth --deep").err)
+
+
+HEADERS = {
+    "another tensor lies": {"a": ["F32", [1], [0, 4]], "b": ["F32", [1], [2, 6]]},
+    "nothing lies from byte 0 to 4": {"a": ["F32", [1], [4, 8]]},
+    "truncated": {"a": ["F32", [100], [0, 400]]},
+    "takes 8 bytes": {"a": ["F32", [2], [0, 4]], "b": ["F32", [1], [4, 8]]},
+    "is not known": {"a": ["F33", [2], [0, 8]]},
+    "no lists of whole numbers": {"a": ["F32", [-2], [0, 8]]},
+    "no beginning and end": {"a": ["F32", [2], [8, 0]]},
+    "behind the last tensor": {"a": ["F32", [1], [0, 4]]},
+}
+
+
+@pytest.mark.parametrize("message", HEADERS)
+def test_headers_of_safetensors_that_lie(flambeau: Any, message: str) -> None:
+    keys = ("dtype", "shape", "data_offsets")
+    header = {name: dict(zip(keys, entry, strict=True)) for name, entry in HEADERS[message].items()}
+    text = json.dumps(header).encode()
+    Path("a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    answer = flambeau("verify", "a.safetensors")
+    assert answer.code == 1
+    assert message in answer.out
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.torch.load_file("a.safetensors")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x05", b"\xff" * 20, b"\x02" + bytes(7) + b"[]", b"\x01" + bytes(7) + b"{", b'"' * 99],
+)
+def test_heads_that_are_none(flambeau: Any, data: bytes) -> None:
+    Path("a.safetensors").write_bytes(data)
+    assert flambeau("verify", "a.safetensors").code == 1
+    assert flambeau("convert", "a.safetensors b.safetensors").code == 2
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pth", "legacy.pth"])
+def test_damaged_files_are_named_and_never_a_crash(flambeau: Any, name: str) -> None:
+    if name == "legacy.pth":
+        torch.save(model().state_dict(), name, _use_new_zipfile_serialization=False)
+    else:
+        write_weights(model().state_dict(), Path(name))
+    whole, generator = Path(name).read_bytes(), np.random.default_rng(0)
+    codes = []
+    for number in range(110):
+        data = bytearray(
+            whole[: generator.integers(1, len(whole))] if generator.random() < 0.4 else whole
+        )
+        for place in generator.integers(0, len(data), generator.integers(1, 4)):
+            data[place] = generator.integers(256)
+        Path(name).write_bytes(data)
+        codes.append(flambeau("verify", name).code)
+        if number % 5 == 0:
+            assert flambeau("convert", name, "out.safetensors --force").code in (0, 2)
+    assert set(codes) <= {0, 1}
+    assert codes.count(1) > 50

@@ -1,0 +1,495 @@
+"""Files of every age read as torch and pickle read them, and programs in pickles that are never run."""
+
+import argparse
+import collections
+import io
+import pickle
+import struct
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flambeau.recipes.checkpoints.checkpoint_tensors import state_dicts_in, tensors_in
+from flambeau.recipes.checkpoints.safe_pickle import (
+    Foreign,
+    PickleRefused,
+    load_pickle,
+    pickle_contents,
+)
+
+SAVES: list[dict[str, Any]] = [{}, {"_use_new_zipfile_serialization": False}]
+
+
+class Net(nn.Module):
+    """A class of a user's, with a buffer that is in no state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+        self.head = nn.Linear(2, 3)
+        self.register_buffer("scratch", torch.zeros(1), persistent=False)
+
+
+def same_bits(got: Tensor, expected: Tensor) -> bool:
+    facts = [(t.dtype, t.shape, t.stride()) for t in (got, expected)]
+    got, expected = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (got, expected))
+    return facts[0] == facts[1] and torch.equal(got, expected)
+
+
+def plain_tensors() -> dict[str, Tensor]:
+    weight = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    return {
+        "weight": weight, "transposed": weight.t(), "part": weight[1:], "parameter": nn.Parameter(weight),
+        "bf16": weight.bfloat16(), "int": torch.arange(3), "complex": torch.complex(weight, weight),
+        "empty": torch.empty(0, 3), "bool": torch.tensor([True]), "scalar": torch.tensor(3.0),
+        "expanded": torch.ones(1, 3).expand(4, 3),
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- what is read
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("how", SAVES, ids=["zip", "legacy"])
+def test_reads_what_torch_reads(tmp_path: Path, how: dict[str, Any], mapped: bool) -> None:
+    path = tmp_path / "a.pth"
+    torch.save(
+        {**plain_tensors(), "bn": nn.BatchNorm1d(2).state_dict(), "lr": [0.1, 2]}, path, **how
+    )
+    expected = torch.load(path, weights_only=True)
+    got = load_pickle(path, mapped=mapped)
+    assert list(got) == list(expected)
+    for name, tensor in tensors_in(expected).items():
+        assert same_bits(tensors_in(got)[name], tensor), name
+    assert got["bn"]._metadata == expected["bn"]._metadata
+    assert got["lr"] == [0.1, 2]
+    assert got["weight"].data_ptr() == got["parameter"].data_ptr() == got["transposed"].data_ptr()
+    got["weight"].zero_()  # writable, and the file stays as it is
+    assert torch.load(path, weights_only=True)["weight"].any()
+
+
+def test_new_dtypes(tmp_path: Path) -> None:
+    tensors = {"f8": torch.ones(3).to(torch.float8_e4m3fn), "u16": torch.arange(3).to(torch.uint16)}
+    torch.save(tensors, tmp_path / "a.pth")
+    got = load_pickle(tmp_path / "a.pth")
+    assert all(same_bits(got[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_numpy_namespaces_and_plain_data_of_every_protocol(tmp_path: Path, protocol: int) -> None:
+    arguments = argparse.Namespace(lr=0.1, out=Path("a/b"), nested=argparse.Namespace(x=1))
+    saved = {
+        "best": np.float64(0.5), "count": np.int64(3), "array": np.arange(6.0).reshape(2, 3),
+        "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)), "none": np.zeros((0, 3)),
+        "big_endian": np.arange(3, dtype=">i4"), "text": np.array(["ab", "c"]), "args": arguments,
+        "default": collections.defaultdict(list, {1: [2]}), "bytes": b"\x00\xff", "empty": b"",
+        "bytearray": bytearray(b"xy"), "sets": [{1}, frozenset("a")], "complex": 1 + 2j, "big": -(2**99),
+        "cycle": [],
+    }  # fmt: skip
+    saved["cycle"].append(saved["cycle"])  # type: ignore[attr-defined]
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(saved, protocol))
+    got = load_pickle(tmp_path / "a.pkl")
+    assert (got["best"], got["count"], type(got["best"])) == (0.5, 3, float)
+    assert got["args"] == {"lr": 0.1, "out": "a/b", "nested": {"x": 1}}
+    for name in ("array", "fortran", "none", "big_endian", "text"):
+        np.testing.assert_array_equal(got[name], saved[name])
+    for name in ("default", "bytes", "empty", "bytearray", "sets", "complex", "big"):
+        assert got[name] == saved[name], name
+    assert got["cycle"][0] is got["cycle"]
+
+
+def test_python_2(tmp_path: Path) -> None:
+    # As Python 2.7 writes {'caf\xe9': u'\u4e2d', 'it\'s\n': [1L, 2.5, None, True]} by protocol 0,
+    # and an object of a class by copy_reg._reconstructor.
+    text = (
+        b"(dp0\nS'caf\\xe9'\np1\nV\\u4e2d\np2\nsS\"it's\\n\"\np3\n(lp4\nL1L\naF2.5\naNaI01\nas"
+        b"S'space'\np5\nccopy_reg\n_reconstructor\np6\n(cargparse\nNamespace\np7\nc__builtin__\nobject\np8\n"
+        b"Ntp9\nRp10\n(dp11\nS'lr'\np12\nF0.1\nsbs."
+    )
+    (tmp_path / "old.pkl").write_bytes(text)
+    expected = {"caf\xe9": "中", "it's\n": [1, 2.5, None, True], "space": {"lr": 0.1}}
+    assert load_pickle(tmp_path / "old.pkl") == expected
+    # 8-bit strings of protocol 2 are Latin-1, as torch.load(encoding='latin1') has them.
+    (tmp_path / "old2.pkl").write_bytes(b"\x80\x02}U\x04caf\xe9K\x01s.")
+    assert load_pickle(tmp_path / "old2.pkl") == pickle.loads(
+        b"\x80\x02}U\x04caf\xe9K\x01s.", encoding="latin1"
+    )
+
+
+@pytest.mark.parametrize("how", SAVES, ids=["zip", "legacy"])
+def test_a_whole_model_is_refused_by_name_and_gives_its_weights(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    model, path = nn.DataParallel(Net()), tmp_path / "whole.pth"
+    torch.save(model, path, **how)
+    with pytest.raises(PickleRefused, match=r"test_safe_pickle\.Net"):
+        load_pickle(path)
+    contents = pickle_contents(path)
+    assert contents.root == "torch.nn.parallel.data_parallel.DataParallel"
+    assert not contents.weights_only
+    loaded = load_pickle(path, drop_objects=True)
+    assert isinstance(loaded, Foreign)
+    expected = model.state_dict()
+    got = state_dicts_in(loaded)[""]
+    assert list(got) == list(expected)
+    assert all(same_bits(got[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # which others have saved with
+def test_torchscript_gives_its_weights(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    torch.jit.save(torch.jit.trace(model.eval(), torch.zeros(1, 2)), tmp_path / "script.pt")
+    assert pickle_contents(tmp_path / "script.pt").container == "TorchScript"
+    got = state_dicts_in(load_pickle(tmp_path / "script.pt", drop_objects=True))[""]
+    assert {name: t.shape for name, t in got.items()} == {
+        n: t.shape for n, t in model.state_dict().items()
+    }
+    assert same_bits(got["0.weight"], model[0].weight)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "extra", [{}, {"n": np.float64(1)}, {"a": {1, 2}}, {"c": collections.Counter("a")}]
+)
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_says_what_weights_only_reads(tmp_path: Path, protocol: int, extra: dict[str, Any]) -> None:
+    path = tmp_path / "a.pth"
+    torch.save(
+        {"w": torch.ones(2), "p": nn.Parameter(torch.ones(1)), **extra},
+        path,
+        pickle_protocol=protocol,
+    )
+    try:
+        torch.load(path, weights_only=True)
+    except pickle.UnpicklingError:
+        assert not pickle_contents(path).weights_only
+    else:
+        assert pickle_contents(path).weights_only or protocol > 2  # torch warns of those
+    others = torch.serialization.get_unsafe_globals_in_checkpoint(path) if protocol == 2 else []
+    assert set(others) <= {
+        name.replace("__builtin__", "builtins") for name in pickle_contents(path).names
+    }
+
+
+def test_contents_have_shapes_without_values(tmp_path: Path) -> None:
+    torch.save({"state_dict": plain_tensors()}, tmp_path / "a.pth")
+    shown = tensors_in(pickle_contents(tmp_path / "a.pth").value)
+    assert all(tensor.is_meta for tensor in shown.values())
+    expected = {
+        f"state_dict.{n}": (t.shape, t.dtype, t.stride()) for n, t in plain_tensors().items()
+    }
+    assert {n: (t.shape, t.dtype, t.stride()) for n, t in shown.items()} == expected
+
+
+# ---------------------------------------------------------------- what is never run
+
+NAMES = """
+os.system posix.system nt.system os.popen os.remove os.execvp os.spawnlp subprocess.Popen subprocess.run
+subprocess.check_output builtins.eval builtins.exec builtins.getattr builtins.open builtins.compile
+builtins.__import__ builtins.map builtins.print __builtin__.eval __builtin__.execfile runpy.run_path
+runpy._run_code importlib.import_module ctypes.CDLL ctypes.util.find_library webbrowser.open torch.load
+torch.hub.load torch.jit.load torch.storage._load_from_bytes torch.utils.collect_env.run
+torch.serialization.load torch.serialization.os.system torch._utils.warnings.sys.exit pip.main
+pip._internal.main numpy.load numpy.f2py.compile numpy.f2py.crackfortran.myeval
+numpy.testing._private.utils.runstring numpy.fromfile numpy.empty operator.attrgetter
+operator.methodcaller functools.partial functools.reduce codecs.open _codecs.decode codecs.encode
+shutil.rmtree shutil.copy socket.create_connection socket.socket pty.spawn timeit.timeit pdb.run
+cProfile.run code.InteractiveInterpreter pickle.loads _pickle.loads marshal.loads types.FunctionType
+types.CodeType pathlib.Path.touch pathlib.Path collections.OrderedDict.__reduce__ collections.namedtuple
+copyreg.add_extension copyreg.__reduce_ex__ logging.config.fileConfig multiprocessing.Process
+asyncio.create_subprocess_shell tempfile.mkdtemp sys.exit signal.raise_signal threading.Thread
+zipimport.zipimporter http.client.HTTPConnection urllib.request.urlopen xml.dom.minidom.parse
+torch.nn.Module torch.Tensor.__init__ torch.classes.load_library torch.ops.load_library
+"""
+CALLS = NAMES.split()
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+
+
+def by_reduce(module: str, name: str, args: bytes) -> bytes:
+    return f"c{module}\n{name}\n".encode() + b"(" + args + b"tR."
+
+
+def by_stack_global(module: str, name: str, args: bytes) -> bytes:
+    # The names are put together by way of the memo.
+    names = text(module) + b"\x94" + b"0" + text(name) + b"\x94" + b"0" + b"h\x00h\x01\x93"
+    return b"\x80\x04" + names + b"(" + args + b"tR."
+
+
+def by_inst(module: str, name: str, args: bytes) -> bytes:
+    return b"(" + args + f"i{module}\n{name}\n.".encode()
+
+
+def by_obj(module: str, name: str, args: bytes) -> bytes:
+    return b"(" + f"c{module}\n{name}\n".encode() + args + b"o."
+
+
+def by_newobj(module: str, name: str, args: bytes) -> bytes:
+    return b"\x80\x02" + f"c{module}\n{name}\n".encode() + b"(" + args + b"t\x81."
+
+
+def by_newobj_ex(module: str, name: str, args: bytes) -> bytes:
+    return b"\x80\x04" + f"c{module}\n{name}\n".encode() + b"(" + args + b"t}\x92."
+
+
+def by_build(module: str, name: str, args: bytes) -> bytes:
+    # An allowed object whose attribute __setstate__ is the function, called by the next BUILD.
+    state = b"}" + text("__setstate__") + f"c{module}\n{name}\n".encode() + b"s"
+    return b"cargparse\nNamespace\n)R" + state + b"b" + args + b"b."
+
+
+def by_state_of_an_allowed_call(module: str, name: str, args: bytes) -> bytes:
+    inner = by_reduce(module, name, args)[:-1]
+    return b"ccollections\nOrderedDict\n)R" + text("weight") + inner + b"s."
+
+
+def by_reconstructor(module: str, name: str, args: bytes) -> bytes:
+    return (
+        f"ccopy_reg\n_reconstructor\n(c{module}\n{name}\nc__builtin__\nobject\nNtR".encode()
+        + args
+        + b"b."
+    )
+
+
+def by_rebuild(module: str, name: str, args: bytes) -> bytes:
+    # torch's own function that calls what it is given.
+    made = f"ctorch._tensor\n_rebuild_from_type_v2\n(c{module}\n{name}\nctorch\nTensor\n(".encode()
+    return made + args + b"tNtR."
+
+
+WAYS: list[Callable[[str, str, bytes], bytes]] = [
+    by_reduce, by_stack_global, by_inst, by_obj, by_newobj, by_newobj_ex, by_build,
+    by_state_of_an_allowed_call, by_reconstructor, by_rebuild,
+]  # fmt: skip
+
+
+def in_zip(path: Path, program: bytes) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", program)
+        archive.writestr("archive/version", "3\n")
+
+
+def in_legacy(path: Path, program: bytes) -> None:
+    head = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}]
+    tail = pickle.dumps([], 2)
+    path.write_bytes(b"".join(pickle.dumps(part, 2) for part in head) + program + tail)
+
+
+def plain(path: Path, program: bytes) -> None:
+    path.write_bytes(program)
+
+
+CONTAINERS = [in_zip, in_legacy, plain]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_malicious_pickles_are_refused_by_name_and_never_run(
+    tmp_path: Path, way: Callable[[str, str, bytes], bytes]
+) -> None:
+    canary, path = tmp_path / "canary", tmp_path / "evil.pth"
+    seconds = []
+    for number, call in enumerate(CALLS):
+        module, _, name = call.rpartition(".")
+        program = way(module, name, text(f"touch {canary}"))
+        CONTAINERS[number % 3](path, program)
+        start = time.perf_counter()
+        with pytest.raises(PickleRefused) as caught:
+            load_pickle(path)
+        seconds.append(time.perf_counter() - start)
+        assert call in str(caught.value), call
+        with_objects_dropped = contextless(path)
+        assert not isinstance(with_objects_dropped, int)
+    assert len(CALLS) >= 80
+    assert not canary.exists()
+    assert sorted(seconds)[len(seconds) // 2] < 0.05
+
+
+def contextless(path: Path) -> Any:
+    """What is left of the file without the objects; that may be nothing, but it is never run."""
+    try:
+        return load_pickle(path, drop_objects=True)
+    except PickleRefused as error:
+        return error
+
+
+@pytest.mark.parametrize("way", [by_reduce, by_stack_global, by_inst, by_obj, by_build])
+def test_the_canary_would_sing(tmp_path: Path, way: Callable[[str, str, bytes], bytes]) -> None:
+    program = way("os", "mkdir", text(str(tmp_path / "canary")))
+    if way is not by_build:
+        pickle.loads(program)
+        assert (tmp_path / "canary").exists()
+        (tmp_path / "canary").rmdir()
+    (tmp_path / "evil.pkl").write_bytes(program)
+    with pytest.raises(PickleRefused, match=r"os\.mkdir"):
+        load_pickle(tmp_path / "evil.pkl")
+    if way is not by_build:
+        assert pickle_contents(tmp_path / "evil.pkl").refused == ("os.mkdir",)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_pickle_in_a_pickle_stays_bytes(tmp_path: Path) -> None:
+    inner = by_reduce("os", "mkdir", text(str(tmp_path / "canary")))
+    torch.save({"inner": inner, "w": torch.ones(1)}, tmp_path / "a.pth")
+    assert load_pickle(tmp_path / "a.pth")["inner"] == inner
+    assert not (tmp_path / "canary").exists()
+
+
+TENSOR = (
+    b"ctorch._utils\n_rebuild_tensor_v2\n(("
+    + text("storage")
+    + b"ctorch\nFloatStorage\n"
+    + text("0")
+)
+TENSOR += text("cpu") + b"%stQ%s\x89ccollections\nOrderedDict\n)RtR."
+
+
+def long(value: int) -> bytes:
+    return f"L{value}L\n".encode()
+
+
+def tensor(size: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+    sides = [b"(" + b"".join(map(long, numbers)) + b"t" for numbers in (shape, strides)]
+    return TENSOR % (long(size), long(offset) + b"".join(sides))
+
+
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n"
+REBUILD = b"ctorch._tensor\n_rebuild_from_type_v2\n"
+BOMBS: dict[str, tuple[bytes, str]] = {
+    "no STOP": (b"\x80\x02}", "no whole pickle"),
+    "nothing on the stack": (b".", "no whole pickle"),
+    "unknown opcode": (b"\xff.", "no whole pickle"),
+    "no mark": (b"t.", "no whole pickle"),
+    "no memo": (b"h\x05.", "no whole pickle"),
+    "string of 2**60 bytes": (b"\x8e" + struct.pack("<Q", 1 << 60) + b"abc.", "no whole pickle"),
+    "bytearray of 2**62 bytes": (b"\x96" + struct.pack("<Q", 1 << 62) + b".", "no whole pickle"),
+    "long of 2**31 bytes": (b"\x8b" + struct.pack("<i", 2**31 - 1) + b".", "no whole pickle"),
+    "deep lists": (b"]" * 5_000 + b"a" * 4_999 + b".", "nested"),
+    "deep tuples": (b")" + b"\x85" * 5_000 + b".", "nested"),
+    "deep tuples as a key": (b"}" + b")" + b"\x85" * 5_000 + b"Ns.", "key"),
+    "deep calls": (b"cos\nsystem\n" + b")R" * 5_000 + b".", "os.system"),
+    "a key of many bits": (b"}\x8a\xff" + b"\x7f" * 255 + b"Ns.", "key"),
+    "list as a key": (b"}]Ns.", "key"),
+    "set of sets": (b"\x8f(\x8f\x90.", "key"),
+    "extension": (b"\x82\x05.", "extension 5"),
+    "persistent id in words": (b"P0\n.", "outside"),
+    "persistent id that is a list": (b"]Q.", "outside"),
+    "out-of-band buffer": (b"\x97.", "outside"),
+    "storage of none": (b"(" + text("storage") + b"cos\nsystem\n" + text("0") * 2 + b"K\x01tQ.", "system"),
+    "attribute of a class": (b"ccollections\nOrderedDict\n}b.", "attributes of collections.OrderedDict"),
+    "attribute of an object": (b"ccollections\nOrderedDict\n)R}" + text("items") + b"Nsb.", "attributes"),
+    "items of a class": (b"ccollections\nOrderedDict\nNNs.", "items of collections.OrderedDict"),
+    "append to a class": (b"cbuiltins\nset\nNa.", "appends to builtins.set"),
+    "name that is no string": (b"NN\x93.", "no string"),
+    "bytearray of 2**60": (b"cbuiltins\nbytearray\n(" + long(1 << 60) + b"tR.", "bytearray"),
+    "encode by another codec": (b"c_codecs\nencode\n(K\x05" + text("zip") + b"tR.", "encode"),
+    "complex of a list": (b"cbuiltins\ncomplex\n(]tR.", "complex"),
+    "device of nonsense": (b"ctorch\ndevice\n(" + text("nowhere:9") + b"tR.", "device"),
+    "numpy objects": (b"cnumpy\ndtype\n(" + text("O8") + b"K\x00K\x01tR.", "dtype"),
+    "numpy dtype by commas": (b"cnumpy\ndtype\n(" + text("i4,i4") + b"K\x00K\x01tR.", "dtype"),
+    "numpy array that is none": (ARRAY + b"(cargparse\nNamespace\n(K\x00tC\x01btR.", "Namespace"),
+    "tensor of no storage": (b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00))\x89NtR.", "_rebuild_tensor_v2"),
+    "rebuild of a rebuild": (REBUILD + b"(" + REBUILD + b"N)NtR.", "_rebuild_from_type_v2"),
+}  # fmt: skip
+LIES: dict[str, tuple[bytes, str]] = {
+    "storage larger than its record": (tensor(1 << 40, 0, (2,), (1,)), "of its"),
+    "shape beyond": (tensor(4, 0, (5,), (1,)), "reaches beyond"),
+    "stride beyond": (tensor(4, 0, (2, 2), (3, 1)), "reaches beyond"),
+    "offset beyond": (tensor(4, 4, (1,), (1,)), "reaches beyond"),
+    "negative stride": (tensor(4, 3, (2,), (-1,)), "strides that no tensor"),
+    "negative offset": (tensor(4, -1, (1,), (1,)), "strides that no tensor"),
+    "sizes that overflow": (tensor(4, 0, (1 << 40, 1 << 40), (0, 0)), "reaches beyond"),
+    "more sides than strides": (tensor(4, 0, (2, 2), (1,)), "_rebuild_tensor_v2"),
+    "a thousand sides": (tensor(4, 0, (1,) * 1000, (1,) * 1000), "strides that no tensor"),
+    "negative storage": (tensor(-4, 0, (1,), (1,)), "storage"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_at_once(tmp_path: Path, name: str) -> None:
+    program, message = BOMBS[name]
+    start = time.perf_counter()
+    for container in CONTAINERS:
+        container(tmp_path / "bomb.pth", program)
+        with pytest.raises(PickleRefused, match=message):
+            load_pickle(tmp_path / "bomb.pth")
+        assert isinstance(contextless(tmp_path / "bomb.pth"), PickleRefused | Foreign)
+    assert time.perf_counter() - start < 20  # of a machine that others keep busy
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_lies_about_tensors_are_refused(tmp_path: Path, name: str) -> None:
+    program, message = LIES[name]
+    path = tmp_path / "lie.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", program)
+        archive.writestr("archive/data/0", bytes(16))
+    for read in (load_pickle, pickle_contents):
+        with pytest.raises(PickleRefused, match=message):
+            read(path)
+
+
+def test_many_references_to_one_thing_cost_nothing(tmp_path: Path) -> None:
+    program = b"]q\x00" + b"".join(b"](h%ch%ceq%c0" % (i, i, i + 1) for i in range(60)) + b"h\x3c."
+    (tmp_path / "laughs.pkl").write_bytes(program)  # a tree of 2**60 leaves in 60 lists
+    start = time.perf_counter()
+    assert len(load_pickle(tmp_path / "laughs.pkl")) == 2
+    assert tensors_in(pickle_contents(tmp_path / "laughs.pkl").value) == {}
+    assert time.perf_counter() - start < 1
+
+
+def test_zip_files_that_lie(tmp_path: Path) -> None:
+    path, buffer = tmp_path / "a.pth", io.BytesIO()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"]" * 10_000_000 + b".")
+    with pytest.raises(PickleRefused, match="compressed"):
+        load_pickle(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"].")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("archive/data.pkl", b"}.")
+    with pytest.raises(PickleRefused, match="two records"):
+        load_pickle(path)
+    in_zip(path, tensor(4, 0, (1,), (1,)).replace(text("0"), text("../../../etc/passwd")))
+    with pytest.raises(PickleRefused, match="of its"):
+        load_pickle(path)
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("other.txt", b"")
+    path.write_bytes(buffer.getvalue())
+    with pytest.raises(PickleRefused, match=r"without data\.pkl"):
+        load_pickle(path)
+    path.write_bytes(b"")
+    with pytest.raises(PickleRefused, match="empty"):
+        load_pickle(path)
+
+
+@pytest.mark.parametrize("how", SAVES, ids=["zip", "legacy"])
+def test_truncated_and_mutated_files_are_refused_or_read(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    path = tmp_path / "a.pth"
+    torch.save({**plain_tensors(), "best": np.float64(1), "model": nn.Linear(2, 2)}, path, **how)
+    whole = path.read_bytes()
+    generator = np.random.default_rng(0)
+    num_refused = 0
+    for _ in range(150):
+        data = bytearray(
+            whole[: generator.integers(1, len(whole))] if generator.random() < 0.4 else whole
+        )
+        for place in generator.integers(0, min(len(data), 2500), generator.integers(0, 4)):
+            data[place] = generator.integers(256)
+        path.write_bytes(data)
+        try:
+            load_pickle(path, drop_objects=True)
+        except PickleRefused as error:
+            num_refused += 1
+            assert str(error).startswith(f"{path}: ")
+    assert 60 <= num_refused < 150
