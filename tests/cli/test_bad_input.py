@@ -520,19 +520,21 @@ def test_the_step_can_be_replayed(where: str, flambeau: Any, trapped: Path) -> N
     refused(flambeau(*command))
     file = Path(f"run/not-finite-step-{step:08d}.json")
     before = hashes(".")
+    white = trapped / "train" / "a" / f"{WHITE:02}.png"
     code, out, err = flambeau("train --replay-step", file)
     assert (code, out) == (0, "")
     assert f"step {step} is bad again; its samples: " in err
     assert names_of(trapped, samples)[0] in err
-    if where == "loss":
-        assert "the loss is nan" in err or "the loss is inf" in err
-    else:
-        assert "the loss" not in err
-        assert "backward: the gradient of 'head.weight' is not finite" in err
+    row = samples.index(WHITE)
+    place = {
+        "loss": "the output of the model (Trap)",
+        "late_gradient": "the gradient of the output of 'head' (Linear)",
+    }[where]
+    assert f"{place}: 2 not finite, in sample {row} of its batch: {white}" in err
+    assert err.count(" not finite") == 2  # and the loss, or the gradient of a parameter
     assert hashes(".") == before
 
     # The image is mended, in a way that the data do not show (the same length): not bad any more.
-    white = trapped / "train" / "a" / f"{WHITE:02}.png"
     shutil.copy(trapped / "train" / "a" / "00.png", white)
     code, _, err = flambeau("train --replay-step", file)
     assert code == 1
@@ -540,6 +542,34 @@ def test_the_step_can_be_replayed(where: str, flambeau: Any, trapped: Path) -> N
     assert hashes("run") == {name: h for name, h in before.items() if name.startswith("run/")}
     # ... and the run goes on.
     assert flambeau(*command).code == 0
+
+
+def test_the_first_bad_module_and_sample_are_named(flambeau: Any, trapped: Path) -> None:
+    command = ("train", trapped, "--out run", BAD, "--model traps.py:gradient")
+    message = refused(flambeau(*command))
+    step, samples = expected_batch(0, seed=0)
+    white = trapped / "train" / "a" / f"{WHITE:02}.png"
+    first = f"in sample {samples.index(WHITE)} of its batch: {white}; the weights are those"
+    assert f"the gradient of the output of 'head' (Linear): 2 not finite, {first}" in message
+    bad = json.loads(Path(f"run/not-finite-step-{step:08d}.json").read_text(encoding="utf-8"))
+    assert len(bad["findings"]) == 2
+
+
+def test_rollback_lowers_the_rate_and_gives_up(flambeau: Any, trapped: Path) -> None:
+    seed = seed_for(1, epoch=1)
+    command = ("train", trapped, "--out run", BAD, "--model traps.py:late_loss --on-nan rollback")
+    command = (*command, f"--seed {seed}")
+    step, _ = expected_batch(1, seed=seed)
+    code, _, err = flambeau(*command)
+    assert code == 2
+    for count, rate in ((1, "0.5"), (2, "0.25"), (3, "0.125")):
+        says = f"rollback {count} of 3: going on from step 4 with {rate} of the learning rate"
+        assert err.count(says) == 1
+    assert f"step {step} (epoch 2): the loss or a gradient is NaN or infinite" in err
+    assert "after 3 rollbacks" in err
+    assert f"flambeau train --replay-step run/not-finite-step-{step:08d}.json" in err
+    bad = json.loads(Path(f"run/not-finite-step-{step:08d}.json").read_text(encoding="utf-8"))
+    assert bad["lr_scale"] == 0.125
 
 
 def test_accumulation_names_the_whole_global_batch(flambeau: Any, trapped: Path) -> None:

@@ -36,7 +36,7 @@ WRONG_TYPE: dict[type, list[Any]] = {
 }
 LOWEST = {  # refused just below
     "image_size": 8, "skip_bad_images": 0, "workers": 0, "epochs": 1, "batch_size": 1,
-    "accumulate": 1, "keep": 1, "log_every": 1, "seed": 0,
+    "accumulate": 1, "keep": 1, "log_every": 1, "seed": 0, "patience": 0,
 }  # fmt: skip
 RANGES = {  # good, then refused
     "ema": ([0, 0.5, 0.9999], [1, 1.5]),
@@ -50,6 +50,18 @@ RANGES = {  # good, then refused
     "seed": ([0, 2**64 - 1], [2**64]),
     "random_erasing": ([0, 0.25, 1], [1.1]),
     "color_jitter": ([0, 0.4, 1], [1.1]),
+    "momentum": ([0, 0.9, 0.999], [1, 1.5]),
+    "plateau_factor": ([1e-9, 0.5, 0.999], [0, 1, 1.5]),
+    "head_lr": ([1e-9, 0.1, 10], [0]),
+    "layer_decay": ([1e-3, 0.75, 1], [0, 1.01]),
+    "teacher_weight": ([0.01, 1], [0, 1.01]),
+    "temperature": ([0.1, 1, 20], [0]),
+}
+NEEDS: dict[str, dict[str, str]] = {  # what a setting has no effect without
+    "patience": {"schedule": "plateau"},
+    "plateau_factor": {"schedule": "plateau"},
+    "teacher_weight": {"teacher": "runs/large"},
+    "temperature": {"teacher": "runs/large"},
 }
 
 
@@ -72,7 +84,7 @@ def test_every_number_is_tested() -> None:
 @pytest.mark.parametrize("name", LOWEST)
 def test_lowest_whole_numbers(name: str) -> None:
     low = LOWEST[name]
-    assert getattr(Settings(**{name: low}), name) == low
+    assert getattr(Settings(**{name: low}, **NEEDS.get(name, {})), name) == low
     with pytest.raises(InputError, match=f"^{name} must be at least {low}, got {low - 1}$"):
         Settings(**{name: low - 1})
 
@@ -81,7 +93,7 @@ def test_lowest_whole_numbers(name: str) -> None:
 def test_ranges(name: str) -> None:
     good, bad = RANGES[name]
     for value in good:
-        assert getattr(Settings(**{name: value}), name) == value
+        assert getattr(Settings(**{name: value}, **NEEDS.get(name, {})), name) == value
     for value in bad:
         with pytest.raises(InputError, match=rf"^{name} must be .*got {re.escape(str(value))}"):
             Settings(**{name: value})
@@ -258,6 +270,7 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "stall_timeout": 5.0,
         "download": True,
         "shard": "fsdp",
+        "on_nan": "rollback",
     }
     assert differences(stored, {**stored, **neutral}) == []
     assert {n for n, f in FIELDS.items() if f.metadata["neutral"]} == set(neutral)

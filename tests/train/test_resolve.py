@@ -89,7 +89,15 @@ def test_what_is_given_is_kept() -> None:
 def test_nothing_is_left_open() -> None:
     settings, _ = resolve(Settings(), Memory(28, 28), Memory(28, 28))
     left_open = {f.name for f in dataclasses.fields(settings)} - as_dict(settings).keys()
-    assert left_open == {"data", "epochs"}  # the embedded data; said as duration
+    of_others = {"patience", "plateau_factor"}  # without effect on this schedule
+    of_others |= {
+        "weights",
+        "head_lr",
+        "teacher",
+        "teacher_weight",
+        "temperature",
+    }  # none asked for
+    assert left_open == {"data", "epochs"} | of_others  # the embedded data; said as duration
     assert "auto" not in as_dict(settings).values()
     assert canonical(settings) == settings
 
@@ -126,6 +134,19 @@ def test_learning_rate_grows_with_the_batch() -> None:
     small = Memory(28, 28, count=1000)
     larger, smaller = (chosen(small, batch_size=size).lr or 0.0 for size in (256, 64))
     assert larger == pytest.approx(4 * smaller)
+
+
+def test_settings_of_an_optimizer_and_a_schedule() -> None:
+    source = Memory(100, 100, count=1000)
+    assert chosen(source).momentum == 0.9
+    assert chosen(source, optimizer="muon").momentum == 0.95
+    assert chosen(source, optimizer="muon", momentum=0.5).momentum == 0.5
+    assert chosen(source, optimizer="nadam").momentum is None
+    assert chosen(source, batch_size=256, optimizer="muon").lr == 0.002
+    assert chosen(Memory(28, 28, count=1000), batch_size=256, optimizer="muon").lr == 0.008
+    plateau = chosen(source, schedule="plateau", patience=7)
+    assert (plateau.patience, plateau.plateau_factor) == (7, 0.1)
+    assert (chosen(source).patience, chosen(source).plateau_factor) == (None, None)
 
 
 def test_durations() -> None:

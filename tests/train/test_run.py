@@ -486,6 +486,116 @@ def test_not_finite_leaves_the_weights_of_the_step_before(
     assert names == ["step-00000000"]  # nothing was saved after it
 
 
+def explode(run: Run, *, when: Callable[[Run], bool], stop_at: int | None = None) -> None:
+    """A user's loop whose loss is infinite in some steps; it dies when `stop_at` steps have been made."""
+    made = 0
+    for _ in run.epochs():
+        for x, y in run.batches():
+            loss = F.cross_entropy(run.model(x), y)
+            run.step(loss * float("inf") if when(run) else loss)
+            made += 1
+            if made == stop_at:
+                raise Stop
+        for x, y in run.evaluate(data(19)):
+            run.log(val_accuracy=run.model(x).argmax(1) == y)
+
+
+def halves_after(step: int) -> Callable[[int], float]:
+    return lambda done: 0.5 if done >= step else 1.0
+
+
+SURVIVES: dict[str, Any] = {
+    "schedule": "constant", "warmup": "0st", "accumulate": 1, "log_every": 5, "keep": 9,
+    "on_nan": "rollback",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("every", ["5st", "2ep"])  # back within the epoch, or into one before
+def test_rollback_goes_on_from_before_with_half_the_rate(tmp_path: Path, every: str) -> None:
+    # 12 steps an epoch: the 22nd is bad, which the line of step 24 or 25 tells.
+    settings = {**SURVIVES, "checkpoint_every": every, "best": "none"}
+    run = start(tmp_path / "run", **settings)
+    explode(run, when=lambda run: run.state.step == 21 and run.state.rollbacks == 0)
+    back_to = 20 if every == "5st" else 0
+    # Independent of it: a run that had half the rate from there on.
+    expected = start(
+        tmp_path / "expected", **{**settings, "schedule": halves_after(back_to), "warmup": "0st"}
+    )
+    explode(expected, when=lambda run: False)
+    assert_equal(dict(run.model.state_dict()), dict(expected.model.state_dict()))
+    assert run.state.order_crc == expected.state.order_crc
+    rows, good = outcome(tmp_path / "run")["rows"], outcome(tmp_path / "expected")["rows"]
+    rollback = {
+        "step": back_to,
+        "epoch": back_to // 12,
+        "rollback": 1,
+        "bad_step": 22,
+        "lr_scale": 0.5,
+    }
+    assert [row for row in rows if "rollback" in row] == [rollback]
+    assert [row for row in rows if "rollback" not in row] == good
+    assert (
+        json.loads((tmp_path / "run" / "not-finite-step-00000022.json").read_text())["step"] == 22
+    )
+
+
+def test_rollback_is_the_same_after_kills(tmp_path: Path) -> None:
+    def bad(run: Run) -> bool:
+        return (run.state.step == 13 and run.state.rollbacks == 0) or (
+            run.state.step == 29 and run.state.lr_scale > 0.25
+        )
+
+    explode(start(tmp_path / "whole", **SURVIVES), when=bad)
+    expected = outcome(tmp_path / "whole")
+    assert expected["state"]["lr_scale"] == 0.25
+    assert [row["bad_step"] for row in expected["rows"] if "rollback" in row] == [14, 30]
+    for stops in ((14, 8, 9), (17, 16)):  # right after a bad step, after a rollback, ...
+        folder = tmp_path / str(stops)
+        for stop_at in stops:
+            with pytest.raises(Stop):
+                explode(start(folder, **SURVIVES), when=bad, stop_at=stop_at)
+        explode(start(folder, **SURVIVES), when=bad)
+        assert_equal(outcome(folder), expected)
+
+
+def test_rollback_gives_up_after_three_times(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", **SURVIVES)
+    with pytest.raises(NotFinite, match=r"step 14 .*, after 3 rollbacks; the weights are those"):
+        explode(run, when=lambda run: run.state.step == 13)
+    assert run.optimizer.param_groups[0]["lr"] == 0.05 / 8
+    # A resume may be given another word, and meets the same step.
+    with pytest.raises(NotFinite, match="infinite; the weights"):
+        explode(
+            start(tmp_path / "run", **{**SURVIVES, "on_nan": "stop"}),
+            when=lambda run: run.state.step == 13,
+        )
+
+
+def test_a_bad_step_is_explained_as_it_was(tmp_path: Path) -> None:
+    model = network()
+    seen: list[tuple[Tensor, list[str], float, int]] = []
+
+    def explain(batch: Any, names: Any) -> list[str]:
+        seen.append((batch[0], list(names), float(model(batch[0]).detach().sum()), run.state.step))
+        return ["the loss"] if run.state.step == 13 else []
+
+    run = start(tmp_path / "run", model, **{**SURVIVES, "on_nan": "stop", "explain": explain})
+    sums: list[float] = []
+    with pytest.raises(NotFinite, match=r"step 14 .* NaN or infinite: the loss; the weights are"):
+        for _ in run.epochs():
+            for x, _ in run.batches():
+                out = model(x).sum()
+                sums.append(float(out.detach()))
+                run.step(out * (float("inf") if run.state.step == 13 else 0.01))
+    ((batch, names, total, step),) = seen
+    bad = json.loads((tmp_path / "run" / "not-finite-step-00000014.json").read_text())
+    assert bad["findings"] == ["the loss"]
+    assert names == bad["samples"]
+    torch.testing.assert_close(batch, data()[bad["indices"]][0])
+    assert total == sums[13]  # with the weights, and the dropout, of then
+    assert step == 13
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -494,6 +604,7 @@ def test_not_finite_leaves_the_weights_of_the_step_before(
         ({"warmup": "100%"}, "warmup"),
         ({"schedule": lambda step: 1.0}, "warmup"),
         ({"checkpoint_every": "soon"}, "checkpoint_every"),
+        ({"on_nan": "skip"}, "on_nan must be 'stop' or 'rollback', got 'skip'"),
     ],
 )
 def test_refused_settings(tmp_path: Path, settings: dict[str, Any], text: str) -> None:

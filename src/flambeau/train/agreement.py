@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from flambeau import __version__
+from flambeau.data.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.window import merged
@@ -53,6 +54,21 @@ def _script_sha256() -> str | None:
     if path is None or not Path(path).is_file():
         return None
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+
+
+def check_shares(then: int, now: int) -> None:
+    """Refuse to go on in mid-epoch with a DistributedSampler and another number of ranks.
+
+    It deals an epoch out anew for another number: some samples would come twice.
+
+    Args:
+        then, now: number of ranks.
+    """
+    if then != now:
+        raise InputError(
+            f"the run stopped within an epoch on {then} processes, and its DistributedSampler would deal "
+            f"that epoch out anew to {now}: go on with {then}, or hand the Dataset to Run"
+        )
 
 
 def gathered_means(means: Mapping[str, MeanOnDevice], ranks: Ranks) -> dict[str, float]:

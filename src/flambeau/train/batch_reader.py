@@ -12,9 +12,37 @@ from flambeau.data.micro_batch import MicroBatch
 from flambeau.data.ready_batches import ReadyBatches
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.data.device_prefetch import prefetch_to_device
+from flambeau.recipes.data.sample_order import mix
 from flambeau.train.agreement import BadReports
 
 OnBad = Callable[[Sequence[int]], None]
+
+
+class BatchDraws:
+    """What is drawn for a batch (dropout, mixup) depends on (seed, epoch, batch), never on what was before.
+
+    Args:
+        seed: of the run.
+        generators: torch's, of the CPU and of the device.
+    """
+
+    def __init__(self, seed: int, generators: Sequence[torch.Generator]) -> None:
+        self._seed, self._generators = mix(seed), generators
+        self._epoch, self._epoch_seed = -1, 0
+
+    def seed(self, epoch: int, micro: MicroBatch) -> None:
+        """Seed the generators for a batch."""
+        if epoch != self._epoch:
+            self._epoch, self._epoch_seed = epoch, mix(self._seed + epoch + 1)
+        self._set(mix(self._epoch_seed + micro.draw))
+
+    def seed_evaluation(self, epoch: int) -> None:
+        """Seed the generators for the evaluation after an epoch."""
+        self._set(mix(self._seed + epoch))
+
+    def _set(self, seed: int) -> None:
+        for generator in self._generators:
+            generator.manual_seed(seed)
 
 
 class BatchReader:
@@ -85,3 +113,20 @@ class BatchReader:
         pairs = ((micro._replace(data=None), micro.data) for micro in stream)
         moved = prefetch_to_device(pairs, self._device)
         return (micro._replace(data=data) for micro, data in moved)
+
+    def again(
+        self, loader: Loader | ReadyBatches, steps_before: int
+    ) -> Iterator[tuple[int, MicroBatch]]:
+        """The epoch and the micro-batches of the step after `steps_before` steps, read once more.
+
+        Nothing of what makes ready batches by itself: it may not give the same ones again.
+        """
+        if isinstance(loader, ReadyBatches):
+            return
+        epoch, batch = divmod(steps_before, loader.batches_per_epoch)
+        position = batch * len(loader.batch_indices(epoch=epoch, batch=0))
+        stream = loader.stream(epoch=epoch, position=position, epochs=1)
+        for micro in self.to_device(stream):
+            yield epoch, micro
+            if micro.ends_batch:
+                return

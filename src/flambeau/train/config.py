@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.data.errors import InputError
+from flambeau.train.choices import check_takes_effect
 from flambeau.train.durations import parse_duration
 
 
@@ -72,13 +73,37 @@ class Settings:
         group="model", auto="small_convnet up to 64 pixels, else resnet18",
     )  # fmt: skip
     pretrained: bool = _setting(False, "start from published weights", group="model")
+    weights: str | None = _setting(
+        None, "start from the weights in this file or run, as far as they fit", group="model"
+    )
     ema: float = _setting(
         0.0, "decay of the averaged weights, such as 0.999; 0 keeps none", group="model"
+    )
+    freeze: str = _setting(
+        "none", "what is not trained, with its statistics: backbone, or names such as stem,layer1,*.bn*",
+        group="fine-tuning",
+    )  # fmt: skip
+    head_lr: float | None = _setting(
+        None, "peak learning rate of the last layer, where it is another", group="fine-tuning"
+    )
+    layer_decay: float = _setting(
+        1.0, "factor of the learning rate from each layer to the one before, such as 0.75",
+        group="fine-tuning",
+    )  # fmt: skip
+    teacher: str | None = _setting(
+        None, "folder of a run, whose model's probabilities are learned beside the labels",
+        group="fine-tuning",
+    )  # fmt: skip
+    teacher_weight: float | None = _setting(
+        None, "share of the teacher in the loss, up to 1", group="fine-tuning", auto="0.5"
+    )
+    temperature: float | None = _setting(
+        None, "that softens the probabilities of teacher and student", group="fine-tuning", auto="4"
     )
     epochs: int | None = _setting(None, "short for --duration Nep", group="length")
     duration: str | None = _setting(
         None, "such as 90ep or 5000st", group="length",
-        auto="16ep for the embedded data, 30ep, or 10ep with --pretrained",
+        auto="16ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
     )  # fmt: skip
     batch_size: int | None = _setting(
         None,
@@ -88,12 +113,19 @@ class Settings:
     )
     accumulate: int = _setting(1, "forward passes an optimizer step", group="length")
     optimizer: str = _setting(
-        "sgd", "all fused; sgd has Nesterov momentum 0.9", group="optimization",
-        choices=("sgd", "adam", "adamw"),
+        "sgd", "sgd is with Nesterov momentum; muon does the inner weight matrices, adamw the rest",
+        group="optimization",
+        choices=(
+            "sgd", "adam", "adamw", "nadam", "radam", "adamax", "adagrad", "rmsprop", "muon"
+        ),
+    )  # fmt: skip
+    momentum: float | None = _setting(
+        None, "of sgd, rmsprop and muon; from 0 to below 1", group="optimization",
+        auto="sgd and rmsprop 0.9, muon 0.95",
     )  # fmt: skip
     lr: float | None = _setting(
         None, "peak learning rate", group="optimization",
-        auto="grows with the batch; at 256: sgd 0.1 (small_convnet 0.4), adam 0.001; pretrained a tenth",
+        auto="grows with the batch; at 256: sgd 0.1 (small_convnet 0.4), adamw 0.001; pretrained or weights a tenth",
     )  # fmt: skip
     weight_decay: float = _setting(
         5e-4,
@@ -102,9 +134,20 @@ class Settings:
     )
     schedule: str = _setting(
         "cosine", "of the learning rate; multistep divides by 10 at 50%% and 75%%",
-        group="optimization", choices=("cosine", "linear", "multistep", "constant"),
+        group="optimization",
+        choices=(
+            "cosine", "linear", "multistep", "constant", "polynomial", "wsd", "one-cycle",
+            "cosine-restarts", "plateau",
+        ),
     )  # fmt: skip
     warmup: str = _setting("10%", "such as 5%%, 2ep or 500st", group="optimization")
+    patience: int | None = _setting(
+        None, "for plateau: epochs without a better val_accuracy before the rate falls",
+        group="optimization", auto="3",
+    )  # fmt: skip
+    plateau_factor: float | None = _setting(
+        None, "for plateau: what the rate is multiplied by", group="optimization", auto="0.1"
+    )
     clip_norm: float = _setting(
         0.0, "clip the norm of the gradient to this; 0 does not", group="optimization"
     )
@@ -113,6 +156,10 @@ class Settings:
     cutmix: float = _setting(
         0.0, "alpha of CutMix; 0 is off; with --mixup each batch gets one of the two",
         group="optimization",
+    )  # fmt: skip
+    on_nan: str = _setting(
+        "stop", "where a loss or gradient is not finite; rollback goes on from before with half the rate",
+        group="optimization", choices=("stop", "rollback"), neutral=True,
     )  # fmt: skip
     precision: str = _setting(
         "auto", "of the forward pass; auto takes bf16 where the hardware has it natively",
@@ -209,6 +256,8 @@ def canonical(settings: Settings) -> Settings:
     return dataclasses.replace(
         settings,
         data=_full(settings.data),
+        teacher=_full(settings.teacher),
+        weights=_full(settings.weights),
         model=model,
         epochs=None,
         duration=None if duration is None else str(parse_duration(duration, name="duration")),
@@ -288,7 +337,7 @@ def _check_ranges(s: Settings) -> None:
     for name, low in {
         "image_size": 8, "skip_bad_images": 0, "workers": 0, "epochs": 1, "batch_size": 1,
         "accumulate": 1, "keep": 1, "log_every": 1, "weight_decay": 0, "clip_norm": 0,
-        "mixup": 0, "cutmix": 0, "seed": 0, "stall_timeout": 0,
+        "mixup": 0, "cutmix": 0, "seed": 0, "stall_timeout": 0, "patience": 0,
     }.items():  # fmt: skip
         value = getattr(s, name)
         if value is not None and value < low:
@@ -304,8 +353,16 @@ def _check_ranges(s: Settings) -> None:
     for name in ("random_erasing", "color_jitter"):
         if not 0 <= getattr(s, name) <= 1:
             raise InputError(f"{name} must be from 0 to 1, got {getattr(s, name)}")
-    for name in ("ema", "label_smoothing"):
-        if not 0 <= getattr(s, name) < 1:
+    if s.plateau_factor is not None and not 0 < s.plateau_factor < 1:
+        raise InputError(f"plateau_factor must be above 0 and below 1, got {s.plateau_factor}")
+    for name in ("head_lr", "temperature"):
+        if (value := getattr(s, name)) is not None and value <= 0:
+            raise InputError(f"{name} must be above 0, got {value}")
+    for name in ("layer_decay", "teacher_weight"):
+        if (value := getattr(s, name)) is not None and not 0 < value <= 1:
+            raise InputError(f"{name} must be above 0 and at most 1, got {value}")
+    for name in ("ema", "label_smoothing", "momentum"):
+        if not 0 <= (getattr(s, name) or 0) < 1:
             raise InputError(f"{name} must be at least 0 and below 1, got {getattr(s, name)}")
 
 
@@ -319,10 +376,13 @@ def _check_together(s: Settings) -> None:
         raise InputError(
             f"compression = {s.compression!r} has no effect with shard = {s.shard!r}: leave one of them out"
         )
+    if s.pretrained and s.weights is not None:
+        raise InputError("pretrained and weights contradict each other: give one of them")
     if s.pretrained and s.model is not None and (s.model == "small_convnet" or ".py:" in s.model):
         raise InputError(
             f"pretrained needs a timm or torchvision model: there are no published weights of {s.model}"
         )
+    check_takes_effect(s)
     warmup = parse_duration(s.warmup, name="warmup", units="% ep st")
     if s.duration is not None:
         length = parse_duration(s.duration, name="duration")

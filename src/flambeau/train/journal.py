@@ -23,12 +23,18 @@ class Journal:
             path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666
         )
         self._path = path
-        self.missing_bytes = max(0, keep_bytes - os.fstat(self._fd).st_size)
+        self.missing_bytes = 0
         """How many bytes that a checkpoint vouched for are gone."""
+        self.size = 0
+        self.cut(keep_bytes)
+        Disk().sync_folder(path.parent)  # of a new file the name, too, must outlast a power cut
+
+    def cut(self, keep_bytes: int) -> None:
+        """Go back to a length that a checkpoint has vouched for."""
+        self.missing_bytes = max(0, keep_bytes - os.fstat(self._fd).st_size)
         if not self.missing_bytes:
             os.ftruncate(self._fd, keep_bytes)
         self.size = os.fstat(self._fd).st_size
-        Disk().sync_folder(path.parent)  # of a new file the name, too, must outlast a power cut
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
         """Append one line; numbers that JSON has no word for become null."""

@@ -1,15 +1,29 @@
-"""A step whose loss or gradient was not finite: written down so that it can be run again."""
+"""A step whose loss or gradient was not finite: written down so that it can be run again, or survived."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
+
+from torch import Tensor, nn
 
 from flambeau.data.errors import InputError
 from flambeau.data.loader import Loader
 from flambeau.data.ready_batches import ReadyBatches
+from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.recipes.debugging.first_not_finite import first_not_finite
+from flambeau.train.batch_reader import BatchDraws, BatchReader
+from flambeau.train.saver import Saver
+from flambeau.train.state import TrainingState
+
+Explain = Callable[[Any, Sequence[str]], Iterable[object]]
+
+ROLLBACKS = 3
+"""How often a run goes back before it gives up: then its learning rate is an eighth. Chosen."""
+LR_FACTOR = 0.5
+"""What a rollback multiplies the learning rate by. Chosen."""
 
 
 class NotFinite(InputError):
@@ -34,6 +48,8 @@ class BadStep:
         indices: the samples of its global batch, in order.
         samples: what the data set calls them.
         checkpoint: the last one before it, from which a replay starts.
+        findings: where it went bad first, as far as it was looked for.
+        lr_scale: what rollbacks had made of the learning rate by then.
     """
 
     step: int
@@ -41,6 +57,12 @@ class BadStep:
     indices: Sequence[int]
     samples: Sequence[str]
     checkpoint: str | None
+    findings: Sequence[str] = ()
+    lr_scale: float = 1.0
+
+    def __str__(self) -> str:
+        first = f": {self.findings[0]}" if self.findings else ""
+        return f"step {self.step} (epoch {self.epoch + 1}): the loss or a gradient is NaN or infinite{first}"
 
     def write(self, folder: Path) -> Path:
         """Write it into the run folder as not-finite-step-N.json."""
@@ -63,30 +85,90 @@ class BadStep:
             ) from error
 
 
-def stop_not_finite(
-    steps_before: int, *, loader: Loader | ReadyBatches, checkpoint: str | None, folder: Path | None
-) -> NoReturn:
-    """Write down which samples the bad step had, and stop the run.
+class NotFiniteSteps:
+    """What a run does about steps that were not finite, but for going back.
 
     Args:
-        steps_before: steps of the run before the bad one.
+        folder: of the run; None in a replay, which writes nothing.
+        state: of the run.
         loader: of the training data.
-        checkpoint: the last whole one.
-        folder: of the run; None writes nothing.
+        reader: which has made it.
+        draws: the generators of a batch.
+        ranks: all of them get here together.
+        on_nan, explain: as `Run` has them.
 
     Raises:
-        NotFinite: always.
+        InputError: another word for `on_nan`.
     """
-    epoch, batch = divmod(steps_before, loader.batches_per_epoch)
-    message = (
-        f"step {steps_before + 1} (epoch {epoch + 1}): the loss or a gradient is NaN or infinite"
-    )
-    if folder is None:
-        raise NotFinite(message, path=None)
-    indices = loader.batch_indices(epoch=epoch, batch=batch)
-    names = [loader.describe(index) for index in indices]
-    path = BadStep(steps_before + 1, epoch, indices, names, checkpoint).write(folder)
-    raise NotFinite(
-        f"{message}; the weights are those from before it.\nIts samples are listed in {path}",
-        path=path,
-    )
+
+    def __init__(
+        self,
+        folder: Path | None,
+        state: TrainingState,
+        loader: Loader | ReadyBatches,
+        *,
+        reader: BatchReader,
+        draws: BatchDraws,
+        ranks: Ranks,
+        on_nan: str,
+        explain: Explain | None,
+    ) -> None:
+        if on_nan not in ("stop", "rollback"):
+            raise InputError(f"on_nan must be 'stop' or 'rollback', got {on_nan!r}")
+        self._folder, self._state, self._loader = folder, state, loader
+        self._reader, self._draws, self._ranks = reader, draws, ranks
+        self._goes_back, self._explain = on_nan == "rollback" and folder is not None, explain
+
+    def record(self, steps_before: int, saver: Saver) -> str:
+        """Write down the step after `steps_before` steps; returns a sentence about it, if the run goes back.
+
+        Args:
+            steps_before: steps of the run before the bad one.
+            saver: which knows the newest checkpoint.
+
+        Raises:
+            NotFinite: if the run stops.
+        """
+        findings = list(map(str, self._explained(steps_before)))
+        return self._ranks.first(lambda: self._record(steps_before, saver, findings))
+
+    def _record(self, steps_before: int, saver: Saver, findings: Sequence[str]) -> str:
+        saver.wait()
+        epoch, batch = divmod(steps_before, self._loader.batches_per_epoch)
+        indices = self._loader.batch_indices(epoch=epoch, batch=batch)
+        names = [self._loader.describe(index) for index in indices]
+        lr_scale = self._state.lr_scale
+        bad = BadStep(steps_before + 1, epoch, indices, names, saver.last_good, findings, lr_scale)
+        path = None if self._folder is None else bad.write(self._folder)
+        if self._goes_back and self._state.rollbacks < ROLLBACKS:
+            return str(bad)
+        again = f", after {ROLLBACKS} rollbacks" if self._goes_back else ""
+        listed = "" if path is None else f".\nIts samples are listed in {path}"
+        message = f"{bad}{again}; the weights are those from before it{listed}"
+        raise NotFinite(message, path=path)
+
+    def _explained(self, steps_before: int) -> Iterable[object]:
+        """Where the step went bad first: its batches once more, with the weights from before it."""
+        if self._explain is None or self._ranks.world > 1:
+            return ()  # a forward pass may need all ranks, and one alone may fail in it
+        state, step = self._state, self._state.step
+        findings: Sequence[object] = ()
+        state.step = steps_before
+        try:
+            for epoch, micro in self._reader.again(self._loader, steps_before):
+                self._draws.seed(epoch, micro)
+                names = [self._loader.describe(int(index)) for index in micro.indices]
+                findings = findings or list(self._explain(micro.data, names))
+        finally:
+            state.step = step
+        return findings
+
+
+def explain(model: nn.Module, loss_of: Callable[[], Tensor], names: Sequence[str]) -> list[str]:
+    """Where a batch goes bad first, with what the data set calls the samples of the batch."""
+    lines = []
+    for place in first_not_finite(model, loss_of, batch_size=len(names)):
+        called = ", ".join(names[row] for row in place.samples[:3])
+        more = " ..." if len(place.samples) > 3 else ""
+        lines.append(f"{place} of its batch: {called}{more}" if called else str(place))
+    return lines

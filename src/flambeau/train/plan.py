@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flambeau.data.errors import InputError
-from flambeau.recipes.training import schedules
+from flambeau.recipes.training import cyclic_schedules, decay_schedules, schedules
 from flambeau.train.durations import parse_duration
 
 SCHEDULES: dict[str, Callable[..., float]] = {
@@ -13,11 +13,18 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "linear": schedules.linear,
     "cosine": schedules.cosine,
     "multistep": schedules.multistep,
+    "polynomial": decay_schedules.polynomial,
+    "wsd": decay_schedules.wsd,
+    "one-cycle": cyclic_schedules.one_cycle,
+    "cosine-restarts": cyclic_schedules.cosine_restarts,
 }
-_MILESTONES = (
-    0.5,
-    0.75,
-)  # of the run, where multistep divides by 10, as for CIFAR in arXiv 1512.03385
+# Of the run, where multistep divides by 10, as for CIFAR in arXiv 1512.03385.
+_MILESTONES = (0.5, 0.75)
+_WSD_DECAY = 0.2  # of the run: the most that arXiv 2405.18392, section 3, finds to be of use
+_CYCLES, _CYCLE_MULTIPLIER = (
+    3,
+    2,
+)  # SGDR's doubling; three of them end in a last one of 4/7 of the run
 
 
 class Plan:
@@ -68,14 +75,37 @@ class Plan:
                 )
             return name
         if name not in SCHEDULES:
-            raise InputError(f"schedule must be {', '.join(SCHEDULES)} or a function, got {name!r}")
+            known = ", ".join([*SCHEDULES, "plateau"])
+            raise InputError(f"schedule must be {known} or a function, got {name!r}")
         steps = length.steps(steps_per_epoch=self.steps_per_epoch, total_steps=self.total_steps)
         if steps and steps >= self.total_steps:
             raise InputError(
                 f"warmup = {warmup!r} is {steps} of the {self.total_steps} steps: nothing is left"
             )
-        settings: dict[str, Any] = {"total_steps": self.total_steps, "warmup_steps": steps}
-        if name == "multistep":
-            milestones = {round(share * self.total_steps) for share in _MILESTONES}
-            settings["milestones"] = sorted(m for m in milestones if steps <= m < self.total_steps)
-        return functools.partial(SCHEDULES[name], **settings)
+        schedule = functools.partial(SCHEDULES[name], **_settings(name, self.total_steps, steps))
+        try:
+            schedule(0)
+        except ValueError as error:
+            raise InputError(f"schedule = {name!r} does not fit this run: {error}") from error
+        return schedule
+
+
+def _settings(name: str, total_steps: int, warmup_steps: int) -> dict[str, Any]:
+    """What a named schedule is called with."""
+    if name == "one-cycle":  # its rise is the warm-up
+        if not warmup_steps:
+            raise InputError(
+                "schedule = 'one-cycle' rises over the warm-up, which is 0 steps: give a longer one, such "
+                "as warmup = '30%'"
+            )
+        return {"total_steps": total_steps, "rise": warmup_steps / total_steps}
+    settings: dict[str, Any] = {"total_steps": total_steps, "warmup_steps": warmup_steps}
+    if name == "multistep":
+        milestones = {round(share * total_steps) for share in _MILESTONES}
+        settings["milestones"] = sorted(m for m in milestones if warmup_steps <= m < total_steps)
+    elif name == "wsd":
+        decay = max(1, round(_WSD_DECAY * total_steps))
+        settings["decay_steps"] = min(decay, total_steps - warmup_steps)
+    elif name == "cosine-restarts":
+        settings |= {"cycles": _CYCLES, "cycle_multiplier": _CYCLE_MULTIPLIER}
+    return settings

@@ -30,6 +30,12 @@ class Progress:
         if self._bar is not None:
             self._bar.update()
 
+    def go_back(self, *, done: int) -> None:
+        """So many steps are done, fewer than before."""
+        if self._bar is not None:
+            self._bar.reset(self._bar.total)
+            self._bar.update(done)
+
     def note(self, text: str) -> None:
         """Figures at the right end of the bar."""
         if self._bar is not None:

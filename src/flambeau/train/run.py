@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -32,20 +32,21 @@ from flambeau.parallel.heartbeat import SAVING
 from flambeau.parallel.preemption import FLAG, Preempted
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.parallel.replicas import COMPRESSIONS, Replicas
-from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.environment import environment
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.amp_step import AmpStep, Precision
 from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
-from flambeau.train.agreement import BadReports, check_ranks, gathered_means
-from flambeau.train.batch_reader import BatchReader, OnBad
+from flambeau.recipes.training.plateau import ReduceOnPlateau
+from flambeau.train.agreement import BadReports, check_ranks, check_shares, gathered_means
+from flambeau.train.batch_reader import BatchDraws, BatchReader, OnBad
 from flambeau.train.device import generators_of
 from flambeau.train.exactness import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.folder import RunFolder
 from flambeau.train.identity import identity_of_optimizer, identity_of_sampler
 from flambeau.train.journal import Journal
-from flambeau.train.not_finite import stop_not_finite
+from flambeau.train.learning_rate import LearningRate
+from flambeau.train.not_finite import LR_FACTOR, ROLLBACKS, Explain, NotFiniteSteps
 from flambeau.train.pieces import Layout, is_sharded
 from flambeau.train.plan import Plan
 from flambeau.train.progress import Progress
@@ -95,8 +96,8 @@ class Run:
         seed: of sample order, augmentation and dropout.
         workers: processes that read a Dataset, for each process that trains.
         precision: of `autocast()`: 'fp32', 'bf16' or 'fp16'.
-        schedule: 'constant', 'linear', 'cosine', 'multistep', or a function from the step (from 0) to the
-            multiplier of the learning rate.
+        schedule: a name of `flambeau train --schedule`, or a function from the step (from 0) to the
+            multiplier of the learning rate; 'plateau', or a ReduceOnPlateau, needs `best` once an epoch.
         warmup: such as '5%', '2ep', '500st'; for the named schedules.
         compression: of the gradients that processes exchange: 'none', 'fp16', 'bf16' or 'powersgd'.
         clip_norm: clip the norm of all gradients together to this; 0 does not.
@@ -113,6 +114,10 @@ class Run:
         sampler: one of flambeau.recipes.data.samplers, or anything with `len()` and `order(epoch)`: the
             samples of an epoch (of a Dataset), instead of a permutation of all.
         on_bad: called with the indices of samples that the dataset could not read.
+        on_nan: what to do where a loss or gradient was NaN or infinite: 'stop', or 'rollback' to the newest
+            checkpoint and go on with half the learning rate, three times at most.
+        explain: called with the data of a bad batch and what the dataset calls its samples, the weights and
+            generators as they were; says where it goes wrong. See recipes/debugging/first_not_finite.py.
         stall_timeout: seconds without progress after which a process of several, or a worker that still
             reads the same sample, is named and the job ends; 0 waits for ever.
         bar: show a progress bar on a terminal.
@@ -136,7 +141,7 @@ class Run:
         seed: int = 0,
         workers: int = 0,
         precision: Precision = "fp32",
-        schedule: str | Callable[[int], float] = "constant",
+        schedule: str | Callable[[int], float] | ReduceOnPlateau = "constant",
         warmup: str = "0st",
         compression: str = "none",
         clip_norm: float = 0.0,
@@ -152,12 +157,14 @@ class Run:
         collate: Callable[[list[Any]], Any] = default_collate,
         sampler: Order | None = None,
         on_bad: OnBad | None = None,
+        on_nan: Literal["stop", "rollback"] = "stop",
+        explain: Explain | None = None,
         stall_timeout: float = 60.0,
         bar: bool = True,
         replay_from: Path | None = None,
     ) -> None:
         self.folder = RunFolder(Path(folder))
-        self.model, self.optimizer, self._seed = model, optimizer, seed
+        self.model, self.optimizer = model, optimizer
         self._replay = replay_from is not None
         self._ranks = Ranks(0, 1, None) if self._replay else join_ranks()
         self._ranks.begin_watch(stall_timeout)
@@ -183,7 +190,9 @@ class Run:
             steps_per_epoch=self._loader.batches_per_epoch, duration=duration,
             checkpoint_every=checkpoint_every, log_every=log_every,
         )  # fmt: skip
-        self._schedule = self.plan.schedule(schedule, warmup=warmup)
+        self._schedule = LearningRate(
+            self.plan, schedule, warmup=warmup, metric=best, mode=best_mode
+        )
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         if compression not in COMPRESSIONS:
@@ -195,7 +204,7 @@ class Run:
             "workers": workers, "precision": precision, "warmup": warmup, "clip_norm": clip_norm,
             "ema": ema, "checkpoint_every": checkpoint_every, "keep": keep, "log_every": log_every,
             "optimizer": identity_of_optimizer(optimizer), "compression": compression,
-            "schedule": schedule if isinstance(schedule, str) else "function", **(config or {}),
+            "schedule": self._schedule.name, **(config or {}),
             **({} if sampler is None else {"sampler": identity_of_sampler(sampler)}),
         }  # fmt: skip
         check_ranks(self._ranks, identity, plain, self._loader.length)
@@ -206,7 +215,8 @@ class Run:
         self._halted_steps = torch.zeros((), device=self.device)
         self.state = TrainingState(
             model=plain, optimizer=optimizer, amp=self._amp, ema=self._ema, window=self._window,
-            best=Best(best, best_mode), user=dict(state or {}), data_length=self._loader.length,
+            best=Best(best, best_mode), user={**(state or {}), **self._schedule.parts()},
+            data_length=self._loader.length,
         )  # fmt: skip
         self.progress = Progress(shown=bar, silent=not self._ranks.is_first)
         self._next_event = 0
@@ -215,7 +225,11 @@ class Run:
         self._num_samples = 0
         self._evaluated: dict[str, MeanOnDevice] | None = None
         self._stream: Iterator[MicroBatch] | None = None
-        self._generators = generators_of(self.device)
+        self._draws = BatchDraws(seed, generators_of(self.device))
+        self._not_finite = NotFiniteSteps(
+            None if self._replay else self.folder.path, self.state, self._loader, ranks=self._ranks,
+            reader=self._reader, draws=self._draws, on_nan=on_nan, explain=explain,
+        )  # fmt: skip
         self._exactness = exactness_facts(self.device) | {"processes": self._ranks.world}
         self._saver = Saver(self.folder.checkpoints, keep=keep)
         self._journal: Journal | None = None
@@ -280,7 +294,6 @@ class Run:
         a resume, or in a replay, are those of a run that was never stopped.
         """
         state = self.state
-        seed = mix(mix(self._seed) + state.epoch + 1)
         if self._replicas is not None:
             self._replicas.start_epoch()
         while state.position < state.data_length and state.step < self.plan.total_steps:
@@ -295,8 +308,7 @@ class Run:
             self._window.wait_s += time.perf_counter() - start
             self._micro = micro
             self._num_samples = micro.size
-            for generator in self._generators:
-                generator.manual_seed(mix(seed + micro.draw))
+            self._draws.seed(state.epoch, micro)
             self._beat("in the forward pass")
             if self._replicas is not None:
                 self._replicas.before_batch(micro)
@@ -343,7 +355,7 @@ class Run:
                 watch = [*watch, self._shards.norm]
         elif self._replicas is not None:
             self._replicas.after_backward()
-        multiplier = self._schedule(state.step)
+        multiplier = self._schedule(state.step) * state.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * multiplier
         self._amp.step(watch=watch)
@@ -376,8 +388,7 @@ class Run:
         """
         generators = rng_state()
         modes = [(module, module.training) for module in self.model.modules()]
-        for generator in self._generators:
-            generator.manual_seed(mix(mix(self._seed) + self.state.epoch))
+        self._draws.seed_evaluation(self.state.epoch)
         means: dict[str, MeanOnDevice] = {}
         if self._replicas is not None:
             self._replicas.share_statistics(self._ema.shadow if self._ema else {})
@@ -432,25 +443,27 @@ class Run:
         step = self.state.step
         if step % self.plan.log_every == 0 or ends_epoch or step == self.plan.total_steps:
             self._flush()
+            if self.state.step != step:
+                return  # rolled back
         # At the end of an epoch the checkpoint waits for the evaluation: it may be the best.
         if step % self.plan.save_every == 0 and not ends_epoch and step < self.plan.total_steps:
             self._save()
         self._next_event = self.plan.next_event(step)
 
     def _flush(self) -> None:
-        """Write the line of the steps since the last one; stop if one of them went bad."""
+        """Write the line of the steps since the last one; stop or go back if one of them went bad."""
         self._bad.report()
         self._window.settle(self._ranks)
         if self._window.empty:
             return
         row, halted_steps = self._window.read(self._halted_steps)
-        if halted_steps:
-            self._stop_not_finite(self.state.step - halted_steps)
         if self._amp.precision == "fp16":
             row["loss_scale"] = self._amp.loss_scale()
-            if row["loss_scale"] < _SCALE_FLOOR:
-                self._stop_not_finite(self.state.step - 1)
-        row["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+            halted_steps = halted_steps or int(row["loss_scale"] < _SCALE_FLOOR)
+        if halted_steps:
+            self._roll_back(self.state.step - halted_steps)
+            return
+        row["learning_rate"] = max(group["lr"] for group in self.optimizer.param_groups)
         self._write(row)
         self.progress.note(f"loss {row.get('train_loss', float('nan')):.4f}")
 
@@ -458,6 +471,7 @@ class Run:
         """Write the line of an evaluation and see whether it is the best so far."""
         self.state.metrics = figures
         self.state.best.see(figures, step=self.state.step)
+        self._schedule.note(figures)
         self._write(figures)
         text = "  ".join(f"{name} {figure:.4f}" for name, figure in figures.items())
         self.progress.say(
@@ -473,6 +487,7 @@ class Run:
         state = self.state
         if state.position < state.data_length and state.step < self.plan.total_steps:
             raise RuntimeError("the loop left `for ... in run.batches()` before its end")
+        self._schedule.end_epoch(say=self.progress.say)
         state.epoch, state.position = state.epoch + 1, 0
         due = state.step % self.plan.save_every == 0 or state.step == self.plan.total_steps
         if due or state.best.step == state.step:
@@ -509,9 +524,9 @@ class Run:
     def _save(self, *, wait: bool = False) -> None:
         """Copy the run and start writing it: training waits for the copy, not for the disk."""
         self._beat(SAVING)
+        if bool(self._amp.halted):
+            self._flush()
         if not self._replay and self._saved_step != self.state.step:
-            if bool(self._amp.halted):
-                self._flush()
             self._bad.report()
             self._window.settle(self._ranks)
             self._saved_step = self.state.step
@@ -541,11 +556,9 @@ class Run:
         self._result = self._ranks.first(lambda: published(self.folder))
         found = self._found()
         if found is not None:
-            self.state.load(found)
-            self._check_shares(found)
-            if not self._ranks.is_first:
-                self._window.leave_to_first()
-            self._saver.last_good, self._saved_step = found.name, self.state.step
+            self._load(found)
+            if self.state.position and self._loader.are_shares:
+                check_shares(found.meta["exactness"].get("processes", 1), self._ranks.world)
         if self._result is not None:
             return
         if found is not None:
@@ -563,33 +576,39 @@ class Run:
                 f"{self.folder.metrics} is shorter than at the checkpoint: lines are lost"
             )
 
-    def _check_shares(self, found: Restored) -> None:
-        """A DistributedSampler deals an epoch out anew for another number of ranks: some samples twice."""
-        then = found.meta["exactness"].get("processes", 1)
-        if self.state.position and then != self._ranks.world and self._loader.are_shares:
-            raise InputError(
-                f"the run stopped within an epoch on {then} processes, and its DistributedSampler would deal "
-                f"that epoch out anew to {self._ranks.world}: go on with {then}, or hand the Dataset to Run"
-            )
+    def _load(self, found: Restored) -> None:
+        self.state.load(found)
+        if not self._ranks.is_first:
+            self._window.leave_to_first()
+        self._saver.last_good, self._saved_step = found.name, self.state.step
 
     def _found(self) -> Restored | None:
         if self._shards is not None:  # each rank reads its part
             return self._saver.restore_latest(say=self.progress.say)
         return self._ranks.first(lambda: self._saver.restore_latest(say=self.progress.say))
 
-    def _stop_not_finite(self, steps_before: int) -> NoReturn:
-        def stop() -> NoReturn:
-            if not self._replay:
-                self._saver.wait()
-            stop_not_finite(
-                steps_before,
-                loader=self._loader,
-                checkpoint=self._saver.last_good,
-                folder=None if self._replay else self.folder.path,
-            )
-
-        self._ranks.first(stop)
-        raise AssertionError("unreachable")
+    def _roll_back(self, steps_before: int) -> None:
+        """Go back from a bad step to the newest checkpoint, as a new process would, or stop."""
+        self._stream, state = None, self.state
+        why = self._not_finite.record(steps_before, self._saver)
+        rollbacks, lr_scale = state.rollbacks + 1, state.lr_scale * LR_FACTOR
+        self._saver.wait()
+        found = self._found()
+        assert found is not None  # the one of step 0, at least
+        self._load(found)
+        state.rollbacks, state.lr_scale = rollbacks, lr_scale
+        self._halted_steps.zero_()
+        self._amp.halted.zero_()
+        if self._journal is not None:
+            self._journal.cut(found.state["metrics_bytes"])
+        self._write({"rollback": rollbacks, "bad_step": steps_before + 1, "lr_scale": lr_scale})
+        self.progress.go_back(done=state.step)
+        self.progress.say(
+            f"{why}\nrollback {rollbacks} of {ROLLBACKS}: going on from step {state.step} with "
+            f"{lr_scale:g} of the learning rate"
+        )
+        self._next_event = self.plan.next_event(state.step)
+        self._window.restart_clock()
 
 
 def _shards_of(model: nn.Module, ranks: Ranks, clip_norm: float) -> "Shards":

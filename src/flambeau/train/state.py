@@ -32,6 +32,8 @@ class TrainingState:
         position: what of the epoch is consumed.
         order_crc: CRC-32 over all sample indices consumed so far: two runs of equal order have equal ones.
         metrics: of the last evaluation.
+        rollbacks: how often the run went back from a step that was not finite.
+        lr_scale: what they have made of the learning rate.
     """
 
     model: nn.Module
@@ -47,6 +49,8 @@ class TrainingState:
     position: int = 0
     order_crc: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    rollbacks: int = 0
+    lr_scale: float = 1.0
 
     def snapshot(self, *, metrics_bytes: int, exactness: Mapping[str, Any]) -> Snapshot:
         """A copy of everything on the CPU; waits for the device.
@@ -123,7 +127,7 @@ class TrainingState:
             thing.load_state_dict(state["user"][name])
         set_rng_state(state["rng"])
         for name in _PLACE:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))
 
 
-_PLACE = ("step", "epoch", "position", "order_crc", "metrics")
+_PLACE = ("step", "epoch", "position", "order_crc", "metrics", "rollbacks", "lr_scale")

@@ -23,8 +23,8 @@ from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
 from flambeau.train.config import Settings, from_stored
 from flambeau.train.device import use_threads
-from flambeau.train.fit import make_model, normalizer
 from flambeau.train.folder import RunFolder
+from flambeau.train.network import make_model, normalizer
 from flambeau.train.pieces import unsharded
 from flambeau.train.resolve import DataFacts, model_file_sha256
 from flambeau.train.result import published

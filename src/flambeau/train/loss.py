@@ -1,0 +1,136 @@
+"""The loss of `flambeau train`: normalise, erase, mix, ask the network and its teacher."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flambeau.data.errors import InputError
+from flambeau.recipes.data.random_erasing import random_erasing
+from flambeau.recipes.training.cutmix import cutmix
+from flambeau.recipes.training.distillation import Teacher, distillation_loss
+from flambeau.recipes.training.label_smoothing import cross_entropy
+from flambeau.recipes.training.mixup import mixup
+from flambeau.train.config import Settings
+from flambeau.train.resolve import DataFacts, teacher_sha256
+from flambeau.train.run import Run
+from flambeau.train.trained import Trained, load_trained
+
+
+class TrainingLoss:
+    """From uint8 images (N, C, S, S) and targets (N,) to the loss, 0-d float32.
+
+    Args:
+        run: whose autocast and step count.
+        model: that is trained.
+        settings: of the run.
+        facts: of its data.
+        normalize: from uint8 images to float32 ones.
+        teacher: None learns from the labels alone.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: nn.Module,
+        settings: Settings,
+        facts: DataFacts,
+        *,
+        normalize: Callable[[Tensor], Tensor],
+        teacher: "AskedTeacher | None",
+    ) -> None:
+        self._run, self._model, self._settings = run, model, settings
+        self._num_classes = len(facts.classes)
+        self._normalize, self._teacher = normalize, teacher
+
+    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
+        """The loss of a batch; what is random in it comes from torch's default generator."""
+        settings, draw = self._settings, torch.default_generator
+        x = self._normalize(images)
+        if settings.random_erasing:
+            x = random_erasing(x, generator=draw, probability=settings.random_erasing)
+        odd = self._run.state.step % 2
+        mix = cutmix if settings.cutmix and (odd or not settings.mixup) else mixup
+        if alpha := settings.cutmix if mix is cutmix else settings.mixup:
+            x, targets = mix(x, targets, alpha=alpha, num_classes=self._num_classes, generator=draw)
+        with self._run.autocast():
+            logits = self._model(x)
+            asked = None if self._teacher is None else self._teacher(x)
+        loss = cross_entropy(logits, targets, smoothing=settings.label_smoothing)
+        if asked is None:
+            return loss
+        assert settings.temperature is not None
+        assert settings.teacher_weight is not None
+        learned = distillation_loss(logits, asked, temperature=settings.temperature)
+        return torch.lerp(loss, learned, settings.teacher_weight)
+
+
+class AskedTeacher:
+    """A trained network that sees what the student sees, and answers for the student's classes.
+
+    Args:
+        trained: the teacher.
+        facts: of the student's data.
+        image_size: of the student, pixels.
+        device: of the student.
+
+    Raises:
+        InputError: other classes, or another number of channels.
+    """
+
+    def __init__(
+        self, trained: Trained, facts: DataFacts, *, image_size: int, device: torch.device
+    ) -> None:
+        theirs, ours = trained.facts, facts
+        if set(theirs.classes) != set(ours.classes):
+            odd = min(set(theirs.classes) ^ set(ours.classes))
+            raise InputError(
+                f"the teacher knows {len(theirs.classes)} classes and these data have "
+                f"{len(ours.classes)}; only one of them has {odd!r}: train the teacher on these classes"
+            )
+        if theirs.channels != ours.channels:
+            raise InputError(
+                f"the teacher takes {theirs.channels} channels and this model {ours.channels}: choose models "
+                "that agree"
+            )
+        order = [theirs.classes.index(name) for name in ours.classes]
+        self._order = None if theirs.classes == ours.classes else torch.tensor(order, device=device)
+        their_size = trained.settings.image_size
+        self._size = None if their_size == image_size else their_size
+        # From the student's normalisation to the teacher's.
+        std = torch.tensor(theirs.std, device=device).view(1, -1, 1, 1)
+        mean = torch.tensor(theirs.mean, device=device).view(1, -1, 1, 1)
+        self._scale = torch.tensor(ours.std, device=device).view(1, -1, 1, 1) / std
+        self._shift = (torch.tensor(ours.mean, device=device).view(1, -1, 1, 1) - mean) / std
+        self._is_same = (theirs.mean, theirs.std) == (ours.mean, ours.std)
+        self._ask = Teacher(trained.model.to(device))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits (N, classes) for images (N, C, S, S) as the student gets them."""
+        if not self._is_same:
+            x = torch.addcmul(self._shift, x, self._scale)
+        if self._size is not None:
+            size = (self._size, self._size)
+            x = F.interpolate(x, size, mode="bilinear", antialias=True)
+        logits: Tensor = self._ask(x)
+        return logits if self._order is None else logits.index_select(1, self._order)
+
+
+def make_teacher(settings: Settings, facts: DataFacts, device: torch.device) -> AskedTeacher | None:
+    """The teacher that a run is to have, on the device of the training.
+
+    Raises:
+        InputError: not a finished run, of other data, or changed since this run was started.
+    """
+    if settings.teacher is None:
+        return None
+    if teacher_sha256(settings.teacher) != facts.teacher_sha256:
+        raise InputError(
+            f"the weights in {settings.teacher} have changed since the run was started; restore them, or "
+            "start again with --fresh or another --out"
+        )
+    trained = load_trained(Path(settings.teacher), say=lambda text: None)
+    assert settings.image_size is not None
+    return AskedTeacher(trained, facts, image_size=settings.image_size, device=device)
