@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from flambeau.data.errors import InputError, WorkerLost
 from flambeau.data.transport import received, to_send
+from flambeau.data.workers import Workers
 from flambeau.data.wrap import wrap
 from flambeau.recipes.data.samplers import BalancedSampler, SubsetSampler
 
@@ -142,6 +143,31 @@ def test_a_worker_that_dies_or_hangs_is_named_with_its_sample(
             seen.append(int(batch[0, 0]))
             time.sleep(0.05)  # a step, in which nothing is raised
     assert seen == [0, 4, 8, 12][: len(seen)] != []
+
+
+class Batches:
+    """A DataLoader's iterator that raises these."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self._errors = iter(errors)
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Any:
+        raise next(self._errors)
+
+
+@pytest.mark.parametrize("first", [ConnectionResetError(), EOFError(), FileNotFoundError()])
+def test_a_worker_that_dies_while_its_batch_is_fetched_is_named(first: Exception) -> None:
+    dead = RuntimeError("DataLoader worker (pid(s) 4711) exited unexpectedly")
+    workers = Workers(2, stall_timeout=60, describe=str)
+    with pytest.raises(WorkerLost, match="exited unexpectedly"):
+        list(workers.watched(Batches(first, dead)))
+    with pytest.raises(type(first)):  # the dataset's own
+        list(workers.watched(Batches(type(first)("Caught it in DataLoader worker process 0."))))
+    with pytest.raises(type(first)):
+        list(Workers(0, stall_timeout=60, describe=str).watched(Batches(first)))
 
 
 def test_a_slow_sample_is_waited_for() -> None:

@@ -6,9 +6,10 @@ which batch it is or how it is augmented.
 """
 
 import contextlib
+import functools
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
@@ -25,8 +26,9 @@ from flambeau.data.micro_batch import (
     settle_before_fork,
     share_of,
 )
+from flambeau.data.read_ahead import read_ahead
 from flambeau.data.seeded import SeededDataset
-from flambeau.data.transport import Uncollated, received, to_send
+from flambeau.data.transport import Uncollated, pinned, received, to_send
 from flambeau.data.workers import Workers, signals_held
 from flambeau.recipes.data.sample_order import sample_order, sample_seeds
 
@@ -43,15 +45,19 @@ class Loader:
         workers: processes; 0 reads in this one.
         shuffle: False visits the samples in their own order (evaluation).
         collate: makes a batch of a list of samples; torch's default otherwise.
-        pin_memory: batches come in page-locked memory, for copies to a GPU that do not wait.
+        pin_memory: batches come in page-locked memory, for copies to a GPU that do not wait; not those that
+            are made on a device.
         on_bad: called, in this process, with the indices that a batch could not read.
         stall_timeout: seconds after which a worker that still reads the same sample is given up; 0 is never.
         sampler: whose `order(epoch)` is the order of an epoch, instead of a permutation of all samples.
         rank: of this process.
         world: how many processes read together.
+        ahead: batches of a SeededDataset that a thread reads meanwhile, without workers; None for 2 with
+            `pin_memory`, as a GPU would wait for them, else 0.
 
     Raises:
-        InputError: the dataset is empty, or there are more ranks than samples in a forward pass.
+        InputError: the dataset is empty, or there are more ranks than samples in a forward pass; workers for
+            data that are held on a device.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class Loader:
         keeps_empty: bool | None = None,
         stall_timeout: float = 60.0,
         sampler: "Order | None" = None,
+        ahead: int | None = None,
     ) -> None:
         self.length = len(dataset if sampler is None else sampler)  # type: ignore[arg-type]
         if self.length == 0:
@@ -87,8 +94,8 @@ class Loader:
         self._global = micro_batch_size * accumulate
         self._seed = seed
         self._shuffle = shuffle
-        self._loader_settings: dict[str, Any] = {"pin_memory": pin_memory}
         self._dataset, self._on_bad, self._sampler = dataset, on_bad, sampler
+        self._pins, self._ahead = _way(dataset, workers, pin_memory, ahead)
         self._workers = Workers(workers, stall_timeout=stall_timeout, describe=self.describe)
         self._fetch = _Fetch(dataset, seed, collate, workers)
 
@@ -137,6 +144,34 @@ class Loader:
             epochs: how many in all; None goes on for ever.
         """
         plan = _Plan(self, epoch, position, epochs)
+        with contextlib.closing(self._fetched(plan)) as parts:
+            for part, data, size, bad in parts:
+                if isinstance(data, InputError):
+                    raise data
+                if bad and self._on_bad is not None:
+                    self._on_bad(bad)
+                yield MicroBatch(
+                    self._fetch.unpacked(data), part.indices, size, part.total, part.part, part.ends_batch,
+                    part.position == self.length, part.position, bad,
+                    part.all_have, part.draw,
+                )  # fmt: skip
+
+    def _fetched(self, plan: "_Plan") -> Generator["_Fetched"]:
+        """What is read of each part, in order: by workers, by a thread, or here."""
+        if self._workers.count or not isinstance(self._dataset, SeededDataset):
+            yield from self._through_torch(plan)
+        elif self._ahead:
+            yield from read_ahead(
+                plan, self._fetch_here, depth=self._ahead, start=_start_on(self._pins)
+            )
+        else:
+            yield from map(self._fetch_here, plan)
+
+    def _fetch_here(self, part: "_Part") -> "_Fetched":
+        part, data, size, bad = self._fetch[part]
+        return part, pinned(data) if self._pins else data, size, bad
+
+    def _through_torch(self, plan: "_Plan") -> Iterator["_Fetched"]:
         with signals_held(), warnings.catch_warnings():
             # More workers than cores is the user's choice, and torch would say so at every evaluation.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -148,26 +183,50 @@ class Loader:
                 **self._workers.settings,
                 # The loader draws a base seed: not from the generator that the training uses.
                 generator=torch.Generator(),
-                **self._loader_settings,
+                pin_memory=self._pins,
             )
             if self._workers.count:
                 settle_before_fork(self._world)
             batches = iter(loader)  # forks the workers
             hold_deaths()
         try:
-            for part, data, size, bad in self._workers.watched(batches):
-                if isinstance(data, InputError):
-                    raise data
-                if bad and self._on_bad is not None:
-                    self._on_bad(bad)
-                yield MicroBatch(
-                    self._fetch.unpacked(data), part.indices, size, part.total, part.part, part.ends_batch,
-                    part.position == self.length, part.position, bad,
-                    part.all_have, part.draw,
-                )  # fmt: skip
+            yield from self._workers.watched(batches)
         finally:
             # The last reference: the workers end now, not when a traceback that holds this frame goes.
             del batches
+
+
+def _device_of(dataset: Dataset[Any]) -> torch.device | None:
+    """Where batches are made, if not in the memory of the host."""
+    device = getattr(dataset, "device", None) if isinstance(dataset, SeededDataset) else None
+    return None if device is None or torch.device(device).type == "cpu" else torch.device(device)
+
+
+def _way(
+    dataset: Dataset[Any], workers: int, pin_memory: bool, ahead: int | None
+) -> tuple[bool, int]:
+    """Whether batches are pinned, and how many of them a thread reads ahead."""
+    held_on = _device_of(dataset)
+    if held_on is not None and workers:
+        raise InputError(
+            f"the data are held on {held_on}: no process can read them, workers must be 0"
+        )
+    if ahead and (workers or held_on is not None or not isinstance(dataset, SeededDataset)):
+        raise InputError(
+            f"ahead = {ahead} is for a SeededDataset that is read on the CPU without workers"
+        )
+    pins = pin_memory and held_on is None and torch.accelerator.is_available()
+    # Where the CPU computes too, a thread gains nothing: resnet18, 64 px, two cores, 232 ms a step without
+    # it and 241 ms with it (medians of 5).
+    return pins, (2 if pins else 0) if ahead is None else ahead
+
+
+def _start_on(pins: bool) -> Callable[[], object]:
+    """What the reading thread does first: memory is pinned for the device that is current here."""
+    if not pins:
+        return lambda: None
+    device = torch.accelerator.current_device_index()
+    return functools.partial(torch.accelerator.set_device_index, device)
 
 
 class Order(Protocol):
@@ -193,6 +252,9 @@ class _Part:
     position: int
     all_have: bool
     draw: int
+
+
+_Fetched = tuple[_Part, Any, int, Sequence[int]]
 
 
 class _Plan(Sampler[_Part]):
@@ -243,14 +305,14 @@ class _Fetch(Dataset[Any]):
         self._dataset, self._seed, self._collate = dataset, seed, collate
         self._workers = workers
 
-    def __getitem__(self, part: _Part) -> tuple[_Part, Any, int, Sequence[int]]:
+    def __getitem__(self, part: _Part) -> _Fetched:
         part, data, size, bad = self._read(part)
         if self._workers:
             data = to_send(data, workers=self._workers)
         # What a stand-in cannot read is told by the rank that it stands for.
         return (part, data, 0, ()) if part.is_stand_in else (part, data, size, bad)
 
-    def _read(self, part: _Part) -> tuple[_Part, Any, int, Sequence[int]]:
+    def _read(self, part: _Part) -> _Fetched:
         indices = torch.from_numpy(part.indices[part.own])
         size = len(indices)
         if isinstance(self._dataset, TensorDataset):

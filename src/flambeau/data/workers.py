@@ -50,6 +50,11 @@ class Workers:
                     item = next(batches)
                 except StopIteration:
                     return
+                except (ConnectionError, EOFError, FileNotFoundError) as error:
+                    # Of torch's transport, where a worker dies while its batch is fetched from it: the next
+                    # look finds it dead. Those of a dataset are 'Caught ... in DataLoader worker process'.
+                    if not self.count or str(error).startswith("Caught "):
+                        raise
                 except RuntimeError as error:
                     if not self.count:
                         raise
