@@ -19,10 +19,10 @@ from flambeau.train.config import (
     canonical,
     differences,
     from_stored,
-    nearest,
     read_config,
 )
 from flambeau.train.durations import parse_duration
+from flambeau.train.setting_checks import nearest
 
 KINDS = {name: allowed_types(field)[0] for name, field in FIELDS.items()}
 NUMBERS = [name for name, kind in KINDS.items() if kind in (int, float)]

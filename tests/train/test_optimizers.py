@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 from flambeau.data.errors import InputError
 from flambeau.recipes.models.param_groups import param_groups
 from flambeau.recipes.training.amp_step import AmpStep
-from flambeau.train.choices import MOMENTUM
 from flambeau.train.config import FIELDS, Settings
 from flambeau.train.optimizers import BASE_LR, new_optimizer
 from flambeau.train.run import Run
+from flambeau.train.setting_checks import MOMENTUM
 
 NAMES = FIELDS["optimizer"].metadata["choices"]
 TORCHS: dict[str, tuple[type[Any], dict[str, Any]]] = {

@@ -12,7 +12,7 @@ from typing import NoReturn
 from flambeau import __version__
 from flambeau.data.errors import InputError, WorkerLost
 from flambeau.parallel.preemption import INTERRUPTED
-from flambeau.train.config import nearest
+from flambeau.train.setting_checks import nearest
 
 VERBS = ("train", "launch", "predict", "evaluate", "pack", "convert", "verify", "recipes", "env")
 _USER_ERRNOS = {

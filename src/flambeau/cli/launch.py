@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flambeau.data.errors import InputError
-from flambeau.train.config import nearest
+from flambeau.train.setting_checks import nearest
 
 HELP = "run train, or a script, on several processes and machines"
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flambeau.data.errors import InputError
-from flambeau.train.config import nearest
+from flambeau.train.setting_checks import nearest
 
 SMALL = "small_convnet"
 
