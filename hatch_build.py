@@ -56,7 +56,17 @@ def build(root: Path) -> str:
         return f"no sources in {root / FOLDER}"
     with tempfile.TemporaryDirectory(dir=root / FOLDER) as folder:
         made = Path(folder) / LIBRARY.name
-        command = [compiler, "-std=c11", "-O3", "-fPIC", "-shared", "-o", str(made), *sources]
+        command = [
+            compiler,
+            "-std=c11",
+            "-O3",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-shared",
+            "-o",
+            str(made),
+            *sources,
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -23,6 +23,7 @@ from flambeau.data.augment import (
     train_image,
 )
 from flambeau.data.decode import Picture
+from flambeau.data.native import kernel as native
 from flambeau.recipes.data.sample_order import sample_seeds
 
 PHOTOS = Path(__file__).parents[3] / "shared" / "datasets" / "photos.tar"
@@ -161,6 +162,7 @@ def test_a_crop_is_decoded_no_smaller_than_the_result(monkeypatch):
 
     pixels = Picture.pixels
     monkeypatch.setattr(Picture, "pixels", spy)
+    monkeypatch.setattr(native, "kernel", lambda: None)
     data = jpeg(picture(500, 700))
     for seed in SEEDS[:60].tolist():
         train_image(data, seed, 64, channels=3)

@@ -14,11 +14,14 @@ from flambeau.data import jpeg as module
 from flambeau.data.jpeg import (
     SCALES,
     TurboJpeg,
+    decode_by_kernel,
     decode_region,
     jpeg_decoder,
     read_header,
     turbojpeg,
 )
+from flambeau.data.native import kernel as native
+from flambeau.data.segments import segment
 
 SAMPLINGS = ["444", "422", "420", "440", "411"]
 
@@ -48,12 +51,16 @@ def encode(pixels, sampling="420", **settings):
     return buffer.getvalue()
 
 
-@pytest.fixture(params=["simplejpeg", "libturbojpeg 3"])
+@pytest.fixture(params=["kernel", "simplejpeg", "libturbojpeg 3"])
 def library(request, monkeypatch):
-    found = turbojpeg()
+    if request.param == "kernel":
+        if native.kernel() is None:
+            pytest.skip(native.kernel_status())
+        return request.param
+    monkeypatch.setattr(native, "kernel", lambda: None)
     if request.param == "simplejpeg":
         monkeypatch.setattr(module, "turbojpeg", lambda: None)
-    elif found is None:
+    elif turbojpeg() is None:
         pytest.skip("no libturbojpeg 3 on this system")
     return request.param
 
@@ -140,6 +147,7 @@ def test_rows_below_the_region_are_not_decoded(monkeypatch):
         return pixels
 
     simplejpeg_decode = simplejpeg.decode_jpeg
+    monkeypatch.setattr(native, "kernel", lambda: None)
     monkeypatch.setattr(module, "turbojpeg", lambda: None)
     monkeypatch.setattr(simplejpeg, "decode_jpeg", spy)
     data = encode(photo(320, 100), "420")
@@ -252,8 +260,44 @@ def test_threads_decode_at_once(library):
     assert not wrong
 
 
+def test_what_the_kernel_takes_and_what_it_leaves(monkeypatch):
+    kernel = native.kernel()
+    if kernel is None or not kernel.uses_avx2:
+        pytest.skip(native.kernel_status())
+
+    def takes(data, box=(3, 5, 40, 30), scale=1):
+        out = np.empty((*box[2:], 3), np.uint8)
+        done = decode_by_kernel(data, read_header(data), box, out, scale=scale)
+        if done:
+            top, left, height, width = box
+            whole = by_pillow(data, scale=scale)
+            np.testing.assert_array_equal(out, whole[top : top + height, left : left + width])
+        return done
+
+    plain = encode(photo(90, 90), quality=95)  # of long codes
+    assert takes(plain) and takes(plain, (0, 0, 45, 45), 2) and takes(plain + b"film")
+    assert takes(encode(photo(90, 90), restart_marker_blocks=1))
+    assert not takes(encode(photo(90, 90), progressive=True))
+    assert not takes(plain, (0, 0, 91, 8))  # beyond the image
+    for marker in (
+        b"\xff\xd0",
+        b"\xff\x5c",
+        b"\xff\xff",
+    ):  # where none belongs: libjpeg is the judge
+        assert not takes(plain[:-90] + marker + plain[-90:], (0, 0, 2, 2))
+    table = plain.index(b"\xff\xc4\0\x1f\0") + 4  # of DC: Annex K's, of 12 codes
+    full = b"\0\x20" + plain[table : table + 9] + b"\2" + plain[table + 10 : table + 29] + b"\x0c"
+    # One code more, of ones only, which libjpeg does not allow.
+    assert not takes(plain[: table - 2] + full + plain[table + 29 :])
+    monkeypatch.setattr(kernel, "uses_avx2", False)  # then it is slower than libjpeg-turbo
+    assert not takes(plain)
+    assert takes(segment(plain))
+
+
 def test_the_decoder_is_reported(library):
-    assert jpeg_decoder().startswith(library)
+    assert jpeg_decoder().startswith(
+        {"kernel": ("simplejpeg", "libturbojpeg 3")}.get(library, library)
+    )
 
 
 def test_an_older_or_no_library_is_passed_over(monkeypatch):

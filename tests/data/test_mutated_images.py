@@ -10,6 +10,7 @@ from PIL import Image
 
 from flambeau.data.dataset import ImageDataset
 from flambeau.data.decode import DecodeError, Picture, decode, inspect
+from flambeau.data.native import kernel as native
 from flambeau.data.segments import segment
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
@@ -142,6 +143,34 @@ def test_every_bad_file_is_named_once_in_training(mutants):
         named += bad
     assert len(named) == len(set(named))
     assert 500 < len(named) < len(mutants)
+
+
+def test_the_kernel_is_no_other_judge(mutants, monkeypatch):
+    """Of what is usable, and of the pixels but where damaged coefficients overflow."""
+    if native.kernel() is None:
+        pytest.skip(native.kernel_status())
+    kinds = [
+        list(originals()).index(f"JPEG {name}")
+        for name in ("4:2:0 turned", "4:4:4 restarts", "grey")
+    ]
+    images = [
+        data for kind in kinds for data in mutants.images[kind * EACH : (kind + 1) * EACH : 2]
+    ]
+
+    def results():
+        for data in images:
+            try:
+                yield decode(data, channels=3)
+            except DecodeError:
+                yield None
+
+    with_kernel = list(results())
+    monkeypatch.setattr(native, "kernel", lambda: None)
+    different = 0
+    for ours, theirs in zip(with_kernel, results(), strict=True):
+        assert (ours is None) == (theirs is None)
+        different += not np.array_equal(ours, theirs)
+    assert different < 0.01 * len(images)
 
 
 def test_headers_alone(mutants):

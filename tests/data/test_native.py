@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg
+import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from flambeau.data.native import kernel as native
@@ -27,7 +29,7 @@ def kernel() -> Kernel:
     return found
 
 
-def files(kernel: Kernel) -> list[bytes]:
+def files(kernel: Kernel, *, cut: bool = True) -> list[bytes]:
     rng = np.random.default_rng(0)
     found = []
     for k, sampling in enumerate(["444", "422", "420", "440", "411"]):
@@ -36,7 +38,7 @@ def files(kernel: Kernel) -> list[bytes]:
         flat = np.full(shape, 40 * k, np.uint8)
         for image, quality in ((noise, 100), (noise // 32 * 32, 30), (flat, 90)):
             data = simplejpeg.encode_jpeg(image, quality, "RGB", sampling)
-            found.append(kernel.segment(bytes(data), 8 << k))
+            found.append(kernel.segment(bytes(data), 8 << k) if cut else bytes(data))
     return found
 
 
@@ -78,7 +80,7 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
 
 def test_damaged_files_give_codes_and_no_write_out_of_bounds(kernel: Kernel) -> None:
     rng = np.random.default_rng(1)
-    originals = files(kernel)
+    originals = files(kernel) + files(kernel, cut=False)
     guard, size = 4096, 20 * 30 * 3
     codes = set()
     for k in range(6000):
@@ -87,7 +89,11 @@ def test_damaged_files_give_codes_and_no_write_out_of_bounds(kernel: Kernel) -> 
         out = memory[guard:-guard].reshape(20, 30, 3)
         box = (int(rng.integers(-1, 40)), int(rng.integers(-1, 60)), 20, 30)
         try:
-            kernel.decode_region(data, box, out, scale=int(rng.choice([8, 8, 4, 2, 1])))
+            if k % 3:
+                kernel.decode_region(data, box, out, scale=int(rng.choice([8, 8, 4, 2, 1])))
+            else:
+                box = (*box[:2], int(rng.integers(1, 50)), int(rng.integers(1, 50)))
+                kernel.decode_region(data, box, out, scale=8, resize=True, mirror=k % 2 > 0)
             codes.add(0)
         except KernelError as error:
             codes.add(error.code)
@@ -100,6 +106,56 @@ def test_damaged_files_give_codes_and_no_write_out_of_bounds(kernel: Kernel) -> 
             else:  # what it takes, it writes so that libjpeg-turbo takes it
                 Image.open(io.BytesIO(again)).load()
     assert codes == {0, *range(-5, 0)}  # of all kinds
+
+
+def test_a_file_without_an_index_is_refused_where_one_is_needed(kernel: Kernel) -> None:
+    data = files(kernel, cut=False)[0]
+    out = np.empty((5, 5, 3), np.uint8)
+    kernel.decode_region(data, (0, 0, 5, 5), out, scale=8)
+    with pytest.raises(KernelError) as caught:
+        kernel.decode_region(data, (0, 0, 5, 5), out, scale=8, need_index=True)
+    assert caught.value.code == native.NO_INDEX
+
+
+def by_torch(pixels: Any, height: int, width: int) -> Any:
+    x_NCHW = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    resized = F.interpolate(x_NCHW, (height, width), mode="bilinear", antialias=True)
+    return resized[0].permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_resizing_is_torchs(kernel: Kernel, scalar: bool) -> None:
+    """From and to 1 pixel, much smaller and much larger; noise, and black and white."""
+    rng = np.random.default_rng(0)
+    for k in range(150):
+        h, w, height, width = (int(2 ** rng.uniform(0, most)) for most in (9, 9, 7.9, 7.9))
+        pixels = rng.integers(0, 256, (h, w + 3, 1 if k % 5 == 0 else 3), dtype=np.uint8)
+        if k % 3 == 0:
+            pixels = np.where(pixels > 127, 255, 0).astype(np.uint8)
+        pixels = pixels[:, 1 : 1 + w]  # rows that are apart
+        memory = np.full(height * width * pixels.shape[2] + 64, 77, np.uint8)
+        out = memory[32:-32].reshape(height, width, pixels.shape[2])
+        kernel.resize(pixels, out, mirror=k % 2 > 0, scalar=scalar)
+        expected = by_torch(pixels, height, width)[:, :: -1 if k % 2 else 1]
+        np.testing.assert_array_equal(out, expected, f"{pixels.shape} to {out.shape}")
+        assert (memory[:32] == 77).all() and (memory[-32:] == 77).all()
+
+
+def test_a_region_is_resized_as_its_pixels_are(kernel: Kernel) -> None:
+    for k, data in enumerate(files(kernel) + files(kernel, cut=False)):
+        region, out = np.empty((19, 23, 3), np.uint8), np.empty((7, 30, 3), np.uint8)
+        kernel.decode_region(data, (1, 2, 19, 23), region, scale=8)
+        kernel.decode_region(
+            data, (1, 2, 19, 23), out, scale=8, resize=True, mirror=k % 2 > 0, scalar=k % 3 > 0
+        )
+        np.testing.assert_array_equal(out, by_torch(region, 7, 30)[:, :: -1 if k % 2 else 1])
+
+
+def test_sizes_that_cannot_be_are_refused(kernel: Kernel) -> None:
+    for shape in ((0, 3, 3), (3, 0, 3)):
+        for before, after in ((shape, (2, 2, 3)), ((2, 2, 3), shape)):
+            with pytest.raises(KernelError):
+                kernel.resize(np.zeros(before, np.uint8), np.zeros(after, np.uint8), mirror=False)
 
 
 def test_status_names_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,12 +126,16 @@ def train_image(
     picture = Picture(data)
     box = random_resized_crop_box(picture.height, picture.width, seed, scale=crop_scale)
     scale = picture.scale_for(box[2], box[3], least=size)
-    channels = channels or _channels_of(data)
-    pixels = picture.pixels(_scaled(box, scale), channels=channels, scale=scale)
-    out = _resize(pixels, size, size, out=out)
-    if flip and _uniform(seed, _FLIP) < 0.5:
-        _mirror(out)
-    return out.numpy()
+    part, mirror = _scaled(box, scale), flip and _uniform(seed, _FLIP) < 0.5
+    if out is None:
+        out = torch.empty(size, size, channels or _channels_of(data), dtype=torch.uint8)
+    result = out.numpy()
+    if not picture.resize_part(part, result, scale=scale, mirror=mirror):
+        pixels = picture.pixels(part, channels=result.shape[2], scale=scale)
+        _resize(pixels, size, size, out=out)
+        if mirror:
+            _mirror(out)
+    return result
 
 
 def eval_image(

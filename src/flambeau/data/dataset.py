@@ -147,7 +147,8 @@ class ImageDataset(SeededDataset):
     def _read(self, indices: Sequence[int], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Position of the image used for each index, -1 where it is left out; pixels of the used ones."""
         shape = len(indices), self.image_size, self.image_size, self.channels
-        x_NHWC = torch.empty(shape, dtype=torch.uint8)
+        # NumPy asks Linux for huge pages, torch does not: 8 us an image against 39 for fresh memory.
+        x_NHWC = torch.from_numpy(np.empty(shape, np.uint8))
         used = [-1] * len(indices)
 
         def work(k: int) -> None:

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from flambeau.data.jpeg import SCALES, decode_region, read_header
+from flambeau.data.jpeg import SCALES, decode_by_kernel, decode_region, read_header
+from flambeau.data.native import kernel as native
 from flambeau.data.orientation import (
     UPRIGHT,
     Box,
@@ -158,6 +159,36 @@ class Picture:
         height, width = -(-self.height // scale), -(-self.width // scale)
         box = stored_box(box or (0, 0, height, width), self._orientation, height, width)
         return turn_upright(self._stored(box, channels, scale), self._orientation)
+
+    def resize_part(self, box: Box, out: Pixels, *, scale: int = 1, mirror: bool = False) -> bool:
+        """Resize a part with antialiasing, to the same pixels as torch does it; needs the C kernel.
+
+        Args:
+            box: as of `pixels`.
+            out: (height, width, 1 or 3) uint8, contiguous: where to write it.
+            scale: as of `pixels`.
+            mirror: the columns run backwards.
+
+        Returns:
+            False where there is no kernel with AVX2, or another decoder may be able to read the file;
+            `out` then holds anything.
+
+        Raises:
+            DecodeError: as `pixels`.
+        """
+        kernel = native.kernel()
+        if kernel is None or not kernel.uses_avx2:  # without it, torch is faster
+            return False
+        if self._header is not None and self._orientation == UPRIGHT:
+            assert isinstance(self._data, bytes)
+            return decode_by_kernel(
+                self._data, self._header, box, out, scale=scale, resize=True, mirror=mirror
+            )
+        pixels = self.pixels(box, channels=out.shape[2], scale=scale)
+        if pixels.strides[1:] != (pixels.shape[2], 1):
+            pixels = pixels.copy()
+        kernel.resize(pixels, out, mirror=mirror)
+        return True
 
     def _stored(self, box: Box, channels: int, scale: int) -> Pixels:
         top, left, height, width = box

@@ -1,6 +1,6 @@
-"""The part of a JPEG that is needed, decoded by libjpeg-turbo; what this cannot do is left to Pillow.
+"""The part of a JPEG that is needed, by the C kernel or libjpeg-turbo; what they cannot do is left to Pillow.
 
-用 libjpeg-turbo 只解码 JPEG 中需要的部分；做不到的交给 Pillow。
+用 C 内核或 libjpeg-turbo 只解码 JPEG 中需要的部分；做不到的交给 Pillow。
 
 Source: own. JPEG: ITU-T T.81, annex B (markers), A.2.3 (order of the units in a scan). libjpeg-turbo's own
 documentation says which sizes and regions it decodes: turbojpeg.h of version 3.
@@ -10,9 +10,10 @@ Three things are saved.
 - A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size.
 - Rows below the part are not decoded: the decoder gets the JPEG with a smaller height in its header, and
   stops there. That needs all components in one sequential scan, which is the usual JPEG.
-- What lies above and beside the part is only read, not transformed, by libjpeg-turbo 3
-  (tj3SetCroppingRegion). simplejpeg brings libjpeg-turbo along but cannot do that, so a `libturbojpeg` of
-  the system is used where there is one.
+- What lies above and beside the part is only read, not transformed, by the C kernel (data/native), which
+  takes JPEGs of one sequential scan that are not damaged, and by libjpeg-turbo 3 (tj3SetCroppingRegion).
+  simplejpeg brings libjpeg-turbo along but cannot do that, so without the kernel a `libturbojpeg` of the
+  system is used where there is one.
 """
 
 import ctypes
@@ -27,6 +28,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from flambeau.data.jpeg_markers import INDEX_MARKER, INDEX_NAME
+from flambeau.data.native import kernel as native
 from flambeau.data.orientation import UPRIGHT, Box, exif_orientation
 
 Pixels = NDArray[np.uint8]
@@ -167,6 +169,9 @@ def decode_region(
     if data.rfind(b"\xff\xd9", header.scan_at) < 0:
         return None
     top, left, height, width = box
+    out = np.empty((height, width, channels), np.uint8)
+    if decode_by_kernel(data, header, box, out, scale=scale):
+        return out
     data, rows = _without_rows_below(data, header, (top + height + _MARGIN) * scale)
     library = turbojpeg()
     if library is None:
@@ -182,6 +187,34 @@ def decode_region(
         return None
     top, left = top - first_row, left - first_column
     return pixels[top : top + height, left : left + width]
+
+
+def decode_by_kernel(
+    data: bytes,
+    header: JpegHeader,
+    box: Box,
+    out: Pixels,
+    *,
+    scale: int,
+    resize: bool = False,
+    mirror: bool = False,
+) -> bool:
+    """A part of a JPEG by the C kernel, with the arguments of its `decode_region`; scale as here.
+
+    Returns:
+        False where there is no kernel, or none that is faster, or the file is not one for it: progressive, or
+        damaged in the slightest; libjpeg-turbo is the judge of that.
+    """
+    kernel = native.kernel()
+    if kernel is None or not (kernel.uses_avx2 or header.segmented):
+        return False  # libjpeg-turbo has SIMD of every kind
+    if not header.sequential or data.rfind(b"\xff\xd9", header.scan_at) < 0:
+        return False
+    try:
+        kernel.decode_region(data, box, out, scale=8 // scale, resize=resize, mirror=mirror)
+    except native.KernelError:
+        return False
+    return True
 
 
 def _without_rows_below(data: bytes, header: JpegHeader, bottom: int) -> tuple[bytes, int]:
@@ -299,7 +332,7 @@ def turbojpeg() -> TurboJpeg | None:
 
 
 def jpeg_decoder() -> str:
-    """Which library decodes JPEGs, for a report.
+    """Which library decodes the JPEGs that the C kernel does not, for a report.
 
     Example:
         >>> jpeg_decoder().startswith(("simplejpeg 1.", "libturbojpeg 3"))

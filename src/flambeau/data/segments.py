@@ -127,7 +127,7 @@ def decode_region(
         if kernel is None:
             out[:] = decode_by_header(data, *box, scale=scale, channels=channels)
         else:
-            kernel.decode_region(data, box, out, scale=scale)
+            kernel.decode_region(data, box, out, scale=scale, need_index=True)
     except JpegError as error:
         raise DecodeError(str(error)) from error
     except native.KernelError as error:

@@ -17,6 +17,7 @@
 #define AVX2
 #endif
 
+#define EXPORT __attribute__((visibility("default"))) /* all else is hidden: calls need no table */
 #define INLINE static inline __attribute__((always_inline))
 
 enum { /* The same numbers as in kernel.py. */
@@ -30,7 +31,7 @@ enum { /* The same numbers as in kernel.py. */
 };
 
 enum { MAX_COMPONENTS = 3, MAX_PARTS = 64, LOOK_BITS = 10 };
-enum { MAX_PIXELS = 89478485 }; /* as in decode.py */
+enum { MAX_PIXELS = 89478485, MAX_SIDE = 65535 }; /* as in decode.py; of a JPEG */
 
 typedef struct {
     uint8_t id, h, v, tq; /* h, v: sampling factors, 1 to 4 */
@@ -70,12 +71,12 @@ int open_header(Header *header, const uint8_t *data, size_t size);
 int next_scan(Header *header); /* 1: at a scan, 0: at the end of the image, else an error */
 Colours stored_colours(const Header *header);
 int get_u16(const uint8_t *bytes);
-/* By zigzag position; with room for a run that leaves the block, which is noticed after the store. */
-extern const uint8_t NATURAL_ORDER[64 + 16];
+/* By zigzag position; with room for two runs that leave the block, which is noticed after the store. */
+extern const uint8_t NATURAL_ORDER[64 + 32];
 
 /* entropy.c */
 typedef struct {
-    int32_t look[1 << LOOK_BITS]; /* by the next bits; 0: a longer code; see entropy.c */
+    uint64_t look[1 << LOOK_BITS]; /* by the next bits; see entropy.c */
     int32_t max_code[18];         /* of each length: the largest code + 1, left-aligned in 16 bits */
     int32_t first[17];            /* of each length: index of its first symbol minus its first code */
     uint8_t symbols[256];
@@ -96,16 +97,17 @@ int read_symbol(BitReader *reader, const HuffmanTable *table); /* -1: no such co
 int read_bits(BitReader *reader, int count);
 int read_value(BitReader *reader, int size); /* a signed magnitude */
 int bits_left(const BitReader *reader);      /* negative: more were read than there are; check after each block */
-/* Adds to zeroed coefficients; returns the last position in zigzag order, or an error. */
+/* Adds to zeroed coefficients; returns the last position in zigzag order, or one behind it, or an error. */
 typedef int ReadBlock(BitReader *reader, const HuffmanTable *dc, const HuffmanTable *ac, int *predictor,
                       int16_t *coefficients);
 ReadBlock read_block, read_block_avx2;
+ReadBlock skip_block, skip_block_avx2; /* the same without the coefficients */
 
 /* pixels.c */
 typedef void Idct(const int16_t *coefficients, const uint16_t *quant, int last, uint8_t *out,
                   ptrdiff_t stride);
 typedef struct {
-    ReadBlock *read_block;
+    ReadBlock *read_block, *skip_block;
     Idct *idct8, *idct4, *idct2, *idct1;
     /* Twice as wide: 3/4 nearest + 1/4 next; `padded` has one more at each end; the sums carry `shift` bits. */
     void (*widen)(const uint16_t *padded, int count, int shift, uint8_t *out);
@@ -114,5 +116,15 @@ typedef struct {
     void (*ycc_to_rgb)(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int count, uint8_t *out);
 } Routines;
 const Routines *routines(int scalar);
+
+/* resize.c: rows come in from the top, and when all are there the result goes out. */
+typedef struct {
+    int height, width, mirror;
+} ResizeTo;
+typedef struct Resizer Resizer;
+Resizer *new_resizer(const ResizeTo *to, int height, int width, int channels, int scalar); /* give back with free() */
+uint8_t *next_row(Resizer *resizer); /* where to write it */
+void push_row(Resizer *resizer);
+int write_resized(const Resizer *resizer, uint8_t *out);
 
 #endif

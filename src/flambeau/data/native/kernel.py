@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 LIBRARY = Path(__file__).with_name("_kernel.so")
 
 # What flambeau_interface() must answer: a library left over from another version is not used.
-_INTERFACE = 1
+_INTERFACE = 2
 
 # The codes of jpeg.h.
 BAD_HEADER, NO_INDEX, UNSUPPORTED, DAMAGED, BAD_BOX, NO_MEMORY = -1, -2, -3, -4, -5, -6
@@ -49,7 +49,11 @@ class Kernel:
         if found != _INTERFACE:
             raise OSError(f"it has interface {found}, this version of flambeau needs {_INTERFACE}")
         self._decode = library.flambeau_decode_region
-        self._decode.argtypes = [pointer, size, pointer, number, number, number, pointer]
+        self._decode.argtypes = (
+            pointer, size, pointer, number, number, pointer, number, number, pointer,
+        )  # fmt: skip
+        self._resize = library.flambeau_resize
+        self._resize.argtypes = [pointer, pointer, ctypes.c_ssize_t, pointer, number, pointer]
         self._segment = library.flambeau_segment
         self._segment.argtypes = [
             pointer,
@@ -79,15 +83,53 @@ class Kernel:
         out: NDArray[np.uint8],
         *,
         scale: int,
+        resize: bool = False,
+        mirror: bool = False,
+        need_index: bool = False,
         scalar: bool = False,
     ) -> None:
         """Fill `out`, (height, width, 1 or 3) and contiguous, with the box; raises KernelError.
 
-        `scalar` does without AVX2: the same pixels, for tests.
+        Args:
+            data: a JPEG with all components in one sequential scan; where it has an index of segments, only
+                those under the box are read, else all from the first to the last row of the box.
+            box: top, left, height and width at this scale.
+            out: of the size of the box, or of any with `resize`.
+            scale: eighths: 8, 4, 2 or 1.
+            resize: as torch does it, with antialiasing.
+            mirror: the columns run backwards; only with `resize`.
+            need_index: refuse a file without an index.
+            scalar: without AVX2: the same pixels, for tests.
         """
+        height, width, channels = out.shape
+        to = (ctypes.c_int * 3)(height, width, mirror) if resize else None
         corners = (ctypes.c_int * 4)(*box)
-        channels = out.shape[2]
-        code = self._decode(data, len(data), corners, scale, channels, scalar, out.ctypes.data)
+        code = self._decode(
+            data, len(data), corners, scale, channels, to, need_index, scalar, out.ctypes.data
+        )
+        if code:
+            raise KernelError(code)
+
+    def resize(
+        self,
+        pixels: NDArray[np.uint8],
+        out: NDArray[np.uint8],
+        *,
+        mirror: bool,
+        scalar: bool = False,
+    ) -> None:
+        """Fill `out` with pixels of another size, antialiased as torch does it; raises KernelError.
+
+        Args:
+            pixels: (H, W, 1 or 3); the rows may be apart, but each must be in one piece.
+            out: (height, width, as many channels), contiguous.
+            mirror: the columns run backwards.
+            scalar: without AVX2: the same pixels, for tests.
+        """
+        shape = (ctypes.c_int * 3)(*pixels.shape)
+        to = (ctypes.c_int * 3)(*out.shape[:2], mirror)
+        stride = pixels.strides[0]
+        code = self._resize(pixels.ctypes.data, shape, stride, to, scalar, out.ctypes.data)
         if code:
             raise KernelError(code)
 

@@ -301,10 +301,12 @@ AVX2 static void ycc_to_rgb_avx2(const uint8_t *y, const uint8_t *cb, const uint
     ycc_to_rgb_scalar(y + i, cb + i, cr + i, count - i, out + 3 * i);
 }
 
-static const Routines AVX2_ROUTINES = {read_block_avx2, idct8_avx2, idct4, idct2, idct1, widen_avx2, blend_avx2, sum_avx2, ycc_to_rgb_avx2};
+static const Routines AVX2_ROUTINES = {read_block_avx2, skip_block_avx2, idct8_avx2, idct4, idct2, idct1,
+                                       widen_avx2, blend_avx2, sum_avx2, ycc_to_rgb_avx2};
 #endif
 
-static const Routines SCALAR_ROUTINES = {read_block, idct8_scalar, idct4, idct2, idct1, widen_scalar, blend_scalar, sum_scalar, ycc_to_rgb_scalar};
+static const Routines SCALAR_ROUTINES = {read_block, skip_block, idct8_scalar, idct4, idct2, idct1,
+                                         widen_scalar, blend_scalar, sum_scalar, ycc_to_rgb_scalar};
 
 const Routines *routines(int scalar) {
 #if HAVE_AVX2_TARGET

@@ -22,10 +22,10 @@ typedef struct {
     HuffmanTable tables[2][4];
     Plane planes[MAX_COMPONENTS];
     int x0, x1, y0, y1; /* MCUs under the box, with what interpolation looks at beside it */
-    uint32_t *ends;     /* of the segments, from the start of the scan */
+    uint32_t *ends;     /* of the segments, from the start of the scan; without an index there are none */
     int num_segments;
     void *memory;
-    uint8_t buffer[0xFFFF + PADDING]; /* a segment */
+    uint8_t *buffer;    /* a segment; without an index, all of the scan */
 } Region;
 
 static int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -67,6 +67,7 @@ static void lay_out(Region *r, const int box[4], int scale, int num_needed) {
 static int allocate(Region *r, int width) {
     const Header *j = &r->header;
     size_t row = (size_t)width + 64, total = sizeof(uint32_t) * (size_t)r->num_segments + 8 * row;
+    size_t buffer = (r->num_segments ? 0xFFFF : j->size - j->pos) + PADDING;
     size_t sizes[MAX_COMPONENTS];
     for (int k = 0; k < j->num_components; k++) {
         Plane *p = &r->planes[k];
@@ -78,7 +79,7 @@ static int allocate(Region *r, int width) {
         sizes[k] = (size_t)p->stride * (size_t)((r->y1 - r->y0) * c->v * p->size);
         total += sizes[k];
     }
-    uint8_t *memory = r->memory = malloc(total);
+    uint8_t *memory = r->memory = malloc(total + buffer);
     if (!memory) return NO_MEMORY;
     r->ends = (uint32_t *)(void *)memory;
     memory += sizeof(uint32_t) * (size_t)r->num_segments + 8 * row; /* the rows: see write_pixels */
@@ -87,6 +88,7 @@ static int allocate(Region *r, int width) {
         r->planes[k].samples = memory;
         memory += sizes[k];
     }
+    r->buffer = memory;
     return OK;
 }
 
@@ -104,22 +106,23 @@ static int read_ends(Region *r) {
     return j->size - j->pos < end + 2 || eoi[0] != 0xFF || eoi[1] != 0xD9 ? DAMAGED : OK;
 }
 
-static int open_region(Region *r, const uint8_t *data, size_t size) {
+static int open_region(Region *r, const uint8_t *data, size_t size, int need_index) {
     Header *j = &r->header;
     int error = open_header(j, data, size);
     if (error) return error;
     int found = next_scan(j);
     if (found < 0) return found;
-    if (!found || !j->num_parts) return NO_INDEX;
+    if (!found || (need_index && !j->num_parts)) return NO_INDEX;
     if (j->progressive || j->num_scan != j->num_components) return NO_INDEX;
     if (j->spectral_start || j->spectral_end != 63 || j->high || j->low) return BAD_HEADER;
     /* At most 2^26 MCUs: the multiplications here and in lay_out cannot overflow. */
-    long long mcus = (long long)j->mcus_x * j->mcus_y;
-    if (j->restart_interval < 1 || j->num_parts != j->declared_parts) return NO_INDEX;
-    r->num_segments = (int)((mcus + j->restart_interval - 1) / j->restart_interval);
-    long long entries = 0;
-    for (int part = 0; part < j->num_parts; part++) entries += j->part_entries[part];
-    if (entries != r->num_segments) return NO_INDEX;
+    if (j->num_parts) {
+        long long mcus = (long long)j->mcus_x * j->mcus_y, entries = 0;
+        if (j->restart_interval < 1 || j->num_parts != j->declared_parts) return NO_INDEX;
+        r->num_segments = (int)((mcus + j->restart_interval - 1) / j->restart_interval);
+        for (int part = 0; part < j->num_parts; part++) entries += j->part_entries[part];
+        if (entries != r->num_segments) return NO_INDEX;
+    }
     for (int k = 0; k < j->num_components; k++) {
         const Component *c = &j->components[k];
         for (int ac = 0; ac < 2; ac++) {
@@ -134,7 +137,13 @@ static int open_region(Region *r, const uint8_t *data, size_t size) {
     return OK;
 }
 
-/* Blocks of one MCU; x < 0: left of the box, its samples are not wanted. */
+/* Sixteen bytes a step: of memset GCC makes `rep stos`, which is slow to begin. */
+INLINE void clear(int16_t *coefficients) {
+    typedef int16_t Eight __attribute__((vector_size(16), aligned(2), may_alias));
+    for (int k = 0; k < 64; k += 8) *(Eight *)(coefficients + k) = (Eight){0};
+}
+
+/* Blocks of one MCU that is under the box, x and y counted from r->x0 and r->y0. */
 static int decode_mcu(Region *r, BitReader *reader, int *predictors, int x, int y) {
     int16_t coefficients[64];
     for (int k = 0; k < r->header.num_components; k++) {
@@ -142,15 +151,26 @@ static int decode_mcu(Region *r, BitReader *reader, int *predictors, int x, int 
         Plane *p = &r->planes[k];
         for (int v = 0; v < c->v; v++)
             for (int h = 0; h < c->h; h++) {
-                memset(coefficients, 0, sizeof coefficients);
-                int last = r->use->read_block(reader, p->dc, p->ac, &predictors[k], coefficients);
+                ReadBlock *read = p->needed ? r->use->read_block : r->use->skip_block;
+                if (p->needed) clear(coefficients);
+                int last = read(reader, p->dc, p->ac, &predictors[k], coefficients);
                 if (last < 0) return last;
-                if (x < 0 || !p->needed) continue;
+                if (!p->needed) continue;
                 size_t row = (size_t)(y * c->v + v) * (size_t)p->size;
                 size_t column = (size_t)(x * c->h + h) * (size_t)p->size;
                 p->idct(coefficients, p->quant, last, p->samples + row * (size_t)p->stride + column, p->stride);
             }
     }
+    return OK;
+}
+
+/* Blocks of one MCU beside or above the box: the next one cannot be found without them. */
+static int skip_mcu(Region *r, BitReader *reader, int *predictors) {
+    for (int k = 0; k < r->header.num_components; k++)
+        for (int block = r->header.components[k].h * r->header.components[k].v; block > 0; block--) {
+            int last = r->use->skip_block(reader, r->planes[k].dc, r->planes[k].ac, &predictors[k], NULL);
+            if (last < 0) return last;
+        }
     return OK;
 }
 
@@ -166,11 +186,41 @@ static int decode_row(Region *r, int y) {
         int predictors[MAX_COMPONENTS] = {0};
         start_reading(&reader, scan + begin, scan + r->ends[segment], r->buffer);
         for (int mcu = segment * interval; mcu < stop && mcu - segment * interval < interval; mcu++) {
-            int error = decode_mcu(r, &reader, predictors, mcu < wanted ? -1 : mcu - wanted, y - r->y0);
+            int error = mcu < wanted ? skip_mcu(r, &reader, predictors)
+                                     : decode_mcu(r, &reader, predictors, mcu - wanted, y - r->y0);
             if (error) return error;
         }
     }
     return OK;
+}
+
+/* Without an index: from the first MCU to the last one under the box. */
+static int decode_scan(Region *r) {
+    const Header *j = &r->header;
+    const uint8_t *end = j->data + j->size, *marker = NULL;
+    BitReader reader;
+    int predictors[MAX_COMPONENTS] = {0}, interval = j->restart_interval, mcu = 0;
+    for (int y = 0; y < r->y1; y++)
+        for (int x = 0; x < j->mcus_x; x++, mcu++) {
+            if (!mcu || (interval && mcu % interval == 0)) {
+                if (mcu && (end - marker < 2 || marker[1] != 0xD0 + (mcu / interval - 1) % 8)) return DAMAGED;
+                marker = start_reading(&reader, mcu ? marker + 2 : j->data + j->pos, end, r->buffer);
+                memset(predictors, 0, sizeof predictors);
+            }
+            int error = x < r->x0 || x >= r->x1 || y < r->y0 ? skip_mcu(r, &reader, predictors)
+                                                             : decode_mcu(r, &reader, predictors, x - r->x0, y - r->y0);
+            if (error) return error;
+        }
+    /* What a decoder makes of other markers here is for libjpeg to say. */
+    if (end - marker < 2) return DAMAGED;
+    return marker[1] == 0xD9 || (interval && marker[1] >= 0xD0 && marker[1] <= 0xD7) ? OK : DAMAGED;
+}
+
+static int decode(Region *r) {
+    if (!r->num_segments) return decode_scan(r);
+    int error = read_ends(r);
+    for (int y = r->y0; !error && y < r->y1; y++) error = decode_row(r, y);
+    return error;
 }
 
 static const uint8_t *row_of(const Plane *p, int y) { /* the last row stands for those below it */
@@ -223,7 +273,8 @@ static void write_row(const Region *r, const uint8_t *const rows[3], int width, 
     }
 }
 
-static void write_pixels(const Region *r, const int box[4], int channels, uint8_t *out) {
+/* To `out`, or row by row to the resizer. */
+static void write_pixels(const Region *r, const int box[4], int channels, Resizer *resizer, uint8_t *out) {
     size_t row = (size_t)box[3] + 64; /* 3 rows of bytes, 2 of 16-bit numbers */
     uint8_t *memory = (uint8_t *)r->memory + sizeof(uint32_t) * (size_t)r->num_segments;
     uint16_t *spare = (uint16_t *)(void *)memory;
@@ -232,25 +283,34 @@ static void write_pixels(const Region *r, const int box[4], int channels, uint8_
         for (int k = 0; k < r->header.num_components; k++)
             if (r->planes[k].needed)
                 rows[k] = upsample(r, &r->planes[k], box[0] + y, box[1], box[3], memory + (4 + (size_t)k) * row, spare);
-        write_row(r, rows, box[3], channels, out + (size_t)y * (size_t)box[3] * (size_t)channels);
+        write_row(r, rows, box[3], channels,
+                  resizer ? next_row(resizer) : out + (size_t)y * (size_t)box[3] * (size_t)channels);
+        if (resizer) push_row(resizer);
     }
 }
 
-/* box: top, left, height, width at this scale (8, 4, 2 or 1 eighths); out: height * width * channels bytes.
- * scalar: without AVX2, for tests. */
-int flambeau_decode_region(const uint8_t *data, size_t size, const int *box, int scale, int channels, int scalar,
-                           uint8_t *out) {
-    Region *r = malloc(sizeof *r);
-    if (!r) return NO_MEMORY;
-    memset(r, 0, offsetof(Region, buffer));
-    r->use = routines(scalar);
-    int error = open_region(r, data, size);
-    const Header *j = &r->header;
+static int check_box(const Header *j, const int box[4], int scale) {
     int full_height = ceil_div(j->height * scale, 8), full_width = ceil_div(j->width * scale, 8);
     int tiny = scale < 8 && j->height < 8 && j->width < 8; /* as without the kernel: nobody needs it */
-    if (!error && (tiny || box[0] < 0 || box[1] < 0 || box[2] < 1 || box[3] < 1 || box[2] > full_height ||
-                   box[3] > full_width || box[0] > full_height - box[2] || box[1] > full_width - box[3]))
-        error = BAD_BOX;
+    return tiny || box[0] < 0 || box[1] < 0 || box[2] < 1 || box[3] < 1 || box[2] > full_height ||
+                   box[3] > full_width || box[0] > full_height - box[2] || box[1] > full_width - box[3]
+               ? BAD_BOX
+               : OK;
+}
+
+/* box: top, left, height, width at this scale (8, 4, 2 or 1 eighths); to: height, width and whether to mirror, or NULL
+ * for the size of the box; out: height * width * channels bytes.  need_index: refuse a JPEG that is not cut into
+ * segments.  scalar: without AVX2, for tests. */
+EXPORT int flambeau_decode_region(const uint8_t *data, size_t size, const int *box, int scale, int channels,
+                                  const int *to, int need_index, int scalar, uint8_t *out) {
+    Region *r = calloc(1, sizeof *r);
+    Resizer *resizer = NULL;
+    if (!r) return NO_MEMORY;
+    r->use = routines(scalar);
+    int error = open_region(r, data, size, need_index);
+    const Header *j = &r->header;
+    if (!error) error = check_box(j, box, scale);
+    if (!error && to && (to[0] < 1 || to[1] < 1 || to[0] > MAX_SIDE || to[1] > MAX_SIDE)) error = BAD_BOX;
     if (!error) {
         lay_out(r, box, scale, channels == 1 && stored_colours(j) != RGB ? 1 : j->num_components);
         for (int k = 0; k < j->num_components; k++) {
@@ -259,14 +319,19 @@ int flambeau_decode_region(const uint8_t *data, size_t size, const int *box, int
         }
         error = allocate(r, box[3]);
     }
-    if (!error) error = read_ends(r);
-    for (int y = r->y0; !error && y < r->y1; y++) error = decode_row(r, y);
-    if (!error) write_pixels(r, box, channels, out);
+    if (!error) error = decode(r);
+    if (!error && to) {
+        resizer = new_resizer(&(ResizeTo){to[0], to[1], to[2]}, box[2], box[3], channels, scalar);
+        if (!resizer) error = NO_MEMORY;
+    }
+    if (!error) write_pixels(r, box, channels, resizer, out);
+    if (!error && resizer) error = write_resized(resizer, out);
+    free(resizer);
     free(r->memory);
     free(r);
     return error;
 }
 
-int flambeau_interface(void) { return 1; } /* as in kernel.py */
+EXPORT int flambeau_interface(void) { return 2; } /* as in kernel.py */
 
-int flambeau_uses_avx2(void) { return routines(0) != routines(1); }
+EXPORT int flambeau_uses_avx2(void) { return routines(0) != routines(1); }

@@ -303,7 +303,7 @@ static int rewrite(Segmenter *s, const uint8_t *data, size_t size, int interval_
 }
 
 /* *out: a new JPEG of *out_size bytes, to be given back to flambeau_free. */
-int flambeau_segment(const uint8_t *data, size_t size, int interval_px, uint8_t **out, size_t *out_size) {
+EXPORT int flambeau_segment(const uint8_t *data, size_t size, int interval_px, uint8_t **out, size_t *out_size) {
     Segmenter *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!s) return NO_MEMORY;
@@ -321,4 +321,4 @@ int flambeau_segment(const uint8_t *data, size_t size, int interval_px, uint8_t 
     return error;
 }
 
-void flambeau_free(uint8_t *bytes) { free(bytes); }
+EXPORT void flambeau_free(uint8_t *bytes) { free(bytes); }
