@@ -8,22 +8,20 @@ N5 is read here, without TensorStore: once used, that ends every process that is
 use detected"), and with it the worker processes of a DataLoader.
 """
 
-import bz2
 import hashlib
 import itertools
 import json
-import lzma
 import math
 import os
 import struct
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from flambeau.data.array_compression import unpack, why_unreadable
 from flambeau.data.array_files import Array, MemoryRows, RefusedRows, Rows, damaged
 from flambeau.data.array_names import role_of
 from flambeau.data.errors import InputError
@@ -91,42 +89,6 @@ class BlockRows:
         band.flags.writeable = False  # images are views of it
         self._last = number, band
         return band
-
-
-class _Decompressor(Protocol):
-    @property
-    def eof(self) -> bool: ...
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
-
-
-_DECOMPRESSORS: dict[str, Callable[[], _Decompressor]] = {
-    "gzip": lambda: zlib.decompressobj(47),  # gzip's or zlib's header, whichever is there
-    "bzip2": bz2.BZ2Decompressor,
-    "xz": lzma.LZMADecompressor,
-}
-
-
-def unpack(data: bytes, size: int, compression: str) -> bytes:
-    """Data that must be of a size once it is decompressed.
-
-    Args:
-        compression: 'raw', 'gzip' (or zlib), 'bzip2' or 'xz'.
-
-    Raises:
-        OSError: it is damaged; no more than size + 1 bytes are unpacked to find that out.
-    """
-    if compression != "raw":
-        decompressor = _DECOMPRESSORS[compression]()
-        try:
-            data = decompressor.decompress(data, size + 1)
-        except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
-            raise OSError(f"damaged {compression} data: {error}") from error
-        if not decompressor.eof:
-            raise OSError(f"damaged {compression} data: no end after {len(data)} bytes of {size}")
-    if len(data) != size:
-        raise OSError(f"a block has {len(data)} bytes of data, expected {size}")
-    return data
 
 
 def open_n5(folder: Path) -> dict[str, Rows]:
@@ -234,12 +196,9 @@ def _n5_rows(folder: Path, facts: dict[str, Any], *, as_they_stand: bool) -> Row
         compression = compression.get("type")
     shape, block = (tuple(facts[key][::-1]) for key in ("dimensions", "blockSize"))
     dtype = np.dtype(facts["dataType"])
-    if str(compression) not in ("raw", *_DECOMPRESSORS):
-        return RefusedRows(
-            shape,
-            f"{folder} is compressed by {compression!r:.40}; raw, gzip, bzip2 and xz can be read\n"
-            "Write it again with one of them: raw for images that are encoded, else gzip",
-        )
+    reason = why_unreadable(str(compression))
+    if reason is not None:
+        return RefusedRows(shape, f"{folder} {reason}")
     fetch = partial(_n5_block, folder, dtype=dtype, block=block, compression=compression)
     if as_they_stand:
         return BlockRows(shape[::-1], block[::-1], dtype, lambda place: _transposed(fetch(place)))

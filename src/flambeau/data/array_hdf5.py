@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from flambeau.data.array_blocks import BlockRows, Place, unpack
+from flambeau.data.array_blocks import BlockRows, Place
+from flambeau.data.array_compression import unpack
 from flambeau.data.array_files import (
     Array,
     FileRows,
