@@ -1,4 +1,4 @@
-"""The loaders that bench/image_loader.py compares, each as short as its documentation has it.
+"""Ours, torchvision's, timm's and OpenCV's loaders for bench/image_loader.py; others are in image_peers.py.
 
 Each takes the folder of photographs, with a sub-folder a class, and a folder to work in, and returns what
 makes the batches of an epoch.
@@ -22,13 +22,28 @@ def flambeau(folder: Path, work: Path) -> Batches:
 
 
 def flambeau_simplejpeg(folder: Path, work: Path) -> Batches:
-    """As where the system has no libturbojpeg 3."""
+    """As where there was no compiler, and the system has no libturbojpeg 3."""
+    from flambeau.data import jpeg
+
+    without_kernel()
+    jpeg.turbojpeg = lambda: None  # type: ignore[assignment]
+    return flambeau(folder, work)
+
+
+def flambeau_turbojpeg(folder: Path, work: Path) -> Batches:
+    """As where there was no compiler, and the system has libturbojpeg 3."""
     from flambeau.data import jpeg
 
     if jpeg.turbojpeg() is None:
-        raise ImportError("no libturbojpeg 3 on this system: the same as flambeau")
-    jpeg.turbojpeg = lambda: None  # type: ignore[assignment]
+        raise ImportError("no libturbojpeg 3 on this system")
+    without_kernel()
     return flambeau(folder, work)
+
+
+def without_kernel() -> None:
+    from flambeau.data.native import kernel
+
+    kernel.kernel = lambda: None  # type: ignore[assignment]
 
 
 def flambeau_packed(folder: Path, work: Path) -> Batches:
@@ -51,10 +66,8 @@ def flambeau_packed(folder: Path, work: Path) -> Batches:
 
 def flambeau_packed_simplejpeg(folder: Path, work: Path) -> Batches:
     """As where no compiler was there when flambeau was installed."""
-    from flambeau.data.native import kernel
-
     batches = flambeau_packed(folder, work)
-    kernel.kernel = lambda: None  # type: ignore[assignment]
+    without_kernel()
     return batches
 
 
@@ -94,6 +107,7 @@ def limit(folder: Path, work: Path) -> Batches:
     from flambeau.data.augment import random_resized_crop_box
     from flambeau.data.decode import Picture
 
+    without_kernel()
     pictures = [Picture(path.read_bytes()) for path in files(folder)]
 
     def batches(epoch: int) -> Iterator[Any]:
@@ -169,148 +183,26 @@ def opencv(folder: Path, work: Path) -> Batches:
     return torch_loader(Photos())
 
 
-def webdataset(folder: Path, work: Path) -> Batches:
-    import webdataset
-
-    with webdataset.TarWriter(str(work / "photos.tar")) as writer:
-        for number, path in enumerate(files(folder)):
-            writer.write({"__key__": f"{number:06}", "jpg": path.read_bytes(), "cls": 0})
-    data = webdataset.WebDataset(str(work / "photos.tar"), shardshuffle=False).shuffle(100)
-    data = data.decode("pilrgb").to_tuple("jpg", "cls").map_tuple(pil_transform())
-    loader = webdataset.WebLoader(data.batched(BATCH), batch_size=None, num_workers=0)
-    return lambda epoch: (images for images, _ in loader)
-
-
-def litdata(folder: Path, work: Path) -> Batches:
-    from litdata import StreamingDataLoader, StreamingDataset, optimize
-
-    optimize(read_bytes, files(folder), str(work / "chunks"), chunk_bytes="64MB", num_workers=1)
-
-    class Photos(StreamingDataset):
-        def __getitem__(self, index: Any) -> Any:
-            return transform(from_bytes(super().__getitem__(index)))
-
-    transform = pil_transform()
-    loader = StreamingDataLoader(
-        Photos(str(work / "chunks"), shuffle=True), batch_size=BATCH, num_workers=0
-    )
-    return lambda epoch: loader
-
-
-def streaming(folder: Path, work: Path) -> Batches:
-    from streaming import MDSWriter, StreamingDataset
-
-    with MDSWriter(out=str(work / "mds"), columns={"x": "bytes"}) as writer:
-        for path in files(folder):
-            writer.write({"x": path.read_bytes()})
-
-    class Photos(StreamingDataset):
-        def __getitem__(self, index: Any) -> Any:
-            return transform(from_bytes(super().__getitem__(index)["x"])), 0
-
-    transform = pil_transform()
-    data = Photos(local=str(work / "mds"), shuffle=True, batch_size=BATCH)
-    return torch_loader(data, shuffle=False)
-
-
-def grain(folder: Path, work: Path) -> Batches:
-    import grain
-
-    transform, paths = pil_transform(), [str(path) for path in files(folder)]
-    load = lambda path: transform(from_bytes(Path(path).read_bytes())).numpy()  # noqa: E731
-    data = grain.MapDataset.source(paths).shuffle(seed=0).map(load).batch(BATCH)
-    return lambda epoch: data.to_iter_dataset(grain.ReadOptions(num_threads=1))
-
-
-def dali(folder: Path, work: Path) -> Batches:
-    from nvidia.dali import fn, pipeline_def, types
-    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-    from nvidia.dali.plugin.pytorch import DALIGenericIterator
-
-    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None, prefetch_queue_depth=1)
-    def pipeline() -> Any:
-        encoded, _ = fn.readers.file(
-            file_root=str(folder), random_shuffle=True, name="photos", initial_fill=256
-        )
-        crops = fn.decoders.image_random_crop(
-            encoded, device="cpu", output_type=types.RGB, random_area=SCALE
-        )
-        crops = fn.resize(crops, size=(SIZE, SIZE), interp_type=types.INTERP_TRIANGULAR)
-        return fn.flip(crops, horizontal=fn.random.coin_flip())
-
-    built = pipeline()
-    built.build()
-    loader = DALIGenericIterator(
-        built,
-        ["x"],
-        reader_name="photos",
-        auto_reset=True,
-        last_batch_policy=LastBatchPolicy.PARTIAL,
-    )
-    return lambda epoch: (batch[0]["x"] for batch in loader)
-
-
-def spdl(folder: Path, work: Path) -> Batches:
-    import torch
-    from spdl.pipeline import PipelineBuilder
-    from torchvision.io import decode_image
-
-    transform, paths = tensor_transform(), [str(path) for path in files(folder)]
-
-    def batches(epoch: int) -> Iterator[Any]:
-        order = random.sample(paths, len(paths))
-        pipeline = (
-            PipelineBuilder()
-            .add_source(order)
-            .pipe(lambda path: transform(decode_image(path, mode="RGB")))
-            .aggregate(BATCH)
-            .pipe(torch.stack)
-            .add_sink(2)
-            .build(num_threads=1)
-        )
-        with pipeline.auto_stop():
-            yield from pipeline
-
-    return batches
-
-
-CONTENDERS: dict[str, tuple[Callable[[Path, Path], Batches], str, str]] = {
-    # name: (what makes its batches, module it needs, distribution whose version is told)
-    "torchvision-v1": (torchvision_v1, "torchvision", "torchvision"),
-    "flambeau": (flambeau, "flambeau", "simplejpeg"),
-    "flambeau-simplejpeg": (flambeau_simplejpeg, "flambeau", "simplejpeg"),
-    "flambeau-packed": (flambeau_packed, "flambeau", "simplejpeg"),
-    "flambeau-packed-simplejpeg": (flambeau_packed_simplejpeg, "flambeau", "simplejpeg"),
-    "flambeau-raw": (flambeau_raw, "flambeau", "numpy"),
-    "limit": (limit, "flambeau", "simplejpeg"),
-    "torchvision-v1-float": (torchvision_v1_float, "torchvision", "torchvision"),
-    "torchvision-v2": (torchvision_v2, "torchvision", "torchvision"),
-    "torchvision-v2-tensor": (torchvision_v2_tensor, "torchvision", "torchvision"),
-    "timm": (timm, "timm", "timm"),
-    "opencv": (opencv, "cv2", "opencv-python-headless"),
-    "webdataset": (webdataset, "webdataset", "webdataset"),
-    "litdata": (litdata, "litdata", "litdata"),
-    "mosaicml-streaming": (streaming, "streaming", "mosaicml-streaming"),
-    "grain": (grain, "grain", "grain"),
-    "dali": (dali, "nvidia.dali", "nvidia-dali-cuda130"),
-    "spdl": (spdl, "spdl", "spdl"),
+CONTENDERS: dict[str, tuple[Callable[[Path, Path], Batches], str]] = {
+    # name: (what makes its batches, distribution it needs, whose version is told)
+    "torchvision-v1": (torchvision_v1, "torchvision"),
+    "flambeau": (flambeau, "simplejpeg"),
+    "flambeau-simplejpeg": (flambeau_simplejpeg, "simplejpeg"),
+    "flambeau-turbojpeg": (flambeau_turbojpeg, "simplejpeg"),
+    "flambeau-packed": (flambeau_packed, "simplejpeg"),
+    "flambeau-packed-simplejpeg": (flambeau_packed_simplejpeg, "simplejpeg"),
+    "flambeau-raw": (flambeau_raw, "numpy"),
+    "limit": (limit, "simplejpeg"),
+    "torchvision-v1-float": (torchvision_v1_float, "torchvision"),
+    "torchvision-v2": (torchvision_v2, "torchvision"),
+    "torchvision-v2-tensor": (torchvision_v2_tensor, "torchvision"),
+    "timm": (timm, "timm"),
+    "opencv": (opencv, "opencv-python-headless"),
 }
 
 
 def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def read_bytes(path: Path) -> bytes:
-    return path.read_bytes()
-
-
-def from_bytes(data: bytes) -> Any:
-    import io
-
-    from PIL import Image
-
-    return Image.open(io.BytesIO(data)).convert("RGB")
 
 
 def pil_transform() -> Any:
