@@ -14,6 +14,7 @@ import torch
 
 from flambeau.data.errors import InputError
 from flambeau.data.folder_source import FolderSource
+from flambeau.data.formats import shards_of, whole_name
 from flambeau.data.record_source import RecordSource
 from flambeau.data.source import SubsetSource
 from flambeau.data.sources import hold_out, open_source, open_sources
@@ -71,6 +72,20 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
     assert len(source) == 9
     assert [source.read(i) for i in range(9)] == [name.encode() for name in source.names]
     assert source.describe(3) == str(tmp_path / "a-b" / "x.ppm")
+
+
+def test_a_file_is_read_whole_whatever_size_the_system_tells(tmp_path, monkeypatch):
+    source = FolderSource(two_classes(tmp_path))
+    whole = [source.read(index) for index in range(len(source))]
+    assert all(whole)
+    for size in (0, 2, 10**6):
+        monkeypatch.setattr(
+            os, "fstat", lambda file, size=size: type("Facts", (), {"st_size": size})
+        )
+        assert [source.read(index) for index in range(len(source))] == whole
+    (tmp_path / source.names[0]).unlink()
+    with pytest.raises(FileNotFoundError):
+        source.read(0)
 
 
 def test_the_order_does_not_come_from_the_file_system(tmp_path, monkeypatch):
@@ -637,6 +652,32 @@ def test_shards_without_such_a_word_are_held_out_from(tmp_path):
         put_records(tmp_path / f"part{number}.rec", [0, 1] * 5)
     train, val = open_sources(tmp_path)
     assert (len(train), len(val)) == (26, 4)  # 15 a class: round(1.5) is 2
+
+
+@pytest.mark.parametrize(
+    ("whole", "shard"),
+    [("x.rec", "x-0000{}-of-00003.rec"), ("x.tfrecord", "x.tfrecord-0000{}-of-00003")],
+)
+def test_shards_by_the_name_of_the_whole(tmp_path, whole, shard):
+    paths = [tmp_path / shard.format(number) for number in range(3)]
+    for path in paths:
+        if path.suffix == ".rec":
+            put_records(path, [0, 1] * 5)
+        else:
+            path.touch()
+    (tmp_path / f"other-{shard.format(0)}").touch()
+    assert shards_of(tmp_path / whole) == paths
+    assert all(whole_name(path) == tmp_path / whole for path in paths)
+    if whole == "x.rec":
+        train, val = open_sources(tmp_path / whole)
+        assert (len(train), len(val)) == (26, 4)
+        assert open_sources(paths[1])[0].fingerprint != train.fingerprint  # one is still one
+    paths[1].unlink()
+    message = complaint(open_sources, tmp_path / whole)
+    assert (
+        f"{tmp_path / whole} is a set of 3 shards, of which 2 are here: {paths[0].name}" in message
+    )
+    assert shards_of(paths[0]) == []
 
 
 def test_shards_of_several_formats_are_refused(tmp_path):

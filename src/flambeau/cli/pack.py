@@ -193,6 +193,8 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
 
 
 def _report(packed: "Packed", dst: Path) -> None:
+    from flambeau.data.formats import whole_name
+
     for line in packed.bad[:_SHOWN_BAD]:
         print(f"left out: {line}", file=sys.stderr)
     if len(packed.bad) > _SHOWN_BAD:
@@ -202,4 +204,4 @@ def _report(packed: "Packed", dst: Path) -> None:
     where = str(files[0]) if len(files) == 1 else f"{len(files)} files, {files[0]} ... {files[-1]}"
     left = f", {len(packed.bad)} left out" if packed.bad else ""
     print(f"{already}{packed.images} images in {where}{left}")
-    print(f"next: flambeau verify {files[0]}")
+    print(f"next: flambeau verify {whole_name(files[0])}")

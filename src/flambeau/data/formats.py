@@ -20,7 +20,8 @@ _KIND_OF = {
     ".npz": "npz", ".npy": "npy",
     ".pth": "pth", ".pt": "pth", ".csv": "listing", ".tsv": "listing", ".lst": "listing",
 }  # fmt: skip
-_SHARD = re.compile(r"-\d+-of-\d+$")  # TensorFlow's: train.tfrecord-00000-of-00010
+# TensorFlow's train.tfrecord-00000-of-00010, and train-00000-of-00010.tfrecord.
+_SHARD = re.compile(r"-\d+-of-(\d+)(?=$|\.\w+$)")
 _SHARDS = ("rec", "tfrecord", "tar", "lmdb", "hdf5", "npz", "npy", "pth")
 
 ENDINGS = ".rec .tfrecord .tar .lmdb .h5 .n5 .npz .npy .pth .csv .tsv .lst"
@@ -55,6 +56,29 @@ def shards_in(folder: Path) -> list[Path]:
     return shards
 
 
+def whole_name(shard: Path) -> Path:
+    """What a set of shards is called: photos.tar for photos-00000-of-00004.tar; another path as it is."""
+    return shard.with_name(_SHARD.sub("", shard.name))
+
+
+def shards_of(path: Path) -> list[Path]:
+    """All shards of a set that is named as a whole, where there is no such file; maybe none.
+
+    Raises:
+        InputError: some of them are missing.
+    """
+    if path.exists() or not path.parent.is_dir():
+        return []
+    shards = sorted(p for p in path.parent.iterdir() if p != path and whole_name(p) == path)
+    told = {int(found[1]) for p in shards if (found := _SHARD.search(p.name))}
+    if shards and told != {len(shards)}:
+        raise InputError(
+            f"{path} is a set of {max(told)} shards, of which {len(shards)} are here: {shards[0].name} ...\n"
+            "Bring the others, or name one of the files"
+        )
+    return shards
+
+
 def _holds_labels(path: Path) -> bool:
     """Labels of arrays that lie beside them."""
     return kind_of(path) == "npy" and is_of_labels(path.stem)
@@ -64,7 +88,8 @@ def open_path(path: Path) -> tuple[Source, Source | None]:
     """The images of a path, or those to train on and those to validate on where it says which are which.
 
     Args:
-        path: a file of a format, a folder of shards of one, or a folder with a sub-folder a class.
+        path: a file of a format, a folder of shards of one, what such shards are called as a whole, or a
+            folder with a sub-folder a class.
 
     Raises:
         InputError: whatever is wrong with the data.
@@ -72,7 +97,7 @@ def open_path(path: Path) -> tuple[Source, Source | None]:
     kind = kind_of(path)
     if kind is not None:
         return _open_kind(path, kind)
-    shards = shards_in(path)
+    shards = shards_of(path) or shards_in(path)
     return open_shards(shards) if shards else (FolderSource(path), None)
 
 

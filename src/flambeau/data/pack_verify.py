@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from flambeau.data.class_names import classes_file
 from flambeau.data.decode import DecodeError, decode, inspect
 from flambeau.data.errors import InputError
-from flambeau.data.formats import kind_of, shards_in
+from flambeau.data.formats import kind_of, shards_in, shards_of
 from flambeau.data.pack_files import MANIFEST, read_manifest
 from flambeau.data.pack_images import Layout
 from flambeau.data.pack_plan import target_kind
@@ -73,15 +73,15 @@ def packed_files(path: Path) -> list[tuple[Path, str]]:
         raise InputError(f"{path} is a list\nPack it, and verify what comes of it")
     if kind is not None:
         return [(path, kind)]
+    if shards := shards_of(path):
+        return [(shard, str(kind_of(shard))) for shard in shards]
     if not path.is_dir():
         what = "is no packed file" if path.exists() else "does not exist"
         raise InputError(
             f"{path} {what}\nExpected the folder of a run, or .rec .tfrecord .tar .lmdb .h5 ..."
         )
-    shards = [(shard, str(kind_of(shard))) for shard in shards_in(path)]
-    if shards:
-        return shards
-    return [(path, "folder")]
+    inside = [(shard, str(kind_of(shard))) for shard in shards_in(path)]
+    return inside or [(path, "folder")]
 
 
 def verify_file(

@@ -16,7 +16,7 @@ import torch
 
 from flambeau.data.errors import InputError
 from flambeau.data.folder_source import IMAGE_SUFFIXES, FolderSource, class_folders
-from flambeau.data.formats import ENDINGS, kind_of, open_path, open_shards, shards_in
+from flambeau.data.formats import ENDINGS, kind_of, open_path, open_shards, shards_in, shards_of
 from flambeau.data.named_sets import NAMES, open_named
 from flambeau.data.source import ConcatSource, Source, SubsetSource
 
@@ -177,7 +177,7 @@ def _open_named(path: Path, *, download: bool) -> tuple[Source, Source | None] |
 
 def _require(path: Path) -> None:
     try:
-        if path.is_dir() or kind_of(path) is not None:
+        if path.is_dir() or kind_of(path) is not None or shards_of(path):
             return
         if path.exists():
             problem = f"{path} is neither a folder nor a file of packed images"
