@@ -52,6 +52,8 @@ RANGES = {  # good, then refused
     "color_jitter": ([0, 0.4, 1], [1.1]),
     "momentum": ([0, 0.9, 0.999], [1, 1.5]),
     "plateau_factor": ([1e-9, 0.5, 0.999], [0, 1, 1.5]),
+    "crop_scale": ([1e-3, 0.08, 1], [0, 1.01]),
+    "drop_path": ([0, 0.2, 0.999], [1]),
     "head_lr": ([1e-9, 0.1, 10], [0]),
     "layer_decay": ([1e-3, 0.75, 1], [0, 1.01]),
     "teacher_weight": ([0.01, 1], [0, 1.01]),
@@ -271,6 +273,7 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "download": True,
         "shard": "fsdp",
         "on_nan": "rollback",
+        "recompute": "layer*.*",
     }
     assert differences(stored, {**stored, **neutral}) == []
     assert {n for n, f in FIELDS.items() if f.metadata["neutral"]} == set(neutral)

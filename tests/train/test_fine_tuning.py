@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from flambeau.data.sources import open_sources
 from flambeau.train.config import Settings
 from flambeau.train.fit import Training, fit, set_up
 from flambeau.train.loss import AskedTeacher
+from flambeau.train.models import build_model
 from flambeau.train.network import normalizer
-from flambeau.train.resolve import DataFacts, resolve
+from flambeau.train.resolve import DataFacts, datasets, resolve
 from flambeau.train.trained import Trained
 
 QUICK = "--epochs 2 --batch-size 4 --precision fp32 --warmup 0st --schedule constant"
@@ -151,9 +153,58 @@ def test_starting_from_weights(
     assert flambeau(*command).code == 0
 
 
+def test_recomputing_gives_the_same_bits(images: Path, model_file: Path, tmp_path: Path) -> None:
+    def kept(training: Training) -> int:
+        """Values that one forward pass leaves for backward."""
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: sizes.append(tensor.numel()) or tensor,  # type: ignore[func-returns-value]
+            lambda tensor: tensor,
+        ):
+            training.loss_of(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4) % 2)
+        return sum(sizes)
+
+    ends, sizes = [], []
+    for recompute in ("none", "1, 4"):
+        training = prepared(images, model_file, tmp_path / recompute, recompute=recompute)
+        fit(training)
+        ends.append(state_of(training))
+        sizes.append(kept(training))
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert sizes[1] < sizes[0]
+
+
+def test_stochastic_depth_reaches_the_model(images: Path, tmp_path: Path) -> None:
+    build = partial(build_model, num_classes=2, channels=3, image_size=32, drop_path=0.25)
+    rates = [m.drop_prob for m in build("resnet10t").modules() if type(m).__name__ == "DropPath"]
+    assert max(rates) == 0.25
+    rates = [
+        m.p for m in build("torchvision:convnext_tiny").modules()
+        if type(m).__name__ == "StochasticDepth"
+    ]  # fmt: skip
+    assert max(rates) == 0.25
+    for name in ("small_convnet", "torchvision:vgg11", "vgg11"):
+        with pytest.raises(InputError, match=rf"drop_path = 0\.25 has no effect: {name} has no"):
+            build(name)
+
+
+def test_the_least_share_of_a_crop(flambeau: Any, photos: Path, images: Path) -> None:
+    def share(**given: Any) -> float:
+        train, val = open_sources(photos, seed=0)
+        settings, facts = resolve(Settings(data=str(photos), image_size=16, **given), train, val)
+        return datasets(settings, facts, train, val)[0].crop_scale[0]  # type: ignore[union-attr]
+
+    assert (share(), share(crop_scale=0.08)) == (0.25, 0.08)
+    code, _, err = flambeau("train", images, QUICK, "--crop-scale 0.5 --out run")
+    assert code == 2
+    assert "crop_scale has no effect on images that are all of 8 x 8" in err
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        ("--recompute nope", ("recompute = 'nope'", "matches no module")),
+        ("--precision tf32 --device cpu", ("precision = 'tf32' is for NVIDIA GPUs",)),
         ("--weights gone.pth", ("gone.pth",)),
         (
             "--weights other.safetensors",
@@ -173,8 +224,9 @@ def test_refused(
     flambeau: Any, images: Path, model_file: Path, flags: str, words: tuple[str, ...]
 ) -> None:
     safetensors.torch.save_file({"body.weight": torch.ones(3)}, "other.safetensors")
+    quick = QUICK.replace("--precision fp32", "") if "--precision" in flags else QUICK
     code, out, err = flambeau(
-        "train", images, QUICK, f"--model {model_file}:net", flags, "--out run"
+        "train", images, quick, f"--model {model_file}:net", flags, "--out run"
     )
     assert (code, out) == (2, "")
     assert all(word in err for word in words)

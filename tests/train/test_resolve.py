@@ -90,13 +90,8 @@ def test_nothing_is_left_open() -> None:
     settings, _ = resolve(Settings(), Memory(28, 28), Memory(28, 28))
     left_open = {f.name for f in dataclasses.fields(settings)} - as_dict(settings).keys()
     of_others = {"patience", "plateau_factor"}  # without effect on this schedule
-    of_others |= {
-        "weights",
-        "head_lr",
-        "teacher",
-        "teacher_weight",
-        "temperature",
-    }  # none asked for
+    of_others |= {"crop_scale"}  # these images are moved and not cropped
+    of_others |= {"weights", "head_lr", "teacher", "teacher_weight", "temperature"}
     assert left_open == {"data", "epochs"} | of_others  # the embedded data; said as duration
     assert "auto" not in as_dict(settings).values()
     assert canonical(settings) == settings

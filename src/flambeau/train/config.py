@@ -51,6 +51,9 @@ class Settings:
     flip: bool = _setting(
         True, "mirror half of the training images; not for digits or text", group="data"
     )
+    crop_scale: float | None = _setting(
+        None, "least share of the area that a training crop keeps", group="data", auto="0.25"
+    )
     augment: str = _setting(
         "none", "random operations on training images, after crop and flip",
         group="data", choices=("none", "randaugment", "trivialaugment"),
@@ -74,6 +77,13 @@ class Settings:
     weights: str | None = _setting(
         None, "start from the weights in this file or run, as far as they fit", group="model"
     )
+    drop_path: float = _setting(
+        0.0, "probability of stochastic depth, of models that have it; 0 is off", group="model"
+    )
+    recompute: str = _setting(
+        "none", "modules that keep no activations, such as layer*.* or blocks.*: less memory, more time",
+        group="model", neutral=True,
+    )  # fmt: skip
     ema: float = _setting(
         0.0, "decay of the averaged weights, such as 0.999; 0 keeps none", group="model"
     )
@@ -123,7 +133,8 @@ class Settings:
     )  # fmt: skip
     lr: float | None = _setting(
         None, "peak learning rate", group="optimization",
-        auto="grows with the batch; at 256: sgd 0.1 (small_convnet 0.4), adamw 0.001; pretrained or weights a tenth",
+        auto="grows with the batch; at 256: sgd 0.1 (small_convnet 0.4), adamw 0.001; "
+        "pretrained or weights a tenth",
     )  # fmt: skip
     weight_decay: float = _setting(
         5e-4,
@@ -161,7 +172,7 @@ class Settings:
     )  # fmt: skip
     precision: str = _setting(
         "auto", "of the forward pass; auto takes bf16 where the hardware has it natively",
-        group="machine", choices=("auto", "fp32", "bf16", "fp16"),
+        group="machine", choices=("auto", "fp32", "tf32", "bf16", "fp16"),
     )  # fmt: skip
     device: str = _setting("auto", "such as cpu, cuda or cuda:1", group="machine")
     seed: int = _setting(0, "of everything random", group="machine")
@@ -281,8 +292,10 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
         field = FIELDS.get(name)
         if field is not None and field.metadata["neutral"]:
             continue
-        if stored.get(name) != wanted.get(name):
-            found.append(f"{name}: {stored.get(name)!r} there, {wanted.get(name)!r} now")
+        # What an older version did not know was as it is by default.
+        there = stored.get(name, None if field is None else field.default)
+        if there != wanted.get(name):
+            found.append(f"{name}: {there!r} there, {wanted.get(name)!r} now")
     return found
 
 

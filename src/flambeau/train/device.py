@@ -7,6 +7,7 @@ import torch
 from flambeau.data.errors import InputError
 from flambeau.parallel.ranks import local_world
 from flambeau.recipes.setup.environment import default_device, usable_cpus
+from flambeau.recipes.setup.float32_precision import set_float32_precision
 
 
 def pick_device(name: str) -> torch.device:
@@ -42,6 +43,24 @@ def generators_of(device: torch.device) -> list[torch.Generator]:
     if device.type == "cuda":
         return [torch.default_generator, torch.cuda.default_generators[device.index or 0]]
     return [torch.default_generator]
+
+
+def use_float32(precision: str, device: torch.device) -> None:
+    """Let products of float32 on a GPU be what the setting says, which torch's defaults are not.
+
+    Args:
+        precision: 'tf32' for TF32; any other word for full float32.
+        device: of the run.
+
+    Raises:
+        InputError: TF32 on another device than an NVIDIA GPU.
+    """
+    if device.type == "cuda":
+        set_float32_precision("tf32" if precision == "tf32" else "ieee")
+    elif precision == "tf32":
+        raise InputError(
+            f"precision = 'tf32' is for NVIDIA GPUs, and the device is {device}: use fp32"
+        )
 
 
 def use_threads() -> None:

@@ -1,4 +1,4 @@
-"""What `--weights`, `--freeze`, `--head-lr` and `--layer-decay` do to a model and its parameter groups."""
+"""What `--weights`, `--freeze`, `--recompute`, `--head-lr`, `--layer-decay` do to a model and its groups."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from flambeau.data.errors import InputError
 from flambeau.recipes.checkpoints.partial_loading import load_partial
+from flambeau.recipes.memory.activation_checkpointing import checkpoint_modules
 from flambeau.recipes.models.classifier_head import Head, find_head
 from flambeau.recipes.models.freezing import count_frozen, freeze
 from flambeau.recipes.models.layer_decay import group_table, layerwise_lr
@@ -67,6 +68,24 @@ def freeze_parts(model: nn.Module, what: str) -> None:
         raise InputError(f"freeze = {what!r}: {error}") from error
     if not count_frozen(model).num_trainable:
         raise InputError(f"freeze = {what!r} leaves nothing to train")
+
+
+def recompute_parts(model: nn.Module, what: str) -> None:
+    """Let modules keep no activations for backward.
+
+    Args:
+        model: changed in place.
+        what: 'none', or patterns of module names with commas between.
+
+    Raises:
+        InputError: a pattern that matches nothing that can be recomputed.
+    """
+    if what == "none":
+        return
+    try:
+        checkpoint_modules(model, *(part.strip() for part in what.split(",")))
+    except ValueError as error:
+        raise InputError(f"recompute = {what!r}: {error}") from error
 
 
 def parameter_groups(settings: Settings, model: nn.Module) -> list[dict[str, Any]]:

@@ -21,8 +21,14 @@ from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.config import Settings, as_dict
-from flambeau.train.device import pick_device, use_threads
-from flambeau.train.fine_tuning import freeze_parts, load_weights, parameter_groups, report
+from flambeau.train.device import pick_device, use_float32, use_threads
+from flambeau.train.fine_tuning import (
+    freeze_parts,
+    load_weights,
+    parameter_groups,
+    recompute_parts,
+    report,
+)
 from flambeau.train.loss import TrainingLoss, make_teacher
 from flambeau.train.network import check_training, make_model, normalizer
 from flambeau.train.not_finite import explain
@@ -84,6 +90,7 @@ def set_up(
         InputError: whatever the user can mend.
     """
     make_deterministic(warn_only=True)
+    use_float32(settings.precision, pick_device(settings.device))
     use_threads()
     seed_everything(settings.seed)
     assert settings.batch_size is not None
@@ -109,6 +116,7 @@ def set_up(
         if settings.sync_bn and ranks.world > 1:
             model = convert_sync_batchnorm(model)
         freeze_parts(model, settings.freeze)
+        recompute_parts(model, settings.recompute)
         return model
 
     model = ranks.each(make)
@@ -118,6 +126,8 @@ def set_up(
 
         shard_model(model, ranks, pick_device(settings.device))
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
+    # Before Run, which may put pieces into the optimizer in the place of the model's parameters.
+    lines = [*loaded, *report(settings, model, optimizer)]
     ranks.first(before_run)
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
     run = Run(
@@ -130,7 +140,7 @@ def set_up(
         accumulate=settings.accumulate,
         seed=settings.seed,
         workers=settings.workers or 0,
-        precision=settings.precision,  # type: ignore[arg-type]  # Settings has checked the choice
+        precision=settings.precision.replace("tf32", "fp32"),  # type: ignore[arg-type]  # Settings has checked the choice
         compression=settings.compression,
         stall_timeout=settings.stall_timeout,
         schedule=make_schedule(settings),
@@ -148,7 +158,7 @@ def set_up(
         bar=bar,
         replay_from=replay_from,
     )
-    for line in [*loaded, *report(settings, model, optimizer)] if run.state.step == 0 else ():
+    for line in lines if run.state.step == 0 else ():
         run.progress.say(line)
     normalize = normalizer(facts, run.device)
     loss_of = TrainingLoss(run, model, settings, facts, normalize=normalize, teacher=teacher)

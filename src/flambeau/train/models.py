@@ -18,7 +18,13 @@ SMALL = "small_convnet"
 
 
 def build_model(
-    name: str, *, num_classes: int, channels: int, image_size: int, pretrained: bool = False
+    name: str,
+    *,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    pretrained: bool = False,
+    drop_path: float = 0.0,
 ) -> nn.Module:
     """Make a classifier.
 
@@ -28,19 +34,46 @@ def build_model(
         channels: of its input, 1 or 3.
         image_size: side of its input; models with positions for patches are made for it.
         pretrained: start from published weights, with a new head where the number of classes differs.
+        drop_path: probability of stochastic depth (the deepest block's, where it rises with the depth).
 
     Raises:
-        InputError: an unknown name, a file that does not do, weights that cannot be had.
+        InputError: an unknown name, a file that does not do, weights that cannot be had, a model without
+            stochastic depth.
     """
+    model = _build(name, num_classes, channels, image_size, pretrained, drop_path)
+    if drop_path and not any(_drops_paths(module) for module in model.modules()):
+        raise InputError(_without_effect(drop_path, name))
+    return model
+
+
+def _without_effect(drop_path: float, name: str) -> str:
+    return f"drop_path = {drop_path:g} has no effect: {name} has no stochastic depth; leave it out"
+
+
+def _drops_paths(module: nn.Module) -> bool:
+    """A layer of stochastic depth of timm's or torchvision's that does something."""
+    kind = {"DropPath": "drop_prob", "StochasticDepth": "p"}.get(type(module).__name__)
+    return kind is not None and bool(getattr(module, kind, 0))
+
+
+def _build(
+    name: str,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    pretrained: bool,
+    drop_path: float,
+) -> nn.Module:
     if name == SMALL:
         from flambeau.recipes.models.small_convnet import SmallConvNet
 
         return SmallConvNet(channels, num_classes)
     if name.startswith("torchvision:"):
-        return _torchvision(name.removeprefix("torchvision:"), num_classes, channels, pretrained)
+        known = name.removeprefix("torchvision:")
+        return _torchvision(known, num_classes, channels, pretrained, drop_path)
     if ".py:" in name:
         return _from_file(name, num_classes, channels, image_size)
-    return _timm(name, num_classes, channels, image_size, pretrained)
+    return _timm(name, num_classes, channels, image_size, pretrained, drop_path)
 
 
 def input_channels(name: str, *, grey: bool) -> int:
@@ -64,7 +97,7 @@ def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], 
 
 
 def _timm(
-    name: str, num_classes: int, channels: int, image_size: int, pretrained: bool
+    name: str, num_classes: int, channels: int, image_size: int, pretrained: bool, drop_path: float
 ) -> nn.Module:
     import timm
 
@@ -77,14 +110,18 @@ def _timm(
             "(timm names as they are; torchvision:NAME; FILE.py:FUNCTION)"
         )
     default = timm.get_pretrained_cfg(name)
-    size: dict[str, Any] = (
+    extra: dict[str, Any] = (
         {"img_size": image_size} if default is not None and default.fixed_input_size else {}
     )
+    if drop_path:
+        extra["drop_path_rate"] = drop_path
     try:
         model = timm.create_model(
-            name, pretrained=pretrained, num_classes=num_classes, in_chans=channels, **size
+            name, pretrained=pretrained, num_classes=num_classes, in_chans=channels, **extra
         )
     except Exception as error:
+        if drop_path and "drop_path_rate" in str(error):
+            raise InputError(_without_effect(drop_path, name)) from error
         if pretrained:
             raise InputError(
                 f"the published weights of '{name}' could not be had: {_first_line(error)}; "
@@ -97,7 +134,9 @@ def _timm(
     return model
 
 
-def _torchvision(name: str, num_classes: int, channels: int, pretrained: bool) -> nn.Module:
+def _torchvision(
+    name: str, num_classes: int, channels: int, pretrained: bool, drop_path: float
+) -> nn.Module:
     import torchvision.models
     from torchvision.models import get_model, get_model_weights, list_models
 
@@ -107,12 +146,19 @@ def _torchvision(name: str, num_classes: int, channels: int, pretrained: bool) -
         raise InputError(f"unknown model 'torchvision:{name}'{hint} (a classifier of torchvision)")
     if channels != 3:
         raise InputError(f"torchvision:{name} takes 3 channels, got {channels}")
-    inception: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):
         # Without the second classifiers, whose logits would come beside the others in training. Their
         # published weights expect images normalised in another way, and transform_input does it.
-        inception = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
-    model = get_model(name, num_classes=num_classes, **inception)
+        extra = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
+    if drop_path:
+        extra["stochastic_depth_prob"] = drop_path
+    try:
+        model = get_model(name, num_classes=num_classes, **extra)
+    except TypeError as error:
+        if not drop_path:
+            raise
+        raise InputError(_without_effect(drop_path, f"torchvision:{name}")) from error
     assert isinstance(model, nn.Module)
     if pretrained:
         try:

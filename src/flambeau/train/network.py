@@ -18,7 +18,9 @@ def make_model(settings: Settings, facts: DataFacts, *, pretrained: bool = False
     """The model of a run on its device, in the memory format that convolutions are fastest in."""
     assert settings.model is not None
     shape = _shape(settings, facts)
-    model = build_model(settings.model, pretrained=pretrained, **shape)
+    model = build_model(
+        settings.model, pretrained=pretrained, drop_path=settings.drop_path, **shape
+    )
     check_output(model, **shape)
     return model.to(pick_device(settings.device), memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 

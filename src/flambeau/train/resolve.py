@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.data.augmentation import Augmentation
-from flambeau.data.dataset import ImageDataset, mean_std, probe
+from flambeau.data.augment import CROP_SCALE
+from flambeau.data.dataset import SMALL_SIDE, ImageDataset, mean_std, probe
 from flambeau.data.errors import InputError
 from flambeau.data.held_dataset import HeldDataset, can_hold
 from flambeau.data.source import Source
@@ -29,7 +30,6 @@ from flambeau.train.setting_checks import MOMENTUM
 # Where small images are held. Not on a CPU, where it saves nothing: a batch of 128 of Fashion-MNIST takes
 # 0.79 ms instead of 0.82 ms, and its step over 100 ms (one core of an EPYC).
 _HOLDING = {"cuda"}
-_SMALL_SIDE = 64  # pixels up to which images are 'small': decoded once, and for the small network
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
     seen = probe(train)
     probe(val)  # refused now rather than after the first epoch, if none of it can be read
     size = settings.image_size or _image_size(seen.same_size, seen.median_shorter_side)
-    small = size <= _SMALL_SIDE
+    small = size <= SMALL_SIDE
     model = settings.model or (SMALL if small and not settings.pretrained else "resnet18")
     channels = input_channels(model, grey=seen.grey)
     device = pick_device(settings.device)
@@ -103,6 +103,11 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
         precision = "bf16"
     elif device.type == "cuda":
         precision = "fp16"
+    moved = size <= SMALL_SIDE and seen.same_size == (size, size)  # no crop: see ImageDataset
+    if moved and settings.crop_scale is not None:
+        raise InputError(
+            f"crop_scale has no effect on images that are all of {size} x {size}: leave it out"
+        )
     resolved = dataclasses.replace(
         settings,
         image_size=size,
@@ -110,6 +115,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
         device=device.type if settings.device == "auto" else settings.device,
         batch_size=batch_size,
         workers=workers if settings.workers is None else settings.workers,
+        crop_scale=None if moved else settings.crop_scale or CROP_SCALE[0],
         duration=settings.duration or _duration(settings),
         lr=settings.lr or _lr(settings, model, min(batch_size * settings.accumulate, len(train))),
         precision=precision if settings.precision == "auto" else settings.precision,
@@ -207,7 +213,8 @@ def datasets(
         }
         if holds and not (train and augmentation) and can_hold(source, **shape):
             return HeldDataset(source, device=device, **common)
-        return ImageDataset(source, augmentation=augmentation, **common)
+        crop_scale = (settings.crop_scale or CROP_SCALE[0], CROP_SCALE[1])
+        return ImageDataset(source, augmentation=augmentation, crop_scale=crop_scale, **common)
 
     return make(train, train=True), make(val, train=False)
 
@@ -235,7 +242,7 @@ def teacher_sha256(teacher: str | None) -> str | None:
 
 
 def _image_size(same_size: tuple[int, int] | None, shorter_side: int) -> int:
-    if same_size is not None and same_size[0] == same_size[1] <= _SMALL_SIDE:
+    if same_size is not None and same_size[0] == same_size[1] <= SMALL_SIDE:
         return max(8, same_size[0])
     # Photos: as large as they are, in steps of 32, which is the stride of the usual networks.
     return max(32, min(224, shorter_side // 32 * 32))

@@ -63,10 +63,10 @@ def check_ranges(s: "Settings", choices: Mapping[str, tuple[str, ...]]) -> None:
     for name in ("head_lr", "temperature"):
         if (value := getattr(s, name)) is not None and value <= 0:
             raise InputError(f"{name} must be above 0, got {value}")
-    for name in ("layer_decay", "teacher_weight"):
+    for name in ("layer_decay", "teacher_weight", "crop_scale"):
         if (value := getattr(s, name)) is not None and not 0 < value <= 1:
             raise InputError(f"{name} must be above 0 and at most 1, got {value}")
-    for name in ("ema", "label_smoothing", "momentum"):
+    for name in ("ema", "label_smoothing", "momentum", "drop_path"):
         if not 0 <= (getattr(s, name) or 0) < 1:
             raise InputError(f"{name} must be at least 0 and below 1, got {getattr(s, name)}")
 

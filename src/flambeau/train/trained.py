@@ -22,7 +22,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
 from flambeau.train.config import Settings, from_stored
-from flambeau.train.device import use_threads
+from flambeau.train.device import use_float32, use_threads
 from flambeau.train.folder import RunFolder
 from flambeau.train.network import make_model, normalizer
 from flambeau.train.pieces import unsharded
@@ -50,7 +50,7 @@ class Trained:
         same_device = self.settings.device.startswith(self.device.type)
         precision = self.settings.precision if same_device else "fp32"
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if precision != "fp32":
+        if precision in _DTYPES:
             context = torch.autocast(self.device.type, _DTYPES[precision])
         with context:
             logits: Tensor = self.model(self.normalize(images.to(self.device)))
@@ -80,6 +80,8 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
         raise InputError(f"the weights in {path} do not fit the model {settings.model}: {why}")
     model.load_state_dict(weights)
     device = next(model.parameters()).device
+    if device.type == "cuda":
+        use_float32(settings.precision, device)
     return Trained(model.eval(), settings, facts, device, normalizer(facts, device))
 
 
