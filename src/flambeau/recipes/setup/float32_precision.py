@@ -65,6 +65,11 @@ def float32_precision_as(precision: Precision) -> Iterator[None]:
 
     Raises:
         ValueError: another word.
+
+    Example:
+        >>> with float32_precision_as("ieee"):
+        ...     float32_precision()["convolution"]
+        'ieee'
     """
     before = {kind: _backend(kind).fp32_precision for kind in _KINDS}
     set_float32_precision(precision)
