@@ -260,7 +260,7 @@ def test_wrong_settings_name_themselves(flambeau: Any, images: Path) -> None:
         ("--mixup -0.1", "mixup must be at least 0, got -0.1"),
         ("--seed 18446744073709551616", "seed must be below 2**64"),
         ("--schedule cosin", "did you mean 'cosine'?"),
-        ("--precision float16", "precision must be one of auto, fp32, bf16, fp16"),
+        ("--precision float16", "precision must be one of auto, fp32, tf32, bf16, fp16"),
         ("--duration 5", "duration must be a duration such as '10ep'"),
         ("--warmup 2ep --duration 4st --batch-size 4", "warmup = '2ep' is 8 of the 4 steps"),
         ("--model resnet199", "unknown model 'resnet199'; did you mean"),

@@ -91,7 +91,7 @@ def test_another_configuration_is_refused_with_the_names(tmp_path: Path) -> None
     ):
         RunFolder(tmp_path / "run").claim({**CONFIG, "lr": 0.2}, {})
     many = {**CONFIG, "lr": 0.2, "seed": 4, "model": "x", "mixup": 0.1, "ema": 0.9}
-    with pytest.raises(InputError, match=r"\(ema: None there, 0.9 now; .* and 2 more\)"):
+    with pytest.raises(InputError, match=r"\(ema: 0.0 there, 0.9 now; .* and 2 more\)"):
         RunFolder(tmp_path / "run").claim(many, {})
     assert files(tmp_path / "run") == before
 
