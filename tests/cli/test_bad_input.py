@@ -590,11 +590,16 @@ def test_a_step_cannot_be_replayed_without_its_things(flambeau: Any, trapped: Pa
     refused(flambeau("train --fresh --replay-step", file), "leave --fresh out")
     shutil.copy(file, "elsewhere.json")
     refused(flambeau("train --replay-step elsewhere.json"), "config.toml")
+    Path("other.json").write_text("{}", encoding="utf-8")
+    refused(flambeau("train --replay-step other.json"), "it holds something else")
+
     (trapped / "train" / "a" / "00.png").unlink()
     refused(flambeau("train --replay-step", file), "training data have changed")
     shutil.rmtree("run/checkpoints")
     shutil.copy(trapped / "train" / "a" / "01.png", trapped / "train" / "a" / "00.png")
-    refused(flambeau("train --replay-step", file), "step-00000000 is damaged", "missing")
+    refused(
+        flambeau("train --replay-step", file), "step-00000000", "has been removed since (--keep)"
+    )
 
 
 # ---------------------------------------------------------------- a disk that fails

@@ -402,6 +402,20 @@ def test_verify_uses_the_threads_that_training_would(flambeau: Any, unfinished: 
     assert flambeau("verify", unfinished).code == 0
 
 
+def test_one_checkpoint_can_be_verified(flambeau: Any, run: Path) -> None:
+    folder = run / "checkpoints" / "step-00000004"
+    code, out, _ = flambeau("verify", folder)
+    assert (code, out) == (0, f"{folder}: whole, step 4\n")
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    code, out, _ = flambeau("verify", folder)
+    assert code == 1
+    assert "model.safetensors" in out
+    assert flambeau("verify", folder, "--deep").code == 2
+
+
 def test_loss_is_the_mean_over_images(flambeau: Any, run: Path, images: Path) -> None:
     """70 images are two batches of unequal size; each counts the same."""
     facts = json.loads((run / "dataset.json").read_text(encoding="utf-8"))

@@ -280,7 +280,9 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
     changed = {**stored, "lr": 0.2, "mixup": 0.1}
     assert differences(stored, changed) == ["lr: 0.1 there, 0.2 now", "mixup: 0.0 there, 0.1 now"]
     assert differences({}, {"lr": 0.1}) == ["lr: None there, 0.1 now"]
-    assert differences({"lr": 0.1}, {"lr": 0.1, "freeze": "none"}) == []  # which an older version lacked
+    assert (
+        differences({"lr": 0.1}, {"lr": 0.1, "freeze": "none"}) == []
+    )  # which an older version lacked
     assert differences({"mine": 1}, {"mine": 2}) == ["mine: 1 there, 2 now"]
 
 

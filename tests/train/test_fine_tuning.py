@@ -135,7 +135,9 @@ def test_starting_from_weights(
     shutil.copytree(images, "three")  # one class more: another head
     for part in ("train", "val"):
         shutil.copytree(f"three/{part}/a", f"three/{part}/c")
-    for weights in ("first", "first.pth", "first/model.safetensors"):
+    lightning = {f"model.{name}": tensor for name, tensor in first.items()}
+    torch.save({"state_dict": lightning, "hyper_parameters": {"lr": 0.1}}, "epoch=3.ckpt")
+    for weights in ("first", "first.pth", "first/model.safetensors", "epoch=3.ckpt"):
         out = tmp_path / f"from-{Path(weights).name}"
         training = prepared(Path("three"), model_file, out, weights=weights, freeze="backbone")
         training.run.close()
@@ -203,6 +205,12 @@ def test_the_least_share_of_a_crop(flambeau: Any, photos: Path, images: Path) ->
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        ("--freeze backbone --layer-decay 0.5", ("layer_decay has no effect",)),
+        ("--freeze 8 --head-lr 0.5", ("head_lr has no effect: the last layer is frozen",)),
+        ("--freeze 2", ("freeze = '2' has no effect: nothing there is trained",)),
+        ("--freeze 0,", ("there is an empty name in it",)),
+        ("--weights nan.safetensors", ("'8.bias' is not finite",)),
+        ("--warmup 0", ("'0%' is none",)),
         ("--recompute nope", ("recompute = 'nope'", "matches no module")),
         ("--precision tf32 --device cpu", ("precision = 'tf32' is for NVIDIA GPUs",)),
         ("--weights gone.pth", ("gone.pth",)),
@@ -224,6 +232,7 @@ def test_refused(
     flambeau: Any, images: Path, model_file: Path, flags: str, words: tuple[str, ...]
 ) -> None:
     safetensors.torch.save_file({"body.weight": torch.ones(3)}, "other.safetensors")
+    safetensors.torch.save_file({"8.bias": torch.tensor([1, torch.nan])}, "nan.safetensors")
     quick = QUICK.replace("--precision fp32", "") if "--precision" in flags else QUICK
     code, out, err = flambeau(
         "train", images, quick, f"--model {model_file}:net", flags, "--out run"

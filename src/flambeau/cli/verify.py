@@ -40,10 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     path = Path(arguments.path)
     flags = [flag for flag in ("deep", "salvage", "workers", "json") if getattr(arguments, flag)]
-    if (path / "config.toml").exists() or _is_no_data(path):
+    is_checkpoint = (path / "manifest.json").exists()
+    if is_checkpoint or (path / "config.toml").exists() or _is_no_data(path):
         if flags:
             raise InputError(f"--{flags[0]} is for packed images, and {path} is no such file")
-        return _verify_run(path)
+        return _verify_checkpoint(path) if is_checkpoint else _verify_run(path)
     return _verify_file(path, flags, arguments)
 
 
@@ -115,6 +116,18 @@ def _is_no_data(path: Path) -> bool:
     if not path.exists():
         return not path.suffix
     return path.is_dir() and not (kind_of(path) or class_folders(path) or shards_in(path))
+
+
+def _verify_checkpoint(path: Path) -> int:
+    from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged, verify_checkpoint
+
+    try:
+        meta = verify_checkpoint(path)
+    except CheckpointDamaged as error:
+        print(error)
+        return 1
+    print(f"{path}: whole, step {meta['step']}" if "step" in meta else f"{path}: whole")
+    return 0
 
 
 def _verify_run(path: Path) -> int:

@@ -177,6 +177,10 @@ class Replicas:
             for view, p in zip(bucket.views, bucket.parameters, strict=True):
                 p.grad = None if p in absent else view
 
+    def go_back(self) -> None:
+        """Forget what compression has kept of earlier gradients: one that was not finite is still in it."""
+        self._reduce = _reduction(self._compression)
+
     def share_statistics(self, also: Mapping[str, Tensor]) -> None:
         """Give all ranks the running statistics of rank 0, which are the ones that are saved."""
         self._ranks.broadcast_tensors([*self._model.buffers(), *also.values()])
@@ -228,7 +232,15 @@ def _reduction(compression: str) -> _Reduce:
         state = powerSGD_hook.PowerSGDState(
             world, matrix_approximation_rank=4, start_powerSGD_iter=_POWER_SGD_START
         )
-        return lambda _, bucket: _one_by_one(powerSGD_hook.powerSGD_hook(state, bucket), bucket)
+
+        def reduce(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+            # What it keeps from step to step would make all that follow a skipped step NaN, too.
+            for kept in (state.error_dict, state.q_memory_dict):
+                if (tensor := kept.get(bucket.index())) is not None:
+                    tensor.masked_fill_(~tensor.isfinite().all(), 0)
+            return _one_by_one(powerSGD_hook.powerSGD_hook(state, bucket), bucket)
+
+        return reduce
     hook = {
         "none": default_hooks.allreduce_hook,
         "fp16": default_hooks.fp16_compress_hook,

@@ -55,7 +55,8 @@ def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:
     match = _PATTERN.fullmatch(text.strip())
     allowed = " or ".join(f"'{5 if u == '%' else 10}{u}' ({_NAMES[u]})" for u in units.split())
     if match is None or match[2] not in units.split():
-        raise InputError(f"{name} must be a duration such as {allowed}, got {text!r}")
+        zero = f"; '0{units.split()[0]}' is none" if text.strip() == "0" else ""
+        raise InputError(f"{name} must be a duration such as {allowed}, got {text!r}{zero}")
     if match[2] == "st" and "." in match[1]:
         raise InputError(f"{name} = {text!r}: steps are whole numbers")
     if match[2] == "%" and float(match[1]) > 100:

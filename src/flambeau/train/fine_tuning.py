@@ -35,8 +35,19 @@ def load_weights(model: nn.Module, path: str) -> str:
         InputError: no such weights, or less than half of the model is in them.
     """
     weights = open_weights(Path(path))
+    tensors = plain_names(weights.tensors)
+    bad = [n for n, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()]
+    if bad:
+        raise InputError(
+            f"weights = {path!r}: {bad[0]!r} is not finite; `flambeau verify` lists all"
+        )
+    own = model.state_dict().keys()
+    prefix = min(tensors, default="").partition(".")[0] + "."  # as Lightning has it: 'model.'
+    shorter = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    if not own & tensors.keys() and len(own & shorter.keys()) == len(shorter):
+        tensors = shorter
     try:
-        loaded = load_partial(model, plain_names(weights.tensors))
+        loaded = load_partial(model, tensors)
     except ValueError as error:
         why = (
             str(error)
@@ -59,15 +70,19 @@ def freeze_parts(model: nn.Module, what: str) -> None:
     """
     if what == "none":
         return
+    before = count_frozen(model)
     try:
         if what == BACKBONE:
             freeze(model, ["*"], but=_head(model, "freeze").layers)
         else:
-            freeze(model, [part.strip() for part in what.split(",")])
+            freeze(model, _names(what))
     except ValueError as error:
         raise InputError(f"freeze = {what!r}: {error}") from error
-    if not count_frozen(model).num_trainable:
+    after = count_frozen(model)
+    if not after.num_trainable:
         raise InputError(f"freeze = {what!r} leaves nothing to train")
+    if after == before:
+        raise InputError(f"freeze = {what!r} has no effect: nothing there is trained; leave it out")
 
 
 def recompute_parts(model: nn.Module, what: str) -> None:
@@ -83,7 +98,7 @@ def recompute_parts(model: nn.Module, what: str) -> None:
     if what == "none":
         return
     try:
-        checkpoint_modules(model, *(part.strip() for part in what.split(",")))
+        checkpoint_modules(model, *_names(what))
     except ValueError as error:
         raise InputError(f"recompute = {what!r}: {error}") from error
 
@@ -99,8 +114,11 @@ def parameter_groups(settings: Settings, model: nn.Module) -> list[dict[str, Any
     if settings.head_lr is None and settings.layer_decay == 1:
         return groups
     head = [] if settings.head_lr is None else _head(model, "head_lr").parameters
+    trained = dict(model.named_parameters())
+    if head and not any(trained[name].requires_grad for name in head):
+        raise InputError("head_lr has no effect: the last layer is frozen; leave one of them out")
     try:
-        return layerwise_lr(
+        groups = layerwise_lr(
             groups,
             model,
             lr=settings.lr,
@@ -109,9 +127,16 @@ def parameter_groups(settings: Settings, model: nn.Module) -> list[dict[str, Any
             head_lr=settings.head_lr,
         )
     except ValueError as error:
+        why = str(error).partition("; give depths")[0]
         raise InputError(
-            f"layer_decay = {settings.layer_decay:g}, head_lr = {settings.head_lr}: {error}"
+            f"layer_decay = {settings.layer_decay:g}, head_lr = {settings.head_lr}: {why}"
         ) from error
+    decayed = {group["lr"] for group in groups if group["name"] != "head"}
+    if settings.layer_decay != 1 and decayed <= {settings.lr}:
+        raise InputError(
+            "layer_decay has no effect: what it would slow down is frozen; leave one of them out"
+        )
+    return groups
 
 
 def report(settings: Settings, model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
@@ -120,6 +145,13 @@ def report(settings: Settings, model: nn.Module, optimizer: Optimizer) -> Iterat
         yield str(count_frozen(model))
     if settings.head_lr is not None or settings.layer_decay != 1:
         yield group_table(optimizer.param_groups, model)
+
+
+def _names(what: str) -> list[str]:
+    names = [part.strip() for part in what.split(",")]
+    if "" in names:
+        raise ValueError("there is an empty name in it")
+    return names
 
 
 def _head(model: nn.Module, setting: str) -> Head:

@@ -37,12 +37,12 @@ class LearningRate:
     ) -> None:
         if schedule == "plateau":
             schedule = ReduceOnPlateau(mode=mode, patience=PATIENCE, factor=FACTOR)
-        self._plateau = schedule if isinstance(schedule, ReduceOnPlateau) else None
-        of_step = "constant" if isinstance(schedule, ReduceOnPlateau) else schedule
-        self._of_step = plan.schedule(of_step, warmup=warmup)
-        named = "plateau" if isinstance(schedule, ReduceOnPlateau) else schedule
-        self.name = named if isinstance(named, str) else "function"
+        self.name = schedule if isinstance(schedule, str) else "function"
         """For the identity of the run."""
+        self._plateau: ReduceOnPlateau | None = None
+        if isinstance(schedule, ReduceOnPlateau):
+            self._plateau, self.name, schedule = schedule, "plateau", "constant"
+        self._of_step = plan.schedule(schedule, warmup=warmup)
         self._metric = metric
         self._value: float | None = None
 

@@ -33,6 +33,10 @@ def replay_step(path: Path, *, say: Callable[[str], None]) -> int:
         raise InputError(f"{path} is not in the folder of a `flambeau train` run, and needs that")
     if bad.checkpoint is None:
         raise InputError(f"{path} names no checkpoint to start from")
+    if not (folder.checkpoints / bad.checkpoint).exists():
+        raise InputError(
+            f"{bad.checkpoint}, from which {path.name} would be run again, has been removed since (--keep)"
+        )
     settings = from_stored(stored, folder.config)
     train, val, facts = reopen_data(settings, folder.dataset)
     training = set_up(

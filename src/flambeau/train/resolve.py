@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flambeau.data.augmentation import Augmentation
 from flambeau.data.augment import CROP_SCALE
+from flambeau.data.augmentation import Augmentation
 from flambeau.data.dataset import SMALL_SIDE, ImageDataset, mean_std, probe
 from flambeau.data.errors import InputError
 from flambeau.data.held_dataset import HeldDataset, can_hold

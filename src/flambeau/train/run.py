@@ -220,6 +220,7 @@ class Run:
         )  # fmt: skip
         self.progress = Progress(shown=bar, silent=not self._ranks.is_first)
         self._next_event = 0
+        self._rollback_rows: list[dict[str, float]] = []
         self._saved_step = -1
         self._micro: MicroBatch | None = None
         self._num_samples = 0
@@ -447,8 +448,8 @@ class Run:
                 return  # rolled back
         # At the end of an epoch the checkpoint waits for the evaluation: it may be the best.
         if step % self.plan.save_every == 0 and not ends_epoch and step < self.plan.total_steps:
-            self._save()
-        self._next_event = self.plan.next_event(step)
+            self._save()  # which may go back, too
+        self._next_event = self.plan.next_event(self.state.step)
 
     def _flush(self) -> None:
         """Write the line of the steps since the last one; stop or go back if one of them went bad."""
@@ -592,16 +593,23 @@ class Run:
         self._stream, state = None, self.state
         why = self._not_finite.record(steps_before, self._saver)
         rollbacks, lr_scale = state.rollbacks + 1, state.lr_scale * LR_FACTOR
+        self._beat(SAVING)  # or reading, which takes as long
         self._saver.wait()
         found = self._found()
         assert found is not None  # the one of step 0, at least
         self._load(found)
+        if self._replicas is not None:
+            self._replicas.go_back()
         state.rollbacks, state.lr_scale = rollbacks, lr_scale
         self._halted_steps.zero_()
         self._amp.halted.zero_()
         if self._journal is not None:
             self._journal.cut(found.state["metrics_bytes"])
-        self._write({"rollback": rollbacks, "bad_step": steps_before + 1, "lr_scale": lr_scale})
+        row = {"rollback": rollbacks, "bad_step": steps_before + 1, "lr_scale": lr_scale}
+        self._rollback_rows.append(row)
+        for row in self._rollback_rows:
+            if row["rollback"] > found.state.get("rollbacks", 0):  # its line was cut off
+                self._write(row)
         self.progress.go_back(done=state.step)
         self.progress.say(
             f"{why}\nrollback {rollbacks} of {ROLLBACKS}: going on from step {state.step} with "

@@ -210,11 +210,19 @@ class Shards:
                 f"shard = 'fsdp' steps every rank's piece of a parameter alone, which is right for {names} "
                 f"and those derived from them; {type(optimizer).__name__} is none of them"
             )
-        if optimizer.state:
+        # Adagrad's is born with it.
+        if any(float(own.get("step", 1)) for own in optimizer.state.values()):
             raise ValueError("the optimizer has a state already: adopt it before the first step")
         pieces = {id(piece): _piece(p) for p, piece in self._pairs.items()}
         adopted = []
         for group in optimizer.param_groups:
+            for p in group["params"]:
+                own = optimizer.state.pop(p, {})
+                if own and self._pairs[p].numel():  # as of all others: none for an empty piece
+                    optimizer.state[self._pairs[p]] = {
+                        name: t.to_local() if isinstance(t, DTensor) else t
+                        for name, t in own.items()
+                    }
             group["params"] = [self._pairs[p] for p in group["params"]]
             adopted += [pieces[id(p)] for p in group["params"]]
         named = self.pieces.state_dict(keep_vars=True)
@@ -229,6 +237,9 @@ class Shards:
 
     def start_epoch(self) -> None:
         """Nothing to do: FSDP looks in each step at what is frozen."""
+
+    def go_back(self) -> None:
+        """Nothing to do: no gradient is kept from one step to the next."""
 
     def before_batch(self, micro: MicroBatch) -> None:
         """Prepare for the forward pass of a micro-batch."""

@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ TIMM = [
     "resnet18",
     "deit_tiny_distilled_patch16_224",  # two heads
     "levit_128s",  # BatchNorm in its heads
+    "efficientvit_m0",  # and there `get_classifier` names the Linear layer alone
     "convnext_atto",
     "resnetv2_50",  # a convolution as head
     "vgg11",
@@ -72,20 +74,64 @@ def test_timm(name: str) -> None:
 
     with torch.device("meta"):
         model = timm.create_model(name, num_classes=11).to(torch.bfloat16)
+    before = dict(model.eval().named_parameters())
     found = find_head(model)
+    head = replace_head(model, 7)
+    new = [name for name, p in model.named_parameters() if p is not before[name]]
+    assert new == head.parameters == found.parameters
+    assert head == found == find_head(model)
+    assert not any(module.training for module in model.modules())
     classifier = model.get_classifier()
     parts = classifier if isinstance(classifier, tuple | list) else [classifier]
-    assert {id(model.get_parameter(name)) for name in found.parameters} == {
-        id(p) for part in parts for p in part.parameters()
+    assert set(new) >= {
+        name
+        for name, p in model.named_parameters()
+        if any(p is own for part in parts for own in part.parameters())
     }
-    head = replace_head(model, 7)
-    assert head.parameters == found.parameters
     assert model.num_classes == 7
     for parameter in (model.get_parameter(name) for name in head.parameters):
         assert parameter.is_meta
         assert parameter.dtype == torch.bfloat16
-    output = model.eval()(torch.empty(2, 3, 224, 224, device="meta", dtype=torch.bfloat16))
+    assert {b.dtype for b in model.buffers() if b.is_floating_point()} <= {torch.bfloat16}
+    output = model(torch.empty(2, 3, 224, 224, device="meta", dtype=torch.bfloat16))
     assert output.shape == (2, 7)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_every_file_of_timm() -> None:
+    """One model of each first word of each file: what `find_head` names is what is renewed."""
+    from timm import create_model
+    from timm.models import list_models, list_modules
+
+    named = {
+        (file, re.split(r"[_\d]", name)[0]): name
+        for file in list_modules()
+        for name in sorted(list_models(module=file), key=len, reverse=True)
+    }
+    different = []
+    for name in named.values():
+        with torch.device("meta"):
+            model = create_model(name, num_classes=11)
+        before, found = {id(p) for p in model.parameters()}, find_head(model)
+        head = replace_head(model, 7)
+        new = [n for n, p in model.named_parameters() if id(p) not in before]
+        assert head.parameters == new, name
+        if not head == found == find_head(model):
+            different.append(name.partition("_")[0])
+    assert len(named) > 150
+    # volo renews its auxiliary head too, repvit takes its distillation head away.
+    assert different == ["repvit", "volo"]
+
+
+def test_a_detector_is_refused() -> None:
+    """Its boxes come last, in a list of 1x1 convolutions, which look like a head."""
+    from torchvision.models.detection import ssdlite320_mobilenet_v3_large
+
+    with torch.device("meta"):
+        model = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
+    with pytest.raises(ValueError, match=r"regression_head.* may be the head, but so may"):
+        find_head(model)
 
 
 def test_timm_model_that_was_made_without_a_head() -> None:
@@ -189,6 +235,7 @@ def test_heads_of_several_tasks_are_not_guessed() -> None:
     ("model", "message"),
     [
         (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "no classifying .* such as: 0$"),
+        (nn.Sequential(nn.Conv2d(3, 4, 1, stride=2)), "no classifying layer .* no Linear layer"),
         (nn.Sequential(nn.Conv2d(3, 4, 3)), "no classifying layer .* It has no Linear layer"),
         (nn.Sequential(nn.LazyLinear(3)), "'0' has no shape yet: run one batch"),
         (nn.ReLU(), "no classifying layer"),

@@ -84,6 +84,14 @@ def test_momentum_frozen_norms_and_no_tracking(momentum: float | None) -> None:
     torch.testing.assert_close(got, expected)
 
 
+def test_norms_without_weights() -> None:
+    theirs, ours = pair()
+    for block in (theirs, ours):
+        for layer in block.values():
+            layer.norm1 = nn.BatchNorm2d(layer.norm1.num_features, affine=False).double()
+    torch.testing.assert_close(run(ours, images()), run(theirs, images()))
+
+
 def test_running_statistics_may_move_before_the_backward_pass() -> None:
     _, ours = pair()
     ours.eval()

@@ -70,6 +70,17 @@ def test_frozen_parts_stay_to_the_bit() -> None:
     assert changed(model, before) == under("layer2", "fc")
 
 
+def test_a_norm_in_the_head_stays_whole() -> None:
+    """As in levit's head: by its name, by all of its parameters, but not by one of them (BitFit)."""
+    names = [name for name, _ in make().layer2.named_parameters(prefix="layer2")]
+    for but in (["layer2"], names):
+        model = make()
+        freeze(model, ["*"], but=but)
+        assert [model.train().layer2[1].training, model.stem[1].training] == [True, False]
+    freeze(model, ["*"], but=["*.bias"])
+    assert not model.train().layer2[1].training
+
+
 def test_requires_grad_alone_lets_statistics_drift() -> None:
     """What the notes do; shows that the test above can fail."""
     model = make()

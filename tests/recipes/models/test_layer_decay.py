@@ -197,6 +197,7 @@ def test_depths_of_ones_own() -> None:
         ({"layer_decay": 0.0}, "got 1.0, None and 0.0"),
         ({"layer_decay": 1.5}, "got 1.0, None and 1.5"),
         ({"head": ["4.*"], "head_lr": -0.1}, "got 1.0, -0.1 and 1.0"),
+        ({"head": ["4.*"], "head_lr": float("nan")}, "got 1.0, nan and 1.0"),
         ({"head": ["4.*"]}, "together only: give both or none"),
         ({"head_lr": 0.1}, "together only: give both or none"),
         ({"head": ["fc.*"], "head_lr": 0.1}, r"head: 'fc\.\*' matches none"),
@@ -206,6 +207,19 @@ def test_refused(settings: dict[str, Any], message: str) -> None:
     model = stack()
     with pytest.raises(ValueError, match=message):
         layerwise_lr(plain(model), model, **{"lr": 1.0, **settings})
+
+
+def test_a_single_string_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"got one string: \['4\.\*'\]"):
+        layerwise_lr(plain(stack()), stack(), lr=1.0, head="4.*", head_lr=0.1)
+
+
+def test_table_of_an_empty_group_and_of_another_model() -> None:
+    groups = [{"params": []}, {"params": [nn.Parameter(torch.ones(3))], "lr": 0.1}]
+    empty, other = group_table(groups, stack()).splitlines()[1:3]
+    assert empty.split() == ["0", "0", "0", "-", "-", "-"]
+    assert other.split()[:4] == ["1", "1", "3", "0.1"]
+    assert other.endswith("of another model")
 
 
 def test_refused_models() -> None:

@@ -89,6 +89,22 @@ def test_decoupled_parts_add_up_to_hintons(T: float) -> None:
     torch.testing.assert_close(both, (0.5 * tckd + 3 * nckd).mean())
 
 
+def test_classes_that_both_rule_out_add_nothing() -> None:
+    student, teacher, _ = logits()
+    closed = torch.tensor([False, True, False, False, True])
+    masked = [
+        x.detach().masked_fill(closed, -torch.inf).requires_grad_() for x in (student, teacher)
+    ]
+    loss = distillation_loss(masked[0], masked[1], temperature=2.0)
+    few = student[:, ~closed].detach().requires_grad_()
+    expected = distillation_loss(few, teacher[:, ~closed], temperature=2.0)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(masked[0].grad[:, ~closed], few.grad)
+    assert (masked[0].grad[:, closed] == 0).all()
+
+
 def test_sure_logits_stay_finite() -> None:
     student = torch.tensor([[300.0, 0.0, -300.0]], dtype=torch.float16, requires_grad=True)
     teacher = torch.tensor([[0.0, 300.0, -torch.inf]], dtype=torch.float16)
@@ -121,7 +137,7 @@ def test_teacher_is_not_part_of_the_student() -> None:
     assert len(list(student.parameters())) == 2
     before = {name: value.clone() for name, value in model.state_dict().items()}
     first = teacher(x)
-    model.train()  # by somebody who has it in hand
+    model[1].train()  # by somebody who has it in hand
     torch.testing.assert_close(teacher(x), first, rtol=0, atol=0)
     assert not first.requires_grad
     distillation_loss(student(x), first, temperature=2.0).backward()

@@ -1,6 +1,7 @@
 import copy
 import io
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -201,6 +202,31 @@ def test_a_resume_is_exact(stop: int) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_copy_does_the_same_step(copied: Callable[[Any], Any]) -> None:
+    mine = parameters([(4, 4), (4,)])
+    optimizer = Muon(mine, matrices=mine[:1], ns_dtype=torch.float64)
+    other = copied(optimizer)
+    for it in (optimizer, other):
+        train(it, 0)
+    theirs = [p for group in other.param_groups for p in group["params"]]
+    torch.testing.assert_close(theirs, mine, rtol=0, atol=0)
+
+
+def test_params_as_torchs_optimizers_take_them() -> None:
+    """A tensor, names, and a group that joins later: FT-11."""
+    a, b, c, d, e = parameters([(4, 4), (4,), (4, 4), (4,), (4, 4)])
+    optimizer = Muon([{"params": a}, {"params": b}], matrices=[a])
+    optimizer.add_param_group({"params": [c, d], "lr": 0.5})
+    optimizer.add_param_group({"params": [e], "muon": True})
+    assert [g["muon"] for g in optimizer.param_groups] == [True, False, False, True]
+    before = [p.detach().clone() for p in (a, b, c, d, e)]
+    train(optimizer, 0, steps=1)
+    assert not any(p.equal(old) for p, old in zip((a, b, c, d, e), before, strict=True))
+    named = Muon([("w", a), ("b", b)], matrices=[a])  # type: ignore[list-item]
+    assert [g["param_names"] for g in named.param_groups] == [["w"], ["b"]]
+
+
 # ---------------------------------------------------------------- which parameters
 
 
@@ -247,9 +273,8 @@ def test_frozen_weights_are_left_out_and_the_ends_stay_the_ends() -> None:
 
 
 def bad() -> Iterator[tuple[dict[str, Any], str]]:
-    a, b = parameters([(4, 4), (4,)])
+    (a,) = parameters([(4, 4)])
     yield {"matrices": []}, "models without"
-    yield {"matrices": [b]}, r"got shapes \[\(4,\)\]"
     yield {"matrices": parameters([(4, 4)])}, "1 of 1 matrices are in no parameter group"
     for settings, message in (
         ({"lr": 0.0}, "got 0.0"), ({"weight_decay": -1.0}, "-1.0"), ({"momentum": 1.0}, "got 1.0"),
@@ -264,6 +289,16 @@ def test_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     matrices = [a] if settings["matrices"] and len(settings) > 1 else settings["matrices"]
     with pytest.raises(ValueError, match=message):
         Muon([a, b], **{**settings, "matrices": matrices})
+
+
+def test_what_is_no_matrix_and_no_parameters_are_refused() -> None:
+    a, b = parameters([(4, 4), (4,)])
+    with pytest.raises(ValueError, match=r"got shapes \[\(4,\)\]"):
+        Muon([a, b], matrices=[a, b])
+    with pytest.raises(ValueError, match=r"got shapes \[\(4,\)\]"):
+        Muon([a], matrices=[a]).add_param_group({"params": [b], "muon": True})
+    with pytest.raises(ValueError, match="no parameters"):
+        Muon(iter([]), matrices=[a])
 
 
 def test_a_closure_is_refused() -> None:

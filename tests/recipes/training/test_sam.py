@@ -1,8 +1,9 @@
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from flambeau.recipes.training.sam import perturbed, sam_gradients
@@ -46,6 +47,29 @@ def reference(model: nn.Module, *, adaptive: bool) -> list[Tensor]:
         for w, a, b in zip(values, t, g, strict=True)
     ]
     return grads_at(moved)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("fake", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_sharded_weights_move_and_come_back(adaptive: bool) -> None:
+    """One rank alone: its tensors are DTensors all the same. Two ranks gave the same by hand."""
+    from torch.distributed.fsdp import fully_shard
+
+    model, plain = make(), make()
+    before = [p.detach().clone() for p in plain.parameters()]
+    fully_shard(model)
+    for it in (model, plain):
+        sam_gradients(it, closure_of(it), rho=RHO, adaptive=adaptive)
+    for sharded, whole, old in zip(model.parameters(), plain.parameters(), before, strict=True):
+        assert torch.equal(sharded.full_tensor(), old)
+        torch.testing.assert_close(sharded.grad.full_tensor(), whole.grad)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

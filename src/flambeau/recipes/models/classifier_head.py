@@ -18,19 +18,18 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Head(NamedTuple):
-    """Names of what classifies, main head first, then auxiliary ones."""
+    """Names of what classifies: modules, auxiliary ones last, and what they hold (for a `head_lr`)."""
 
     layers: list[str]
     parameters: list[str]
-    """As in `named_parameters()`: what a learning rate of the head is for."""
 
 
 def find_head(model: nn.Module) -> Head:
     """Name the layers that give the class scores, and their parameters.
 
     A model with timm's `get_classifier()` is asked. In any other, the head is the last module with parameters
-    (in the order of `named_modules()`, auxiliary classifiers apart), if that is a Linear layer or a
-    convolution of kernel 1, and nothing beside it could be the head as well.
+    (by `named_modules()`, auxiliary heads apart), if that is a Linear layer or a convolution of kernel 1, and
+    nothing beside it could be the head as well.
 
     Args:
         model: any module; DistributedDataParallel and `torch.compile` come after this.
@@ -50,12 +49,16 @@ def find_head(model: nn.Module) -> Head:
     if not callable(own):
         return _named(model, _output_layers(model))
     found = own()
-    modules = found if isinstance(found, tuple | list) else [found]
-    names = {module: name for name, module in model.named_modules()}
-    layers = [names[module] for module in modules if any(True for _ in module.parameters())]
-    if not layers:
+    modules = {*found} if isinstance(found, tuple | list) else {found}
+    for container in model.modules():
+        children = {m for m in container.children() if any(True for _ in m.parameters())}
+        # efficientvit_m and shvit name their Linear layer alone, and renew the norm before it as well.
+        if children & modules and all(isinstance(m, nn.BatchNorm1d) for m in children - modules):
+            modules |= children
+    head = _owners(model, {p for module in modules for p in module.parameters()})
+    if not head.layers:
         raise ValueError(f"{type(model).__name__} has no classifying layer: it was made without")
-    return _named(model, layers)
+    return head
 
 
 def replace_head(model: nn.Module, num_classes: int, *, head: str | None = None) -> Head:
@@ -81,8 +84,6 @@ def replace_head(model: nn.Module, num_classes: int, *, head: str | None = None)
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(8, 1000)).requires_grad_(False)
         >>> replace_head(model, 5)
         Head(layers=['1'], parameters=['1.weight', '1.bias'])
-        >>> model(torch.ones(2, 8)).shape
-        torch.Size([2, 5])
     """
     if num_classes < 1:
         raise ValueError(f"num_classes must be at least 1, got {num_classes}")
@@ -98,15 +99,16 @@ def replace_head(model: nn.Module, num_classes: int, *, head: str | None = None)
 
 
 def _reset(model: Any, num_classes: int) -> Head:
-    old = set(model.parameters())
+    old = {*model.modules(), *model.parameters(), *model.buffers()}
     *_, last = model.parameters()
     with torch.device(last.device):
         model.reset_classifier(num_classes)
-    new = [(name, p) for name, p in model.named_parameters() if p not in old]
-    for _, parameter in new:
-        parameter.data = parameter.data.to(last.dtype)
-    layers = dict.fromkeys(name.rpartition(".")[0] for name, _ in new)
-    return Head(list(layers), [name for name, _ in new])
+    for module in set(model.modules()) - old:
+        module.training = model.training
+    for tensor in {*model.parameters(), *model.buffers()} - old:
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(last.dtype)
+    return _owners(model, set(model.parameters()) - old)
 
 
 def _replace(model: nn.Module, name: str, old: Any, num_classes: int) -> None:
@@ -129,9 +131,8 @@ def _output_layers(model: nn.Module) -> list[str]:
     main = _last(model)
     if main not in candidates:
         raise ValueError("no classifying layer at the end of the model. " + _listed(candidates))
-    if rivals := _rivals(model, main, candidates):
-        rest = ", ".join(map(repr, rivals))
-        raise ValueError(f"{main!r} may be the head, but so may {rest}: name one with head=")
+    if rivals := ", ".join(map(repr, _rivals(model, main, candidates))):
+        raise ValueError(f"{main!r} may be the head, but so may {rivals}: name one with head=")
     size = candidates[main].weight.shape[0]
     same = [name for name, layer in candidates.items() if layer.weight.shape[0] == size]
     return [main, *filter(_is_auxiliary, same)]
@@ -161,11 +162,8 @@ def _rivals(model: nn.Module, main: str, candidates: dict[str, Any]) -> list[str
 
 def _last(model: nn.Module) -> str:
     """The last module that has parameters of its own, auxiliary heads apart."""
-    last = ""
-    for name, module in model.named_modules():
-        if any(True for _ in module.parameters(recurse=False)) and not _is_auxiliary(name):
-            last = name
-    return last
+    own = [n for n, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))]
+    return next((name for name in reversed(own) if not _is_auxiliary(name)), "")
 
 
 def _candidates(model: nn.Module) -> dict[str, Any]:
@@ -174,12 +172,10 @@ def _candidates(model: nn.Module) -> dict[str, Any]:
     for name, module in model.named_modules():
         is_linear = isinstance(module, nn.Linear)
         if isinstance(module, _CONVOLUTIONS):
-            is_linear = set(module.kernel_size) == {1} and module.groups == 1
+            is_linear = {*module.kernel_size, *module.stride, module.groups} == {1}
         if is_linear and name:
             if is_lazy(module.weight):
-                raise ValueError(
-                    f"{name!r} has no shape yet: run one batch through the model first"
-                )
+                raise ValueError(f"{name!r} has no shape yet: run one batch through the model")
             candidates[name] = module
     return candidates
 
@@ -189,8 +185,14 @@ def _is_auxiliary(name: str) -> bool:
 
 
 def _named(model: nn.Module, layers: list[str]) -> Head:
-    prefixes = tuple(f"{layer}." for layer in layers)
-    return Head(layers, [name for name, _ in model.named_parameters() if name.startswith(prefixes)])
+    names = [name for name, _ in model.named_parameters()]
+    return Head(layers, [name for name in names if name.startswith(tuple(f"{n}." for n in layers))])
+
+
+def _owners(model: nn.Module, parameters: set[nn.Parameter]) -> Head:
+    names = [name for name, parameter in model.named_parameters() if parameter in parameters]
+    layers = dict.fromkeys(name.rpartition(".")[0] for name in names)
+    return Head(sorted(layers, key=_is_auxiliary), names)
 
 
 def _listed(candidates: dict[str, Any]) -> str:

@@ -169,7 +169,7 @@ class _CatNormReluConv(torch.autograd.Function):
         grad_z = grad_z.to(z.dtype).masked_fill_(z <= 0, 0)
         grad_joined, grad_gamma, grad_beta = torch.ops.aten.native_batch_norm_backward(
             grad_z, joined, gamma, mean, var, mean, invstd, training, 0.0 if not training else eps,
-            [True, True, True],
+            [True, *ctx.needs_input_grad[2:4]],
         )  # fmt: skip
         split = grad_joined.split([f.shape[1] for f in features], 1)
         return (None, None, grad_gamma, grad_beta, grad_kernel, *split)

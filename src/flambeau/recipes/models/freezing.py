@@ -47,7 +47,8 @@ def freeze(model: nn.Module, patterns: Collection[str], *, but: Collection[str] 
         patterns: as in a shell, compared with the names of modules and of parameters, case included; `*`
             also matches dots. 'layer1' is the module, 'layer*' all four, '*bn*' each norm, '*.bias' each
             bias, '*' everything.
-        but: patterns of what stays as it is: `freeze(model, ["*"], but=["fc"])` leaves the head.
+        but: patterns of what stays as it is: `freeze(model, ["*"], but=["fc"])` leaves the head. A norm
+            layer stays, statistics included, if it or all of its parameters match.
 
     Returns:
         The counts for the whole model; as text, one line.
@@ -69,9 +70,10 @@ def freeze(model: nn.Module, patterns: Collection[str], *, but: Collection[str] 
         parameter.requires_grad_(False)
         parameter.grad = None
     for norm in _norms(model):
-        own = list(norm.parameters())
+        own = set(norm.parameters())
         all_frozen = bool(own) and not any(parameter.requires_grad for parameter in own)
-        if norm in norms - kept_norms or (all_frozen and norm not in kept_norms):
+        is_kept = norm in kept_norms or (bool(own) and own <= kept_parameters)
+        if not is_kept and (norm in norms or all_frozen):
             norm.eval()
             # An attribute of the instance hides the method; a partial can be copied and pickled.
             vars(norm)["train"] = functools.partial(_stay_in_eval, norm)

@@ -84,6 +84,7 @@ def layerwise_lr(
     Raises:
         ValueError: a number out of its range, a pattern without a match, one of `head` and `head_lr` alone, a
             parameter of another model, or a decay for a model of one layer.
+        TypeError: `head` is a single string.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
@@ -139,13 +140,12 @@ def group_table(groups: Iterable[Mapping[str, Any]], model: nn.Module) -> str:
         parameters = _listed(group["params"])
         seen.update(parameters)
         size = f"{sum(p.numel() for p in parameters):,}"
-        rate, decay = (
-            f"{group[key]:.4g}" if key in group else "-" for key in ("lr", "weight_decay")
-        )
-        name, first = group.get("name", str(index)), names[parameters[0]][0]
+        rate, decay = (f"{group[k]:.4g}" if k in group else "-" for k in ("lr", "weight_decay"))
+        name = group.get("name", str(index))
+        first = next((names.get(p, ["of another model"])[0] for p in parameters), "-")
         lines.append(_ROW.format(name, len(parameters), size, rate, decay, first))
     lost = [own[0] for p, own in names.items() if p.requires_grad and p not in seen]
-    twice = [names[p][0] for p, count in seen.items() if count > 1]
+    twice = [own[0] for p, own in names.items() if seen[p] > 1]
     for where, which in (("no group", lost), ("several groups", twice)):
         lines += [f"in {where}: {', '.join(which)}"] if which else []
     return "\n".join(lines)
@@ -166,15 +166,15 @@ def _is_stack(module: nn.Module) -> bool:
     children = [child for child in module.children() if any(True for _ in child.parameters())]
     blocks = Counter(type(child) for child in children if list(child.children()))
     repeated = any(n > 1 and not issubclass(kind, _CONTAINERS) for kind, n in blocks.items())
-    return (
-        repeated or len(children) - blocks.total() > 4
-    )  # the most that a block of torchvision has
+    return repeated or len(children) - blocks.total() > 4  # what a block of torchvision has at most
 
 
 def _check(lr: float, layer_decay: float, head: Collection[str], head_lr: float | None) -> None:
-    if not (min(lr, head_lr or 0.0) >= 0 and 0 < layer_decay <= 1):
+    if not (lr >= 0 and (head_lr or 0.0) >= 0 and 0 < layer_decay <= 1):
         got = f"{lr}, {head_lr} and {layer_decay}"
         raise ValueError(f"lr and head_lr must be at least 0, layer_decay in (0, 1], got {got}")
+    if isinstance(head, str):
+        raise TypeError(f"head must be a list, got one string: [{head!r}]")
     if bool(head) != (head_lr is not None):
         raise ValueError("head and head_lr have an effect together only: give both or none")
 

@@ -90,7 +90,8 @@ def one_cycle(
     Args:
         step: optimizer steps already made, from 0.
         total_steps: length of the run, at least 2.
-        rise: the share of the run in which the rate rises; its last step has the peak.
+        rise: the share of the run in which the rate rises; the peak is at step rise * total_steps - 1,
+            perhaps between two steps.
         start: the first multiplier, in (0, 1]: 1 / div_factor of torch.
         end: the last one, at least 0: 1 / (div_factor * final_div_factor) of torch.
         shape: of both ways.

@@ -147,8 +147,7 @@ class Teacher:
 
     def __call__(self, *inputs: Any) -> Any:
         """What the model gives for the inputs, in the ambient autocast."""
-        if self.model.training:  # somebody had the model itself in hand
-            self.model.eval()
+        self.model.eval()  # somebody may have had the model, or a part of it, in hand
         # Not inference_mode: the loss saves these probabilities for its backward.
         with torch.no_grad():
             return self.model(*inputs)
@@ -175,7 +174,9 @@ def _checked(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tens
 
 def _kl(student: Tensor, teacher: Tensor) -> Tensor:
     """(N,): KL(softmax(teacher) || softmax(student)); a class that the teacher rules out (-inf) adds 0."""
-    return F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="none").sum(1)
+    p = teacher.softmax(1)
+    terms = F.kl_div(student.log_softmax(1), p, reduction="none")
+    return terms.masked_fill(p == 0, 0.0).sum(1)  # 0 * inf where the student rules it out as well
 
 
 def _reduced(loss: Tensor, reduction: str) -> Tensor:

@@ -69,7 +69,7 @@ class Muon(Optimizer):
         ns_dtype: of these steps; None is bfloat16, as in the source, and float32 on a CPU.
 
     Raises:
-        ValueError: a number outside its range, no matrices, one of one dimension, or one that is in no group.
+        ValueError: a number outside its range, no parameters or matrices, a vector, or one in no group.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 12), nn.Linear(12, 2))
@@ -99,25 +99,33 @@ class Muon(Optimizer):
                 f"got {lr}, {eps}, {weight_decay} and {ns_steps}"
             )
         mine = set(matrices)
-        if not mine or any(matrix.dim() < 2 for matrix in mine):
-            shapes = [tuple(matrix.shape) for matrix in matrices]
-            raise ValueError(f"Muon is for matrices, AdamW for models without: got shapes {shapes}")
         listed: list[Any] = list(params)
-        split = [
-            {**group, "params": half, **({"muon": True} if muon else _for_adamw(half))}
-            for group in (listed if isinstance(listed[0], dict) else [{"params": listed}])
-            for all_of_it in [list(group["params"])]  # once: it may be a generator
-            for muon in (True, False)
-            if (half := [p for p in all_of_it if (p in mine) == muon])
-        ]
+        if not mine or not listed:
+            raise ValueError("no matrices or no parameters: AdamW is for models without matrices")
+        split = []
+        for group in listed if isinstance(listed[0], dict) else [{"params": listed}]:
+            # Perhaps one tensor, a generator, or with names, as torch's optimizers take them.
+            own = [group["params"]] if isinstance(group["params"], Tensor) else [*group["params"]]
+            for muon in (True, False):
+                half = [p for p in own if ((p[1] if isinstance(p, tuple) else p) in mine) == muon]
+                split += [{**group, "params": half, "muon": muon}] if half else []
         defaults = {
             "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps,
-            "ns_steps": ns_steps,
+            "ns_steps": ns_steps, "ns_dtype": ns_dtype,
         }  # fmt: skip
         super().__init__(split, defaults)
-        self._ns_dtype = ns_dtype
         if missing := mine - {p for group in self.param_groups for p in group["params"]}:
             raise ValueError(f"{len(missing)} of {len(mine)} matrices are in no parameter group")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group later on: AdamW's, unless it says `muon` True (of matrices alone)."""
+        super().add_param_group({"muon": False, **param_group})
+        group = self.param_groups[-1]
+        if not group["muon"]:
+            # By 'fused' load_state_dict knows that the step count belongs on the device.
+            group["fused"] = all(p.device.type in ("cpu", "cuda") for p in group["params"])
+        elif vectors := [tuple(p.shape) for p in group["params"] if p.dim() < 2]:
+            raise ValueError(f"Muon is for matrices, AdamW for the rest: got shapes {vectors}")
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -143,7 +151,7 @@ class Muon(Optimizer):
             alike.setdefault((*update.shape, p.device), []).append((p, update))
         for (rows, columns, _), pairs in alike.items():
             stack = torch.stack([update for _, update in pairs])  # few products, and large
-            stack = orthogonalized(stack, steps=group["ns_steps"], dtype=self._ns_dtype)
+            stack = orthogonalized(stack, steps=group["ns_steps"], dtype=group["ns_dtype"])
             size = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
             for (p, _), update in zip(pairs, stack, strict=True):
                 p.mul_(1 - group["lr"] * group["weight_decay"])
@@ -190,8 +198,3 @@ def orthogonalized(x_BRC: Tensor, *, steps: int = 5, dtype: torch.dtype | None =
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
-
-
-def _for_adamw(parameters: list[Parameter]) -> dict[str, Any]:
-    # By 'fused' load_state_dict knows that the step count belongs on the device.
-    return {"muon": False, "fused": all(p.device.type in ("cpu", "cuda") for p in parameters)}

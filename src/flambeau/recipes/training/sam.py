@@ -117,7 +117,8 @@ def perturbed(model: nn.Module, *, rho: float, adaptive: bool = False) -> Iterat
         for module in tracking:
             setattr(module, _TRACKS, True)
         with torch.no_grad():
-            torch._foreach_copy_(parameters, backup)
+            for parameter, old in zip(parameters, backup, strict=True):
+                parameter.copy_(old)  # one by one: sharded ones (FSDP) have no _foreach_copy_
 
 
 _TRACKS = "track_running_stats"
