@@ -48,11 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"also there: {', '.join(weights.others)} (--key)")
     if weights.dropped:
         print(f"left out, and not run: {', '.join(weights.dropped)}")
-    renamed = [name for name in weights.tensors if name not in tensors]
+    # The counter of AveragedModel is all that goes with a prefix.
+    gone = ["n_averaged"] * (len(weights.tensors) - len(tensors))
+    if gone:
+        print(f"left out: {gone[0]}, a counter and no weight")
+    old = [name for name in weights.tensors if name not in gone]
+    renamed = [pair for pair in zip(old, tensors, strict=True) if pair[0] != pair[1]]
     if renamed:
-        new = next(name for name in tensors if name not in weights.tensors)
         print(
-            f"renamed: {len(renamed)} tensors without their prefix, such as {renamed[0]} to {new}"
+            f"renamed: {len(renamed)} tensors without their prefix, such as {' to '.join(renamed[0])}"
         )
     if written.num_shared:
         print(f"tied: {written.num_shared} tensors are the same as others, and stand there in full")

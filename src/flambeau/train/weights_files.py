@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -135,7 +134,7 @@ def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
             names = ", ".join(refused[:3]) + (" ..." if len(refused) > 3 else "")
             raise InputError(
                 f"{path} names {names}: a whole model or other objects; nothing was run\n"
-                "--drop-objects takes the weights, and still runs nothing"
+                "`flambeau convert --drop-objects` takes the weights, and still runs nothing"
             )
         found = state_dicts_in(load_pickle(path, drop_objects=drop_objects, mapped=True))
     except PickleRefused as error:
@@ -168,15 +167,18 @@ def _of_index(path: Path, key: str | None, drop_objects: bool) -> Weights:
         raise InputError(
             f"{path} is no index of weights (a JSON object with weight_map)"
         ) from error
-    tensors: dict[str, Tensor] = {}
-    for name in files:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise InputError(f"{path} lists {name!r}, which is no file beside it")
-        tensors |= open_weights(path.with_name(name), key=key, drop_objects=drop_objects).tensors
-    missing = [name for name in weight_map if name not in tensors]
-    if missing:
-        raise InputError(f"{path} lists {missing[0]!r}, which its files do not hold")
-    return Weights({name: tensors[name] for name in weight_map}, f"{path.name}, {len(files)} files")
+    held: dict[str, Weights] = {}
+    for file in files:
+        is_name = isinstance(file, str) and Path(file).name == file and file[-5:] != ".json"
+        if not is_name or not (path.parent / file).is_file():
+            raise InputError(f"{path} lists {file!r}, which is no file of weights beside it")
+        held[file] = open_weights(path.parent / file, key=key, drop_objects=drop_objects)
+    for name, file in weight_map.items():
+        if name not in held[file].tensors:
+            raise InputError(f"{path} lists {name!r}, which {file} does not hold")
+    tensors = {name: held[file].tensors[name] for name, file in weight_map.items()}
+    dropped = dict.fromkeys(name for weights in held.values() for name in weights.dropped)
+    return Weights(tensors, f"{path.name}, {len(files)} files", dropped=tuple(dropped))
 
 
 def _of_folder(path: Path, key: str | None) -> Weights:
@@ -275,19 +277,20 @@ def write_weights(
 
 
 def _check(name: str, tensor: Tensor, dtype: torch.dtype | None) -> None:
-    size = tensor.numel() * tensor.element_size()
-    if size > max(_SPREAD, tensor.untyped_storage().nbytes()):
-        held = tensor.untyped_storage().nbytes()
+    size, held = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
+    if size > max(_SPREAD, held):
         raise InputError(f"{name} is {size} bytes laid over {held}: that is no weight")
-    if dtype is not None and tensor.is_floating_point() and torch.finfo(dtype).max < math.inf:
-        finite = tensor[torch.isfinite(tensor)] if tensor.element_size() > 1 else tensor
+    if dtype is not None and tensor.is_floating_point():
+        wide = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no isfinite
+        finite = wide[torch.isfinite(wide)]
         if not bool(torch.isfinite(finite.to(dtype)).all()):
-            raise InputError(f"{name} has values that {dtype} cannot hold; --dtype bf16 can")
+            # 3.4e38 is the limit of bf16 and of fp32 alike.
+            other = "; --dtype bf16 can" if bool(torch.isfinite(finite.bfloat16()).all()) else ""
+            raise InputError(f"{name} has values that {dtype} cannot hold{other}")
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    return tensor.detach().to(wanted).contiguous()
+def _wanted(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 
 def _safetensors(
@@ -298,10 +301,7 @@ def _safetensors(
     if source:
         header["__metadata__"]["source"] = source
     place = 0
-    wanted = {
-        name: dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        for name, tensor in tensors.items()
-    }
+    wanted = {name: _wanted(tensor, dtype) for name, tensor in tensors.items()}
     # Large elements first, so that each tensor lies on a multiple of its element size.
     order = sorted(tensors, key=lambda name: (-wanted[name].itemsize, name))
     for name in order:
@@ -324,7 +324,7 @@ def _safetensors(
     yield text
     for name in order:
         if tensors[name].numel():
-            flat = _cast(tensors[name], dtype).reshape(-1)
+            flat = tensors[name].detach().to(wanted[name]).reshape(-1)
             yield flat.view(torch.uint8).numpy().data
 
 
@@ -343,7 +343,7 @@ def _save(out: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, d
         place: Any = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         place = place if tensor.numel() else name  # what is empty has no place
         if place not in made:
-            whole = _cast(tensor, dtype)
+            whole = tensor.detach().to(_wanted(tensor, dtype)).contiguous()
             if whole.untyped_storage().nbytes() > whole.numel() * whole.element_size():
                 whole = whole.clone()  # else torch.save writes all of what it is a part of
             made[place] = whole

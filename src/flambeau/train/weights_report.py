@@ -72,11 +72,9 @@ def is_weights(path: Path) -> bool:
         return False
     try:
         contents = pickle_contents(path)
-    except PickleRefused:
+        return bool(contents.refused) or not _holds_images(contents)
+    except ValueError:  # refused, or names that cannot be listed: the report says so
         return True
-    if contents.refused:
-        return True
-    return not _holds_images(contents)
 
 
 def _holds_images(contents: Contents) -> bool:

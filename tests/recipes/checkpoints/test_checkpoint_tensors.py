@@ -1,5 +1,6 @@
 """Tensors by place, and which dict of a checkpoint is the state_dict, as published files are laid out."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -56,6 +57,37 @@ def test_what_holds_itself_ends() -> None:
     assert list(tensors_in(loop)) == ["w"]
 
 
-def test_absurd_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="over 2000 characters"):
-        tensors_in({"x" * 3000: torch.ones(1)})
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"x" * 3000: torch.ones(1)},
+        {"x" * 1900: {"y" * 1900: torch.ones(1)}},
+        {"x" * 1900: [torch.ones(1)] * 100_000},  # 190 MB of names out of 2 KB
+    ],
+)
+def test_absurd_names_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="too long to be listed"):
+        tensors_in(value)
+
+
+def test_a_long_name_is_not_written_out_for_what_is_no_tensor() -> None:
+    tracemalloc.start()
+    assert tensors_in({"x" * 1900: [None] * 20_000}) == {}
+    assert tracemalloc.get_traced_memory()[1] < 4_000_000  # written out: 38 MB
+    tracemalloc.stop()
+
+
+def test_two_tensors_of_one_name_are_not_one() -> None:
+    with pytest.raises(ValueError, match=r"two tensors have the name 'a\.b'"):
+        tensors_in({"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}})
+
+
+def test_a_module_beside_a_tensor_keeps_its_own_names() -> None:
+    found = state_dicts_in({"net": nn.Linear(2, 2), "best": torch.ones(())})
+    assert {key: list(tensors) for key, tensors in found.items()} == {"net": ["weight", "bias"]}
+
+
+def test_a_module_with_an_attribute_called_state() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("state", torch.ones(1))
+    assert tensors_in(model).keys() == model.state_dict().keys()

@@ -163,7 +163,10 @@ def test_positions_that_are_no_square_are_left() -> None:
     [
         ({f"module.{n}": v for n, v in make().state_dict().items()}, {}, ValueError,
          r"0\.0% of the model .* has '0\.weight', '0\.bias' and 7 more, the state dict 'module\.0"),
-        ({}, {"min_share": 0.0}, ValueError, "0.0% .* the state dict nothing"),
+        ({}, {"min_share": 1e-9}, ValueError, "0.0% .* the state dict nothing"),
+        ({}, {"min_share": 0.0}, ValueError, r"min_share must be in \(0, 1\], got 0"),
+        ({}, {"min_share": 50}, ValueError, "got 50"),
+        ({"0.weight": torch.ones(2, 3, device="meta")}, {}, ValueError, "on meta"),
         ({"4.bias": torch.ones(3)}, {}, ValueError, r"2\.\d% .* less than min_share=0\.5"),
         ({"state_dict": {}, "epoch": 3}, {}, TypeError, "'state_dict' is a dict, not a tensor"),
         (copies(make()), {"rename": {"nat": ""}}, ValueError, "rename: no name .* by 'nat'"),
@@ -186,5 +189,5 @@ def test_refused_and_unchanged(
 def test_meta_is_refused() -> None:
     with torch.device("meta"):
         model = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="on meta, where nothing can be loaded"):
+    with pytest.raises(ValueError, match="on meta, without values"):
         load_partial(model, nn.Linear(2, 2).state_dict())

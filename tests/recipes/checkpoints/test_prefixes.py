@@ -116,3 +116,11 @@ def test_collisions_and_flat_parameters_are_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"any of \['module\.w', 'w'\]"):
         names_like({"module.module.w": 1}, two)
+
+
+def test_metadata_of_a_model_that_is_one_layer_moves_with_the_prefix() -> None:
+    norm = nn.BatchNorm1d(2)
+    expected = nn.DataParallel(norm).state_dict()._metadata["module"]
+    moved = add_prefix(norm.state_dict(), "module.")._metadata
+    assert moved["module"] == expected == {"version": 2}
+    assert strip_prefixes(nn.DataParallel(norm).state_dict())._metadata[""] == expected

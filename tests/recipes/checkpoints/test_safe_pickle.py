@@ -90,8 +90,8 @@ def test_numpy_namespaces_and_plain_data_of_every_protocol(tmp_path: Path, proto
         "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)), "none": np.zeros((0, 3)),
         "big_endian": np.arange(3, dtype=">i4"), "text": np.array(["ab", "c"]), "args": arguments,
         "default": collections.defaultdict(list, {1: [2]}), "bytes": b"\x00\xff", "empty": b"",
-        "bytearray": bytearray(b"xy"), "sets": [{1}, frozenset("a")], "complex": 1 + 2j, "big": -(2**99),
-        "cycle": [],
+        "bytearray": bytearray(b"xy"), "vacant": bytearray(), "sets": [{1}, frozenset("a")],
+        "complex": 1 + 2j, "big": -(2**99), "cycle": [],
     }  # fmt: skip
     saved["cycle"].append(saved["cycle"])  # type: ignore[attr-defined]
     (tmp_path / "a.pkl").write_bytes(pickle.dumps(saved, protocol))
@@ -100,7 +100,7 @@ def test_numpy_namespaces_and_plain_data_of_every_protocol(tmp_path: Path, proto
     assert got["args"] == {"lr": 0.1, "out": "a/b", "nested": {"x": 1}}
     for name in ("array", "fortran", "none", "big_endian", "text"):
         np.testing.assert_array_equal(got[name], saved[name])
-    for name in ("default", "bytes", "empty", "bytearray", "sets", "complex", "big"):
+    for name in ("default", "bytes", "empty", "bytearray", "vacant", "sets", "complex", "big"):
         assert got[name] == saved[name], name
     assert got["cycle"][0] is got["cycle"]
 
@@ -397,6 +397,7 @@ BOMBS: dict[str, tuple[bytes, str]] = {
     "numpy dtype by commas": (b"cnumpy\ndtype\n(" + text("i4,i4") + b"K\x00K\x01tR.", "dtype"),
     "numpy array that is none": (ARRAY + b"(cargparse\nNamespace\n(K\x00tC\x01btR.", "Namespace"),
     "tensor of no storage": (b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00))\x89NtR.", "_rebuild_tensor_v2"),
+    "pairs that are lost": (b"ccollections\nOrderedDict\n(" + text("ab") + b"tR.", "OrderedDict"),
     "rebuild of a rebuild": (REBUILD + b"(" + REBUILD + b"N)NtR.", "_rebuild_from_type_v2"),
 }  # fmt: skip
 LIES: dict[str, tuple[bytes, str]] = {
@@ -444,6 +445,51 @@ def test_many_references_to_one_thing_cost_nothing(tmp_path: Path) -> None:
     assert len(load_pickle(tmp_path / "laughs.pkl")) == 2
     assert tensors_in(pickle_contents(tmp_path / "laughs.pkl").value) == {}
     assert time.perf_counter() - start < 1
+
+
+def test_keys_that_cost_much_to_hash_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.pkl"
+    # One tuple as key again and again: hash() runs over it each time.
+    path.write_bytes(b"(" + b"K\x01" * 20_000 + b"tq\x000}" + b"h\x00Ns" * 20_000 + b".")
+    with pytest.raises(PickleRefused, match="a tuple of 20000"):
+        load_pickle(path)
+    # Tuples of which an attacker chooses the hash: each is compared with all before it.
+    for saved in ({(n, 0): 0 for n in range(10_001)}, {(n, 0) for n in range(10_001)}):
+        path.write_bytes(pickle.dumps(saved, 4))
+        with pytest.raises(PickleRefused, match="a tuple of 2, or over 10000"):
+            load_pickle(path)
+    path.write_bytes(pickle.dumps({(1, "a"): 2}, 4))
+    assert load_pickle(path) == {(1, "a"): 2}
+
+
+def test_names_are_fit_for_a_terminal(tmp_path: Path) -> None:
+    path, names = tmp_path / "a.pkl", ("os\x1b[2K", "x" * 1_000_000)
+    path.write_bytes(b"\x80\x04" + text(names[0]) + text(names[1]) + b"\x93.")
+    (name,) = pickle_contents(path).refused
+    assert name.isprintable()
+    assert name.startswith(r"os\x1b[2K.xxx")
+    assert len(name) < 210
+
+
+def test_records_over_each_other_and_types_of_one_storage_do_not_multiply(tmp_path: Path) -> None:
+    path = tmp_path / "a.pth"
+    torch.save({"a": torch.ones(1000), "b": torch.zeros(1000)}, path)
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        places = [archive.getinfo(f"a/data/{n}").header_offset for n in (0, 1)]
+    entry = whole.rindex(b"a/data/1") - 46  # in the central directory
+    assert whole[entry : entry + 4] == b"PK\x01\x02"
+    place = struct.pack("<I", places[0])
+    path.write_bytes(whole[: entry + 42] + place + whole[entry + 46 :])
+    with pytest.raises(PickleRefused, match="lies over another"):
+        load_pickle(path)
+    values = torch.tensor([1, 2, 258], dtype=torch.uint16)
+    torch.save([values, values.view(torch.float8_e5m2)], path)
+    for mapped in (False, True):
+        wide, narrow = load_pickle(path, mapped=mapped)
+        assert wide.data_ptr() == narrow.data_ptr()  # one storage, as when it was saved
+        assert same_bits(wide, values)
+        assert same_bits(narrow, values.view(torch.float8_e5m2))
 
 
 def test_zip_files_that_lie(tmp_path: Path) -> None:

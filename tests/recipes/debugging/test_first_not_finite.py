@@ -143,3 +143,13 @@ def test_autocast_and_evaluation_without_gradients() -> None:
 
     found = first_not_finite(model, loss_of, batch_size=2)
     assert phases(found)[0] == ("forward", "0", (0, 1))  # 9e4 is beyond float16
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5])
+def test_sparse_gradients(power: float) -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    model.weight.data.zero_()  # where the slope of a root is infinite
+    rows = torch.tensor([1, 3, 3])
+    found = first_not_finite(model, lambda: model(rows).pow(power).sum())
+    places = [(place.phase, place.name, place.num_values) for place in found]
+    assert places == ([] if power == 1.0 else [("backward", "", 6), ("gradient", "weight", 4)])

@@ -234,3 +234,16 @@ def test_on_cuda() -> None:
     x = images().to("cuda")
     expected, got = run(plain.to("cuda"), x), run(ours.to("cuda"), x)
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
+
+
+# TODO
+
+
+def test_a_pair_with_hooks_is_left() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(2), nn.LeakyReLU(), nn.BatchNorm2d(2), nn.LeakyReLU())
+    seen = []
+    model[1].register_forward_hook(lambda module, args, out: seen.append(1))
+    assert use_inplace_abn(model, torch.randn(2, 2, 3, 3)) == ["2"]
+    seen.clear()
+    model(torch.randn(2, 2, 3, 3))
+    assert seen == [1]

@@ -206,3 +206,19 @@ def test_timms_preactivation_net() -> None:
     report = use_inplace_relu(model, torch.randn(2, 3, 32, 32))
     assert len(report.enabled) >= 5
     assert sorted([*report.enabled, *report.left]) == sorted(relus)
+
+
+def test_an_activation_of_a_parameter_does_not_spoil_the_others() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.act = nn.Parameter(torch.ones(4)), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = x * self.act(self.scale)
+            return out
+
+    model = nn.Sequential(nn.Linear(2, 4), Gate(), nn.Linear(4, 4), nn.ReLU())
+    report = use_inplace_relu(model, torch.randn(3, 2))
+    assert report.enabled == ["3"]
+    assert list(report.left) == ["1.act"]

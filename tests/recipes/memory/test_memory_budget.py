@@ -235,6 +235,19 @@ def test_refused() -> None:
 
 
 @pytest.mark.gpu
+def test_an_exception_leaves_no_hooks() -> None:
+    class Failing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if not torch.is_grad_enabled():  # when the seconds are measured
+                raise RuntimeError("out of memory")
+            return super().forward(x)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Failing(4, 4)))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fit(model, torch.ones(2, 4), 1_000_000)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
 @needs_cuda
 def test_cuda_peak() -> None:
     model, x = conv_net().cuda(), torch.ones(64, 3, 16, 16, device="cuda")

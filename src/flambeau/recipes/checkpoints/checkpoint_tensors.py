@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-_LONGEST = 2000  # characters of a name; a file with longer ones is not meant to be listed
+# Characters of a name, and of all names: a file with more is not meant to be listed.
+_LONGEST, _MOST = 2000, 100_000_000
 # Averaged weights last: whoever wants them asks for them. Chosen by what the named projects write.
 _KEYS = (
     "state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params",
@@ -30,7 +31,8 @@ def tensors_in(value: Any) -> dict[str, Tensor]:
         The tensors as they are; a container that is in several places counts at the first.
 
     Raises:
-        ValueError: names so long that the file is no checkpoint.
+        ValueError: two tensors have one name, such as {'a.b': x, 'a': {'b': y}}; or names so long that
+            the file is no checkpoint.
 
     Example:
         >>> import torch
@@ -39,17 +41,27 @@ def tensors_in(value: Any) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
-    todo: list[tuple[str, Any]] = [("", value)]
+    length = 0
+    # Iterators, so that a long name in front of a million children is not written out for each.
+    todo: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", iter([("", value)]))]
     while todo:
-        place, item = todo.pop()
-        if len(place) > _LONGEST:
-            raise ValueError(f"a name has over {_LONGEST} characters: {place[:40]!r}...")
-        if isinstance(item, Tensor):
-            found[place] = item
-        elif id(item) not in seen:
-            seen.add(id(item))
-            prefix = f"{place}." if place else ""
-            todo += [(f"{prefix}{key}", child) for key, child in reversed([*_children(item)])]
+        prefix, children = todo[-1]
+        for key, item in children:
+            place = f"{prefix}{key}"
+            if isinstance(item, Tensor):
+                length += len(place)
+                if len(place) > _LONGEST or length > _MOST:
+                    raise ValueError(f"names are too long to be listed: {place[:40]!r}...")
+                if place in found:
+                    raise ValueError(f"two tensors have the name {place[:80]!r}")
+                found[place] = item
+            elif id(item) not in seen:
+                seen.add(id(item))
+                # A name that is too long already stays just that, however deep it goes on.
+                todo.append((f"{place[: _LONGEST + 1]}." if place else "", _children(item)))
+                break
+        else:
+            todo.pop()
     return found
 
 
@@ -90,16 +102,18 @@ def _is_state_dict(value: Any) -> bool:
         return False
     # Extra state (get_extra_state) and the counters of wrappers may be anything but a container.
     return all(isinstance(key, str) for key in value) and not any(
-        isinstance(item, dict) and tensors_in(item) for item in value.values()
+        (isinstance(item, dict) or _modules_of(item) is not None) and tensors_in(item)
+        for item in value.values()
     )
 
 
 def _modules_of(value: Any) -> dict[str, Any] | None:
     """The attributes of a module, real or read by `safe_pickle`."""
-    attributes = getattr(value, "state", None)
-    attributes = getattr(value, "__dict__", None) if attributes is None else attributes
-    is_module = isinstance(attributes, dict) and isinstance(attributes.get("_modules"), dict)
-    return attributes if is_module else None
+    for kept in ("__dict__", "state"):
+        attributes = getattr(value, kept, None)
+        if isinstance(attributes, dict) and isinstance(attributes.get("_modules"), dict):
+            return attributes
+    return None
 
 
 def _children(item: Any) -> Iterator[tuple[Any, Any]]:

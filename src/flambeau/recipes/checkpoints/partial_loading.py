@@ -86,14 +86,14 @@ def load_partial(
         unexpected, not used (1):
           head.bias
     """
+    if not 0 < min_share <= 1:
+        raise ValueError(f"min_share must be in (0, 1], got {min_share}")
     own = {n: v for n, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
     sources = _renamed(state, rename or {})
     if strange := set(resize or ()) - own.keys():
         raise ValueError(f"resize: the model has no tensor {sorted(strange)[0]!r}")
-    if any(value.is_meta for value in own.values()):
-        raise ValueError(
-            "the model is on meta, where nothing can be loaded: model.to_empty() first"
-        )
+    if any(value.is_meta for value in (*own.values(), *state.values())):
+        raise ValueError("the model or the state dict is on meta, without values: to_empty() first")
     report = Loaded({}, {}, {}, [], [], {}, 0.0)
     values: dict[str, Tensor] = {}
     for name, target in own.items():
@@ -108,7 +108,7 @@ def load_partial(
     report.unexpected.extend(source for name, source in sources.items() if name not in own)
     total = sum({id(value): value.numel() for value in own.values()}.values())
     report = report._replace(share=sum(loaded.values()) / max(1, total))
-    if not (values and report.share >= min_share):
+    if report.share < min_share:
         raise ValueError(
             f"{report.share:.1%} of the model would be loaded, less than min_share={min_share}: "
             f"the model has {_some(own)}, the state dict {_some(state)}; see rename= and resize="

@@ -154,8 +154,6 @@ def _renamed(
     if metadata is not None:
         # Paths of modules, '' for the outermost: the innermost of those that become one is the model's.
         paths = sorted(metadata, key=lambda path: path.count("."))
-        moved = {
-            (rename(f"{path}.") or "").rstrip(".") if path else "": metadata[path] for path in paths
-        }
+        moved = {(rename(f"{path}.") or "").rstrip("."): metadata[path] for path in paths}
         result._metadata = OrderedDict(moved)  # type: ignore[attr-defined]
     return result

@@ -29,15 +29,17 @@ from torch import Tensor
 
 _MAX_OPS = 20_000_000  # some GB of memory at worst; a checkpoint of 10 000 tensors has 400 000
 _MAX_DEPTH = 100  # of containers in each other; real ones stay below 40
+# Tuples as keys: hash() of one runs over all of it each time, and many of equal hash are easily made.
+_MAX_KEY_PARTS, _MAX_TUPLE_KEYS = 16, 10_000
 _MAGIC = 0x1950A86A20F9469CFC6C  # what torch.save wrote first before PyTorch 1.6
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)  # in a string of Python 2's repr
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 _KEYS = (str, bytes, int, float, bool, type(None))
 _STORAGE_DTYPES = {
-    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16,
-    "BFloat16": torch.bfloat16, "Long": torch.int64, "Int": torch.int32, "Short": torch.int16,
-    "Char": torch.int8, "Byte": torch.uint8, "Bool": torch.bool, "ComplexFloat": torch.complex64,
-    "ComplexDouble": torch.complex128, "Untyped": torch.uint8,
+    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
+    "Untyped": torch.uint8,
 }  # fmt: skip
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _STORAGE = re.compile(r"torch\.(?:cuda\.|storage\.)?(\w+)Storage")
@@ -180,6 +182,7 @@ class _Machine:
         self.storages: dict[str, _Storage] = {}
         self.names: dict[str, None] = {}
         self.protocol = 0
+        self.checked_key = _KeyCheck()
         self.stack: list[Any]
         self.marks: list[int]
         self.memo: dict[int, Any]
@@ -217,8 +220,10 @@ class _Machine:
     def name(self, module: Any, name: Any) -> _Name:
         if not (isinstance(module, str) and isinstance(name, str)):
             raise PickleRefused("the name of what it would import is no string")
-        self.names[f"{module}.{name}"] = None
-        return _Name(f"{module}.{name}")
+        path = f"{module}.{name}"[:200]
+        path = path if path.isprintable() else ascii(path)[1:-1]  # it may be sent to a terminal
+        self.names[path] = None
+        return _Name(path)
 
     def call(self, maker: Any, args: Any, kwargs: Any = None) -> None:
         if maker in _RECONSTRUCTORS:
@@ -228,7 +233,7 @@ class _Machine:
     def put_items(self, items: list[Any], target: Any) -> Any:
         for key, value in zip(items[::2], items[1::2], strict=True):
             if isinstance(target, dict):
-                target[_checked_key(key)] = value
+                target[self.checked_key(key)] = value
             elif isinstance(target, _Made):
                 target.pairs.append((key, value))
             else:
@@ -267,24 +272,20 @@ class _Machine:
 _OPCODES: dict[bytes, Any] = {o.code.encode("latin-1"): o for o in pickletools.opcodes}
 _RECONSTRUCTORS = (_Name("copy_reg._reconstructor"), _Name("copyreg._reconstructor"))
 _STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
-    "PROTO": lambda m, a: setattr(m, "protocol", a),
-    "FRAME": lambda m, a: None,
+    "PROTO": lambda m, a: setattr(m, "protocol", a), "FRAME": lambda m, a: None,
     "NONE": lambda m, a: _push(m, None), "EMPTY_LIST": lambda m, a: _push(m, []),
     "NEWTRUE": lambda m, a: _push(m, True), "EMPTY_DICT": lambda m, a: _push(m, {}),
     "NEWFALSE": lambda m, a: _push(m, False), "EMPTY_TUPLE": lambda m, a: _push(m, ()),
     "EMPTY_SET": lambda m, a: _push(m, _Made(_Name("builtins.set"), ())),
     "FROZENSET": lambda m, a: _push(m, _Made(_Name("builtins.frozenset"), (), items=m.items())),
     "MARK": lambda m, a: m.marks.append(len(m.stack)),
-    "POP": lambda m, a: m.pop(),
-    "POP_MARK": lambda m, a: m.items(),
+    "POP": lambda m, a: m.pop(), "POP_MARK": lambda m, a: m.items(),
     "DUP": lambda m, a: _push(m, m.stack[-1]),
     **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, a: m.memo.update({a: m.stack[-1]})),
     "MEMOIZE": lambda m, a: m.memo.update({len(m.memo): m.stack[-1]}),
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda m, a: _push(m, m.memo[a])),
-    "LIST": lambda m, a: _push(m, m.items()),
-    "TUPLE": lambda m, a: _push(m, tuple(m.items())),
-    "TUPLE1": lambda m, a: _push(m, m.last(1)),
-    "TUPLE2": lambda m, a: _push(m, m.last(2)),
+    "LIST": lambda m, a: _push(m, m.items()), "TUPLE": lambda m, a: _push(m, tuple(m.items())),
+    "TUPLE1": lambda m, a: _push(m, m.last(1)), "TUPLE2": lambda m, a: _push(m, m.last(2)),
     "TUPLE3": lambda m, a: _push(m, m.last(3)),
     "DICT": lambda m, a: _push(m, m.put_items(m.items(), {})),
     "SETITEM": lambda m, a: m.put_items([*m.last(2)], m.stack[-1]),
@@ -320,15 +321,29 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
     return bytes([int(code[1:], 16)]) if len(code) == 3 else _ESCAPES.get(code, code)
 
 
-def _checked_key(key: Any) -> Any:
-    # Not a tuple in a tuple, of which enough make hash() overflow the stack of C; no huge number,
-    # of which many can be made to collide.
-    for part in key if isinstance(key, tuple) else (key,):
-        if isinstance(part, _Name | _Made):
-            continue
-        if not isinstance(part, _KEYS) or (isinstance(part, int) and part.bit_length() > 64):
-            raise PickleRefused(f"a dict or set has a key of type {type(part).__name__}")
-    return key
+class _KeyCheck:
+    """Lets through what is cheap to hash: numbers and strings, and some short tuples of them.
+
+    Not a tuple in a tuple, of which enough make hash() overflow the stack of C; no huge number, of
+    which many can be made to collide.
+    """
+
+    num_tuples = 0
+
+    def __call__(self, key: Any) -> Any:
+        parts = key if isinstance(key, tuple) else (key,)
+        self.num_tuples += parts is key
+        if len(parts) > _MAX_KEY_PARTS or self.num_tuples > _MAX_TUPLE_KEYS:
+            raise PickleRefused(
+                f"a key is a tuple of {len(parts)}, or over {_MAX_TUPLE_KEYS} keys are tuples"
+            )
+        for part in parts:
+            good = isinstance(part, _KEYS) and not (
+                isinstance(part, int) and part.bit_length() > 64
+            )
+            if not (good or isinstance(part, _Name | _Made)):
+                raise PickleRefused(f"a dict or set has a key of type {type(part).__name__}")
+        return key
 
 
 def _is_size(value: Any) -> bool:
@@ -359,7 +374,7 @@ class _Parsed:
 def _parsed(path: Path) -> Iterator[tuple[_Parsed, mmap.mmap]]:
     """The file, mapped copy-on-write; tensors that lie in it keep the mapping alive."""
     with path.open("rb") as file:
-        if not path.stat().st_size:
+        if not file.seek(0, 2):
             raise PickleRefused(f"{path}: the file is empty")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     try:
@@ -375,7 +390,11 @@ def _parse_zip(data: mmap.mmap) -> _Parsed:
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, struct.error) as error:
         raise PickleRefused(f"a damaged or truncated zip file ({error})") from error
     spans: dict[str, tuple[int, int]] = {}
-    for record in records:
+    end = 0
+    for record in sorted(records, key=lambda record: record.header_offset):
+        if record.header_offset < end:  # some MB laid under many names could become TB in memory
+            raise PickleRefused(f"record {record.filename!r} lies over another one")
+        end = record.header_offset + record.compress_size
         if record.filename in spans:
             raise PickleRefused(f"two records {record.filename!r}: a reader may take either")
         if "/code/" not in record.filename:  # of TorchScript, which is never looked at
@@ -441,6 +460,8 @@ class _Builder:
         self.parsed, self.data, self.drop, self.mapped = parsed, data, drop, mapped
         self.done: dict[int, Any] = {}
         self.storages: dict[tuple[str, torch.dtype], Tensor] = {}
+        self.copies: dict[str, bytearray] = {}  # by storage, whatever types it is read as
+        self.checked_key = _KeyCheck()
         self.depth = 0
 
     def build(self, value: Any) -> Any:
@@ -476,8 +497,8 @@ class _Builder:
             yield self.key(key), self.build(value)
 
     def key(self, key: Any) -> Any:
-        built = self.build(_checked_key(key))
-        return _checked_key(built.name if isinstance(built, Foreign) else built)
+        built = self.build(key)
+        return self.checked_key(built.name if isinstance(built, Foreign) else built)
 
     def _made(self, made: _Made) -> Any:
         name = _class_of(made)
@@ -516,12 +537,14 @@ class _Builder:
             raise PickleRefused(f"storage {key!r} has {high - low} of its {size_bytes} bytes")
         num_elements = size_bytes // dtype.itemsize
         if self.data is not None and (key, dtype) not in self.storages:
-            part = memoryview(self.data)[low : low + num_elements * dtype.itemsize]
-            lies_well = self.mapped and low % dtype.itemsize == 0
-            buffer = part if lies_well else bytearray(part)
-            self.storages[key, dtype] = (
-                torch.frombuffer(buffer, dtype=dtype) if part else torch.empty(0, dtype=dtype)
+            buffer: Any = memoryview(self.data)[low : low + size_bytes]
+            if not (self.mapped and low % dtype.itemsize == 0):
+                buffer = self.copies[key] = self.copies.get(key) or bytearray(buffer)
+            empty = torch.empty(0, dtype=dtype)
+            values = (
+                torch.frombuffer(buffer, dtype=dtype, count=num_elements or -1) if buffer else empty
             )
+            self.storages[key, dtype] = values
         return num_elements, dtype, self.storages.get((key, dtype))
 
 
@@ -561,7 +584,7 @@ def _mapping(builder: _Builder, made: _Made) -> Any:
     mapping: OrderedDict[Any, Any] = OrderedDict()
     builder.done[id(made)] = mapping
     given = made.args[-1] if made.args else ()  # items, or the factory of a defaultdict
-    if isinstance(given, list | dict):
+    if not isinstance(given, _Name | None):
         mapping.update(builder.pairs(given.items() if isinstance(given, dict) else given))
     mapping.update(builder.pairs(made.pairs))
     state = made.state or {}
@@ -576,7 +599,7 @@ def _set(builder: _Builder, made: _Made) -> Any:
     return frozenset(items) if made.maker.path.endswith("frozenset") else set(items)
 
 
-def _raw(data: Any) -> bytes:
+def _raw(data: Any = b"") -> bytes:
     # Python 2 had bytes in its strings, and Python 3 writes them so for it.
     return data.encode("latin-1") if isinstance(data, str) else bytes(memoryview(data))
 
@@ -622,7 +645,7 @@ _MAKERS: dict[str, Callable[[_Builder, _Made], Any]] = {
     "builtins.frozenset": _set,
     "builtins.complex": lambda b, made: complex(*map(float, made.args)),
     "builtins.bytearray": lambda b, made: bytearray(_raw(*map(b.build, made.args))),
-    "builtins.bytes": lambda b, made: _raw(*made.args) if made.args else b"",
+    "builtins.bytes": lambda b, made: _raw(*made.args),
     "_codecs.encode": lambda b, made: _raw(made.args[0]),
     "argparse.Namespace": lambda b, made: dict(b.pairs((made.state or {}).items())),
     "types.SimpleNamespace": lambda b, made: dict(b.pairs((made.state or {}).items())),

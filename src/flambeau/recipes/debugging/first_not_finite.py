@@ -105,6 +105,8 @@ def first_not_finite(
 def _look(
     phase: str, name: str, kind: str, tensor: Tensor, batch_size: int | None
 ) -> NotFiniteAt | None:
+    if tensor.is_sparse:  # the gradient of an embedding; what is not stored is 0
+        tensor = tensor.coalesce().values()
     bad = ~torch.isfinite(tensor)  # all of integers are
     if not bad.any():
         return None

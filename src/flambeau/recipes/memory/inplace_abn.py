@@ -144,7 +144,8 @@ def use_inplace_abn(model: nn.Module, *example: Any) -> list[str]:
 
     Outputs, gradients of parameters and inputs, and running statistics are compared before, on two copies in
     float64, in training and in eval mode. Parameters and buffers are the same objects afterwards, so an
-    optimizer goes on; their names stay; the activation becomes an nn.Identity. ReLU is left.
+    optimizer goes on; their names stay; the activation becomes an nn.Identity. ReLU is left, and so is a pair
+    with hooks, which would be lost.
 
     Args:
         model: on the device of the example.
@@ -198,6 +199,8 @@ def _pairs(model: nn.Module, inputs: list[Any]) -> dict[str, str]:
         readers.setdefault(name, []).append(outputs.get(id(args[0]), (None, None))[0])
 
     for name, module in model.named_modules():
+        if any(value for key, value in vars(module).items() if key.endswith("_hooks")):
+            continue
         if type(module) is nn.BatchNorm2d and module.affine and module.running_mean is not None:
             handles.append(module.register_forward_hook(lambda m, i, out, n=name: wrote(n, out)))
         elif type(module) is nn.LeakyReLU and 0 < module.negative_slope <= 1:

@@ -49,7 +49,7 @@ def use_inplace_relu(model: nn.Module, *example: Any) -> InplaceReport:
     reader shows even where the example has no negative number. A module called several times has one flag.
 
     Args:
-        model: on the device of the example; one more copy must fit beside it.
+        model: on the device of the example; two more copies must fit beside it.
         example: what the model is called with; a small batch of real images. It is not changed.
 
     Returns:
@@ -143,15 +143,16 @@ def _same(first: list[Tensor], second: list[Tensor]) -> bool:
 
 def _results(model: nn.Module, example: Sequence[Any]) -> list[Tensor]:
     """Outputs, gradients, buffers and inputs, after a run in training and one in eval mode."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # Parameters too: one that an activation reads is spoiled on purpose.
+    kept = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
     found: list[Tensor] = []
     try:
         for training in (True, False):
             found += _run(model.train(training), example)
             found += [buffer.clone() for buffer in model.buffers()]
     finally:
-        for buffer, before in buffers:
-            buffer.data.copy_(before)
+        for tensor, before in kept:
+            tensor.data.copy_(before)
     return found
 
 

@@ -263,13 +263,15 @@ def _seconds(model: nn.Module, names: Sequence[str], run: Callable[[], object]) 
         handles.append(module.register_forward_pre_hook(partial(begin, name)))
         handles.append(module.register_forward_hook(partial(end, name)))
     devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type=device.type), _OnCopies(model):
-        for _ in range(3):
-            begin("")
-            run()
-            end("")
-    for handle in handles:
-        handle.remove()
+    try:
+        with torch.random.fork_rng(devices, device_type=device.type), _OnCopies(model):
+            for _ in range(3):
+                begin("")
+                run()
+                end("")
+    finally:
+        for handle in handles:
+            handle.remove()
     return {name: min(seconds) for name, seconds in times.items()}
 
 
@@ -461,10 +463,7 @@ def fit_memory_budget(
         >>> plan.peak_bytes <= 170_000 < plan.plain_peak_bytes
         True
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        raise ValueError("no parameter of the model needs a gradient: there is no step to fit")
-
+    parameters = _trainable(model)
     forward = partial(_forward, loss, autocast)
 
     def step() -> None:
