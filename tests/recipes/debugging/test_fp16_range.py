@@ -1,6 +1,7 @@
 """Overflow and underflow in float16, against what float16 itself does to the same values."""
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,40 @@ def test_gradients_that_a_loss_scale_would_save() -> None:
     gradient = model[2][1].bias.grad
     found = by_place(fp16_range(model, gradient.clone))["", "aten.clone"]
     assert found.num_lost == int(((gradient != 0) & (gradient.half() == 0)).sum())
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda x, mask: x.masked_fill(mask, -torch.inf),
+        lambda x, mask: x + torch.full_like(x, -torch.inf).triu(1),
+        lambda x, mask: torch.where(mask, -torch.inf, x),
+        lambda x, mask: x.clone().index_put_((mask,), torch.tensor(-torch.inf)),
+        lambda x, mask: x.clone().fill_(torch.nan),
+    ],
+)
+def test_a_mask_of_infinity_is_no_overflow_and_a_true_one_stays(fill: Any) -> None:
+    x, mask = torch.randn(4, 4), torch.eye(4, dtype=torch.bool)
+    found = fp16_range(nn.Identity(), lambda: fill(x, mask).softmax(-1))
+    assert [r for r in found if r.overflows] == []
+    large = torch.full((4, 4), 300.0).half()
+    found = fp16_range(nn.Identity(), lambda: fill(large * large, mask))
+    assert [r.operation for r in found if r.overflows] == ["aten.mul"]
+
+
+def test_the_lowest_number_as_a_mask() -> None:
+    x, mask = torch.full((4, 4), -20.0), torch.eye(4, dtype=torch.bool)
+    (first, *_) = fp16_range(
+        x_model := nn.Identity(), lambda: x.masked_fill(mask, torch.finfo(x.dtype).min)
+    )
+    assert first.overflows and first.largest == torch.finfo(torch.float32).max
+    half = x.half()
+    lowest = torch.finfo(half.dtype).min
+    assert not any(r.overflows for r in fp16_range(x_model, lambda: half.masked_fill(mask, lowest)))
+    (first, *_) = fp16_range(
+        x_model, lambda: half + torch.zeros_like(half).masked_fill(mask, lowest)
+    )
+    assert (first.operation, first.overflowed) == ("aten.add", 4)
 
 
 def test_nothing_stays_behind_also_after_an_error() -> None:

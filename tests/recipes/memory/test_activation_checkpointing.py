@@ -266,6 +266,29 @@ def test_a_forward_of_somebody_else_is_refused() -> None:
         checkpoint_modules(model, "head")
 
 
+def test_a_module_that_changes_its_input_is_refused_at_the_first_forward_pass() -> None:
+    """What VGG's features are; autograd would only say so in the backward pass, and name no module."""
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(inplace=True), nn.Conv2d(2, 2, 1))
+    x = torch.randn(1, 2, 3, 3)
+    checkpoint_modules(model, "1")
+    with torch.inference_mode():
+        model(x.clone())
+    with pytest.raises(ValueError, match=r"^1 changes its input in place.* inplace=False"):
+        model(x)
+    model[0].requires_grad_(False)  # then nothing is recomputed, and nothing is wrong
+    model(x).sum().backward()
+
+    class Keyword(nn.Module):
+        def forward(self, *, parts: list[Tensor]) -> Tensor:
+            return parts[0].exp_()
+
+    outer = nn.Module()
+    outer.inner = Keyword()
+    checkpoint_modules(outer, "inner")
+    with pytest.raises(ValueError, match="inner changes its input"):
+        outer.inner(parts=[torch.ones(2, requires_grad=True) * 1])
+
+
 @pytest.mark.gpu
 @needs_cuda
 def test_cuda_peak_is_lower_and_gradients_are_equal() -> None:

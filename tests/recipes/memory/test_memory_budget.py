@@ -229,6 +229,10 @@ def test_refused() -> None:
     shared = nn.Linear(16, 16)
     with pytest.raises(ValueError, match="0 ran 2 times in a forward pass"):
         fit_memory_budget(nn.Sequential(shared, shared), (x,), blocks=["0"], budget_bytes=1)
+    inplace = nn.Sequential(nn.Linear(16, 16), nn.Sequential(nn.ReLU(True), nn.Linear(16, 16)))
+    with pytest.raises(ValueError, match=r"^1 changes its input in place.* inplace=False"):
+        fit_memory_budget(inplace, (x,), blocks=["1"], budget_bytes=10**9)
+    assert "forward" not in inplace[1].__dict__
     model[1][2].forward = lambda x: x
     with pytest.raises(ValueError, match=r"1\.2: something else has replaced its forward"):
         fit(model, x, 1)

@@ -146,6 +146,20 @@ def test_refused() -> None:
         checkpoint_segments(nn.ModuleList([nn.Linear(2, 2)]))  # type: ignore[arg-type]
 
 
+def test_a_segment_that_changes_its_input_is_refused() -> None:
+    blocks = [nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 2)) for _ in range(4)]
+    model, x = nn.Sequential(nn.Linear(2, 2), *blocks), torch.randn(3, 2)
+    with pytest.raises(ValueError, match="the segment of children 1 to 2 changes its input"):
+        checkpoint_segments(model, num_segments=3)(x)
+    with pytest.raises(ValueError, match="make its first activation inplace=False"):
+        segment_peaks(model, x, counts=[1, 3])
+    with torch.no_grad():
+        model(x)
+    for block in blocks:
+        block[0].inplace = False
+    model(x).sum().backward()
+
+
 @pytest.mark.gpu
 @needs_cuda
 def test_cuda_peak_is_the_measured_one() -> None:

@@ -169,6 +169,8 @@ def test_refusals() -> None:
         soft_threshold([], 0.1)
     with pytest.raises(ValueError, match="at least 0"):
         soft_threshold(weights, -0.1)
+    with pytest.raises(ValueError, match="none of the 1 tensors requires grad"):
+        soft_threshold([torch.ones(3)], 0.1)
     with pytest.raises(ValueError, match="'head' matches none"):
         penalized_parameters(model, patterns=["head"])
     with pytest.raises(TypeError, match="one string"):

@@ -10,6 +10,7 @@ overflows that did not before. Waits for the device after each operation, so for
 torch.compile.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 LARGEST = 65504.0
 """The largest float16."""
@@ -34,7 +36,7 @@ class Fp16Range:
         operation: torch's name of it, such as 'aten.mm'.
         dtype: that it gave.
         largest: of the finite values, in magnitude.
-        overflowed: values that are infinite or NaN although all that went in was finite.
+        overflowed: values that are infinite or NaN although all tensors and numbers that went in were finite.
         num_values: how many there were.
         num_lost: how many of them are not 0 and would be in float16.
     """
@@ -106,7 +108,10 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         name = operation.__name__  # such as 'mm.default'
         given = args[1:] if name.startswith("copy_.") else args  # what copy_ overwrites is no input
-        were_finite = all(bool(t.isfinite().all()) for t in _floating((given, kwargs)))
+        # A mask of -inf is wanted: where a number among the arguments is one, nothing overflowed.
+        were_finite = all(bool(t.isfinite().all()) for t in _floating((given, kwargs))) and all(
+            math.isfinite(x) for x in tree_leaves((given, kwargs)) if isinstance(x, float)
+        )
         result = operation(*args, **(kwargs or {}))
         if not operation.is_view and "empty" not in name:
             # Of a normalisation the first is what goes on, the others are statistics in float32.

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 
@@ -26,8 +27,9 @@ class _Recomputing:
     An object and not a closure, so that `copy.deepcopy` and pickle bind it to the copy of the module.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, name: str) -> None:
         self.module = module
+        self.name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = partial(type(self.module).forward, self.module, **kwargs)
@@ -35,10 +37,24 @@ class _Recomputing:
             return forward(*args)
         if torch.compiler.is_compiling():  # a compiled graph writes each buffer once by itself
             return checkpoint(forward, *args, use_reentrant=False)
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=self._contexts)
+        before = _versions(args, kwargs)
+        output = checkpoint(forward, *args, use_reentrant=False, context_fn=self._contexts)
+        changed = _versions(args, kwargs) != before
+        if changed and any(getattr(leaf, "requires_grad", False) for leaf in tree_leaves(output)):
+            raise ValueError(
+                f"{self.name} changes its input in place, and recomputing would start from the changed one: "
+                "make its first activation inplace=False, or checkpoint a module around it"
+            )
+        return output
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _OnCopies(self.module)
+
+
+def _versions(*inputs: Any) -> list[int]:
+    """How often each tensor was written to; one of inference_mode does not count that."""
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 class _OnCopies:
@@ -79,7 +95,8 @@ def checkpoint_modules(model: nn.Module, *patterns: str) -> nn.Module:
 
     Raises:
         ValueError: a pattern that matches no module with a forward pass, a module inside of or around one
-            that recomputes already, or one whose `forward` was replaced by somebody else.
+            that recomputes already, or one whose `forward` was replaced by somebody else. In the first
+            forward pass: a module that changes its input in place.
 
     Example:
         >>> block = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout())
@@ -105,7 +122,7 @@ def checkpoint_modules(model: nn.Module, *patterns: str) -> nn.Module:
                 f"{name}: another library has replaced its forward; checkpoint before that"
             )
     for module in chosen.keys() - inner - present.keys():
-        module.forward = _Recomputing(module)
+        module.forward = _Recomputing(module, chosen[module])
     return model
 
 

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 _Optimizers = Callable[[list[nn.Parameter]], Optimizer | Sequence[Optimizer]]
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _TIME_UNITS = 1000  # the choice knows seconds to a thousandth of those of all blocks together
 
 
@@ -75,8 +76,9 @@ class MemoryPlan:
 class _Recomputing:
     """Stands as `forward` on one module; an object, so that `copy.deepcopy` binds it to the copy."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, name: str) -> None:
         self.module = module
+        self.name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = partial(type(self.module).forward, self.module, **kwargs)
@@ -84,10 +86,26 @@ class _Recomputing:
             return forward(*args)
         # A compiled graph writes each buffer once by itself.
         contexts = noop_context_fn if torch.compiler.is_compiling() else self._contexts
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts)
+        before = _versions(args, kwargs)
+        output = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts)
+        changed = _versions(args, kwargs) != before
+        if changed and any(getattr(leaf, "requires_grad", False) for leaf in tree_leaves(output)):
+            raise ValueError(
+                f"{self.name} changes its input in place, and recomputing would start from the changed one: "
+                "make its first activation inplace=False, or take a module around it as the block"
+            )
+        return output
 
     def _contexts(self) -> tuple[Any, Any]:
         return noop_context_fn()[0], _OnCopies(self.module)
+
+
+def _versions(*inputs: Any) -> list[int]:
+    """How often each tensor was written to; one of inference_mode does not count that."""
+    if torch.compiler.is_compiling():
+        return []
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 class _OnCopies:
@@ -119,7 +137,7 @@ def _set(model: nn.Module, names: Sequence[str]) -> None:
             raise ValueError(
                 f"{name}: something else has replaced its forward already; undo that first"
             )
-        module.forward = _Recomputing(module)
+        module.forward = _Recomputing(module, name)
 
 
 # ---------------------------------------------------------------- bytes
@@ -163,7 +181,15 @@ class _LiveStorages(TorchDispatchMode):
                 self.live += self._sizes[key]
                 self.phases[-1].peak = max(self.phases[-1].peak, self.live)
                 weakref.finalize(storage, self._drop, key)
+        if func in _CONVOLUTIONS and args[0].device.type == "cpu":
+            self.phases[-1].peak = max(self.phases[-1].peak, self.live + _reordered(args))
         return out
+
+
+def _reordered(args: Any) -> int:
+    """oneDNN copies into layouts of its own: input and weight, in the backward pass gradient and input."""
+    copied: list[Tensor] = list(args[:2])
+    return sum(tensor.untyped_storage().nbytes() for tensor in copied)
 
 
 def _mark_passes(module: nn.Module, name: str, live: _LiveStorages) -> None:
@@ -454,7 +480,8 @@ def fit_memory_budget(
 
     Raises:
         ValueError: a budget below the least possible peak (which is named; nothing recomputes then), a
-            pattern without a match, a block that does not run once, or no parameter that needs a gradient.
+            pattern without a match, a block that does not run once or changes its input in place, or no
+            parameter that needs a gradient.
         TypeError: `blocks` is a single string.
 
     Example:

@@ -12,6 +12,7 @@ import copy
 import math
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint
 
 
 class _OnCopies:
@@ -57,24 +58,33 @@ class _Segmented:
             # The last segment is the first of the backward pass: it would be run again at once.
             if end == len(children) or not torch.is_grad_enabled():
                 x = run(x)
+            elif torch.compiler.is_compiling():  # its graph writes each buffer once by itself
+                x = checkpoint(run, x, use_reentrant=False)
             else:
-                contexts: Any = partial(_contexts, children[start:end])
-                if (
-                    torch.compiler.is_compiling()
-                ):  # a compiled graph writes each buffer once by itself
-                    contexts = noop_context_fn
+                contexts: Any = partial(tuple, (nullcontext(), _OnCopies(children[start:end])))
+                run = partial(_checked, run, f"children {start} to {end - 1}")
                 x = checkpoint(run, x, use_reentrant=False, context_fn=contexts)
         return x
+
+
+def _checked(run: Any, place: str, x: Any) -> Any:
+    # Tensors of inference_mode do not count how often they were written to.
+    inputs = [t for t in tree_leaves(x) if isinstance(t, Tensor) and not t.is_inference()]
+    versions = [t._version for t in inputs]
+    output = run(x)
+    changed = versions != [t._version for t in inputs]
+    if changed and any(getattr(t, "requires_grad", False) for t in tree_leaves(output)):
+        raise ValueError(
+            f"the segment of {place} changes its input in place, and recomputing would start from "
+            "the changed one: make its first activation inplace=False"
+        )
+    return output
 
 
 def _run(modules: Sequence[nn.Module], x: Any) -> Any:
     for module in modules:
         x = module(x)
     return x
-
-
-def _contexts(modules: Sequence[nn.Module]) -> tuple[Any, Any]:
-    return noop_context_fn()[0], _OnCopies(modules)
 
 
 def checkpoint_segments(model: nn.Sequential, *, num_segments: int | None = None) -> nn.Sequential:
@@ -93,7 +103,7 @@ def checkpoint_segments(model: nn.Sequential, *, num_segments: int | None = None
 
     Raises:
         TypeError: no Sequential, or one with a forward pass of its own.
-        ValueError: a number of segments outside of the range.
+        ValueError: a number of segments outside of the range; later, a segment that changes its input.
 
     Example:
         >>> model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)))
@@ -104,17 +114,13 @@ def checkpoint_segments(model: nn.Sequential, *, num_segments: int | None = None
     own = model.__dict__.get("forward")
     is_ours = isinstance(own, _Segmented)
     if getattr(type(model), "forward", None) is not nn.Sequential.forward or (own and not is_ours):
-        raise TypeError(
-            f"a plain nn.Sequential is needed, got {type(model).__name__} with its own forward"
-        )
+        name = type(model).__name__
+        raise TypeError(f"a plain nn.Sequential is needed, got {name} with its own forward")
     if num_segments is None:
         num_segments = round(math.sqrt(len(model)))
     if not 1 <= num_segments <= len(model):
-        raise ValueError(
-            f"num_segments must be in 1 to {len(model)} (the children), got {num_segments}"
-        )
-    if is_ours:
-        del model.forward
+        raise ValueError(f"num_segments must be in 1 to {len(model)} children, got {num_segments}")
+    model.__dict__.pop("forward", None)
     if num_segments > 1:
         model.forward = _Segmented(model, num_segments)  # type: ignore[method-assign]
     return model
@@ -135,11 +141,8 @@ class _LiveStorages(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if (
-                isinstance(leaf, Tensor)
-                and (key := leaf.untyped_storage()._cdata) not in self._sizes
-            ):
-                storage = leaf.untyped_storage()
+            storage = leaf.untyped_storage() if isinstance(leaf, Tensor) else None
+            if storage is not None and (key := storage._cdata) not in self._sizes:
                 self._sizes[key] = storage.nbytes()
                 self.live += self._sizes[key]
                 self.peak = max(self.peak, self.live)
@@ -148,9 +151,8 @@ class _LiveStorages(TorchDispatchMode):
 
 
 def _without_data(tensor: Tensor) -> Tensor:
-    fake = torch.empty_strided(
-        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
+    size, stride = tensor.size(), tensor.stride()
+    fake = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad)
@@ -166,8 +168,7 @@ def segment_peaks(
     Args:
         model: a plain Sequential, in the mode it trains in.
         x: its input; only shape, dtype and device count.
-        counts: numbers of segments to try; None is 1, 2, 4, 8 ... up to the number of children, the square
-            root, and that number itself.
+        counts: numbers of segments to try; None is the powers of two, the square root, and all children.
 
     Returns:
         Peak bytes above what lives before the passes (parameters, buffers, input), by number of segments.

@@ -131,7 +131,7 @@ def soft_threshold(parameters: Iterable[Tensor], threshold: float | Tensor) -> N
         threshold: at least 0; a 0-d tensor on the device of the parameters is taken without looking.
 
     Raises:
-        ValueError: a negative threshold, or no parameters (an exhausted generator).
+        ValueError: a negative threshold, no parameters (an exhausted generator), or none that requires grad.
 
     Example:
         >>> weight = torch.tensor([0.5, -0.05, 0.02], requires_grad=True)
@@ -144,6 +144,11 @@ def soft_threshold(parameters: Iterable[Tensor], threshold: float | Tensor) -> N
     listed = list(parameters)
     if not listed:
         raise ValueError("there are no parameters: a generator can be read once, pass a list")
+    if not any(p.requires_grad for p in listed):
+        raise ValueError(
+            f"none of the {len(listed)} tensors requires grad, so nothing would change: "
+            "pass parameters that are trained"
+        )
     limit: Any = threshold  # torch's annotations want both bounds of one kind
     for weight in {id(p): p for p in listed if p.requires_grad}.values():
         # w minus itself is an exact 0, and a NaN stays one.
