@@ -1,6 +1,7 @@
 """Weights of every kind into new files, bit by bit; and what `verify` says of files that are not right."""
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from flambeau.cli import command
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, save_checkpoint, to_bytes
 from flambeau.recipes.checkpoints.prefixes import add_prefix
 from flambeau.train.saver import weights_bytes
-from flambeau.train.weights_files import write_weights
 from flambeau.train.weights_report import is_weights
+from flambeau.train.weights_writing import write_weights
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +87,8 @@ def test_same_bits(flambeau: Any, name: str, legacy: bool, suffix: str) -> None:
     loaded = Tied()
     loaded.load_state_dict(got)
     assert loaded.first.weight is loaded.second.weight
-    assert "tied: 1 tensors" in answer.out
+    where = "once" if suffix == ".pth" else "in full"
+    assert f"tied: 1 tensors are the same as others, and stand there {where}" in answer.out
     assert ("renamed: " in answer.out) == (name in ("the ImageNet example", "compiled"))
     assert ("also there: state_dict_ema" in answer.out) == (name == "timm")
     assert flambeau("verify", f"out{suffix}").code == 0
@@ -358,3 +360,87 @@ def test_damaged_files_are_named_and_never_a_crash(
             assert flambeau("convert", name, "out.safetensors --force").code in (0, 2)
     assert set(codes) <= {0, 1}
     assert codes.count(1) > 0.45 * num_files
+
+
+# ---------------------------------------------------------------- what a newcomer met
+
+
+def test_a_flipped_bit_is_not_converted(flambeau: Any) -> None:
+    torch.save({"w": torch.arange(1000.0)}, "a.pth")
+    data = bytearray(Path("a.pth").read_bytes())
+    data[data.index(torch.arange(1000.0).numpy().tobytes()) + 1234] ^= 1
+    Path("a.pth").write_bytes(data)
+    answer = flambeau("convert a.pth out.safetensors")
+    assert answer.code == 2
+    assert "record 'a/data/0'" in answer.err
+    assert not Path("out.safetensors").exists()
+
+
+def test_what_is_no_plain_tensor_is_named(flambeau: Any) -> None:
+    whole = {"w": torch.eye(3).to_sparse(), "v": torch.ones(2), "n": np.ones(2)}
+    torch.save({"model": whole}, "a.pth")
+    verdict = flambeau("verify a.pth").out
+    assert "sparse tensors: not read here" in verdict
+    assert "NOT safe" not in verdict
+    assert flambeau("convert a.pth out.pth").code == 2
+    answer = flambeau("convert a.pth out.pth --drop-objects")
+    assert "model.w (torch._utils._rebuild_sparse_tensor), model.n (a NumPy array)" in answer.out
+    assert torch.load("out.pth", weights_only=True).keys() == {"v"}
+
+
+def test_a_prefix_goes_with_its_dot(flambeau: Any) -> None:
+    torch.save({"model.conv1.weight": torch.ones(1), "model_ema.w": torch.ones(2)}, "in.pth")
+    assert flambeau("convert in.pth a.safetensors --strip model").code == 0
+    got = safetensors.torch.load_file("a.safetensors")
+    assert got.keys() == {"conv1.weight", "model_ema.w"}
+    assert "would have none" in flambeau("convert in.pth b.pth --strip model_ema.w").err
+
+
+def test_several_weights_without_a_known_key_are_asked_for(flambeau: Any) -> None:
+    gan = {"generator": {"w": torch.ones(1)}, "discriminator": {"w": torch.zeros(1)}}
+    torch.save(gan, "gan.pth")
+    answer = flambeau("convert gan.pth out.safetensors")
+    assert answer.code == 2
+    assert "generator, discriminator\n" in answer.err
+    assert "--key generator" in answer.err
+    assert flambeau("convert gan.pth out.safetensors --key discriminator").code == 0
+    assert safetensors.torch.load_file("out.safetensors")["w"].item() == 0
+
+
+def test_arrays_by_name_are_weights_and_verify_agrees(flambeau: Any) -> None:
+    arrays = {"w": np.arange(6, dtype=">f4").reshape(2, 3), "names": np.array(["a"])}
+    Path("py2.pkl").write_bytes(pickle.dumps({"params": arrays, "lr": 0.1}, 2))
+    assert (
+        "1 tensors, 24 bytes (pickle), whole, runs no code: `fl" in flambeau("verify py2.pkl").out
+    )
+    assert flambeau("convert py2.pkl out.safetensors").code == 0
+    same(safetensors.torch.load_file("out.safetensors"), {"w": torch.arange(6.0).reshape(2, 3)})
+    Path("none.pkl").write_bytes(pickle.dumps({"lr": 0.1}))
+    assert "runs no code: no weights in it by name" in flambeau("verify none.pkl").out
+    assert "no weights by name" in flambeau("convert none.pkl out2.safetensors").err
+    Path("evil.pkl").write_bytes(b"cos\nmkdir\n(X\x06\x00\x00\x00canarytR.")
+    assert "NOT safe to unpickle: no weights" in flambeau("verify evil.pkl").out
+
+
+@pytest.mark.parametrize("name", ["a.pth", "a.safetensors"])
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        (b"\n<!DOCTYPE html>", "web"),
+    ],
+)
+def test_files_that_a_download_left(flambeau: Any, name: str, head: bytes, message: str) -> None:
+    Path(name).write_bytes(head + b"more\n" * 50)
+    answers = flambeau("verify", name), flambeau("convert", name, "out.pth")
+    assert [answer.code for answer in answers] == [1, 2]
+    assert message in answers[0].out
+    assert message in answers[1].err
+
+
+def test_names_are_fit_for_a_terminal(flambeau: Any) -> None:
+    torch.save({"module.\x1b[2K": torch.tensor([torch.nan])}, "a.pth")
+    shown = flambeau("verify a.pth").out + flambeau("convert a.pth b.safetensors").out
+    assert r"module.\x1b[2K: 1 NaN" in shown
+    assert r"module.\x1b[2K to \x1b[2K" in shown
+    assert "\x1b" not in shown

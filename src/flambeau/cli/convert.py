@@ -5,6 +5,8 @@ from pathlib import Path
 
 HELP = "weights of a .pth, .safetensors, run or checkpoint into a new .safetensors or .pth"
 
+_SHOWN = 20  # names in one line
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """IN OUT, and what is taken and changed."""
@@ -20,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("fp32", "fp16", "bf16"),
         help="of all floating tensors (default: as they are)",
     )
-    parser.add_argument("--strip", metavar="PREFIX", help="take this off the names too: 'model.'")
+    parser.add_argument("--strip", metavar="PREFIX", help="take this off the names too: 'model'")
     parser.add_argument(
         "--drop-objects",
         action="store_true",
@@ -31,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert, and say what was taken and what was not."""
-    from flambeau.train.weights_files import DTYPES, open_weights, plain_names, write_weights
+    from flambeau.train.weights_files import DTYPES, open_weights, plain_names, shown
+    from flambeau.train.weights_writing import write_weights
 
     source, out = Path(arguments.source), Path(arguments.out)
     weights = open_weights(source, key=arguments.key, drop_objects=arguments.drop_objects)
@@ -43,11 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
         source=weights.source,
         force=arguments.force,
     )
-    print(f"taken: {weights.source}")
+    print(f"taken: {shown(weights.source)}")
     if weights.others:
-        print(f"also there: {', '.join(weights.others)} (--key)")
+        print(f"also there: {_first(weights.others)} (--key)")
     if weights.dropped:
-        print(f"left out, and not run: {', '.join(weights.dropped)}")
+        print(f"left out, and not run: {_first(weights.dropped)}")
+    if weights.lost:
+        print(f"no tensor made of: {_first(weights.lost)}")
     # The counter of AveragedModel is all that goes with a prefix.
     gone = ["n_averaged"] * (len(weights.tensors) - len(tensors))
     if gone:
@@ -56,9 +61,18 @@ def run(arguments: argparse.Namespace) -> int:
     renamed = [pair for pair in zip(old, tensors, strict=True) if pair[0] != pair[1]]
     if renamed:
         print(
-            f"renamed: {len(renamed)} tensors without their prefix, such as {' to '.join(renamed[0])}"
+            f"renamed: {len(renamed)} tensors without their prefix, such as "
+            f"{shown(' to '.join(renamed[0]))}"
         )
     if written.num_shared:
-        print(f"tied: {written.num_shared} tensors are the same as others, and stand there in full")
+        how = "in full" if out.suffix == ".safetensors" else "once"
+        print(f"tied: {written.num_shared} tensors are the same as others, and stand there {how}")
     print(f"{written.num_tensors} tensors, {written.size_bytes} bytes: {out}")
     return 0
+
+
+def _first(names: tuple[str, ...]) -> str:
+    from flambeau.train.weights_files import shown
+
+    more = f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
+    return shown(", ".join(names[:_SHOWN])) + more

@@ -13,6 +13,7 @@ HELP = (
     "check the checkpoints of a run and whether a resume would be exact, packed images, or weights"
 )
 
+_SPARSE = {"torch._utils._rebuild_sparse_tensor", "torch.serialization._get_layout"}
 _SHOWN = 20  # names and tensors of a file of weights; --json has all
 
 
@@ -51,14 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) -> int:
     if path.is_file():
         from flambeau.data.errors import InputError
+        from flambeau.train.weights_files import shown
         from flambeau.train.weights_report import is_weights, report_weights
 
         if is_weights(path):
             if flags not in ([], ["json"]):
                 raise InputError(f"--{flags[0]} is for packed images, and {path} holds weights")
             report = report_weights(path)
-            facts = json.dumps(_weights_facts(report), ensure_ascii=False)
-            print(facts if arguments.json else "\n".join(_weights_lines(report)))
+            facts = json.dumps(_weights_facts(report))  # ASCII: names may hold anything
+            print(facts if arguments.json else "\n".join(map(shown, _weights_lines(report))))
             return 0 if report.good else 1
     return _verify_data(path, arguments)
 
@@ -80,12 +82,19 @@ def _weights_lines(report: "WeightsReport") -> list[str]:
 def _verdict(report: "WeightsReport") -> str:
     if report.damaged:
         return "DAMAGED"
+    if report.names and _SPARSE.issuperset(report.names):
+        return "sparse tensors: not read here; torch.load(weights_only=True) reads them"
     if report.names:
-        return "NOT safe to unpickle: `flambeau convert --drop-objects` takes the weights out"
+        takes = "`flambeau convert --drop-objects` takes the weights out"
+        return (
+            f"NOT safe to unpickle: {takes if report.convertible else 'no weights in it by name'}"
+        )
     if report.container == "safetensors":
         return "whole, runs no code"
     if report.weights_only:
         return "whole, safe to load with weights_only=True"
+    if not report.convertible:
+        return "whole, runs no code: no weights in it by name"
     return (
         "whole, runs no code: `flambeau convert` reads it, torch.load(weights_only=True) does not"
     )

@@ -1,12 +1,10 @@
-"""Weights out of files and folders of any kind, and into one new file; nothing that a file names is run."""
+"""Weights out of files and folders of any kind; nothing that a file names is run."""
 
-import errno
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -14,17 +12,17 @@ import torch
 from torch import Tensor
 
 from flambeau.data.errors import InputError
-from flambeau.recipes.checkpoints import atomic_checkpoint as atomic
+from flambeau.recipes.checkpoints import checkpoint_tensors
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     MANIFEST,
     CheckpointDamaged,
-    Disk,
     latest_checkpoint,
     read_checkpoint,
 )
-from flambeau.recipes.checkpoints.checkpoint_tensors import state_dicts_in
+from flambeau.recipes.checkpoints.checkpoint_tensors import state_dicts_in, tensors_in
 from flambeau.recipes.checkpoints.prefixes import strip_prefixes
 from flambeau.recipes.checkpoints.safe_pickle import (
+    Foreign,
     PickleRefused,
     load_pickle,
     pickle_contents,
@@ -40,10 +38,8 @@ SAFETENSORS_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
 }  # fmt: skip
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+_PLAIN = (str, bytes, int, float, type(None), Tensor)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_NAME_OF = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
-_PICKLES = (".pth", ".pt", ".bin")
-_SPREAD = 1 << 30  # bytes; a tensor of more than this, laid over less, is no weight but an attack
 
 
 @dataclass(frozen=True)
@@ -55,26 +51,30 @@ class Weights:
         source: where they came from, for people: 'model.pth, key state_dict'.
         others: keys under which there are other weights.
         dropped: what the file names and was not made.
+        lost: the places where it would have stood, such as 'w (torch._utils._rebuild_sparse_tensor)'.
     """
 
     tensors: Mapping[str, Tensor]
     source: str
     others: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Written:
-    """What `write_weights` did.
+def shown(text: str) -> str:
+    """Text out of a file, fit for a terminal: what is not printable is escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
-    Attributes:
-        num_tensors, size_bytes: of the file.
-        num_shared: tensors that were one in memory with another; the file holds each of them.
-    """
 
-    num_tensors: int
-    size_bytes: int
-    num_shared: int
+def no_file_of_weights(path: Path) -> str | None:
+    """What a file is that stands in the place of weights after a download that went wrong."""
+    with path.open("rb") as file:
+        head = file.read(200).lstrip().lower()
+    if head.startswith(b"version https://git-lfs"):
+        return "a pointer of Git LFS and not the weights: fetch them by `git lfs pull`"
+    if head.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "a web page and not the weights: open it to see what the server said, download anew"
+    return None
 
 
 def weights_kind(path: Path) -> str:
@@ -103,6 +103,9 @@ def open_weights(path: Path, *, key: str | None = None, drop_objects: bool = Fal
         raise InputError(f"{path} does not exist")
     if path.is_dir():
         return _of_folder(path, key)
+    other = no_file_of_weights(path)
+    if other is not None:
+        raise InputError(f"{path} is {other}")
     kind = weights_kind(path)
     if kind == "index":
         return _of_index(path, key, drop_objects)
@@ -136,7 +139,8 @@ def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
                 f"{path} names {names}: a whole model or other objects; nothing was run\n"
                 "`flambeau convert --drop-objects` takes the weights, and still runs nothing"
             )
-        found = state_dicts_in(load_pickle(path, drop_objects=drop_objects, mapped=True))
+        value = with_tensors(load_pickle(path, drop_objects=drop_objects, mapped=True))
+        found = weights_in(value)
     except PickleRefused as error:
         raise InputError(str(error)) from error
     except ValueError as error:
@@ -145,17 +149,86 @@ def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
         raise InputError(f"{path}: {error}") from error
     taken, tensors = _chosen(path, found, key)
     source = f"{path.name}, key {taken}" if taken else path.name
-    return Weights(tensors, source, tuple(k for k in found if k != taken), refused)
+    others = tuple(k for k in found if k != taken)
+    return Weights(tensors, source, others, refused, tuple(_lost(value)))
+
+
+def weights_in(value: Any) -> dict[str, dict[str, Tensor]]:
+    """The state dicts in what `load_pickle` gave, by key; none where no tensor has a name."""
+    found = state_dicts_in(value)
+    return {} if any("" in tensors for tensors in found.values()) else found
+
+
+def with_tensors(value: Any) -> Any:
+    """Weights that were saved as arrays, without any tensor, as tensors; other data as it is.
+
+    Args:
+        value: dicts in each other, of arrays of a type that torch has.
+    """
+    if not isinstance(value, dict) or tensors_in(value):
+        return value
+    done: dict[int, Any] = {}  # what stands in several places is made once
+
+    def made(item: Any) -> Any:
+        if id(item) not in done:
+            done[id(item)] = _tensor_of(item)
+        return done[id(item)]
+
+    for item in value.values():
+        if isinstance(item, dict) and id(item) not in done:
+            done[id(item)] = {key: made(inner) for key, inner in item.items()}
+    return {key: made(item) for key, item in value.items()}
+
+
+def _tensor_of(array: Any) -> Any:
+    name = getattr(getattr(array, "dtype", None), "name", "")
+    if not isinstance(getattr(torch, name, None), torch.dtype):
+        return array
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _lost(value: Any) -> Iterator[str]:
+    """The places of objects that were not made and are no modules, and of arrays."""
+    seen: set[int] = set()
+    todo: list[tuple[str, Any]] = [("", value)]
+    while todo:
+        place, item = todo.pop()
+        if id(item) in seen or len(place) > 200:
+            continue
+        seen.add(id(item))
+        modules = checkpoint_tensors._modules_of(item)
+        if modules is not None:
+            parts = [modules.get(part) for part in ("_parameters", "_buffers", "_modules")]
+            pairs = [pair for part in parts if isinstance(part, dict) for pair in part.items()]
+        elif isinstance(item, dict | list | tuple):
+            pairs = [*(item.items() if isinstance(item, dict) else enumerate(item))]
+        elif isinstance(item, Foreign) and isinstance(item.state, dict) and item.state:
+            pairs = [*item.state.items()]
+        else:
+            pairs = []
+            if isinstance(item, Foreign) or type(item).__name__ == "ndarray":
+                what = item.name if isinstance(item, Foreign) else "a NumPy array"
+                yield f"{place or 'the object itself'} ({what})"
+        todo += [
+            (f"{place}.{key}" if place else str(key), child)
+            for key, child in reversed(pairs)
+            if not isinstance(child, _PLAIN)
+        ]
 
 
 def _chosen(
     path: Path, found: Mapping[str, dict[str, Tensor]], key: str | None
 ) -> tuple[str, dict[str, Tensor]]:
-    if not found or list(next(iter(found.values()))) == [""]:
+    if not found:
         raise InputError(f"{path} holds no weights by name")
-    taken = next(iter(found)) if key is None else key
+    taken, names = next(iter(found)) if key is None else key, shown(", ".join(found))[:1000]
     if taken not in found:
-        raise InputError(f"{path} has no weights under {key!r}; there are: {', '.join(found)}")
+        raise InputError(f"{path} has no weights under {key!r}; there are: {names}")
+    if key is None and len(found) > 1 and taken not in checkpoint_tensors._KEYS:
+        raise InputError(
+            f"{path} holds several weights, and which are meant is not known: {names}\n"
+            f"`flambeau convert {path} OUT --key {shown(taken)}` takes those, and so on"
+        )
     return taken, found[taken]
 
 
@@ -178,7 +251,9 @@ def _of_index(path: Path, key: str | None, drop_objects: bool) -> Weights:
             raise InputError(f"{path} lists {name!r}, which {file} does not hold")
     tensors = {name: held[file].tensors[name] for name, file in weight_map.items()}
     dropped = dict.fromkeys(name for weights in held.values() for name in weights.dropped)
-    return Weights(tensors, f"{path.name}, {len(files)} files", dropped=tuple(dropped))
+    lost = tuple(f"{file}: {place}" for file, weights in held.items() for place in weights.lost)
+    source = f"{path.name}, {len(files)} files"
+    return Weights(tensors, source, dropped=tuple(dropped), lost=lost)
 
 
 def _of_folder(path: Path, key: str | None) -> Weights:
@@ -219,7 +294,7 @@ def plain_names(tensors: Mapping[str, Tensor], strip: str | None = None) -> dict
 
     Args:
         tensors: by name.
-        strip: a prefix of the user's, such as 'model.'; other names stay.
+        strip: a prefix of the user's, such as 'model' or 'model.'; other names stay.
 
     Raises:
         InputError: two names would become one; no name has the prefix.
@@ -230,169 +305,13 @@ def plain_names(tensors: Mapping[str, Tensor], strip: str | None = None) -> dict
         raise InputError(str(error)) from error
     if strip is None:
         return names
+    if any(name.startswith(f"{strip}.") for name in names):
+        strip += "."  # else names would begin with the dot
     if not any(name.startswith(strip) for name in names):
         raise InputError(f"no name begins with {strip!r}; the first is {next(iter(names), None)!r}")
     stripped = {name.removeprefix(strip): tensor for name, tensor in names.items()}
-    if len(stripped) < len(names):
-        raise InputError(f"without {strip!r} two tensors would have one name")
-    return stripped
-
-
-def write_weights(
-    tensors: Mapping[str, Tensor],
-    out: Path,
-    *,
-    dtype: torch.dtype | None = None,
-    source: str = "",
-    force: bool = False,
-    disk: Disk | None = None,
-) -> Written:
-    """Write tensors into a file, whole or not at all, one tensor in memory at a time (.safetensors).
-
-    Args:
-        tensors: by name.
-        out: NAME.safetensors, or NAME.pth, .pt or .bin: a plain dict, as weights_only reads it.
-        dtype: of all floating tensors; the others stay as they are.
-        source: what they came from, for the metadata of a safetensors file.
-        force: replace a file.
-        disk: all file operations go through it.
-
-    Raises:
-        InputError: another ending, `out` exists, a value that `dtype` cannot hold, a tensor that the
-            format has no type for.
-    """
-    if out.suffix != ".safetensors" and out.suffix not in _PICKLES:
-        raise InputError(f"{out}: OUT ends with .safetensors, .pth, .pt or .bin")
-    if out.is_dir() or (out.exists() and not force):
-        raise InputError(f"{out} exists\nName another OUT, or give --force to replace the file")
-    for name, tensor in tensors.items():
-        _check(name, tensor, dtype)
-    if out.suffix == ".safetensors":
-        size = _write(out, _safetensors(tensors, dtype, source), disk or Disk())
-    else:
-        size = _save(out, tensors, dtype, disk or Disk())
-    places = {(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors.values() if t.numel()}
-    num_filled = sum(tensor.numel() > 0 for tensor in tensors.values())
-    return Written(len(tensors), size, num_filled - len(places))
-
-
-def _check(name: str, tensor: Tensor, dtype: torch.dtype | None) -> None:
-    size, held = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
-    if size > max(_SPREAD, held):
-        raise InputError(f"{name} is {size} bytes laid over {held}: that is no weight")
-    if dtype is not None and tensor.is_floating_point():
-        wide = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no isfinite
-        finite = wide[torch.isfinite(wide)]
-        if not bool(torch.isfinite(finite.to(dtype)).all()):
-            # 3.4e38 is the limit of bf16 and of fp32 alike.
-            other = "; --dtype bf16 can" if bool(torch.isfinite(finite.bfloat16()).all()) else ""
-            raise InputError(f"{name} has values that {dtype} cannot hold{other}")
-
-
-def _wanted(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-
-
-def _safetensors(
-    tensors: Mapping[str, Tensor], dtype: torch.dtype | None, source: str
-) -> Iterator[bytes | memoryview]:
-    """The format: length of the header, header in JSON, the tensors one behind the other."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    if source:
-        header["__metadata__"]["source"] = source
-    place = 0
-    wanted = {name: _wanted(tensor, dtype) for name, tensor in tensors.items()}
-    # Large elements first, so that each tensor lies on a multiple of its element size.
-    order = sorted(tensors, key=lambda name: (-wanted[name].itemsize, name))
-    for name in order:
-        if wanted[name] not in _NAME_OF or name == "__metadata__":
-            raise InputError(f"safetensors has no type for {name} of {wanted[name]}; write a .pth")
-        size = tensors[name].numel() * wanted[name].itemsize
-        header[name] = {
-            "dtype": _NAME_OF[wanted[name]],
-            "shape": list(tensors[name].shape),
-            "data_offsets": [place, place + size],
-        }
-        place += size
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER:
+    if len(stripped) < len(names) or "" in stripped:
         raise InputError(
-            f"the header would have {len(text)} bytes; safetensors allows {MAX_HEADER}"
+            f"without {strip!r} two tensors would have one name, or one would have none"
         )
-    yield len(text).to_bytes(8, "little")
-    yield text
-    for name in order:
-        if tensors[name].numel():
-            flat = tensors[name].detach().to(wanted[name]).reshape(-1)
-            yield flat.view(torch.uint8).numpy().data
-
-
-def _write(out: Path, parts: Iterator[bytes | memoryview], disk: Disk) -> int:
-    def write(put: Callable[[bytes | memoryview], int]) -> None:
-        for part in parts:
-            put(part)
-
-    return _write_atomically(out, write, disk)
-
-
-def _save(out: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, disk: Disk) -> int:
-    made: dict[Any, Tensor] = {}
-    plain = {}
-    for name, tensor in tensors.items():
-        place: Any = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        place = place if tensor.numel() else name  # what is empty has no place
-        if place not in made:
-            whole = tensor.detach().to(_wanted(tensor, dtype)).contiguous()
-            if whole.untyped_storage().nbytes() > whole.numel() * whole.element_size():
-                whole = whole.clone()  # else torch.save writes all of what it is a part of
-            made[place] = whole
-        plain[name] = made[place]
-
-    def write(put: Callable[[bytes | memoryview], int]) -> None:
-        torch.save(plain, cast(IO[bytes], _Sink(put)))
-
-    return _write_atomically(out, write, disk)
-
-
-class _Sink:
-    """What torch.save writes to."""
-
-    def __init__(self, put: Callable[[bytes | memoryview], int]) -> None:
-        self.write = put
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-
-def _write_atomically(
-    out: Path, write: Callable[[Callable[[bytes | memoryview], int]], None], disk: Disk
-) -> int:
-    """As `write_file` of atomic_checkpoint, for what need not be in memory at once."""
-    temporary, written = atomic._hidden(out, "tmp"), 0
-    out.parent.mkdir(parents=True, exist_ok=True)
-    file = disk.create(temporary)
-
-    def put(data: bytes | memoryview) -> int:
-        nonlocal written
-        left = memoryview(data).cast("B")
-        while left:
-            count = disk.write(file, left)
-            written, left = written + count, left[count:]
-        return len(data)
-
-    try:
-        try:
-            write(put)
-            disk.sync(file)
-        finally:
-            disk.close(file)
-        disk.rename(temporary, out)
-    except BaseException as error:
-        with suppress(OSError):
-            disk.remove(temporary)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
-            error.filename = str(out)
-        raise
-    disk.sync_folder(out.parent)
-    return written
+    return stripped

@@ -22,8 +22,11 @@ from flambeau.recipes.checkpoints.safe_pickle import (
 from flambeau.train.weights_files import (
     MAX_HEADER,
     SAFETENSORS_DTYPES,
+    no_file_of_weights,
     read_safetensors,
+    weights_in,
     weights_kind,
+    with_tensors,
 )
 
 _ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle")
@@ -39,6 +42,7 @@ class WeightsReport:
         num_tensors, num_bytes: of its tensors.
         damaged: what is not whole, one sentence each.
         names: globals that unpickling would import or call, beyond weights and plain data.
+        convertible: whether there are weights by name, which `flambeau convert` takes.
         weights_only: whether torch.load(weights_only=True) reads it; None of safetensors.
         not_finite: by tensor, how many values are NaN and how many infinite.
     """
@@ -49,6 +53,7 @@ class WeightsReport:
     num_bytes: int = 0
     damaged: list[str] = field(default_factory=list)
     names: tuple[str, ...] = ()
+    convertible: bool = True
     weights_only: bool | None = None
     not_finite: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -94,6 +99,9 @@ def report_weights(path: Path) -> WeightsReport:
     Raises:
         OSError: it cannot be read for a reason that says nothing about it.
     """
+    other = no_file_of_weights(path)
+    if other is not None:
+        return WeightsReport(path, "no weights", damaged=[f"this is {other}"], convertible=False)
     return _safetensors(path) if weights_kind(path) == "safetensors" else _pickle(path)
 
 
@@ -106,7 +114,9 @@ def _pickle(path: Path) -> WeightsReport:
     report.weights_only = contents.weights_only
     report.damaged += _bad_checksums(path)
     try:
-        tensors = tensors_in(load_pickle(path, drop_objects=True, mapped=True))
+        loaded = load_pickle(path, drop_objects=True, mapped=True, checked=False)
+        value = with_tensors(loaded)  # the checksums stand above, all of them
+        report.convertible, tensors = bool(weights_in(value)), tensors_in(value)
     except ValueError as error:
         report.damaged.append(str(error).removeprefix(f"{path}: "))
         return report

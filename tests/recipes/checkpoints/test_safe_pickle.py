@@ -539,3 +539,24 @@ def test_truncated_and_mutated_files_are_refused_or_read(
             num_refused += 1
             assert str(error).startswith(f"{path}: ")
     assert 60 <= num_refused < 150
+
+
+def test_every_flipped_bit_of_a_zip_file_is_found(tmp_path: Path) -> None:
+    path, values = tmp_path / "a.pth", torch.arange(100.0)
+    torch.save({"w": values, "lr": 0.1}, path)
+    whole = path.read_bytes()
+    for part, record in ((values.numpy().tobytes(), "a/data/0"), (b"FloatStorage", "a/data.pkl")):
+        data = bytearray(whole)
+        data[whole.index(part) + 2] ^= 1
+        path.write_bytes(data)
+        for mapped in (False, True):
+            with pytest.raises(PickleRefused, match=f"record '{record}' .* CRC-32 differs"):
+                load_pickle(path, mapped=mapped)
+    path.write_bytes(whole.replace(b"\x00\x00\x80?", b"\x01\x00\x80?", 1))  # of 1.0
+    assert load_pickle(path, checked=False)["w"][1] > 1
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"w": values}, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert same_bits(load_pickle(path)["w"], values)

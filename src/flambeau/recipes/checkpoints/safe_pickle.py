@@ -17,6 +17,7 @@ import re
 import struct
 import sys
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +35,6 @@ _MAX_KEY_PARTS, _MAX_TUPLE_KEYS = 16, 10_000
 _MAGIC = 0x1950A86A20F9469CFC6C  # what torch.save wrote first before PyTorch 1.6
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)  # in a string of Python 2's repr
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
-_KEYS = (str, bytes, int, float, bool, type(None))
 _STORAGE_DTYPES = {
     "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
     "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
@@ -97,10 +97,8 @@ def pickle_contents(path: Path) -> Contents:
         >>> with TemporaryDirectory() as folder:
         ...     torch.save({"weight": torch.ones(2, 3)}, Path(folder, "a.pth"))
         ...     contents = pickle_contents(Path(folder, "a.pth"))
-        >>> contents.container, contents.root, contents.refused, contents.weights_only
-        ('zip', 'dict', (), True)
-        >>> contents.value["weight"].shape
-        torch.Size([2, 3])
+        >>> contents.container, contents.refused, contents.weights_only, contents.value["weight"].shape
+        ('zip', (), True, torch.Size([2, 3]))
     """
     with _parsed(path) as (parsed, _):
         built = _Builder(parsed, data=None, drop=True).build(parsed.root)
@@ -111,7 +109,9 @@ def pickle_contents(path: Path) -> Contents:
         return Contents(parsed.container, root, names, refused, plain and not refused, built)
 
 
-def load_pickle(path: Path, *, drop_objects: bool = False, mapped: bool = False) -> Any:
+def load_pickle(
+    path: Path, *, drop_objects: bool = False, mapped: bool = False, checked: bool = True
+) -> Any:
     """Load a pickle-based file; tensors come on the CPU, wherever they were, and without gradients.
 
     Args:
@@ -120,6 +120,7 @@ def load_pickle(path: Path, *, drop_objects: bool = False, mapped: bool = False)
             model, settings of a class); by default such a file is refused.
         mapped: tensors lie in the mapped file until they are used or written to, which saves memory;
             nobody may change the file meanwhile.
+        checked: compare each record of a zip file with its CRC-32, which reads all of the file.
 
     Returns:
         Plain data: NumPy scalars as Python numbers, a Namespace as a dict, a path as a string; strings
@@ -132,21 +133,16 @@ def load_pickle(path: Path, *, drop_objects: bool = False, mapped: bool = False)
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     torch.save(torch.nn.Linear(2, 3), Path(folder, "whole.pth"))
-        ...     try:
-        ...         load_pickle(Path(folder, "whole.pth"))
-        ...     except PickleRefused as error:
-        ...         print(str(error).splitlines()[0].partition(": ")[2])
         ...     model = load_pickle(Path(folder, "whole.pth"), drop_objects=True)
-        it names torch.nn.modules.linear.Linear; nothing was run
         >>> model.name, list(model.state["_parameters"])
         ('torch.nn.modules.linear.Linear', ['weight', 'bias'])
     """
-    with _parsed(path) as (parsed, data):
+    with _parsed(path, checked) as (parsed, data):
         refused = parsed.refused()
         if refused and not drop_objects:
-            names = f"{', '.join(refused[:3])}{' ...' * (len(refused) > 3)}"
+            names = f"{', '.join(refused[:3])}{' ...' * (len(refused) > 3)}; nothing was run"
             how = "drop_objects=True takes the weights, and leaves such objects out"
-            raise PickleRefused(f"it names {names}; nothing was run\n{how}")
+            raise PickleRefused(f"it names {names}\n{how}")
         return _Builder(parsed, data, drop=drop_objects, mapped=mapped).build(parsed.root)
 
 
@@ -183,12 +179,11 @@ class _Machine:
         self.names: dict[str, None] = {}
         self.protocol = 0
         self.checked_key = _KeyCheck()
-        self.stack: list[Any]
-        self.marks: list[int]
-        self.memo: dict[int, Any]
 
     def run(self) -> Any:
-        self.stack, self.marks, self.memo = [], [], {}
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
         try:
             for _ in range(_MAX_OPS):
                 opcode = _OPCODES[self.file.read(1)]
@@ -206,8 +201,7 @@ class _Machine:
 
     def items(self) -> list[Any]:
         mark = self.marks.pop()
-        items = self.stack[mark:]
-        del self.stack[mark:]
+        items, self.stack[mark:] = self.stack[mark:], []
         return items
 
     def last(self, count: int) -> tuple[Any, ...]:
@@ -278,28 +272,24 @@ _STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
     "NEWFALSE": lambda m, a: _push(m, False), "EMPTY_TUPLE": lambda m, a: _push(m, ()),
     "EMPTY_SET": lambda m, a: _push(m, _Made(_Name("builtins.set"), ())),
     "FROZENSET": lambda m, a: _push(m, _Made(_Name("builtins.frozenset"), (), items=m.items())),
-    "MARK": lambda m, a: m.marks.append(len(m.stack)),
-    "POP": lambda m, a: m.pop(), "POP_MARK": lambda m, a: m.items(),
-    "DUP": lambda m, a: _push(m, m.stack[-1]),
+    "MARK": lambda m, a: m.marks.append(len(m.stack)), "POP": lambda m, a: m.pop(),
+    "POP_MARK": lambda m, a: m.items(), "DUP": lambda m, a: _push(m, m.stack[-1]),
     **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, a: m.memo.update({a: m.stack[-1]})),
     "MEMOIZE": lambda m, a: m.memo.update({len(m.memo): m.stack[-1]}),
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda m, a: _push(m, m.memo[a])),
     "LIST": lambda m, a: _push(m, m.items()), "TUPLE": lambda m, a: _push(m, tuple(m.items())),
     "TUPLE1": lambda m, a: _push(m, m.last(1)), "TUPLE2": lambda m, a: _push(m, m.last(2)),
-    "TUPLE3": lambda m, a: _push(m, m.last(3)),
-    "DICT": lambda m, a: _push(m, m.put_items(m.items(), {})),
+    "TUPLE3": lambda m, a: _push(m, m.last(3)), "DICT": lambda m, a: _push(m, m.put_items(m.items(), {})),
     "SETITEM": lambda m, a: m.put_items([*m.last(2)], m.stack[-1]),
     "SETITEMS": lambda m, a: m.put_items(m.items(), m.stack[-1]),
-    "APPEND": lambda m, a: m.add_items([*m.last(1)]),
+    "APPEND": lambda m, a: m.add_items([*m.last(1)]), "BUILD": lambda m, a: m.give_state(*m.last(2)),
     **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda m, a: m.add_items(m.items())),
-    "GLOBAL": lambda m, a: _push(m, m.name(*a.split(" ", 1))),
+    "GLOBAL": lambda m, a: _push(m, m.name(*a.split(" ", 1))), "NEWOBJ_EX": lambda m, a: m.call(*m.last(3)),
     "STACK_GLOBAL": lambda m, a: _push(m, m.name(*m.last(2))),
     **dict.fromkeys(("EXT1", "EXT2", "EXT4"), lambda m, a: _push(m, m.name("copyreg", f"extension {a}"))),
     "INST": lambda m, a: _push(m, _Made(m.name(*a.split(" ", 1)), tuple(m.items()))),
     "OBJ": lambda m, a: (lambda maker, *args: _push(m, _Made(maker, args)))(*m.items()),
     **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda m, a: m.call(*m.last(2))),
-    "NEWOBJ_EX": lambda m, a: m.call(*m.last(3)),
-    "BUILD": lambda m, a: m.give_state(*m.last(2)),
     "BINPERSID": lambda m, a: _push(m, m.persistent(m.stack.pop())),
     **dict.fromkeys(("PERSID", "NEXT_BUFFER", "READONLY_BUFFER"), lambda m, a: m.persistent(None)),
 }  # fmt: skip
@@ -310,10 +300,8 @@ def _push(machine: _Machine, value: Any) -> None:
 
 
 def _python2_string(file: Any) -> str:
-    line = file.readline()
-    if len(line) < 3 or line[-1:] != b"\n" or line[:1] not in b"'\"" or line[-2:-1] != line[:1]:
-        raise ValueError("a string without quotes or end")
-    return _ESCAPE.sub(_unescaped, line[1:-2]).decode("latin-1")
+    raw = cast(bytes, pickletools.read_stringnl(file, decode=False))
+    return _ESCAPE.sub(_unescaped, raw).decode("latin-1")
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:
@@ -334,14 +322,11 @@ class _KeyCheck:
         parts = key if isinstance(key, tuple) else (key,)
         self.num_tuples += parts is key
         if len(parts) > _MAX_KEY_PARTS or self.num_tuples > _MAX_TUPLE_KEYS:
-            raise PickleRefused(
-                f"a key is a tuple of {len(parts)}, or over {_MAX_TUPLE_KEYS} keys are tuples"
-            )
+            many = f"over {_MAX_TUPLE_KEYS} keys are tuples"
+            raise PickleRefused(f"a key is a tuple of {len(parts)}, or {many}")
         for part in parts:
-            good = isinstance(part, _KEYS) and not (
-                isinstance(part, int) and part.bit_length() > 64
-            )
-            if not (good or isinstance(part, _Name | _Made)):
+            huge = isinstance(part, int) and part.bit_length() > 64
+            if huge or not isinstance(part, str | bytes | int | float | None | _Name | _Made):
                 raise PickleRefused(f"a dict or set has a key of type {type(part).__name__}")
         return key
 
@@ -371,22 +356,22 @@ class _Parsed:
 
 
 @contextmanager
-def _parsed(path: Path) -> Iterator[tuple[_Parsed, mmap.mmap]]:
+def _parsed(path: Path, checked: bool = False) -> Iterator[tuple[_Parsed, mmap.mmap]]:
     """The file, mapped copy-on-write; tensors that lie in it keep the mapping alive."""
     with path.open("rb") as file:
         if not file.seek(0, 2):
             raise PickleRefused(f"{path}: the file is empty")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     try:
-        yield (_parse_zip if data[:4] == b"PK\x03\x04" else _parse_stream)(data), data
+        is_zip = data[:4] == b"PK\x03\x04"
+        yield _parse_zip(data, checked) if is_zip else _parse_stream(data), data
     except PickleRefused as error:
         raise PickleRefused(f"{path}: {error}") from error
 
 
-def _parse_zip(data: mmap.mmap) -> _Parsed:
+def _parse_zip(data: mmap.mmap, checked: bool) -> _Parsed:
     try:
-        with zipfile.ZipFile(cast(IO[bytes], data)) as archive:
-            records = archive.infolist()
+        records = zipfile.ZipFile(cast(IO[bytes], data)).infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, struct.error) as error:
         raise PickleRefused(f"a damaged or truncated zip file ({error})") from error
     spans: dict[str, tuple[int, int]] = {}
@@ -399,6 +384,11 @@ def _parse_zip(data: mmap.mmap) -> _Parsed:
             raise PickleRefused(f"two records {record.filename!r}: a reader may take either")
         if "/code/" not in record.filename:  # of TorchScript, which is never looked at
             spans[record.filename] = _span(data, record)
+    # torch.serialization.set_crc32_options(False) writes zeros.
+    sums = {record.filename: record.CRC for record in records if checked}
+    for name, span in spans.items() if any(sums.values()) else ():
+        if zlib.crc32(memoryview(data)[slice(*span)]) != sums[name]:
+            raise PickleRefused(f"record {name!r} is not what was saved: its CRC-32 differs")
     prefix = records[0].filename.partition("/")[0] if records else ""
     if f"{prefix}/data.pkl" not in spans:
         raise PickleRefused("a zip file without data.pkl: torch.save did not write it")
@@ -454,9 +444,7 @@ def _parse_stream(data: mmap.mmap) -> _Parsed:
 class _Builder:
     """Makes values of what the machine noted, by `_MAKERS`; tensors on 'meta' without `data`."""
 
-    def __init__(
-        self, parsed: _Parsed, data: mmap.mmap | None, *, drop: bool, mapped: bool = False
-    ) -> None:
+    def __init__(self, parsed: _Parsed, data: Any, *, drop: bool, mapped: bool = False) -> None:
         self.parsed, self.data, self.drop, self.mapped = parsed, data, drop, mapped
         self.done: dict[int, Any] = {}
         self.storages: dict[tuple[str, torch.dtype], Tensor] = {}
@@ -487,8 +475,7 @@ class _Builder:
             self.done[id(value)] = items  # first, as a list may hold itself
             items += [self.build(item) for item in value]
             return items
-        mapping: dict[Any, Any] = {}
-        self.done[id(value)] = mapping
+        self.done[id(value)] = mapping = dict[Any, Any]()
         mapping.update(self.pairs(value.items()))
         return mapping
 
@@ -527,10 +514,8 @@ class _Builder:
                 attributes.update(self.pairs(part.items()))
         return foreign
 
-    def storage(
-        self, storage: Any, dtype: torch.dtype | None
-    ) -> tuple[int, torch.dtype, Tensor | None]:
-        dtype, key = dtype or storage.dtype, storage.key
+    def storage(self, storage: Any, dtype: torch.dtype) -> tuple[int, Tensor | None]:
+        key = storage.key
         low, high = self.parsed.spans[key]
         size_bytes = storage.size * storage.dtype.itemsize
         if size_bytes > high - low:
@@ -540,12 +525,11 @@ class _Builder:
             buffer: Any = memoryview(self.data)[low : low + size_bytes]
             if not (self.mapped and low % dtype.itemsize == 0):
                 buffer = self.copies[key] = self.copies.get(key) or bytearray(buffer)
-            empty = torch.empty(0, dtype=dtype)
-            values = (
-                torch.frombuffer(buffer, dtype=dtype, count=num_elements or -1) if buffer else empty
-            )
-            self.storages[key, dtype] = values
-        return num_elements, dtype, self.storages.get((key, dtype))
+            self.storages[key, dtype] = torch.empty(0, dtype=dtype)
+            if buffer:
+                values = torch.frombuffer(buffer, dtype=dtype, count=num_elements or -1)
+                self.storages[key, dtype] = values
+        return num_elements, self.storages.get((key, dtype))
 
 
 def _tensor(builder: _Builder, made: _Made) -> Tensor:
@@ -553,7 +537,8 @@ def _tensor(builder: _Builder, made: _Made) -> Tensor:
     v3 = made.maker.path.endswith("_v3")  # requires_grad, hooks, dtype from v3 on, metadata
     if made.state is not None or any(rest[3:] if v3 else rest[2:]):
         raise PickleRefused("a tensor with attributes, or conjugated, is not read")
-    num_elements, dtype, values = builder.storage(storage, _DTYPES[rest[2].path] if v3 else None)
+    dtype = _DTYPES[rest[2].path] if v3 else storage.dtype
+    num_elements, values = builder.storage(storage, dtype)
     shape, strides = builder.build(shape), builder.build(strides)
     if len(shape) > 64 or not all(map(_is_size, (offset, *shape, *strides))):
         raise PickleRefused("a tensor has sizes or strides that no tensor has")
@@ -632,34 +617,27 @@ def _array(raw: Any, dtype: Any, shape: tuple[int, ...] = (), order: Any = "C") 
 _MISUSE = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, AttributeError)
 _MAKERS: dict[str, Callable[[_Builder, _Made], Any]] = {
     **dict.fromkeys((f"torch._utils._rebuild_tensor{v}" for v in ("", "_v2", "_v3")), _tensor),
-    "torch._utils._rebuild_parameter": _data,
-    "torch._utils._rebuild_parameter_with_state": _data,
-    "torch.nn.parameter.Parameter": _data,
-    "torch._tensor._rebuild_from_type_v2": _typed,
+    "torch._utils._rebuild_parameter": _data, "torch.nn.parameter.Parameter": _data,
+    "torch._utils._rebuild_parameter_with_state": _data, "torch._tensor._rebuild_from_type_v2": _typed,
     "torch.Size": lambda b, made: torch.Size(b.build(made.args[0])),
     "torch.device": lambda b, made: torch.device(*made.args),
-    "collections.OrderedDict": _mapping,
+    "collections.OrderedDict": _mapping, "builtins.set": _set, "builtins.frozenset": _set,
     "collections.defaultdict": lambda b, made: dict(_mapping(b, made)),
     "collections.Counter": lambda b, made: dict(_mapping(b, made)),
-    "builtins.set": _set,
-    "builtins.frozenset": _set,
     "builtins.complex": lambda b, made: complex(*map(float, made.args)),
     "builtins.bytearray": lambda b, made: bytearray(_raw(*map(b.build, made.args))),
-    "builtins.bytes": lambda b, made: _raw(*made.args),
-    "_codecs.encode": lambda b, made: _raw(made.args[0]),
+    "builtins.bytes": lambda b, made: _raw(*made.args), "_codecs.encode": lambda b, made: _raw(made.args[0]),
     "argparse.Namespace": lambda b, made: dict(b.pairs((made.state or {}).items())),
     "types.SimpleNamespace": lambda b, made: dict(b.pairs((made.state or {}).items())),
     "pathlib.PosixPath": lambda b, made: str(PurePosixPath(*made.args)),
-    "numpy.dtype": _numpy_dtype,
+    "numpy.dtype": _numpy_dtype, "numpy._core.multiarray._reconstruct": _numpy_array,
     "numpy._core.multiarray.scalar": lambda b, made: _array(*map(b.build, made.args[::-1])).item(),
-    "numpy._core.multiarray._reconstruct": _numpy_array,
     "numpy._core.numeric._frombuffer": lambda b, made: _array(*map(b.build, made.args)),
-}
+}  # fmt: skip
 _OLD_NAMES = {n.replace("._core.", ".core.").replace("builtins", "__builtin__"): n for n in _MAKERS}
 _ARGUMENTS = {  # only ever an argument of the above, or of one of the ways to make an object
     "numpy.ndarray", "torch.Tensor", "copy_reg._reconstructor", "copyreg._reconstructor",
-    "__builtin__.object", "builtins.object", "__builtin__.list", "builtins.list",
-    "__builtin__.dict", "builtins.dict", "__builtin__.int", "builtins.int",
+    *(f"{b}.{t}" for b in ("__builtin__", "builtins") for t in ("object", "list", "dict", "int")),
 }  # fmt: skip
 _TORCH = {  # of those outside of torch, what torch.load(weights_only=True) takes too
     "builtins.set", "builtins.bytearray", "builtins.complex", "_codecs.encode",
