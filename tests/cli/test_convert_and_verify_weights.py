@@ -130,6 +130,15 @@ def test_dtypes(flambeau: Any, dtype: str) -> None:
     same(safetensors.torch.load_file("out.safetensors"), expected)
 
 
+@pytest.mark.parametrize("out", ["out.safetensors", "out.pth"])
+def test_a_name_that_is_no_text_is_refused(flambeau: Any, out: str) -> None:
+    torch.save({"\udc80.weight": torch.ones(2)}, "odd.pth", pickle_protocol=4)
+    code, _, err = flambeau("convert", f"odd.pth {out}")
+    assert code == 2
+    assert "is no text that a file could hold" in err
+    assert not Path(out).exists()
+
+
 def test_fp16_that_overflows_is_refused_and_infinities_stay(flambeau: Any) -> None:
     torch.save({"mask": torch.tensor([0.0, -torch.inf])}, "mask.pth")
     assert flambeau("convert", "mask.pth mask.safetensors --dtype fp16").code == 0

@@ -74,6 +74,8 @@ def write_weights(
 
 
 def _check(name: str, tensor: Tensor, dtype: torch.dtype | None) -> None:
+    if name.encode(errors="replace").decode() != name:
+        raise InputError(f"the name {shown(name)} is no text that a file could hold: rename it")
     size, held = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
     if size > max(_SPREAD, held):
         raise InputError(f"{shown(name)} is {size} bytes laid over {held}: that is no weight")
