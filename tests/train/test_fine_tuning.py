@@ -209,7 +209,7 @@ def test_the_least_share_of_a_crop(flambeau: Any, photos: Path, images: Path) ->
         ("--freeze 8 --head-lr 0.5", ("head_lr has no effect: the last layer is frozen",)),
         ("--freeze 2", ("freeze = '2' has no effect: nothing there is trained",)),
         ("--freeze 0,", ("there is an empty name in it",)),
-        ("--weights nan.safetensors", ("'8.bias' is not finite",)),
+        ("--weights nan.safetensors", ("'8.bias' holds NaN",)),
         ("--warmup 0", ("'0%' is none",)),
         ("--recompute nope", ("recompute = 'nope'", "matches no module")),
         ("--precision tf32 --device cpu", ("precision = 'tf32' is for NVIDIA GPUs",)),
