@@ -322,7 +322,9 @@ def facts(name: str, num_images: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu": cpu_model(),
         "commit": commit(),
-        "command": " ".join(["python", "bench/image_loader.py", *sys.argv[1:]]),
+        "command": " ".join(
+            ["python", "bench/image_loader.py", *(Path(word).name for word in sys.argv[1:])]
+        ),
     }
 
 

@@ -163,7 +163,9 @@ def line(name: str, num_images: int, runs: dict[str, list[tuple[Run, Run]]]) -> 
         "python": platform.python_version(),
         "cpu": cpu(),
         "commit": commit(),
-        "command": " ".join(["python", "bench/pack_speed.py", *sys.argv[1:]]),
+        "command": " ".join(
+            ["python", "bench/pack_speed.py", *(Path(word).name for word in sys.argv[1:])]
+        ),
     }
 
 

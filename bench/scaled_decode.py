@@ -178,7 +178,10 @@ def main() -> None:
             "size": options.size, "epochs": options.epochs, "seeds": options.seeds, **entry,
             "decoder": jpeg_decoder(), "flambeau": importlib.metadata.version("flambeau"),
             "torch": torch.__version__, "python": platform.python_version(), "cpu": cpu(),
-            "commit": commit(), "command": " ".join(["python", "bench/scaled_decode.py", *sys.argv[1:]]),
+            "commit": commit(),
+            "command": " ".join(
+                ["python", "bench/scaled_decode.py", *(Path(word).name for word in sys.argv[1:])]
+            ),
         }
     )  # fmt: skip
     print(line)
