@@ -185,13 +185,27 @@ def test_nothing_is_replaced_unasked_and_a_full_disk_leaves_nothing(flambeau: An
     assert "--force" in flambeau("convert", "in.pth out.safetensors").err
     assert Path("out.safetensors").read_bytes() == b"mine"
 
-    class Full(Disk):
+    class Fails(Disk):
+        def __init__(self, failure: BaseException) -> None:
+            self.failure, self.left = (
+                failure,
+                3000,
+            )  # bytes that still fit: the failure comes midway
+
         def write(self, file: int, data: memoryview) -> int:
-            raise OSError(28, "No space left on device")
+            self.left -= len(data)
+            if self.left < 0:
+                raise self.failure
+            return super().write(file, data)
 
     for out in ("out.safetensors", "out.pth"):
-        with pytest.raises((OSError, RuntimeError)):
-            write_weights({"w": torch.ones(1)}, Path(out), force=True, disk=Full())
+        full = Fails(OSError(28, "No space left on device"))
+        with pytest.raises(OSError, match=f"No space left on device.*{out}"):
+            write_weights({"w": torch.ones(2000)}, Path(out), force=True, disk=full)
+        with pytest.raises(KeyboardInterrupt):
+            write_weights(
+                {"w": torch.ones(2000)}, Path(out), force=True, disk=Fails(KeyboardInterrupt())
+            )
     assert sorted(p.name for p in Path().iterdir()) == ["in.pth", "out.safetensors"]
     assert flambeau("convert", "in.pth out.safetensors --force").code == 0
     assert "OUT ends with" in flambeau("convert", "in.pth out.txt").err

@@ -151,7 +151,13 @@ def _save(out: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, d
         plain[name] = made[place]
 
     def write(put: Callable[[bytes | memoryview], int]) -> None:
-        torch.save(plain, cast(IO[bytes], _Sink(put)))
+        try:
+            torch.save(plain, cast(IO[bytes], _Sink(put)))
+        except RuntimeError as error:
+            if error.__context__ is None:
+                raise
+            # Closing its archive, torch raises over a full disk or Ctrl-C, which is what counts.
+            raise error.__context__ from None
 
     return _write_atomically(out, write, disk)
 
