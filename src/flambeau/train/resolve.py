@@ -103,7 +103,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
         precision = "bf16"
     elif device.type == "cuda":
         precision = "fp16"
-    moved = size <= SMALL_SIDE and seen.same_size == (size, size)  # no crop: see ImageDataset
+    moved = small and seen.same_size == (size, size)  # not cropped: see ImageDataset
     if moved and settings.crop_scale is not None:
         raise InputError(
             f"crop_scale has no effect on images that are all of {size} x {size}: leave it out"
