@@ -210,6 +210,21 @@ def test_a_file_that_is_cut_short_is_not_decoded(library):
     assert decode_region(data[:-9], read_header(data), (0, 0, 8, 8), scale=1, channels=3) is None
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_error_before_the_last_row_is_not_passed_over(library, channels):
+    """After something to warn of, simplejpeg returns memory that nobody has written, without a word."""
+    data = encode(photo(60, 90), progressive=True)
+    header = read_header(data)
+    at = data.index(b"\xff\xda", header.scan_at + 14)  # the second scan
+    # Two bytes too many, and a marker that does not exist.
+    data = data[:at] + b"ab" + b"\xff\xb1" + data[at + 2 :]
+    with pytest.raises(OSError, match="broken data"):
+        by_pillow(data, channels=channels)
+    for scale in SCALES:
+        box = (0, 0, -(-60 // scale), -(-90 // scale))
+        assert decode_region(data, header, box, scale=scale, channels=channels) is None
+
+
 def test_a_header_that_contradicts_the_pixels_does_no_harm(library):
     rng = random.Random(0)
     for sampling in SAMPLINGS:

@@ -43,6 +43,9 @@ SCALES = (
 # Rows below a part that its last row depends on: chroma of half the height is interpolated between rows.
 _MARGIN = 2
 
+# Marks a row that no decoder has written; should it be a picture's own last row, Pillow decodes that.
+_UNWRITTEN = 0xA5
+
 # The names of the shared library on Linux, macOS (also where Homebrew puts it) and Windows.
 _LIBRARIES = (
     "libturbojpeg.so.0",
@@ -180,8 +183,8 @@ def decode_region(
     else:
         # The columns at the edges of a region are interpolated without their neighbours.
         unit = header.unit_width // scale
-        first_row, first_column = top, max(0, (left // unit - 1) * unit)
-        columns = min(left + width + unit, -(-header.width // scale)) - first_column
+        first_row, first_column = top, max(0, left - 1) // unit * unit
+        columns = min(left + width + 1, -(-header.width // scale)) - first_column
         pixels = library.decode(data, (top, first_column, height, columns), scale, channels)
     if pixels is None:
         return None
@@ -229,19 +232,31 @@ def _without_rows_below(data: bytes, header: JpegHeader, bottom: int) -> tuple[b
 def _by_simplejpeg(
     data: bytes, header: JpegHeader, rows: int, scale: int, channels: int
 ) -> Pixels | None:
-    height, width = -(-rows // scale), -(-header.width // scale)
+    out = _unwritten(-(-rows // scale), -(-header.width // scale), channels)
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
             data,
             "RGB" if channels == 3 else "GRAY",
-            min_height=height,
-            min_width=width,
+            min_height=out.shape[0],
+            min_width=out.shape[1],
             min_factor=scale,
+            buffer=out,
             strict=False,  # as Pillow: what libjpeg-turbo warns of is passed over
         )
     except (ValueError, MemoryError):
         return None
-    return pixels if pixels.shape == (height, width, channels) else None
+    return out if pixels.shape == out.shape and _is_written(out) else None
+
+
+def _unwritten(height: int, width: int, channels: int) -> Pixels:
+    out = np.empty((height, width, channels), np.uint8)
+    out[-1] = _UNWRITTEN
+    return out
+
+
+def _is_written(out: Pixels) -> bool:
+    """False where the decoder gave up: after a warning libjpeg-turbo reports an error as a warning, too."""
+    return bool((out[-1] != _UNWRITTEN).any())
 
 
 class _Region(ctypes.Structure):
@@ -287,7 +302,7 @@ class TurboJpeg:
             self._of_thread.handle = _Handle(self._library)
         handle, library = self._of_thread.handle.pointer, self._library
         top, left, height, width = box
-        pixels = np.empty((height, width, channels), np.uint8)
+        pixels = _unwritten(height, width, channels)
         rgb, grey = 0, 6  # TJPF_RGB and TJPF_GRAY of turbojpeg.h
         steps: tuple[Callable[[], int], ...] = (
             lambda: library.tj3DecompressHeader(handle, data, len(data)),
@@ -297,12 +312,12 @@ class TurboJpeg:
                 handle, data, len(data), pixels.ctypes.data, 0, rgb if channels == 3 else grey
             ),
         )
-        for step in steps:
-            # As Pillow: what libjpeg-turbo warns of is passed over.
-            if step() and library.tj3GetErrorCode(handle) == 1:  # TJERR_FATAL
-                # After a damaged header 3.1.3 refuses good files too, so the next one gets a new decoder.
-                del self._of_thread.handle
-                return None
+        # As Pillow: what libjpeg-turbo warns of is passed over; 1 is TJERR_FATAL.
+        failed = any(step() and library.tj3GetErrorCode(handle) == 1 for step in steps)
+        if failed or not _is_written(pixels):
+            # After a damaged header 3.1.3 refuses good files too, so the next one gets a new decoder.
+            del self._of_thread.handle
+            return None
         return pixels
 
 
