@@ -5,6 +5,7 @@
 Source: ITU-T T.81 (JPEG), annex B. The index of segments: docs/packed_jpeg.md.
 """
 
+import functools
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -46,7 +47,8 @@ class Jpeg(NamedTuple):
 
     Attributes:
         segments: (marker, body) of each, the scan's last.
-        huffman: (0 for DC or 1 for AC, id) -> (number of codes of each length, symbols).
+        mcu: height and width in pixels of a minimum coded unit.
+        mcus: rows and columns of minimum coded units.
         scan: where the entropy-coded data begins.
         lengths: (S,) int64, of the segments in bytes, from the index; None: the file has no index.
     """
@@ -54,22 +56,16 @@ class Jpeg(NamedTuple):
     segments: list[tuple[int, bytes]]
     width: int
     height: int
-    components: list[Component]
-    huffman: dict[tuple[int, int], tuple[bytes, bytes]]
+    components: tuple[Component, ...]
+    mcu: tuple[int, int]
+    mcus: tuple[int, int]
     restart_interval: int
     scan: int
     lengths: NDArray[np.int64] | None
 
-    @property
-    def mcu(self) -> tuple[int, int]:
-        """Height and width in pixels of a minimum coded unit."""
-        return 8 * max(c.v for c in self.components), 8 * max(c.h for c in self.components)
-
-    @property
-    def mcus(self) -> tuple[int, int]:
-        """Rows and columns of minimum coded units."""
-        height, width = self.mcu
-        return -(-self.height // height), -(-self.width // width)
+    def huffman(self) -> dict[tuple[int, int], tuple[bytes, bytes]]:
+        """(0 for DC or 1 for AC, id) -> (number of codes of each length, symbols)."""
+        return _huffman([body for marker, body in self.segments if marker == 0xC4])
 
 
 def read_markers(data: bytes) -> Jpeg:
@@ -79,7 +75,7 @@ def read_markers(data: bytes) -> Jpeg:
         data: the whole file.
 
     Raises:
-        JpegError: it is none.
+        JpegError: it is none; damaged Huffman tables go unnoticed here.
     """
     try:
         spans = list(_walk(data))
@@ -87,15 +83,21 @@ def read_markers(data: bytes) -> Jpeg:
         frames = [s for s in segments if 0xC0 <= s[0] <= 0xCF and s[0] not in (0xC4, 0xC8)]
         if len(frames) != 1:
             raise JpegError("its headers are damaged")
-        width, height, components = _frame(*frames[0])
-        _check_scan(segments[-1][1], components)
+        marker, body = frames[0]
+        if marker > 0xC1:
+            raise JpegError("progressive" if marker == 0xC2 else "neither baseline nor progressive")
+        precision, height, width = struct.unpack_from(">BHH", body)
+        components, mcu = _components(precision, body[5:], segments[-1][1])
+        if not 0 < width * height <= MAX_PIXELS:
+            raise JpegError(f"{width} x {height} pixels: between 1 and {MAX_PIXELS} are handled")
         intervals = [struct.unpack(">H", body)[0] for marker, body in segments if marker == 0xDD]
         return Jpeg(
             segments,
             width,
             height,
-            _with_tables(components, segments[-1][1]),
-            _huffman([body for marker, body in segments if marker == 0xC4]),
+            components,
+            mcu,
+            (-(-height // mcu[0]), -(-width // mcu[1])),
             intervals[-1] if intervals else 0,
             spans[-1][2],
             _index([body for marker, body in segments if marker == INDEX_MARKER]),
@@ -141,22 +143,30 @@ def _walk(data: bytes) -> Iterator[tuple[int, int, int]]:
         yield marker, begin, at
 
 
-def _frame(marker: int, body: bytes) -> tuple[int, int, list[Component]]:
-    if marker > 0xC1:
-        raise JpegError("progressive" if marker == 0xC2 else "neither baseline nor progressive")
-    precision, height, width, count = struct.unpack_from(">BHHB", body)
+@functools.lru_cache(maxsize=64)  # the files of a data set are of few kinds
+def _components(
+    precision: int, frame: bytes, scan: bytes
+) -> tuple[tuple[Component, ...], tuple[int, int]]:
+    """The components, and height and width of an MCU, of what a frame says behind its size, and a scan."""
+    count = frame[0]
     if precision != 8 or count not in (1, 3):
         raise JpegError(f"{count} components of {precision} bits: only 1 or 3 of 8 are handled")
-    if not 0 < width * height <= MAX_PIXELS:
-        raise JpegError(f"{width} x {height} pixels: between 1 and {MAX_PIXELS} are handled")
+    if scan[0] != count or len(scan) != 4 + 2 * count:
+        raise JpegError("its components are in several scans")
     components = []
     for k in range(count):
-        name, sampling, _ = body[6 + 3 * k : 9 + 3 * k]
+        name, sampling, tables = frame[1 + 3 * k], frame[2 + 3 * k], scan[2 + 2 * k]
         # A single component is not interleaved: its sampling factors mean nothing (A.2.2).
         h, v = (sampling >> 4, sampling & 15) if count > 1 else (1, 1)
-        components.append(Component(name, h, v, 0, 0))
+        components.append(Component(name, h, v, tables >> 4, tables & 15))
+    if scan[1:-3:2] != bytes(c.id for c in components) or scan[-3:] != b"\0\x3f\0":
+        raise JpegError("its headers are damaged")
+    return tuple(components), _mcu(components)
+
+
+def _mcu(components: list[Component]) -> tuple[int, int]:
     factors = [f for c in components for f in (c.h, c.v)]
-    if min(factors) < 1 or max(factors) > 4 or len({c.id for c in components}) < count:
+    if min(factors) < 1 or max(factors) > 4 or len({c.id for c in components}) < len(components):
         raise JpegError("its headers are damaged")
     h_max, v_max = max(c.h for c in components), max(c.v for c in components)
     luma, chroma = components[0], components[-1]
@@ -168,22 +178,7 @@ def _frame(marker: int, body: bytes) -> tuple[int, int, list[Component]]:
         or sum(c.h * c.v for c in components) > 10  # B.2.3: no interleaved scan may hold more
     ):
         raise JpegError("its chroma is subsampled in an unusual way")
-    return width, height, components
-
-
-def _check_scan(body: bytes, components: list[Component]) -> None:
-    ids = bytes(c.id for c in components)
-    if body[0] != len(components) or len(body) != 4 + 2 * len(components):
-        raise JpegError("its components are in several scans")
-    if body[1:-3:2] != ids or body[-3:] != b"\0\x3f\0":
-        raise JpegError("its headers are damaged")
-
-
-def _with_tables(components: list[Component], scan: bytes) -> list[Component]:
-    return [
-        c._replace(dc=scan[2 + 2 * k] >> 4, ac=scan[2 + 2 * k] & 15)
-        for k, c in enumerate(components)
-    ]
+    return 8 * v_max, 8 * h_max
 
 
 def _huffman(bodies: list[bytes]) -> dict[tuple[int, int], tuple[bytes, bytes]]:

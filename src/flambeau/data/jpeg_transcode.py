@@ -76,7 +76,8 @@ def _decode(data: bytes, jpeg: Jpeg) -> Ints:
     order = [k for k, c in enumerate(jpeg.components) for _ in range(c.h * c.v)]
     per_segment = jpeg.restart_interval or rows * columns
     blocks = np.zeros((rows * columns * len(order), 64), np.int64)
-    tables = [(_lookup(jpeg, (0, c.dc)), _lookup(jpeg, (1, c.ac))) for c in jpeg.components]
+    known = jpeg.huffman()
+    tables = [(_lookup(known, (0, c.dc)), _lookup(known, (1, c.ac))) for c in jpeg.components]
     left, at = rows * columns, jpeg.scan
     marker = re.compile(rb"\xff[^\0]", re.DOTALL)
     for number in range(-(-left // per_segment)):
@@ -93,11 +94,11 @@ def _decode(data: bytes, jpeg: Jpeg) -> Ints:
     return blocks
 
 
-def _lookup(jpeg: Jpeg, name: tuple[int, int]) -> list[int]:
+def _lookup(known: dict[tuple[int, int], tuple[bytes, bytes]], name: tuple[int, int]) -> list[int]:
     """By the next 16 bits: symbol << 8 | length of its code; -1 where no code begins so."""
-    if name not in jpeg.huffman or not jpeg.huffman[name][1]:
+    if name not in known or not known[name][1]:
         raise JpegError("a Huffman table is missing")
-    counts, symbols = jpeg.huffman[name]
+    counts, symbols = known[name]
     lengths = np.repeat(np.arange(1, 17), list(counts))
     widths = 1 << (16 - lengths)
     if widths.sum() > 1 << 16:

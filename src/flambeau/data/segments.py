@@ -151,18 +151,16 @@ def decode_by_header(
     tiny = scale < 8 and max(jpeg.height, jpeg.width) < 8
     if tiny or top + height > full[0] or left + width > full[1]:
         raise _no_box(top, left, height, width)
-    ends = _segment_ends(data, jpeg)
     rows = _under(top, height, jpeg.mcu[0] * scale // 8, jpeg.mcus[0])
     columns = _under(left, width, jpeg.mcu[1] * scale // 8, jpeg.mcus[1])
-    rows, columns = _whole_segments(jpeg, rows, columns)
+    numbers, rows, columns = _segments_under(jpeg, rows, columns)
     size = (
         min(rows[1] * jpeg.mcu[0], jpeg.height) - rows[0] * jpeg.mcu[0],
         min(columns[1] * jpeg.mcu[1], jpeg.width) - columns[0] * jpeg.mcu[1],
     )
-    small = _header(jpeg, size) + _entropy(data, jpeg, ends, rows, columns)
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
-            small,
+            _small_jpeg(data, jpeg, size, numbers),
             "RGB" if channels == 3 else "GRAY",
             # The smallest scale of libjpeg that still has these sides is the one that is wanted.
             min_height=-(-size[0] * scale // 8),
@@ -187,39 +185,64 @@ def _no_box(top: int, left: int, height: int, width: int) -> ValueError:
     )
 
 
-def _segment_ends(data: bytes, jpeg: Jpeg) -> NDArray[np.int64]:
-    """Offsets in the file at which the segments end: that of each one's marker."""
-    rows, columns = jpeg.mcus
-    count = -(-rows * columns // jpeg.restart_interval) if jpeg.restart_interval else 0
-    if jpeg.lengths is None or len(jpeg.lengths) != count:
-        raise JpegError(_REASONS[native.NO_INDEX])
-    ends = jpeg.scan + np.cumsum(jpeg.lengths) + 2 * np.arange(count)
-    if data[ends[-1] : ends[-1] + 2] != b"\xff\xd9":
-        raise JpegError(_REASONS[native.DAMAGED])
-    return ends
-
-
 def _under(first: int, count: int, unit: int, limit: int) -> tuple[int, int]:
-    """MCUs under the pixels, and one more at each side: interpolated chroma looks at its neighbours."""
-    return max(0, first // unit - 1), min(limit, (first + count - 1) // unit + 2)
+    """MCUs under the pixels and the next one at each side, at which interpolated chroma looks."""
+    return max(0, (first - 1) // unit), min(limit, (first + count) // unit + 1)
 
 
-def _whole_segments(
+def _segments_under(
     jpeg: Jpeg, rows: tuple[int, int], columns: tuple[int, int]
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The smallest rectangle of MCUs around this one that whole segments fill."""
+) -> tuple[NDArray[np.int64], tuple[int, int], tuple[int, int]]:
+    """(R, S) segments over these MCUs, in R runs of S, and the rows and columns of MCUs that they fill."""
     interval = jpeg.restart_interval
     height, width = jpeg.mcus
+    if jpeg.lengths is None or not interval or len(jpeg.lengths) != -(-height * width // interval):
+        raise JpegError(_REASONS[native.NO_INDEX])
     if width % interval == 0:
-        right = -(-columns[1] // interval) * interval
-        return rows, (columns[0] // interval * interval, right)
+        a_row = width // interval
+        left, right = columns[0] // interval, -(-columns[1] // interval)
+        numbers = np.arange(*rows)[:, None] * a_row + np.arange(left, right)
+        return numbers, rows, (left * interval, right * interval)
     # Segments wrap: only whole rows do, from one at whose start a segment starts to another one.
     starts = [row for row in range(height) if row * width % interval == 0] + [height]
     top = max(row for row in starts if row <= rows[0])
-    return (top, min(row for row in starts if row >= rows[1])), (0, width)
+    bottom = min(row for row in starts if row >= rows[1])
+    numbers = np.arange(top * width // interval, -(-bottom * width // interval))[None]
+    return numbers, (top, bottom), (0, width)
 
 
-def _header(jpeg: Jpeg, size: tuple[int, int]) -> bytes:
+def _small_jpeg(
+    data: bytes, jpeg: Jpeg, size: tuple[int, int], numbers: NDArray[np.int64]
+) -> bytearray:
+    """A JPEG of these segments: (R, S), of which the S of a run follow each other in `data` too."""
+    assert jpeg.lengths is not None
+    ends = jpeg.lengths + 2  # of the segments, each with the marker behind it
+    np.cumsum(ends, out=ends)
+    ends += jpeg.scan
+    if data[ends[-1] - 2 : ends[-1]] != b"\xff\xd9":  # cut short, or not the index of these data
+        raise JpegError(_REASONS[native.DAMAGED])
+    begins = ends - jpeg.lengths - 2
+    pieces = _header(jpeg, size)
+    scan = sum(map(len, pieces))
+    view = memoryview(data)
+    runs = zip(begins[numbers[:, 0]].tolist(), ends[numbers[:, -1]].tolist(), strict=True)
+    out = bytearray().join([*pieces, *[view[begin:end] for begin, end in runs]])
+
+    # Restart markers count from 0 again; the end of the image stands behind the last one.
+    numbers = numbers.ravel()
+    stream = np.frombuffer(out, np.uint8)
+    at = np.cumsum(jpeg.lengths[numbers] + 2) + (scan - 1)
+    expected = 0xD0 | numbers & 7
+    if numbers[-1] == len(ends) - 1:
+        expected[-1] = 0xD9
+    if (stream[at - 1] != 0xFF).any() or (stream[at] != expected).any():
+        raise JpegError(_REASONS[native.DAMAGED])
+    stream[at] = 0xD0 | np.arange(len(numbers)) & 7
+    stream[-1] = 0xD9
+    return out
+
+
+def _header(jpeg: Jpeg, size: tuple[int, int]) -> list[bytes]:
     """The headers for an image of `size`, without what does not bear on the pixels."""
     out = [b"\xff\xd8"]
     for marker, body in jpeg.segments:
@@ -229,33 +252,4 @@ def _header(jpeg: Jpeg, size: tuple[int, int]) -> bytes:
             out.append(put_marker(marker, _JFIF))
         elif marker < 0xE0 or marker == 0xEE:  # Adobe's and JFIF's say what the components mean
             out.append(put_marker(marker, body))
-    return b"".join(out)
-
-
-def _entropy(
-    data: bytes,
-    jpeg: Jpeg,
-    ends: NDArray[np.int64],
-    rows: tuple[int, int],
-    columns: tuple[int, int],
-) -> bytes:
-    """The segments of these MCUs, with restart markers that count from 0, and the end of the image."""
-    interval, width = jpeg.restart_interval, jpeg.mcus[1]
-    begins = np.concatenate([[jpeg.scan], ends[:-1] + 2])
-    pieces, chosen = [], []
-    step = range(*rows) if width % interval == 0 else range(rows[0], rows[1], rows[1] - rows[0])
-    for row in step:
-        stop = row * width + columns[1] if step.step == 1 else rows[1] * width
-        first, last = (row * width + columns[0]) // interval, -(-stop // interval)
-        chosen.append(np.arange(first, last))
-        pieces.append(data[begins[first] : ends[last - 1] + 2])
-    numbers = np.concatenate(chosen)
-    stream = np.frombuffer(b"".join(pieces), np.uint8).copy()
-    markers = np.cumsum(ends[numbers] - begins[numbers] + 2) - 2
-    expected = 0xD0 + numbers % 8
-    expected[numbers == len(ends) - 1] = 0xD9
-    if (stream[markers] != 0xFF).any() or (stream[markers + 1] != expected).any():
-        raise JpegError(_REASONS[native.DAMAGED])
-    stream[markers + 1] = 0xD0 + np.arange(len(numbers)) % 8
-    stream[-1] = 0xD9
-    return stream.tobytes()
+    return out
