@@ -5,6 +5,8 @@ makes the batches of an epoch.
 """
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,20 +50,24 @@ def without_kernel() -> None:
 
 def flambeau_packed(folder: Path, work: Path) -> Batches:
     """JPEGs cut losslessly into segments, read by the compiled kernel."""
-    from flambeau.data.folder_source import FolderSource
+    return packed(folder, work)
+
+
+def flambeau_packed_resized(folder: Path, work: Path) -> Batches:
+    """As many keep ImageNet: 256 pixels on the shorter side, encoded anew."""
+    return packed(folder, work, "--resize", "256")
+
+
+def packed(folder: Path, work: Path, *options: str) -> Batches:
     from flambeau.data.native import kernel
-    from flambeau.data.segments import CannotSegment, segment
+    from flambeau.data.sources import open_parts
 
     if kernel.kernel() is None:
         raise ImportError(f"no kernel: {kernel.kernel_status()}")
-    for path in files(folder):
-        packed = work / path.relative_to(folder)
-        packed.parent.mkdir(exist_ok=True)
-        try:
-            packed.write_bytes(segment(path.read_bytes()))
-        except CannotSegment:
-            packed.write_bytes(path.read_bytes())
-    return flambeau_loader(FolderSource(work))
+    target = work / "images.rec"
+    command = [sys.executable, "-m", "flambeau", "pack", str(folder), str(target), "--segments"]
+    subprocess.run([*command, *options], check=True, capture_output=True)
+    return flambeau_loader(open_parts(target)[0])
 
 
 def flambeau_packed_simplejpeg(folder: Path, work: Path) -> Batches:
@@ -190,6 +196,7 @@ CONTENDERS: dict[str, tuple[Callable[[Path, Path], Batches], str]] = {
     "flambeau-simplejpeg": (flambeau_simplejpeg, "simplejpeg"),
     "flambeau-turbojpeg": (flambeau_turbojpeg, "simplejpeg"),
     "flambeau-packed": (flambeau_packed, "simplejpeg"),
+    "flambeau-packed-resized": (flambeau_packed_resized, "simplejpeg"),
     "flambeau-packed-simplejpeg": (flambeau_packed_simplejpeg, "simplejpeg"),
     "flambeau-raw": (flambeau_raw, "numpy"),
     "limit": (limit, "simplejpeg"),

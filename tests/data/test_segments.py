@@ -96,10 +96,13 @@ def test_boxes_are_those_of_the_whole_image(sampling: str, path: str) -> None:
         assert_boxes_are_equal(cut, 7, seed=seed)
 
 
+@pytest.mark.parametrize("sampling", ["420", "444", "Gray"])
 @pytest.mark.parametrize("columns", [31, 23, 13])
-def test_segments_that_wrap_into_the_next_row(columns: int, path: str) -> None:
+def test_segments_that_wrap_into_the_next_row(columns: int, sampling: str, path: str) -> None:
     """A prime number of MCUs: no interval near the wanted one divides the row."""
-    cut = segment(jpeg(90, 16 * columns - 5, "420"), interval_px=64 if columns > 13 else 80)
+    unit = 16 if sampling == "420" else 8
+    data = jpeg(90, unit * columns - 5, sampling)
+    cut = segment(data, interval_px=4 * unit if columns > 13 else 5 * unit)
     assert columns % interval_of(cut)
     assert_boxes_are_equal(cut, 12)
 

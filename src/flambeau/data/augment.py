@@ -311,8 +311,9 @@ def _mirror(x_HWC: Tensor) -> None:
     height, width, channels = x_HWC.shape
     alone = torch.get_num_threads() == 1
     rows = height if alone else max(1, _SERIAL // (width * channels))
-    for piece in _as_batch(x_HWC).split(rows, dim=2):
-        piece.copy_(piece.flip(3))
+    for top in range(0, height, rows):
+        piece = x_HWC[top : top + rows]
+        piece.copy_(piece.flip(1))
 
 
 def _as_batch(x_HWC: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ Source: ITU-T T.81 (JPEG), annex B. The index of segments: docs/packed_jpeg.md.
 
 import functools
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +49,8 @@ class Jpeg(NamedTuple):
         mcu: height and width in pixels of a minimum coded unit.
         mcus: rows and columns of minimum coded units.
         scan: where the entropy-coded data begins.
-        lengths: (S,) int64, of the segments in bytes, from the index; None: the file has no index.
+        bounds: (S + 1,) int64, where the segments begin, and the end of the image, after the index; None: the
+            file has no index.
     """
 
     segments: list[tuple[int, bytes]]
@@ -61,7 +61,7 @@ class Jpeg(NamedTuple):
     mcus: tuple[int, int]
     restart_interval: int
     scan: int
-    lengths: NDArray[np.int64] | None
+    bounds: NDArray[np.int64] | None
 
     def huffman(self) -> dict[tuple[int, int], tuple[bytes, bytes]]:
         """(0 for DC or 1 for AC, id) -> (number of codes of each length, symbols)."""
@@ -78,7 +78,7 @@ def read_markers(data: bytes) -> Jpeg:
         JpegError: it is none; damaged Huffman tables go unnoticed here.
     """
     try:
-        spans = list(_walk(data))
+        spans = _walk(data)
         segments = [(marker, data[begin:end]) for marker, begin, end in spans]
         frames = [s for s in segments if 0xC0 <= s[0] <= 0xCF and s[0] not in (0xC4, 0xC8)]
         if len(frames) != 1:
@@ -100,7 +100,7 @@ def read_markers(data: bytes) -> Jpeg:
             (-(-height // mcu[0]), -(-width // mcu[1])),
             intervals[-1] if intervals else 0,
             spans[-1][2],
-            _index([body for marker, body in segments if marker == INDEX_MARKER]),
+            _bounds([body for marker, body in segments if marker == INDEX_MARKER], spans[-1][2]),
         )
     except (IndexError, struct.error) as error:
         raise JpegError("its headers are damaged or cut short") from error
@@ -122,11 +122,11 @@ def put_marker(marker: int, body: bytes) -> bytes:
     return struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body
 
 
-def _walk(data: bytes) -> Iterator[tuple[int, int, int]]:
+def _walk(data: bytes) -> list[tuple[int, int, int]]:
     """(marker, begin and end of its body) up to that of the first scan."""
     if data[:2] != b"\xff\xd8":
         raise JpegError("not a JPEG")
-    at, marker = 2, 0
+    at, marker, end, spans = 2, 0, len(data), []
     while marker != 0xDA:
         if data[at] != 0xFF:
             raise JpegError("its headers are damaged")
@@ -136,11 +136,12 @@ def _walk(data: bytes) -> Iterator[tuple[int, int, int]]:
             continue
         if marker not in _MARKERS:
             raise JpegError("it holds no image" if marker == 0xD9 else "its headers are damaged")
-        (length,) = struct.unpack_from(">H", data, at + 2)
+        length = data[at + 2] << 8 | data[at + 3]
         begin, at = at + 4, at + 2 + length
-        if length < 2 or at > len(data):
+        if length < 2 or at > end:
             raise JpegError("its headers are damaged or cut short")
-        yield marker, begin, at
+        spans.append((marker, begin, at))
+    return spans
 
 
 @functools.lru_cache(maxsize=64)  # the files of a data set are of few kinds
@@ -195,7 +196,7 @@ def _huffman(bodies: list[bytes]) -> dict[tuple[int, int], tuple[bytes, bytes]]:
     return found
 
 
-def _index(bodies: list[bytes]) -> NDArray[np.int64] | None:
+def _bounds(bodies: list[bytes], scan: int) -> NDArray[np.int64] | None:
     parts = [body for body in bodies if body.startswith(INDEX_NAME)]
     if not parts:
         return None
@@ -203,5 +204,8 @@ def _index(bodies: list[bytes]) -> NDArray[np.int64] | None:
         raise JpegError("its index of segments is damaged")
     if any(len(body) % 2 for body in parts):
         raise JpegError("its index of segments is damaged")
-    lengths = b"".join(body[12:] for body in parts)
-    return np.frombuffer(lengths, ">u2").astype(np.int64)
+    lengths = np.frombuffer(b"".join(body[12:] for body in parts), ">u2")
+    bounds = np.full(len(lengths) + 1, scan)
+    bounds[1:] = lengths
+    bounds[1:] += 2  # the marker behind each
+    return bounds.cumsum()

@@ -7,7 +7,7 @@ When not to use it: for pictures that are always used whole, where it only costs
 """
 
 import struct
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -125,7 +125,7 @@ def decode_region(
     box = (top, left, height, width)
     try:
         if kernel is None:
-            out[:] = decode_by_header(data, *box, scale=scale, channels=channels)
+            decode_by_header(data, box, out, scale=scale)
         else:
             kernel.decode_region(data, box, out, scale=scale, need_index=True)
     except JpegError as error:
@@ -138,8 +138,8 @@ def decode_region(
 
 
 def decode_by_header(
-    data: bytes, top: int, left: int, height: int, width: int, *, scale: int, channels: int
-) -> Pixels:
+    data: bytes, box: tuple[int, int, int, int], out: Pixels, *, scale: int
+) -> None:
     """`decode_region` without the kernel: a small JPEG of the segments under the box, decoded by simplejpeg.
 
     Raises:
@@ -147,30 +147,38 @@ def decode_by_header(
         ValueError: as `decode_region`.
     """
     jpeg = read_markers(data)
+    top, left, height, width = box
     full = (-(-jpeg.height * scale // 8), -(-jpeg.width * scale // 8))
     tiny = scale < 8 and max(jpeg.height, jpeg.width) < 8
     if tiny or top + height > full[0] or left + width > full[1]:
-        raise _no_box(top, left, height, width)
-    rows = _under(top, height, jpeg.mcu[0] * scale // 8, jpeg.mcus[0])
-    columns = _under(left, width, jpeg.mcu[1] * scale // 8, jpeg.mcus[1])
-    numbers, rows, columns = _segments_under(jpeg, rows, columns)
-    size = (
-        min(rows[1] * jpeg.mcu[0], jpeg.height) - rows[0] * jpeg.mcu[0],
-        min(columns[1] * jpeg.mcu[1], jpeg.width) - columns[0] * jpeg.mcu[1],
+        raise _no_box(*box)
+    down, across = (side * scale // 8 for side in jpeg.mcu)
+    # Interpolated chroma looks at the next pixel.
+    y, x = int(jpeg.mcu[0] > 8), int(jpeg.mcu[1] > 8)
+    runs = _runs_under(
+        jpeg,
+        (max(0, top - y) // down, min(jpeg.mcus[0], (top + height - 1 + y) // down + 1)),
+        (max(0, left - x) // across, min(jpeg.mcus[1], (left + width - 1 + x) // across + 1)),
     )
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
-            _small_jpeg(data, jpeg, size, numbers),
-            "RGB" if channels == 3 else "GRAY",
+            _small_jpeg(data, jpeg, runs),
+            "RGB" if out.shape[2] == 3 else "GRAY",
             # The smallest scale of libjpeg that still has these sides is the one that is wanted.
-            min_height=-(-size[0] * scale // 8),
-            min_width=-(-size[1] * scale // 8),
+            min_height=-(-runs.height * scale // 8),
+            min_width=-(-runs.width * scale // 8),
         )
     except ValueError as error:
         raise JpegError(f"its data is damaged: {error}") from error
-    top -= rows[0] * jpeg.mcu[0] * scale // 8
-    left -= columns[0] * jpeg.mcu[1] * scale // 8
-    return pixels[top : top + height, left : left + width]
+    top -= runs.row * down
+    if len(runs.columns) == 1:
+        left -= runs.columns[0] * across
+        out[:] = pixels[top : top + height, left : left + width]
+        return
+    for k, column in enumerate(runs.columns):  # each row of MCUs begins at another place
+        first, last = max(k * down, top), min((k + 1) * down, top + height)
+        begin = left - column * across
+        out[first - top : last - top] = pixels[first:last, begin : begin + width]
 
 
 def _reason(error: native.KernelError) -> str:
@@ -185,55 +193,89 @@ def _no_box(top: int, left: int, height: int, width: int) -> ValueError:
     )
 
 
-def _under(first: int, count: int, unit: int, limit: int) -> tuple[int, int]:
-    """MCUs under the pixels and the next one at each side, at which interpolated chroma looks."""
-    return max(0, (first - 1) // unit), min(limit, (first + count) // unit + 1)
+class _Runs(NamedTuple):
+    """Segments that make a small JPEG, in its order.
+
+    Attributes:
+        numbers: (R, S), R runs of S segments that follow each other in the file.
+        height, width: of the small JPEG, pixels.
+        row: of MCUs at which it begins.
+        columns: of MCUs at which its rows of MCUs begin; one, if at the same.
+    """
+
+    numbers: NDArray[np.int64]
+    height: int
+    width: int
+    row: int
+    columns: list[int]
 
 
-def _segments_under(
-    jpeg: Jpeg, rows: tuple[int, int], columns: tuple[int, int]
-) -> tuple[NDArray[np.int64], tuple[int, int], tuple[int, int]]:
-    """(R, S) segments over these MCUs, in R runs of S, and the rows and columns of MCUs that they fill."""
+def _runs_under(jpeg: Jpeg, rows: tuple[int, int], columns: tuple[int, int]) -> _Runs:
+    """The segments over these MCUs, and over no more than must be."""
     interval = jpeg.restart_interval
     height, width = jpeg.mcus
-    if jpeg.lengths is None or not interval or len(jpeg.lengths) != -(-height * width // interval):
+    if (
+        jpeg.bounds is None
+        or not interval
+        or len(jpeg.bounds) != -(-height * width // interval) + 1
+    ):
         raise JpegError(_REASONS[native.NO_INDEX])
+    at = np.arange(*rows) * width
     if width % interval == 0:
-        a_row = width // interval
-        left, right = columns[0] // interval, -(-columns[1] // interval)
-        numbers = np.arange(*rows)[:, None] * a_row + np.arange(left, right)
-        return numbers, rows, (left * interval, right * interval)
-    # Segments wrap: only whole rows do, from one at whose start a segment starts to another one.
-    starts = [row for row in range(height) if row * width % interval == 0] + [height]
-    top = max(row for row in starts if row <= rows[0])
-    bottom = min(row for row in starts if row >= rows[1])
-    numbers = np.arange(top * width // interval, -(-bottom * width // interval))[None]
-    return numbers, (top, bottom), (0, width)
+        first, last = columns[0] // interval, -(-columns[1] // interval)
+        numbers = (at // interval)[:, None] + np.arange(first, last)
+        starts = [first * interval]
+        end = min(last * interval * jpeg.mcu[1], jpeg.width)
+    elif jpeg.mcu == (8, 8) and (wrapped := _wrapped(at, columns, interval, height * width)):
+        # MCUs that do not look at each other: each row has segments of its own.
+        numbers, starts = wrapped
+        end = (starts[0] + numbers.shape[1] * interval) * 8
+    else:  # whole rows, from one at whose start a segment starts to another one
+        marks = [row for row in range(height) if row * width % interval == 0] + [height]
+        rows = max(r for r in marks if r <= rows[0]), min(r for r in marks if r >= rows[1])
+        numbers = np.arange(rows[0] * width // interval, -(-rows[1] * width // interval))[None]
+        starts, end = [0], jpeg.width
+    bottom = min(rows[1] * jpeg.mcu[0], jpeg.height)
+    return _Runs(
+        numbers, bottom - rows[0] * jpeg.mcu[0], end - starts[0] * jpeg.mcu[1], rows[0], starts
+    )
 
 
-def _small_jpeg(
-    data: bytes, jpeg: Jpeg, size: tuple[int, int], numbers: NDArray[np.int64]
-) -> bytearray:
-    """A JPEG of these segments: (R, S), of which the S of a run follow each other in `data` too."""
-    assert jpeg.lengths is not None
-    ends = jpeg.lengths + 2  # of the segments, each with the marker behind it
-    np.cumsum(ends, out=ends)
-    ends += jpeg.scan
-    if data[ends[-1] - 2 : ends[-1]] != b"\xff\xd9":  # cut short, or not the index of these data
+def _wrapped(
+    at: NDArray[np.int64], columns: tuple[int, int], interval: int, count: int
+) -> tuple[NDArray[np.int64], list[int]] | None:
+    """Segments over columns of rows that begin at these MCUs, and the columns that each row's start at.
+
+    None where the last segment of all is among them, which may be a short one.
+    """
+    first = (at + columns[0]) // interval
+    most = int(((at + columns[1] - 1) // interval - first).max()) + 1
+    if first[-1] + most > count // interval:
+        return None
+    return first[:, None] + np.arange(most), (first * interval - at).tolist()
+
+
+def _small_jpeg(data: bytes, jpeg: Jpeg, runs: _Runs) -> bytearray:
+    """A JPEG of these segments."""
+    bounds = jpeg.bounds
+    assert bounds is not None
+    if (
+        data[bounds[-1] - 2 : bounds[-1]] != b"\xff\xd9"
+    ):  # cut short, or not the index of these data
         raise JpegError(_REASONS[native.DAMAGED])
-    begins = ends - jpeg.lengths - 2
-    pieces = _header(jpeg, size)
-    scan = sum(map(len, pieces))
+    begins = bounds[runs.numbers[:, 0]].tolist()
+    ends = bounds[runs.numbers[:, -1] + 1].tolist()
     view = memoryview(data)
-    runs = zip(begins[numbers[:, 0]].tolist(), ends[numbers[:, -1]].tolist(), strict=True)
-    out = bytearray().join([*pieces, *[view[begin:end] for begin, end in runs]])
+    pieces = [view[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    header = _header(jpeg, runs.height, runs.width)
+    out = header + b"".join(pieces)
 
     # Restart markers count from 0 again; the end of the image stands behind the last one.
-    numbers = numbers.ravel()
+    numbers = runs.numbers.ravel()
     stream = np.frombuffer(out, np.uint8)
-    at = np.cumsum(jpeg.lengths[numbers] + 2) + (scan - 1)
+    at = (bounds[numbers + 1] - bounds[numbers]).cumsum() + (len(header) - 1)
     expected = 0xD0 | numbers & 7
-    if numbers[-1] == len(ends) - 1:
+    if numbers[-1] == len(bounds) - 2:
         expected[-1] = 0xD9
     if (stream[at - 1] != 0xFF).any() or (stream[at] != expected).any():
         raise JpegError(_REASONS[native.DAMAGED])
@@ -242,14 +284,14 @@ def _small_jpeg(
     return out
 
 
-def _header(jpeg: Jpeg, size: tuple[int, int]) -> list[bytes]:
-    """The headers for an image of `size`, without what does not bear on the pixels."""
-    out = [b"\xff\xd8"]
+def _header(jpeg: Jpeg, height: int, width: int) -> bytearray:
+    """The headers for an image of this size, without what does not bear on the pixels."""
+    out = bytearray(b"\xff\xd8")
     for marker, body in jpeg.segments:
         if marker <= 0xC1:
-            out.append(put_marker(marker, body[:1] + struct.pack(">HH", *size) + body[5:]))
+            out += put_marker(marker, body[:1] + struct.pack(">HH", height, width) + body[5:])
         elif marker == 0xE0 and body.startswith(b"JFIF"):
-            out.append(put_marker(marker, _JFIF))
+            out += put_marker(marker, _JFIF)
         elif marker < 0xE0 or marker == 0xEE:  # Adobe's and JFIF's say what the components mean
-            out.append(put_marker(marker, body))
+            out += put_marker(marker, body)
     return out
