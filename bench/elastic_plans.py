@@ -430,7 +430,7 @@ def main() -> int:
         else:
             shutil.rmtree(folder)
         print(f"plan {plan.number}: {time.monotonic() - began:.1f} s", file=sys.stderr)
-    from trainer_overhead import commit, cpu_model  # beside this script
+    from provenance import commit, cpu_model  # beside this script
 
     kills = [kill for outcome in outcomes for kill in outcome.kills]
     problems = [

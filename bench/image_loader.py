@@ -42,6 +42,7 @@ import numpy as np
 
 from image_contenders import CONTENDERS
 from image_peers import PEERS
+from provenance import commit, cpu_model  # beside this script
 
 MOST_IMAGES = 1000
 QUIET = 0.05  # cores that others may use in a pair that counts
@@ -337,27 +338,6 @@ def versions(name: str) -> Iterator[str]:
         from flambeau.data.jpeg import jpeg_decoder
 
         yield jpeg_decoder()
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [text.partition(":")[2].strip() for text in lines if text.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
-
-
-def commit() -> str:
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        )
-        return done.stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + (
-        " with changes" if git("status", "--porcelain") else ""
-    )
 
 
 if __name__ == "__main__":

@@ -455,7 +455,7 @@ def main() -> int:
             Path(folder), kills=options.kills, seed=options.seed, arguments=arguments,
             cores=sorted(os.sched_getaffinity(0))[:2],
         )  # fmt: skip
-    from trainer_overhead import commit, cpu_model  # beside this script
+    from provenance import commit, cpu_model  # beside this script
 
     text = json.dumps({
         "contender": "kill_storm", "identical": not found, "kills": len(kills),

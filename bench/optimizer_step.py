@@ -15,7 +15,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from torch import Tensor, nn, optim
 
 from flambeau.recipes.models.small_convnet import SmallConvNet
 from flambeau.recipes.training.muon import Muon, hidden_matrices
+from provenance import commit, cpu_model  # beside this script
 
 STEPS = 10
 KERNELS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -141,7 +141,11 @@ def main() -> None:
             "state_bytes": sizes[name],
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "device": device_name(arguments.device),
+            "device": (
+                cpu_model()
+                if arguments.device == "cpu"
+                else torch.cuda.get_device_name(arguments.device)
+            ),
             "threads": torch.get_num_threads(),
             "commit": commit(),
             "command": " ".join(["python", "bench/optimizer_step.py", *sys.argv[1:]]),
@@ -154,29 +158,6 @@ def main() -> None:
         path = Path(__file__).parent / "results" / "optimizer_step.jsonl"
         with path.open("a") as results:
             results.writelines(json.dumps(entry) + "\n" for entry in lines)
-
-
-def device_name(device: str) -> str:
-    if device != "cpu":
-        return torch.cuda.get_device_name(device)
-    try:
-        text = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in text if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
-
-
-def commit() -> str:
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        )
-        return done.stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + (
-        " with changes" if git("status", "--porcelain") else ""
-    )
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from provenance import commit, cpu_model  # beside this script
+
 RESULTS = Path(__file__).parent / "results" / "pack_speed.jsonl"
 QUALITY = 95
 VERSIONS = {"opencv": "opencv-python-headless", "flambeau": "flambeau"}
@@ -161,7 +163,7 @@ def line(name: str, num_images: int, runs: dict[str, list[tuple[Run, Run]]]) -> 
         "images": num_images,
         "version": f"{distribution} {importlib.metadata.version(distribution)}",
         "python": platform.python_version(),
-        "cpu": cpu(),
+        "cpu": cpu_model(),
         "commit": commit(),
         "command": " ".join(
             ["python", "bench/pack_speed.py", *(Path(word).name for word in sys.argv[1:])]
@@ -200,25 +202,6 @@ def main() -> None:
     if options.record:
         with RESULTS.open("a", encoding="utf-8") as file:
             file.writelines(f"{text}\n" for text in lines)
-
-
-def cpu() -> str:
-    for text in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if text.startswith("model name"):
-            return " ".join(text.partition(":")[2].split()[:2])
-    return platform.machine()
-
-
-def commit() -> str:
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=RESULTS.parent, capture_output=True, text=True, check=False
-        )
-        return done.stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + (
-        " with changes" if git("status", "--porcelain") else ""
-    )
 
 
 if __name__ == "__main__":

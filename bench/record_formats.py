@@ -16,7 +16,6 @@ import mmap
 import platform
 import random
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.recipes.data.tar_shards import TarWriter
 from flambeau.recipes.data.tf_example import build_example
 from flambeau.recipes.data.tfrecord import TFRecordWriter
+from provenance import commit, cpu_model  # beside this script
 
 RESULTS = Path(__file__).parent / "results" / "record_formats.jsonl"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -190,29 +190,15 @@ def line(name: str, rounds: list[dict[str, float]], options: argparse.Namespace)
     ratios = sorted(one["mmap"] / one[name] for one in rounds)
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     package = {"lmdb": "lmdb", "h5py": "h5py"}.get(name, "flambeau")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        cwd=RESULTS.parent,
-        check=False,
-    ).stdout.strip()
     facts: dict[str, Any] = {
         "contender": name, "reads_per_s": round(statistics.median(rates)), "ratio": round(middle, 3),
         "ratio_p25": round(low, 3), "ratio_p75": round(high, 3), "n": len(rounds),
         "bytes_per_image": options.bytes, "images": options.images,
         "version": importlib.metadata.version(package), "python": platform.python_version(),
-        "cpu": cpu(), "commit": commit,
+        "cpu": cpu_model(), "commit": commit(),
         "command": "python bench/record_formats.py",
     }  # fmt: skip
     return json.dumps(facts)
-
-
-def cpu() -> str:
-    for text in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if text.startswith("model name"):
-            return " ".join(text.partition(":")[2].split()[:2])
-    return platform.machine()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import json
 import math
 import platform
 import statistics
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -35,6 +34,7 @@ from flambeau.data.dataset import ImageDataset
 from flambeau.data.decode import decode
 from flambeau.data.folder_source import FolderSource
 from flambeau.data.jpeg import jpeg_decoder
+from provenance import commit, cpu_model  # beside this script
 
 RESULTS = Path(__file__).parent / "results" / "scaled_decode.jsonl"
 BATCH = 50
@@ -177,7 +177,7 @@ def main() -> None:
         {
             "size": options.size, "epochs": options.epochs, "seeds": options.seeds, **entry,
             "decoder": jpeg_decoder(), "flambeau": importlib.metadata.version("flambeau"),
-            "torch": torch.__version__, "python": platform.python_version(), "cpu": cpu(),
+            "torch": torch.__version__, "python": platform.python_version(), "cpu": cpu_model(),
             "commit": commit(),
             "command": " ".join(
                 ["python", "bench/scaled_decode.py", *(Path(word).name for word in sys.argv[1:])]
@@ -188,25 +188,6 @@ def main() -> None:
     if options.record:
         with RESULTS.open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
-
-
-def cpu() -> str:
-    for text in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if text.startswith("model name"):
-            return " ".join(text.partition(":")[2].split()[:2])
-    return platform.machine()
-
-
-def commit() -> str:
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=RESULTS.parent, capture_output=True, text=True, check=False
-        )
-        return done.stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + (
-        " with changes" if git("status", "--porcelain") else ""
-    )
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from torch.utils.data import TensorDataset
 
 from flambeau.parallel.replicas import COMPRESSIONS
 from flambeau.train.run import Run
+from provenance import commit, cpu_model  # beside this script
 
 BATCH, WIDTH, CLASSES, ROWS = 96, 1024, 10, 9600
 WARM_UP = 120  # PowerSGD starts after 100 steps
@@ -211,22 +212,10 @@ def lines(
 
 
 def hardware() -> dict[str, Any]:
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False,
-        cwd=Path(__file__).parent,
-    ).stdout.strip()  # fmt: skip
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {
-        "device": device, "cpu": model, "cores": len(os.sched_getaffinity(0)), "threads": 1,
-        "torch": torch.__version__, "python": platform.python_version(), "commit": commit,
+        "device": device, "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)), "threads": 1,
+        "torch": torch.__version__, "python": platform.python_version(), "commit": commit(),
     }  # fmt: skip
 
 

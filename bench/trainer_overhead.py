@@ -17,11 +17,9 @@ import io
 import json
 import logging
 import math
-import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +31,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from provenance import commit, cpu_model  # beside this script
 
 STEPS, FIRST, BATCH = 340, 40, 16
 CLIP, DECAY, LOG_EVERY = 1.0, 0.999, 50
@@ -287,27 +287,6 @@ def line(name: str, figures: dict[str, list[float]]) -> dict[str, Any]:
         "commit": commit(),
         "command": " ".join(["python", "bench/trainer_overhead.py", *sys.argv[1:]]),
     }
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [text.partition(":")[2].strip() for text in lines if text.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
-
-
-def commit() -> str:
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        )
-        return done.stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + (
-        " with changes" if git("status", "--porcelain") else ""
-    )
 
 
 if __name__ == "__main__":
