@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from flambeau.data.jpeg import SCALES, decode_by_kernel, decode_region, read_header
+from flambeau.data.jpeg import SCALES, JpegHeader, decode_by_kernel, decode_region, read_header
 from flambeau.data.native import kernel as native
 from flambeau.data.orientation import (
     UPRIGHT,
@@ -201,7 +201,7 @@ class Picture:
                 return _converted(_of_pixels(part), channels)
         if header is not None:
             if header.segmented and (scale == 1 or min(header.height, header.width) >= 8):
-                return _of_segments(data, box, channels, scale)
+                return _of_segments(data, header, box, channels, scale)
             pixels = decode_region(data, header, box, scale=scale, channels=channels)
             if pixels is not None:
                 return pixels
@@ -319,12 +319,14 @@ def _of_pixels(array: NDArray[Any]) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
-def _of_segments(data: bytes, box: Box, channels: int, scale: int) -> Pixels:
+def _of_segments(data: bytes, header: JpegHeader, box: Box, channels: int, scale: int) -> Pixels:
     """Of a JPEG that `flambeau pack` has cut into segments, those under the box alone are decoded."""
     from flambeau.data.segments import decode_region as decode_segments  # it needs DecodeError
 
     eighths: Any = 8 // scale
-    return decode_segments(data, *box, scale=eighths, channels=3 if channels == 3 else 1)
+    return decode_segments(
+        data, *box, scale=eighths, channels=3 if channels == 3 else 1, spans=header.spans
+    )
 
 
 def _converted(image: Image.Image, channels: int) -> Pixels:

@@ -27,7 +27,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from flambeau.data.jpeg_markers import INDEX_MARKER, INDEX_NAME
+from flambeau.data.jpeg_markers import INDEX_MARKER, INDEX_NAME, JpegError, Spans, walk
 from flambeau.data.native import kernel as native
 from flambeau.data.orientation import UPRIGHT, Box, exif_orientation
 
@@ -67,6 +67,7 @@ class JpegHeader(NamedTuple):
         scan_at: where in the file the pixels begin.
         sequential: all components are in one scan from top to bottom.
         segmented: it carries an index of its segments, for data/segments.py.
+        spans: marker, begin and end of the body of each segment before the pixels.
     """
 
     height: int
@@ -79,6 +80,7 @@ class JpegHeader(NamedTuple):
     scan_at: int
     sequential: bool
     segmented: bool
+    spans: Spans
 
 
 def read_header(data: bytes) -> JpegHeader | None:
@@ -97,37 +99,34 @@ def read_header(data: bytes) -> JpegHeader | None:
         >>> header.height, header.width, header.unit_height, header.sequential
         (30, 50, 16, True)
     """
-    if data[:3] != b"\xff\xd8\xff":
+    try:
+        spans = walk(data)
+    except JpegError:
         return None
-    at, end = 2, len(data)
     frame, exif, segmented = 0, b"", False
-    while at + 10 < end and data[at] == 0xFF:
-        marker, size = data[at + 1], data[at + 2] << 8 | data[at + 3]
-        if marker == 0xFF:  # a fill byte
-            at += 1
-            continue
-        if marker == 0xDA:
-            return _header(data, frame, at, exif, segmented) if frame else None
+    for marker, begin, end in spans:
         if marker in (0xC0, 0xC1, 0xC2) and not frame:
-            frame = at
-        elif marker == 0xE1 and data.startswith(b"Exif\0\0", at + 4):
+            frame = begin
+        elif marker == 0xE1 and data.startswith(b"Exif\0\0", begin):
             if exif:
                 return None  # in several parts: Pillow knows how to join them
-            exif = data[at + 4 : at + 2 + size]
+            exif = data[begin:end]
         elif marker == INDEX_MARKER:
-            segmented = segmented or data.startswith(INDEX_NAME, at + 4)
-        elif (0xC0 <= marker <= 0xDF and marker not in (0xC4, 0xDB, 0xDD)) or size < 2:
+            segmented = segmented or data.startswith(INDEX_NAME, begin)
+        elif 0xC0 <= marker <= 0xCF and marker != 0xC4:
             return None
-        at += 2 + size
-    return None
+    return _header(data, frame, spans, exif, segmented) if frame else None
 
 
-def _header(data: bytes, frame: int, scan: int, exif: bytes, segmented: bool) -> JpegHeader | None:
-    precision, channels = data[frame + 4], data[frame + 9]
-    height = data[frame + 5] << 8 | data[frame + 6]
-    width = data[frame + 7] << 8 | data[frame + 8]
-    factors = data[frame + 11 : frame + 11 + 3 * channels : 3]
-    if precision != 8 or channels not in (1, 3) or not height or not width:
+def _header(
+    data: bytes, frame: int, spans: Spans, exif: bytes, segmented: bool
+) -> JpegHeader | None:
+    scan = spans[-1][1]
+    precision, channels = data[frame], data[frame + 5]
+    height = data[frame + 1] << 8 | data[frame + 2]
+    width = data[frame + 3] << 8 | data[frame + 4]
+    factors = data[frame + 7 : frame + 7 + 3 * channels : 3]
+    if precision != 8 or channels not in (1, 3) or not height or not width or scan >= len(data):
         return None
     across, down = [factor >> 4 for factor in factors], [factor & 15 for factor in factors]
     if min(across + down) < 1 or max(across + down) > 4:
@@ -139,10 +138,11 @@ def _header(data: bytes, frame: int, scan: int, exif: bytes, segmented: bool) ->
         exif_orientation(exif) if exif else UPRIGHT,
         8 * max(down),
         8 * max(across),
-        frame + 5,
-        scan,
-        data[frame + 1] != 0xC2 and data[scan + 4] == channels,
+        frame + 1,
+        scan - 4,
+        data[frame - 3] != 0xC2 and data[scan] == channels,
         segmented,
+        spans,
     )
 
 

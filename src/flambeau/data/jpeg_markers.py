@@ -27,6 +27,9 @@ _SAMPLINGS = (
 )  # luma to chroma: those that TurboJPEG knows
 
 
+Spans = list[tuple[int, int, int]]  # marker, begin and end of its body
+
+
 class JpegError(ValueError):
     """No JPEG, a damaged one, or of a kind that is not handled here; the message is the reason."""
 
@@ -68,17 +71,18 @@ class Jpeg(NamedTuple):
         return _huffman([body for marker, body in self.segments if marker == 0xC4])
 
 
-def read_markers(data: bytes) -> Jpeg:
+def read_markers(data: bytes, spans: Spans | None = None) -> Jpeg:
     """The headers of a JPEG with 1 or 3 components of 8 bits and one Huffman-coded, not progressive scan.
 
     Args:
         data: the whole file.
+        spans: what `walk` returns for it.
 
     Raises:
         JpegError: it is none; damaged Huffman tables go unnoticed here.
     """
     try:
-        spans = _walk(data)
+        spans = walk(data) if spans is None else spans
         segments = [(marker, data[begin:end]) for marker, begin, end in spans]
         frames = [s for s in segments if 0xC0 <= s[0] <= 0xCF and s[0] not in (0xC4, 0xC8)]
         if len(frames) != 1:
@@ -109,25 +113,24 @@ def read_markers(data: bytes) -> Jpeg:
 def has_index(data: bytes) -> bool:
     """Whether an index of segments stands before the first scan; never raises."""
     try:
-        return any(
-            marker == INDEX_MARKER and data[begin : begin + 10] == INDEX_NAME
-            for marker, begin, _ in _walk(data)
-        )
-    except (JpegError, IndexError, struct.error):
+        spans = walk(data)
+    except JpegError:
         return False
+    return any(m == INDEX_MARKER and data.startswith(INDEX_NAME, begin) for m, begin, _ in spans)
 
 
-def put_marker(marker: int, body: bytes) -> bytes:
-    """A marker segment as it stands in a file."""
-    return struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body
+def walk(data: bytes) -> Spans:
+    """The marker segments up to that of the first scan.
 
-
-def _walk(data: bytes) -> list[tuple[int, int, int]]:
-    """(marker, begin and end of its body) up to that of the first scan."""
+    Raises:
+        JpegError: no JPEG, or its segments do not follow each other.
+    """
     if data[:2] != b"\xff\xd8":
         raise JpegError("not a JPEG")
     at, marker, end, spans = 2, 0, len(data), []
     while marker != 0xDA:
+        if at + 4 > end:
+            raise JpegError("its headers are damaged or cut short")
         if data[at] != 0xFF:
             raise JpegError("its headers are damaged")
         marker = data[at + 1]
@@ -142,6 +145,11 @@ def _walk(data: bytes) -> list[tuple[int, int, int]]:
             raise JpegError("its headers are damaged or cut short")
         spans.append((marker, begin, at))
     return spans
+
+
+def put_marker(marker: int, body: bytes) -> bytes:
+    """A marker segment as it stands in a file."""
+    return struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body
 
 
 @functools.lru_cache(maxsize=64)  # the files of a data set are of few kinds

@@ -14,7 +14,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from flambeau.data.decode import DecodeError
-from flambeau.data.jpeg_markers import Jpeg, JpegError, has_index, put_marker, read_markers
+from flambeau.data.jpeg_markers import Jpeg, JpegError, Spans, has_index, put_marker, read_markers
 from flambeau.data.jpeg_transcode import transcode
 from flambeau.data.native import kernel as native
 
@@ -85,6 +85,7 @@ def decode_region(
     scale: Literal[1, 2, 4, 8] = 8,
     channels: Literal[1, 3] = 3,
     out: Pixels | None = None,
+    spans: Spans | None = None,
 ) -> Pixels:
     """The pixels of a box, equal to the bit to the same box of the whole image decoded by libjpeg-turbo.
 
@@ -97,6 +98,7 @@ def decode_region(
         scale: eighths; below 8 the image has ceil(scale / 8 * side) pixels a side.
         channels: 3 for RGB, 1 for grey (luma).
         out: where to put them, (height, width, channels) uint8, contiguous; by default a new array.
+        spans: the marker segments, where the caller has them already (`jpeg_markers.walk`).
 
     Returns:
         (height, width, channels) uint8; `out` if it was given.
@@ -125,7 +127,7 @@ def decode_region(
     box = (top, left, height, width)
     try:
         if kernel is None:
-            decode_by_header(data, box, out, scale=scale)
+            decode_by_header(read_markers(data, spans), data, box, out, scale=scale)
         else:
             kernel.decode_region(data, box, out, scale=scale, need_index=True)
     except JpegError as error:
@@ -138,7 +140,7 @@ def decode_region(
 
 
 def decode_by_header(
-    data: bytes, box: tuple[int, int, int, int], out: Pixels, *, scale: int
+    jpeg: Jpeg, data: bytes, box: tuple[int, int, int, int], out: Pixels, *, scale: int
 ) -> None:
     """`decode_region` without the kernel: a small JPEG of the segments under the box, decoded by simplejpeg.
 
@@ -146,7 +148,6 @@ def decode_by_header(
         JpegError: not segmented, or damaged.
         ValueError: as `decode_region`.
     """
-    jpeg = read_markers(data)
     top, left, height, width = box
     full = (-(-jpeg.height * scale // 8), -(-jpeg.width * scale // 8))
     tiny = scale < 8 and max(jpeg.height, jpeg.width) < 8
