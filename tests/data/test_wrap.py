@@ -4,6 +4,8 @@ import ctypes
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -271,6 +273,50 @@ def test_no_worker_outlives_a_killed_parent(
         time.sleep(0.02)
     workers = [int(path.name) for path in tmp_path.glob("[0-9]*")]
     job.kill(0)
+    deadline = time.monotonic() + 2
+    while any(map(is_running, workers)):
+        assert time.monotonic() < deadline, "a worker is still there"
+        time.sleep(0.02)
+
+
+SERVED = """
+import multiprocessing, os, sys, time
+from pathlib import Path
+from flambeau.data.wrap import wrap
+
+class Noting:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        Path(sys.argv[1], str(os.getpid())).touch()
+        if index > 1:
+            time.sleep(60)
+        return index
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("forkserver")
+    for batch in wrap(Noting(), batch_size=1, workers=2, shuffle=False):
+        print(batch.tolist(), flush=True)
+"""
+
+
+@pytest.mark.slow  # workers of a fork server import torch anew
+def test_workers_of_a_fork_server_work_and_end_with_the_parent(tmp_path: Path) -> None:
+    """The default of Python 3.14 on Linux; such a worker is no child of the process that it works for."""
+    script, pids = tmp_path / "served.py", tmp_path / "pids"
+    script.write_text(SERVED)
+    pids.mkdir()
+    with subprocess.Popen(
+        [sys.executable, script, pids], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        try:
+            assert parent.stdout is not None
+            assert [parent.stdout.readline() for _ in range(2)] == ["[0]\n", "[1]\n"]
+        finally:
+            parent.kill()
+    workers = [int(path.name) for path in pids.iterdir()]
+    assert len(workers) == 2
     deadline = time.monotonic() + 2
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline, "a worker is still there"
