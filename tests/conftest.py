@@ -57,7 +57,7 @@ def _process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for number, handler in handlers.items():
         signal.signal(number, handler)
     for name in set(sys.modules) - modules:
-        if name.startswith("flambeau_model_"):
+        if name.startswith(("flambeau_model_", "flambeau_data_")):
             del sys.modules[name]
     if has_group() and not had_group:
         gc.collect()  # a traceback may hold it

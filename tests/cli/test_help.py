@@ -87,7 +87,7 @@ def test_every_setting_has_its_flag_and_its_text(flambeau: Any) -> None:
         ("train --zzz", "unknown flag --zzz (flambeau train --help lists all)"),
         ("train a b", "unexpected argument 'b'; see flambeau train --help"),
         ("predict run x.png --jsn", "unknown flag --jsn; did you mean '--json'?"),
-        ("predict run", "IMAGE"),
+        ("predict run", "WHAT"),
         ("evaluate run data --worker 2", "did you mean '--workers'?"),
         ("verify", "RUN"),
         ("verify a b", "unexpected argument 'b'; see flambeau verify --help"),

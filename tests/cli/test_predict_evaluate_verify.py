@@ -153,11 +153,10 @@ def test_wrong_images_and_wrong_runs(flambeau: Any, run: Path, images: Path) -> 
     Path("cut.png").write_bytes(good.read_bytes()[:60])
     Path("empty.png").touch()
     for path, part in (
-        ("gone.png", "gone.png: no such file"),
-        ("noise.png", "noise.png cannot be decoded: not a JPEG, PNG"),
-        ("cut.png", "cut.png cannot be decoded: "),
-        ("empty.png", "empty.png cannot be decoded: the file is empty"),
-        (str(images), f"{images} cannot be read: Is a directory"),
+        ("gone.png", "gone.png does not exist"),
+        ("noise.png", "noise.png: not a JPEG, PNG"),
+        ("cut.png", "cut.png: "),
+        ("empty.png", "empty.png: the file is empty"),
     ):
         refused(flambeau("predict", run, good, path), part)
     for verb in ("predict {} x.png", "evaluate {} images", "verify {}"):
@@ -268,8 +267,8 @@ def test_some_classes_are_enough_and_others_are_refused(
     refused(flambeau("evaluate run other"), "is of class 'z', which the model lacks")
     refused(flambeau("evaluate run gone"), "gone does not exist")
     refused(
-        flambeau("evaluate run linear.py"),
-        "linear.py is neither a folder nor a file of packed images",
+        flambeau("evaluate run run/config.toml"),
+        "config.toml is neither a folder nor a file of packed images",
     )
 
 

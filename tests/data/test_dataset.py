@@ -191,6 +191,15 @@ def test_the_cache_reads_each_image_once(monkeypatch):
     assert dataset.source.reads == reads + 3
 
 
+def test_images_that_are_read_once_are_not_kept():
+    source = small(12)
+    dataset = ImageDataset(source, image_size=16, channels=3, train=False, keep=False)
+    assert source.reads == 0
+    images = batch(dataset, [1, 2, 3])
+    assert source.reads == 3
+    same(images, batch(ImageDataset(source, image_size=16, channels=3, train=False), [1, 2, 3]))
+
+
 def test_the_odd_one_among_small_images_is_made_to_fit(monkeypatch):
     source = small(100)
     source.images[2] = encoded(20, 24, 0)  # the probe looks at 64 of 100, not at this one

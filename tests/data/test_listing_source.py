@@ -164,6 +164,54 @@ def test_a_missing_image_is_a_bad_one(tmp_path):
         source.read(2)
 
 
+# --- without labels
+
+UNLABELLED = {
+    "a path a line": ("l.csv", "a.jpg\nb.jpg\na.jpg\n", ["", "", ""]),
+    "a header": ("l.csv", "path\na.jpg\nb.jpg\na.jpg\n", ["", "", ""]),
+    "other columns": ("l.tsv", "id\timage\n7\ta.jpg\n8\tb.jpg\n9\ta.jpg\n", ["", "", ""]),
+    "some labels": ("l.csv", "image,label\na.jpg,2\nb.jpg,\na.jpg,dog\n", ["2", "", "dog"]),
+    "labels": ("l.csv", "a.jpg,2.0\nb.jpg,0\na.jpg,1\n", ["2", "0", "1"]),
+    "a class called image": ("l.csv", "a.jpg,image\nb.jpg,x\na.jpg,x\n", ["image", "x", "x"]),
+    "no class numbers": ("l.csv", "a.jpg,-1\nb.jpg,0.25\na.jpg,0.25\n", ["-1", "0.25", "0.25"]),
+    "lst": ("l.lst", "0\ta.jpg\n1\t3\t4.5\tb.jpg\n2\tcat\ta.jpg\n", ["", "", "cat"]),
+}
+
+
+@pytest.mark.parametrize("name", UNLABELLED)
+def test_labels_may_be_missing_where_nothing_is_learnt(tmp_path, name):
+    file, content, labels = UNLABELLED[name]
+    path = put(tmp_path, file, content)
+    source = ListingSource(path, labelled=False)
+    assert rows_of(source) == list(zip(["a.jpg", "b.jpg", "a.jpg"], labels, strict=True))
+    with pytest.raises(InputError):  # of what is to be learnt from
+        ListingSource(path)
+
+
+def test_a_class_that_the_list_of_classes_lacks_is_no_matter_where_nothing_is_learnt(tmp_path):
+    (tmp_path / "l.classes.txt").write_text("cat\ndog\n")
+    path = put(tmp_path, "l.csv", "a.jpg,1\nb.jpg,7\n")
+    assert rows_of(ListingSource(path, labelled=False)) == [("a.jpg", "1"), ("b.jpg", "7")]
+    path = put(tmp_path, "l.csv", "a.jpg,1\nb.jpg,0\n")
+    assert rows_of(ListingSource(path, labelled=False)) == [("a.jpg", "dog"), ("b.jpg", "cat")]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("l.csv", "", "holds no images"),
+        ("l.csv", "name,id\nx,1\n", "line 1 is no header that names path, nor an image"),
+        ("l.csv", "path,id\na.jpg,1\n,2\n", "line 3 has no path"),
+        ("l.csv", "a.jpg,cat,3\n", "line 1 is no header"),
+        ("l.lst", "a.jpg\n", "Expected index and path"),
+        ("l.csv", "path\nhttps://x/a.jpg\n", "line 2 is a URL"),
+    ],
+)
+def test_what_is_refused_without_labels(tmp_path, file, content, reason):
+    with pytest.raises(InputError, match=reason):
+        ListingSource(put(tmp_path, file, content), labelled=False)
+
+
 # --- what is refused
 
 BAD = {

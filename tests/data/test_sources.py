@@ -17,7 +17,7 @@ from flambeau.data.folder_source import FolderSource
 from flambeau.data.formats import shards_of, whole_name
 from flambeau.data.record_source import RecordSource
 from flambeau.data.source import SubsetSource
-from flambeau.data.sources import hold_out, open_source, open_sources
+from flambeau.data.sources import hold_out, open_source, open_sources, open_unlabelled
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 
 
@@ -394,6 +394,76 @@ def test_evaluation_takes_record_files_and_a_single_class(tmp_path):
     put_records(tmp_path / "x_train.rec", [1, 1])
     (tmp_path / "x.classes.txt").write_text("cat\ndog\n")
     assert open_source(tmp_path / "x_train.rec", ["dog", "cat"]).labels.tolist() == [0, 0]
+
+
+# --- prediction
+
+
+def described(opened):
+    """Of all images, what they are called and their class."""
+    return [
+        (source.describe(index), source.classes[label])
+        for source, _ in opened
+        for index, label in enumerate(source.labels.tolist())
+    ]
+
+
+def test_images_to_predict_on_lie_anywhere_and_keep_the_order_of_training(tmp_path, monkeypatch):
+    names = ["a-b/1.png", "a/b/10.png", "a/b/9.PNG", "b/a/1.jpg"]
+    put_all(tmp_path / "data", *names, "a/notes.txt", "b/.hidden.png")
+    monkeypatch.chdir(tmp_path)
+    notes = []
+    opened = open_unlabelled([Path("data")], ["b", "c"], say=notes.append)
+    expected = [f"data/{name}" for name in FolderSource(Path("data")).names]
+    assert described(opened) == list(zip(expected, ["b", "b", "", "b"], strict=True))
+    assert notes == ["data: files that are no images by their endings are passed over: 1 .txt"]
+    put_all(tmp_path / "data", "z.png", "x.heic", "c.png/1.png")
+    opened = open_unlabelled([Path("data")], [])
+    expected = ["data/z.png", *expected, "data/c.png/1.png"]
+    assert described(opened) == [(name, "") for name in expected]
+    assert opened[0].packed is None
+
+
+def test_what_to_predict_on_keeps_its_order(tmp_path):
+    put_all(tmp_path, "1.png", "2", "cat/1.png")
+    put_records(tmp_path / "x_train.rec", [0, 1])
+    put_records(tmp_path / "x_val.rec", [1])
+    paths = [tmp_path / name for name in ("2", "1.png", "x_train.rec", "cat", "1.png")]
+    opened = open_unlabelled(paths, ["0"])
+    assert [(len(source), packed) for source, packed in opened] == [
+        (2, None), (2, paths[2]), (1, None), (1, None)
+    ]  # fmt: skip
+    assert [label for _, label in described(opened)] == ["", "", "0", "1", "", ""]
+    assert described(opened)[0] == (str(paths[0]), "")
+
+
+def test_packed_parts_in_folders_are_predicted_as_they_are_evaluated(tmp_path):
+    for part, labels in (("train", [0, 1, 1]), ("val", [0, 1])):
+        (tmp_path / "data" / part).mkdir(parents=True)
+        put_records(tmp_path / "data" / part / "1.rec", labels)
+    opened = open_unlabelled([tmp_path / "data"], ["0", "1"])
+    expected = open_source(tmp_path / "data", ["0", "1"])
+    assert described(opened) == [
+        (expected.describe(0), "0"), (expected.describe(1), "1")
+    ]  # fmt: skip
+    put_all(tmp_path / "data", "train/preview.jpg")
+    message = complaint(open_unlabelled, [tmp_path / "data"], [])
+    assert "holds images (1, such as train/preview.jpg) and packed files in " in message
+
+
+@pytest.mark.parametrize(
+    ("names", "what", "reason"),
+    [
+        ([], "", "holds no image\nExpected files that end in .bmp"),
+        (["a/x.heic", "x.txt", "a/b/y.heic"], "", "holds no image (found: 2 .heic, 1 .txt)"),
+        (["photos.tar"], "photo.tar", "photo.tar does not exist; did you mean"),
+        ([], "gone/x.png", "does not exist, nor does its folder"),
+        (["1.png"], "2.png", "Expected an image, a folder of images, or packed images: .rec"),
+    ],
+)
+def test_nothing_to_predict_on(tmp_path, names, what, reason):
+    put_all(tmp_path, *names)
+    assert reason in complaint(open_unlabelled, [tmp_path / what], ["a"])
 
 
 def test_a_subset_refuses_classes_that_it_cannot_number(tmp_path):

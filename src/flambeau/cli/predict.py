@@ -1,19 +1,43 @@
-"""`flambeau predict`: classes of image files, by a trained run."""
+"""`flambeau predict`: classes of images, by a trained run."""
 
 import argparse
+import contextlib
 import json
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flambeau.train.predicting import Sample
 
 HELP = "classify images with the model of a run"
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN IMAGE... and how to print."""
+    """RUN WHAT... and how to read and print."""
     parser.add_argument("folder", metavar="RUN", help="folder of the run")
-    parser.add_argument("images", metavar="IMAGE", nargs="+", help="image files")
+    parser.add_argument(
+        "what",
+        metavar="WHAT",
+        nargs="+",
+        help="image files, folders of images at any depth, or packed images and torchvision:NAME as "
+        "`flambeau evaluate` takes them; no labels are needed",
+    )
     parser.add_argument(
         "--top", type=int, default=5, metavar="N", help="classes to name (default: 5)"
+    )
+    parser.add_argument(
+        "--download", action="store_true", help="fetch what is missing of torchvision:NAME"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes that read data"
+    )
+    parser.add_argument(
+        "--skip-bad-images", type=int, default=0, metavar="N", help="unreadable images to leave out"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object an image")
 
@@ -21,23 +45,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the classes of each image."""
     from flambeau.data.errors import InputError
-    from flambeau.train.trained import load_trained, predict
+    from flambeau.train.predicting import predict
+    from flambeau.train.trained import load_trained
 
-    if arguments.top < 1:
-        raise InputError(f"--top must be at least 1, got {arguments.top}")
-    trained = load_trained(Path(arguments.folder), say=_say)
-    for path, ranking in predict(trained, [Path(p) for p in arguments.images], top=arguments.top):
-        if arguments.json:
-            classes = [{"class": name, "probability": round(share, 6)} for name, share in ranking]
-            print(
-                json.dumps({"image": str(path), "classes": classes}, ensure_ascii=False), flush=True
+    for name, least in (("top", 1), ("workers", 0), ("skip_bad_images", 0)):
+        if getattr(arguments, name) < least:
+            raise InputError(
+                f"--{name.replace('_', '-')} must be at least {least}, got {getattr(arguments, name)}"
             )
-        else:
+    trained = load_trained(Path(arguments.folder), say=_say)
+    predictions = predict(
+        trained,
+        [Path(what) for what in arguments.what],
+        top=arguments.top,
+        workers=arguments.workers,
+        skip_bad_images=arguments.skip_bad_images,
+        download=arguments.download,
+        say=_say,
+    )
+    with contextlib.closing(predictions):  # and so its workers end, whatever happens here
+        for sample, ranking in predictions:
             print(
-                f"{path}: " + ", ".join(f"{name} {share:.1%}" for name, share in ranking),
+                _as_json(sample, ranking) if arguments.json else _as_text(sample, ranking),
                 flush=True,
             )
     return 0
+
+
+def _as_json(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
+    row: dict[str, Any] = {"image": sample.image}
+    if sample.packed is not None:
+        row |= {"source": sample.packed, "index": sample.index, "name": sample.name}
+    if sample.label is not None:
+        row["label"] = sample.label
+    row["classes"] = [{"class": name, "probability": round(share, 6)} for name, share in ranking]
+    line = json.dumps(row, ensure_ascii=False)
+    # What the terminal lacks, or bytes of a path that are no text, come as escapes that JSON reads back.
+    return line if _printed(line) == line else json.dumps(row)
+
+
+def _as_text(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
+    image = _CONTROL.sub(lambda found: repr(found[0])[1:-1], sample.image)  # one line an image
+    return _printed(f"{image}: " + ", ".join(f"{name} {share:.1%}" for name, share in ranking))
+
+
+def _printed(text: str) -> str:
+    """As standard output can show it."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _say(text: str) -> None:

@@ -175,7 +175,9 @@ def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
 
 def default_folder(settings: Settings, explicit: Mapping[str, Any]) -> Path:
     """runs/NAME after the data, with a hash of the settings that were given, so that each has its folder."""
-    name = _EMBEDDED_NAME if settings.data is None else Path(settings.data).stem
+    # Of FILE.py:FUNCTION both.
+    data = None if settings.data is None else Path(settings.data.replace(".py:", "-"))
+    name = _EMBEDDED_NAME if data is None else data.stem
     told = {k: v for k, v in explicit.items() if k != "data" and not FIELDS[k].metadata["neutral"]}
     if told:
         name += "-" + hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]

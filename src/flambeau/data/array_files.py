@@ -175,12 +175,16 @@ def damaged(path: Path, how: str) -> InputError:
     return InputError(f"{path} is damaged or cut short: {how}\nCopy or make it again")
 
 
-def open_npy(path: Path) -> dict[str, Rows]:
+def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
     """Images in an .npy file, and their labels in the first file beside it that may hold them.
 
     For NAME.npy these are NAME_labels.npy, NAME.labels.npy, NAME with y, labels, label, targets or target in
     the place of x, images, image, imgs or data (y_train.npy beside x_train.npy), labels.npy and y.npy; each
     also as .txt, one label a line.
+
+    Args:
+        path: the file.
+        labelled: False looks for none.
 
     Raises:
         InputError: no labels, or a damaged file.
@@ -191,6 +195,8 @@ def open_npy(path: Path) -> dict[str, Rows]:
             f"{path} has shape {images.shape}, which is no array of images\n"
             "Name the file that holds them, of shape (N, H, W) or (N, H, W, C)"
         )
+    if not labelled:
+        return {"images": images}
     beside = [path.with_name(name + end) for name in labels_beside(path.stem) for end in _ENDS]
     for candidate in beside:
         if candidate != path and candidate.is_file():
@@ -341,7 +347,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             for role, inner in zip(("images", "labels", "classes"), value, strict=False):
                 yield prefix + role, inner
     else:
-        yield name, value
+        yield name or "images", value
 
 
 def _is_pair(value: Any) -> bool:

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from flambeau.data.array_blocks import n5_fingerprint, open_n5
 from flambeau.data.array_files import Array, RefusedRows, Rows, open_npy, open_npz, open_pth
 from flambeau.data.array_hdf5 import open_hdf5
 from flambeau.data.array_labels import classes_and_labels, read_labels
 from flambeau.data.array_names import TRAIN_PARTS, VAL_PARTS, names_by_part
+from flambeau.data.class_names import unlabelled
 from flambeau.data.decode import MAX_PIXELS
 from flambeau.data.errors import InputError
 from flambeau.data.fingerprint import file_fingerprint
@@ -32,27 +34,28 @@ _CHANNELS = (1, 3, 4)
 _LOOKED_AT = 16  # images whose floating-point pixels are looked at when a source is opened
 
 
-def open_arrays(path: Path, kind: str) -> tuple[Source, Source | None]:
+def open_arrays(path: Path, kind: str, *, labelled: bool = True) -> tuple[Source, Source | None]:
     """The images of a file of arrays: all, or those to train on and those to validate on.
 
     Args:
         path: the file, or the folder of an N5 container.
         kind: 'npz', 'npy', 'hdf5', 'n5' or 'pth'.
+        labelled: as for ArraySource.
 
     Raises:
         InputError: whatever is wrong with the data.
     """
     try:
-        arrays = _OPEN[kind](path)
+        arrays = _opened(path, kind, labelled)
         named = _named(arrays, path)
-        parts = [part for part, roles in named.items() if {"images", "labels"} <= roles.keys()]
+        parts = [part for part, roles in named.items() if _needed(labelled) <= roles.keys()]
         train = next((part for part in (*TRAIN_PARTS, "") if part in parts), None)
         val = next((part for part in VAL_PARTS if part in parts), None)
         if train is None:
             train, val = val or "", None
         return (
-            ArraySource(path, kind, train, arrays),
-            None if val is None else ArraySource(path, kind, val, arrays),
+            ArraySource(path, kind, train, arrays, labelled=labelled),
+            None if val is None else ArraySource(path, kind, val, arrays, labelled=labelled),
         )
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -70,6 +73,7 @@ class ArraySource:
         kind: its format, as in `open_arrays`.
         part: 'train', 'val' ... or '' for images that belong to no part.
         arrays: what the file holds, by name.
+        labelled: False leaves the labels aside, if there are any: all images are of class ''.
 
     Attributes:
         names: the positions of the images in the file.
@@ -78,17 +82,35 @@ class ArraySource:
         InputError: whatever is wrong with the arrays.
     """
 
-    def __init__(self, path: Path, kind: str, part: str, arrays: Mapping[str, Rows]) -> None:
-        self.path, self._key = path, (path, kind, part)
+    def __init__(
+        self,
+        path: Path,
+        kind: str,
+        part: str,
+        arrays: Mapping[str, Rows],
+        *,
+        labelled: bool = True,
+    ) -> None:
+        self.path, self._key = path, (path, kind, part, labelled)
         named = _named(arrays, path)
         roles = named.get(part, {})
-        if not {"images", "labels"} <= roles.keys():
-            raise _missing(arrays, path)
+        if not _needed(labelled) <= roles.keys():
+            raise _missing(arrays, path, labelled)
         self._name = roles["images"]
         self._images: Rows = arrays[self._name]
         if "offsets" in roles:
             self._images = _Joined(f"{path}: {self._name}", self._images, arrays[roles["offsets"]])
         self._check_images()
+        if labelled:
+            self.classes, self.labels = self._labels(arrays, named, part)
+        else:
+            self.classes, self.labels = unlabelled(len(self), path)
+        self.fingerprint = self._fingerprint(part)
+
+    def _labels(
+        self, arrays: Mapping[str, Rows], named: Mapping[str, Mapping[str, str]], part: str
+    ) -> tuple[tuple[str, ...], Tensor]:
+        path, roles = self.path, named[part]
         label_rows = arrays[roles["labels"]]
         if label_rows.shape[:1] != (len(self),) and not isinstance(label_rows, RefusedRows):
             raise InputError(
@@ -99,8 +121,7 @@ class ArraySource:
         known = [arrays[named[k]["classes"]] for k in (part, *named) if "classes" in named[k]]
         # Names that are as many as the images are those of the images.
         names = next((rows for rows in known if rows.shape[:1] != (len(self),)), None)
-        self.classes, self.labels = classes_and_labels(path, labels, names, self.describe)
-        self.fingerprint = self._fingerprint(part)
+        return classes_and_labels(path, labels, names, self.describe)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the file itself: handles and maps cannot be sent, and memory need not be.
@@ -203,9 +224,17 @@ class _Joined:
         return items
 
 
-def _reopened(path: Path, kind: str, part: str, fingerprint: str) -> ArraySource:
+def _opened(path: Path, kind: str, labelled: bool) -> dict[str, Rows]:
+    return open_npy(path, labelled=labelled) if kind == "npy" else _OPEN[kind](path)
+
+
+def _needed(labelled: bool) -> set[str]:
+    return {"images", "labels"} if labelled else {"images"}
+
+
+def _reopened(path: Path, kind: str, part: str, labelled: bool, fingerprint: str) -> ArraySource:
     try:
-        source = ArraySource(path, kind, part, _OPEN[kind](path))
+        source = ArraySource(path, kind, part, _opened(path, kind, labelled), labelled=labelled)
     except OSError as error:
         raise _unreadable(path, error) from error
     if source.fingerprint != fingerprint:
@@ -224,11 +253,13 @@ def _named(arrays: Mapping[str, Rows], path: Path) -> dict[str, dict[str, str]]:
         raise InputError(f"{path}: {error}\nGive all but one of them another name") from error
 
 
-def _missing(arrays: Mapping[str, Rows], path: Path) -> InputError:
+def _missing(arrays: Mapping[str, Rows], path: Path, labelled: bool) -> InputError:
     there = ", ".join(f"{name} {rows.shape} {rows.dtype}" for name, rows in arrays.items())
     return InputError(
-        f"{path} has no images with labels by a known name; it has {there[:500] or 'no arrays'}\n"
-        "Name them images (or x, data) and labels (or y, targets); of parts train_images, val_images ..."
+        f"{path} has no images{' with labels' * labelled} by a known name; it has "
+        f"{there[:500] or 'no arrays'}\n"
+        f"Name them images (or x, data){' and labels (or y, targets)' * labelled}; "
+        "of parts train_images, val_images ..."
     )
 
 

@@ -89,6 +89,13 @@ def named_labels(
     return known, numbers
 
 
+def unlabelled(count: int, path: Path) -> tuple[tuple[str, ...], Tensor]:
+    """The class '', and its number for each of `count` images of a file; InputError if there are none."""
+    if not count:
+        raise InputError(f"{path} holds no images")
+    return ("",), torch.zeros(count, dtype=torch.int64)
+
+
 def _read(path: Path) -> tuple[str, ...] | None:
     if not path.exists():
         return None

@@ -9,7 +9,8 @@ N: images, C: channels, S: side in pixels.
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from flambeau.data.decode_pool import DecodePool
 from flambeau.data.errors import InputError
 from flambeau.data.in_flight import reading
 from flambeau.data.seeded import SeededDataset
-from flambeau.data.source import Source
+from flambeau.data.source import Source, Stored
 
 SMALL_SIDE = (
     64  # up to here a random crop of a part would leave too little (CIFAR 32, Tiny ImageNet 64)
@@ -33,6 +34,8 @@ CACHE_BYTES = 256 << 20  # decoded small images kept in memory: 87,000 of 32 x 3
 _LEAST_STD = 0.0039  # one grey level of 255: where all images are one flat colour
 # A JPEG may be decoded down to this for its mean: four times faster for most photos.
 _STATISTICS_SIDE = 128
+
+_Seen = TypeVar("_Seen")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class ImageDataset(SeededDataset):
         flip: mirror half of the training images; False where left and right matter (digits, text).
         crop_scale: smallest and largest part of the area that a training crop keeps, within (0, 1].
         augmentation: of training images, after crop and flip.
+        keep: small images once they are decoded; False where each is asked for once, so that the first batch
+            does not wait for the last image.
         threads: that make a batch together; None for as many as there are CPUs for this process, and one in
             a worker of a DataLoader. The pixels do not depend on it.
 
@@ -85,16 +90,18 @@ class ImageDataset(SeededDataset):
         flip: bool = True,
         crop_scale: tuple[float, float] = CROP_SCALE,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen
+        keep: bool = True,
         threads: int | None = None,
     ) -> None:
         self.source, self.image_size, self.channels = source, image_size, channels
         self.train, self.skip_bad, self.flip = train, skip_bad, flip
         self.crop_scale, self.augmentation = crop_scale, augmentation
         self._pool = DecodePool(threads)
-        same_size = probe(source).same_size if image_size <= SMALL_SIDE else None
+        may_be_small = image_size <= SMALL_SIDE and (train or keep)
+        same_size = probe(source).same_size if may_be_small else None
         self.small = same_size == (image_size, image_size)
         self._cache: tuple[Tensor, Tensor, Tensor] | None = None
-        if self.small and len(source) * image_size**2 * channels <= CACHE_BYTES:
+        if keep and self.small and len(source) * image_size**2 * channels <= CACHE_BYTES:
             used, x_NHWC = self._read(range(len(source)), [0] * len(source))
             self._cache = used, (used >= 0).cumsum(0) - 1, x_NHWC  # rows: those left out have none
             # Its threads have done their work, and a process is best forked without any.
@@ -206,21 +213,12 @@ def probe(source: Source, *, limit: int = 64) -> Probe:
     Raises:
         InputError: none of them can be read.
     """
-    sizes, grey, problem = [], True, ""
-    for index in _spread(len(source), limit):
-        try:
-            info = inspect(source.read(index))
-        except (OSError, DecodeError) as error:
-            problem = problem or f"{source.describe(index)}: {error}"
-            continue
-        sizes.append((info.height, info.width))
-        grey = grey and info.grey
-    if not sizes:
-        raise InputError(f"no image can be read; the first one is {problem}")
+    infos = _look_at(source, limit, inspect)
+    sizes = [(info.height, info.width) for info in infos]
     return Probe(
         median_shorter_side=round(statistics.median(map(min, sizes))),
         same_size=sizes[0] if len(set(sizes)) == 1 else None,
-        grey=grey,
+        grey=all(info.grey for info in infos),
     )
 
 
@@ -243,24 +241,36 @@ def mean_std(
     Raises:
         InputError: none of the images can be read.
     """
-    means, squares, levels = [], [], np.arange(256)
-    for index in _spread(len(source), limit):
-        try:
-            pixels = decode(source.read(index), channels=channels, min_side=_STATISTICS_SIDE)
-        except (OSError, DecodeError):
-            continue
+    levels = np.arange(256)
+
+    def moments(data: Stored) -> tuple[Any, Any]:
+        pixels = decode(data, channels=channels, min_side=_STATISTICS_SIDE)
         # Twenty times faster than sums over the pixels.
         histogram = Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels).histogram()
         counts, area = np.reshape(histogram, (channels, 256)), pixels.size // channels
-        means.append(counts @ levels / (255 * area))
-        squares.append(counts @ levels**2 / (255**2 * area))
-    if not means:
-        raise InputError(f"no image can be read, {source.describe(0)} among them")
-    mean, square = np.mean(means, axis=0), np.mean(squares, axis=0)
+        return counts @ levels / (255 * area), counts @ levels**2 / (255**2 * area)
+
+    mean, square = np.mean(_look_at(source, limit, moments), axis=0)
     std = np.sqrt(np.maximum(square - mean * mean, _LEAST_STD**2))
     return mean.round(4).tolist(), std.round(4).tolist()
 
 
-def _spread(length: int, limit: int) -> list[int]:
-    count = min(length, limit)
-    return [index * length // count for index in range(count)]
+def _look_at(source: Source, limit: int, look: Callable[[Stored], _Seen]) -> list[_Seen]:
+    """What a look at each of some images says, evenly spaced over the source; bad ones are passed over."""
+    count = min(len(source), limit)
+    indices = [number * len(source) // count for number in range(count)]
+    seen: dict[int, _Seen] = {}
+    problems: dict[int, str] = {}
+
+    def work(number: int) -> None:
+        try:
+            seen[number] = look(source.read(indices[number]))
+        except (OSError, DecodeError) as error:
+            problems[number] = str(error)
+
+    DecodePool().each(count, work)
+    if not seen:
+        raise InputError(
+            f"no image can be read; the first one is {source.describe(indices[0])}: {problems[0]}"
+        )
+    return [seen[number] for number in sorted(seen)]

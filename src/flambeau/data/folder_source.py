@@ -59,8 +59,7 @@ class FolderSource:
             names += sorted(_images(self.folder / name, f"{name}/", (), others))
             labels += [label] * (len(names) - len(labels))
         if not names:
-            found = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(3))
-            found = f" (found: {found})" if found else ""
+            found = f" (found: {endings(others)})" if others else ""
             raise InputError(
                 f"{root} has {len(self.classes)} sub-folders, but no image in them{found}\n"
                 f"Expected files that end in {' '.join(IMAGE_SUFFIXES)}"
@@ -104,6 +103,37 @@ class FolderSource:
 def class_folders(root: Path) -> list[Path]:
     """The sub-folders that would be classes, in no order; InputError where they cannot be listed."""
     return [Path(entry.path) for entry in _entries(root) if _is_folder(entry)]
+
+
+def images_below(root: Path) -> tuple[list[str], Counter[str]]:
+    """All images of a folder at any depth, found as `FolderSource` finds them, with or without class folders.
+
+    Args:
+        root: the folder.
+
+    Returns:
+        Paths below it, with slashes: first those in the folder itself, then sub-folder by sub-folder, in the
+        order of the names; and how many files of other types are there, by ending.
+
+    Raises:
+        InputError: a folder that cannot be read, or links in a circle.
+    """
+    others: Counter[str] = Counter()
+    names: list[str] = []
+    for entry in _entries(root):
+        if _is_image(entry):
+            names.append(entry.name)
+        elif not _is_folder(entry):
+            others[_suffix(entry) or "without suffix"] += 1
+    names.sort()
+    for folder in sorted(class_folders(root)):
+        names += sorted(_images(folder, f"{folder.name}/", (), others))
+    return names, others
+
+
+def endings(others: Counter[str]) -> str:
+    """The commonest of counted endings, for a message."""
+    return ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(3))
 
 
 def _images(

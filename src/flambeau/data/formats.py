@@ -84,30 +84,32 @@ def _holds_labels(path: Path) -> bool:
     return kind_of(path) == "npy" and is_of_labels(path.stem)
 
 
-def open_path(path: Path) -> tuple[Source, Source | None]:
+def open_path(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
     """The images of a path, or those to train on and those to validate on where it says which are which.
 
     Args:
         path: a file of a format, a folder of shards of one, what such shards are called as a whole, or a
             folder with a sub-folder a class.
+        labelled: False leaves labels aside, if there are any: all packed images are of class ''.
 
     Raises:
         InputError: whatever is wrong with the data.
     """
     kind = kind_of(path)
     if kind is not None:
-        return _open_kind(path, kind)
+        return _open_kind(path, kind, labelled)
     shards = shards_of(path) or shards_in(path)
-    return open_shards(shards) if shards else (FolderSource(path), None)
+    return open_shards(shards, labelled=labelled) if shards else (FolderSource(path), None)
 
 
-def open_shards(paths: Sequence[Path]) -> tuple[Source, Source | None]:
+def open_shards(paths: Sequence[Path], *, labelled: bool = True) -> tuple[Source, Source | None]:
     """As `open_path`, of files of one format that belong together.
 
     Args:
         paths: at least one.
+        labelled: as for `open_path`.
     """
-    opened = [_open_kind(path, str(kind_of(path))) for path in paths]
+    opened = [_open_kind(path, str(kind_of(path)), labelled) for path in paths]
     if len(opened) == 1:
         return opened[0]
     for path, (_, val) in zip(paths, opened, strict=True):
@@ -119,28 +121,28 @@ def open_shards(paths: Sequence[Path]) -> tuple[Source, Source | None]:
     return ConcatSource([source for source, _ in opened]), None
 
 
-def _open_kind(path: Path, kind: str) -> tuple[Source, Source | None]:
+def _open_kind(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | None]:
     """The packages that a format needs are loaded with it."""
     if kind == "rec":
         from flambeau.data.record_source import RecordSource
 
-        return RecordSource(path), None
+        return RecordSource(path, labelled=labelled), None
     if kind == "tfrecord":
         from flambeau.data.tfrecord_source import TFRecordSource
 
-        return TFRecordSource(path), None
+        return TFRecordSource(path, labelled=labelled), None
     if kind == "tar":
         from flambeau.data.tar_source import open_tar
 
-        return open_tar(path)
+        return open_tar(path, labelled=labelled)
     if kind == "lmdb":
         from flambeau.data.lmdb_source import LMDBSource
 
-        return LMDBSource(path), None
+        return LMDBSource(path, labelled=labelled), None
     if kind == "listing":
         from flambeau.data.listing_source import open_listing
 
-        return open_listing(path)
+        return open_listing(path, labelled=labelled)
     from flambeau.data.array_source import open_arrays
 
-    return open_arrays(path, kind)
+    return open_arrays(path, kind, labelled=labelled)

@@ -42,13 +42,13 @@ _Record = tuple[int, list[str]]  # number of its first line, and its values
 class _Row(NamedTuple):
     line: int
     name: str
-    label: str
+    label: str  # '' if it has none
     part: str  # train, val or test; '' in a file that does not say
 
 
 class _Columns(NamedTuple):
     name: int
-    label: int
+    label: int | None
     part: int | None
 
 
@@ -64,6 +64,9 @@ class ListingSource:
 
     Args:
         path: the file, UTF-8. Paths in it start at its folder, or at the root.
+        labelled: False for images that are not learnt from. A path alone is a line then, and paths may come
+            again; an image without a label, or with several in a .lst, is of class ''; labels that could
+            not be trained on are the names of classes as they are.
 
     Attributes:
         names: the paths as they are listed.
@@ -73,11 +76,11 @@ class ListingSource:
         InputError: no such file, no images, a line that is malformed, or no listed image exists.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, labelled: bool = True) -> None:
         self.path = path.absolute()
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = list(_rows(path, file))
+                rows = list(_rows(path, file, labelled=labelled))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise InputError(f"{path} cannot be read: {reason}") from error
@@ -85,8 +88,16 @@ class ListingSource:
             raise InputError(f"{path} is not UTF-8 text: {error}\nSave it as UTF-8") from error
         self._lines = array("Q", [row.line for row in rows])
         self.names: tuple[str, ...] = tuple(row.name for row in rows)
-        labels = numbers_or_words([row.label for row in rows], self.describe)
-        self.classes, self.labels = named_labels(labels, path, self.describe)
+        texts = [row.label for row in rows]
+        try:
+            labels = numbers_or_words(texts, self.describe)
+            self.classes, self.labels = named_labels(labels, path, self.describe)
+        except InputError:
+            if labelled or not rows:
+                raise
+            self.classes = tuple(sorted(set(texts)))
+            number = {name: place for place, name in enumerate(self.classes)}
+            self.labels = torch.tensor([number[text] for text in texts])
         self.parts = tuple(row.part for row in rows) if rows[0].part else None
         self._require_any()
 
@@ -123,7 +134,7 @@ class ListingSource:
             )
 
 
-def open_listing(path: Path) -> tuple[Source, Source | None]:
+def open_listing(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
     """The images of a listing, or those to train on and those to validate on if a column `split` says so.
 
     Validated is on the rows of `val` (valid, validation, dev) or, without any, of `test`; where it has both,
@@ -131,11 +142,12 @@ def open_listing(path: Path) -> tuple[Source, Source | None]:
 
     Args:
         path: as for ListingSource.
+        labelled: as for ListingSource.
 
     Raises:
         InputError: as ListingSource.
     """
-    source = ListingSource(path)
+    source = ListingSource(path, labelled=labelled)
     return split(source, source.parts)
 
 
@@ -181,13 +193,14 @@ def numbers_or_words(
     return list(map(int, numbers))
 
 
-def _rows(path: Path, file: TextIO) -> Iterator[_Row]:
-    """The images of a listing; a path that comes again is refused."""
+def _rows(path: Path, file: TextIO, *, labelled: bool) -> Iterator[_Row]:
+    """The images of a listing; a path that comes again is refused where there are labels."""
     records = _records(path, file)
     seen: dict[str, int] = {}
-    for row in _lst_rows(path, records) if _is_lst(path) else _table_rows(path, records):
+    rows = _lst_rows if _is_lst(path) else _table_rows
+    for row in rows(path, records, labelled=labelled):
         where, name = f"{path}, line {row.line}", row.name
-        if not name or not row.label:
+        if not name or (labelled and not row.label):
             raise InputError(
                 f"{where} has no {'label' if name else 'path'}\nExpected an image and its class"
             )
@@ -195,7 +208,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[_Row]:
             raise InputError(f"{where} has a line break or control character in a value\nRemove it")
         if "://" in name:
             raise InputError(f"{where} is a URL: {name}\nDownload the images and list their paths")
-        first = seen.setdefault(os.path.normpath(name), row.line)
+        first = seen.setdefault(os.path.normpath(name), row.line) if labelled else row.line
         if first != row.line:
             raise InputError(
                 f"{where} lists {name} again, after line {first}\nExpected each image once, with one label"
@@ -237,29 +250,30 @@ def _records(path: Path, file: TextIO) -> Iterator[_Record]:
             yield line, values
 
 
-def _lst_rows(path: Path, records: Iterable[_Record]) -> Iterator[_Row]:
+def _lst_rows(path: Path, records: Iterable[_Record], *, labelled: bool) -> Iterator[_Row]:
     for line, values in records:
-        if len(values) < 3 or not _NUMBER.fullmatch(values[0]):
+        if len(values) < 2 + labelled or not _NUMBER.fullmatch(values[0]):
             raise InputError(
                 f"{path}, line {line}: {' '.join(values)[:80]!r}\n"
-                "Expected index, label and path, with tabs between them"
+                f"Expected index{', label' * labelled} and path, with tabs between them"
             )
-        if len(values) > 3:
+        if labelled and len(values) > 3:
             raise InputError(
                 f"{path}, line {line} has {len(values) - 2} labels\n"
                 "A classifier needs one: index, label and path, with tabs between them"
             )
-        yield _Row(line, values[2], values[1], "")
+        yield _Row(line, values[-1], values[1] if len(values) == 3 else "", "")
 
 
-def _table_rows(path: Path, records: Iterator[_Record]) -> Iterator[_Row]:
+def _table_rows(path: Path, records: Iterator[_Record], *, labelled: bool) -> Iterator[_Row]:
     first = next(records, None)
     if first is None:
         return
-    columns = _header(path, *first)
+    columns = _header(path, *first, labelled=labelled)
     if columns is None:
-        _require_image(path, *first)
-        columns, records = _Columns(0, 1, None), itertools.chain([first], records)
+        _require_image(path, *first, labelled=labelled)
+        columns = _Columns(0, 1 if len(first[1]) == 2 else None, None)
+        records = itertools.chain([first], records)
     for line, values in records:
         if len(values) != len(first[1]):
             raise InputError(
@@ -274,10 +288,11 @@ def _table_rows(path: Path, records: Iterator[_Record]) -> Iterator[_Row]:
                     f"{path}, line {line}: {values[columns.part]!r} is no part of the data\n"
                     f"Expected one of {', '.join(PARTS)} in that column"
                 )
-        yield _Row(line, values[columns.name], values[columns.label], part)
+        label = "" if columns.label is None else values[columns.label]
+        yield _Row(line, values[columns.name], label, part)
 
 
-def _header(path: Path, line: int, values: Sequence[str]) -> _Columns | None:
+def _header(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> _Columns | None:
     """The columns that a first line names; None where it names none."""
     words = [re.sub(r"[\W_]", "", value.lower()) for value in values]
 
@@ -293,14 +308,28 @@ def _header(path: Path, line: int, values: Sequence[str]) -> _Columns | None:
         return None
 
     name, label = column(_PATH), column(_LABEL)
-    return None if name is None or label is None else _Columns(name, label, column(_SPLIT))
+    is_row = any(map(_is_image, values))  # of an image of class 'image'
+    if name is None or (label is None and (labelled or is_row)):
+        return None
+    return _Columns(name, label, column(_SPLIT))
 
 
-def _require_image(path: Path, line: int, values: Sequence[str]) -> None:
+def _require_image(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> None:
     """A first line that is no header holds an image and its class."""
-    is_image = Path(values[0]).suffix.lower() in IMAGE_SUFFIXES
-    if len(values) != 2 or not (is_image or os.path.exists(path.parent / values[0])):  # noqa: PTH110
-        raise InputError(
-            f"{path}, line {line} is no header that names path and label, nor an image and its class: "
-            f"{' | '.join(values)[:80]!r}\nBegin with a line such as path,label or path,label,split"
-        )
+    is_image = _is_image(values[0]) or os.path.exists(path.parent / values[0])  # noqa: PTH110
+    if is_image and len(values) in ((2,) if labelled else (1, 2)):
+        return
+    expected, example = (
+        "path and label, nor an image and its class",
+        "path,label or path,label,split",
+    )
+    if not labelled:
+        expected, example = "path, nor an image", "path"
+    raise InputError(
+        f"{path}, line {line} is no header that names {expected}: {' | '.join(values)[:80]!r}\n"
+        f"Begin with a line such as {example}"
+    )
+
+
+def _is_image(name: str) -> bool:
+    return Path(name).suffix.lower() in IMAGE_SUFFIXES

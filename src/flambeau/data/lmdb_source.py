@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flambeau.data.class_names import named_labels
+from flambeau.data.class_names import named_labels, unlabelled
 from flambeau.data.errors import InputError
 from flambeau.data.fingerprint import file_fingerprint
 from flambeau.data.source import Stored
@@ -52,6 +52,7 @@ class LMDBSource:
 
     Args:
         path: the file, or the folder with its data.mdb.
+        labelled: False leaves the labels aside, if there are any: all images are of class ''.
 
     Attributes:
         names: the keys.
@@ -60,11 +61,12 @@ class LMDBSource:
         InputError: no such file, a damaged one, values of another kind, or labels that are no classes.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, labelled: bool = True) -> None:
         self._path = path
         file = path / "data.mdb" if path.is_dir() else path
         try:
-            found = stored_index(file, partial(_index, path), kind=_INDEX)
+            kind = _INDEX if labelled else f"{_INDEX} without labels"
+            found = stored_index(file, partial(_index, path, labelled=labelled), kind=kind)
             ends = found["key_ends"].tolist()
             joined = found["keys"].tobytes()
             keys = tuple(joined[a:b] for a, b in zip([0, *ends], ends, strict=False))
@@ -74,7 +76,10 @@ class LMDBSource:
             labels = found["labels"]
             if len(found["words"]):
                 labels = found["words"][labels]
-            self.classes, self.labels = named_labels(labels.tolist(), path, self.describe)
+            if labelled:
+                self.classes, self.labels = named_labels(labels.tolist(), path, self.describe)
+            else:
+                self.classes, self.labels = unlabelled(len(keys), path)
             facts = hashlib.sha256(b"%d " % len(keys) + joined + found["labels"].tobytes())
             self.fingerprint = file_fingerprint(file, f"{facts.hexdigest()} {self.classes}")
         except LMDBError as error:
@@ -193,7 +198,7 @@ def _kind_of(value: bytes) -> int | None:
         return None
 
 
-def _index(path: Path) -> dict[str, NDArray[Any]]:
+def _index(path: Path, *, labelled: bool) -> dict[str, NDArray[Any]]:
     """What `stored_index` keeps: keys, places, kind, labels, and the words of which labels are positions."""
     reader = LMDBReader(path)
     own = [i for i, k in enumerate(reader.keys) if not (k.startswith(b"__") and k.endswith(b"__"))]
@@ -206,7 +211,7 @@ def _index(path: Path) -> dict[str, NDArray[Any]]:
             "Make it again from the images, with flambeau pack FOLDER NAME.lmdb"
         )
     labels: list[int | str] = []
-    for place in own:
+    for place in own if labelled else ():
         key = reader.keys[place]
         try:
             labels.append(_KINDS[kind or 0].label(key, partial(reader.__getitem__, place)))

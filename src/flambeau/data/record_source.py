@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from flambeau.data.class_names import named_labels
+from flambeau.data.class_names import named_labels, unlabelled
 from flambeau.data.errors import InputError
 from flambeau.data.fingerprint import file_fingerprint
 from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack
@@ -26,6 +26,7 @@ class RecordSource:
 
     Args:
         path: the .rec file.
+        labelled: False leaves the labels aside, if there are any: all images are of class ''.
 
     Attributes:
         names: the keys of the records.
@@ -34,12 +35,17 @@ class RecordSource:
         InputError: no such file, no records, a damaged file, or labels that are no class numbers.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, labelled: bool = True) -> None:
         try:
             self._reader = RecordReader(path)
             self._width = 0  # of the label vectors, once one has been seen
-            labels = [self._label(index) for index in range(len(self._reader))]
-            self.classes, self.labels = named_labels(labels, path, self.describe)
+            count = len(self._reader)
+            if labelled:
+                labels = [self._label(index) for index in range(count)]
+                self.classes, self.labels = named_labels(labels, path, self.describe)
+            else:
+                labels = [0] * count
+                self.classes, self.labels = unlabelled(count, path)
             index = zip(self._reader.keys, labels, strict=True)
             self.fingerprint = file_fingerprint(path, f"{list(index)} {self.classes}")
         except RecordError as error:

@@ -9,16 +9,26 @@ import difflib
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from flambeau.data.errors import InputError
-from flambeau.data.folder_source import IMAGE_SUFFIXES, FolderSource, class_folders
+from flambeau.data.folder_source import (
+    IMAGE_SUFFIXES,
+    FolderSource,
+    class_folders,
+    endings,
+    images_below,
+)
 from flambeau.data.formats import ENDINGS, kind_of, open_path, open_shards, shards_in, shards_of
-from flambeau.data.named_sets import NAMES, open_named
+from flambeau.data.named_sets import NAMES, FileSet, open_named
 from flambeau.data.source import ConcatSource, Source, SubsetSource
+from flambeau.data.user_code import is_function
+from flambeau.data.user_source import open_function
 
 EMBEDDED = Path(__file__).parent / "embedded" / "fashion_mnist_train.rec"
 
@@ -26,6 +36,8 @@ _EXPECTED = (
     "a folder with a sub-folder of images a class (or train/ and val/ of such), or packed images: "
     f"{ENDINGS}"
 )
+
+_TO_PREDICT = f"an image, a folder of images, or packed images: {ENDINGS}"
 
 _NAMED = "torchvision:"
 
@@ -111,13 +123,52 @@ def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -
     if named is not None:
         return _with_classes(named[1] or named[0], tuple(classes), "the model")
     _require(path)
-    if path.is_dir():
-        parts = {
-            k: folder for k, folder in _sub_folders(path).items() if folder.name not in classes
-        }
-        path = next((parts[name] for name in _VAL_FOLDERS if name in parts), path)
-    source, val = open_path(path)
+    source, val = open_path(_val_folder(path, classes) if path.is_dir() else path)
     return _with_classes(source if val is None else val, tuple(classes), "the model")
+
+
+class Unlabelled(NamedTuple):
+    """Images to predict on.
+
+    Attributes:
+        source: what to read them from; those of class '' have no label.
+        packed: what the user calls packed images, a listing or a data set by name; None for files of one
+            image each, which their paths name.
+    """
+
+    source: Source
+    packed: Path | None
+
+
+def open_unlabelled(
+    paths: Sequence[Path],
+    classes: Sequence[str],
+    *,
+    download: bool = False,
+    say: Callable[[str], object] = lambda _: None,
+) -> list[Unlabelled]:
+    """Images to predict on, in the order given, with the labels that they happen to have.
+
+    Args:
+        paths: each an image file; a folder, of which all images at any depth count; or what else
+            `open_source` takes, of which the validation part counts, if any.
+        classes: the model's class names. An image of a folder has a label if it lies in a sub-folder that is
+            called like one of them; the labels of packed images may be of other classes.
+        download: fetch what is missing of a data set by name.
+        say: is told which files of a folder are passed over.
+
+    Raises:
+        InputError: whatever is wrong with one of the paths.
+    """
+    opened = []
+    for is_image, group in groupby(paths, _is_single_image):
+        if is_image:
+            names = list(map(str, group))
+            files = FileSet(Path(), names, [0] * len(names), [""])
+            opened.append(Unlabelled(files, None))
+        else:
+            opened += [_open_unlabelled(path, classes, download, say) for path in group]
+    return opened
 
 
 def hold_out(source: Source, *, share: float, seed: int) -> tuple[Source, Source]:
@@ -167,7 +218,11 @@ def is_named(data: str | Path) -> bool:
 
 
 def _open_named(path: Path, *, download: bool) -> tuple[Source, Source | None] | None:
-    """A data set by name; None for a path."""
+    """A data set by name, or of the user's own function; None for a path."""
+    if is_function(path):
+        return open_function(str(path))
+    if path.suffix == ".py" and path.is_file():
+        raise InputError(f"{path} is a Python file; say which function: {path}:FUNCTION")
     if not is_named(path):
         return None
     name, _, folder = str(path).removeprefix(_NAMED).partition(":")
@@ -175,7 +230,77 @@ def _open_named(path: Path, *, download: bool) -> tuple[Source, Source | None] |
     return open_named(name, Path(root), download=download)
 
 
-def _require(path: Path) -> None:
+def _is_single_image(path: Path) -> bool:
+    """Of another type than packed images: what is no image is found out when it is read, as in a folder."""
+    if is_named(path) or not os.path.exists(path):  # noqa: PTH110 - which may raise
+        return False
+    return not path.is_dir() and kind_of(path) is None and path.suffix != ".py"
+
+
+def _open_unlabelled(
+    path: Path, classes: Sequence[str], download: bool, say: Callable[[str], object]
+) -> Unlabelled:
+    parts = _open_named(path, download=download)
+    if parts is None:
+        _require(path, _TO_PREDICT)
+        kind = kind_of(path)
+        packed: Path | None = path
+        if kind is None and path.is_dir():
+            packed = _packed_in(path, classes)
+        if packed is None:
+            return Unlabelled(_open_images(path, classes, say), None)
+        parts = _open_packed(packed, say)
+    source, val = parts
+    return Unlabelled(source if val is None else val, path)
+
+
+def _open_packed(path: Path, say: Callable[[str], object]) -> tuple[Source, Source | None]:
+    """With the labels that it has; without any where it could not be trained on."""
+    if kind_of(path) == "listing":
+        return open_path(path, labelled=False)
+    try:
+        return open_path(path)
+    except InputError as error:
+        opened = open_path(path, labelled=False)
+        say(f"{path} is read without labels: {str(error).splitlines()[0]}")
+        return opened
+
+
+def _packed_in(folder: Path, classes: Sequence[str]) -> Path | None:
+    """Where the packed files of a folder lie: there, or in its val/; None for a folder of images."""
+    places = (folder, _val_folder(folder, classes))
+    packed = next((place for place in places if kind_of(place) or shards_in(place)), None)
+    if packed is not None:
+        names, _ = images_below(folder)
+        if names:
+            raise InputError(
+                f"{folder} holds images ({len(names)}, such as {names[0]}) and packed files in {packed}\n"
+                "Name what is meant: the packed files, or the images"
+            )
+    return packed
+
+
+def _open_images(folder: Path, classes: Sequence[str], say: Callable[[str], object]) -> FileSet:
+    names, others = images_below(folder)
+    if not names:
+        found = f" (found: {endings(others)})" if others else ""
+        raise InputError(
+            f"{folder} holds no image{found}\n"
+            f"Expected files that end in {' '.join(IMAGE_SUFFIXES)}, at any depth"
+        )
+    if others:
+        say(
+            f"{folder}: files that are no images by their endings are passed over: {endings(others)}"
+        )
+    number = {name: label for label, name in enumerate(classes)}
+    labels = [
+        next((number[part] for part in name.split("/")[:-1] if part in number), len(classes))
+        for name in names
+    ]
+    return FileSet(folder, names, labels, (*classes, ""))
+
+
+def _require(path: Path, expected: str = _EXPECTED) -> None:
     try:
         if path.is_dir() or kind_of(path) is not None or shards_of(path):
             return
@@ -192,7 +317,13 @@ def _require(path: Path) -> None:
             problem = f"{path} does not exist{guess}"
     except OSError as error:
         problem = f"{path} cannot be read: {(error.strerror or str(error)).lower()}"
-    raise InputError(f"{problem}\nExpected {_EXPECTED}")
+    raise InputError(f"{problem}\nExpected {expected}")
+
+
+def _val_folder(path: Path, classes: Sequence[str]) -> Path:
+    """The validation part of a folder that has one and whose name is no class; else the folder."""
+    parts = {k: folder for k, folder in _sub_folders(path).items() if folder.name not in classes}
+    return next((parts[name] for name in _VAL_FOLDERS if name in parts), path)
 
 
 def _sub_folders(path: Path) -> dict[str, Path]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flambeau.data.class_names import named_labels
+from flambeau.data.class_names import named_labels, unlabelled
 from flambeau.data.errors import InputError
 from flambeau.data.fingerprint import file_fingerprint
 from flambeau.data.folder_source import IMAGE_SUFFIXES
@@ -39,6 +39,7 @@ class TarSource:
 
     Args:
         path: the .tar file, not compressed.
+        labelled: False leaves the labels aside, if there are any: all images are of class ''.
 
     Attributes:
         names: the keys of the samples.
@@ -49,16 +50,20 @@ class TarSource:
             several images.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, labelled: bool = True) -> None:
         try:
-            kept = stored_index(path, lambda: _index(path), kind="tar 1")
+            kind = "tar 1" if labelled else "tar 1 without labels"
+            kept = stored_index(path, lambda: _index(path, labelled=labelled), kind=kind)
             self._files = _texts(kept["names"])
             index = TarIndex(self._files, kept["offsets"].tolist(), kept["sizes"].tolist())
             self._reader = TarReader(path, index)
             self.by_folder = bool(kept["by_folder"])
             texts = _texts(kept["labels"])
-            labels = texts if self.by_folder else numbers_or_words(texts, self.describe)
-            self.classes, self.labels = named_labels(labels, path, self.describe)
+            if labelled:
+                labels = texts if self.by_folder else numbers_or_words(texts, self.describe)
+                self.classes, self.labels = named_labels(labels, path, self.describe)
+            else:
+                self.classes, self.labels = unlabelled(len(texts), path)
             facts = f"{self._files} {self.labels.tolist()} {self.classes}"
             self.fingerprint = file_fingerprint(path, facts)
         except ShardError as error:
@@ -85,7 +90,7 @@ class TarSource:
             raise OSError(str(error)) from error
 
 
-def open_tar(path: Path) -> tuple[Source, Source | None]:
+def open_tar(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
     """The images of a tar file, or those to train on and those to validate on.
 
     The latter where all lie in folders train/ and one of val/, valid/, validation/, dev/, test/, above those
@@ -93,11 +98,12 @@ def open_tar(path: Path) -> tuple[Source, Source | None]:
 
     Args:
         path: as for TarSource.
+        labelled: as for TarSource.
 
     Raises:
         InputError: as TarSource.
     """
-    source = TarSource(path)
+    source = TarSource(path, labelled=labelled)
     parts = [_part(_folders(key)[: -1 if source.by_folder else None]) for key in source.names]
     return split(source, parts if all(parts) else None)
 
@@ -106,7 +112,7 @@ def _part(folders: Sequence[str]) -> str:
     return next((PARTS[folder.lower()] for folder in folders if folder.lower() in PARTS), "")
 
 
-def _index(path: Path) -> Arrays:
+def _index(path: Path, *, labelled: bool) -> Arrays:
     """What is kept beside the file: names, offsets and sizes of the images, and their labels."""
     files = index_tar(path)
     reader = TarReader(path, files)
@@ -118,8 +124,10 @@ def _index(path: Path) -> Arrays:
             f"{path} holds no images{f' (found: {_shown(found)})' if found else ''}\n"
             f"Expected files that end in {' '.join(IMAGE_SUFFIXES)}"
         )
-    kind = _kind(reader, samples[0])
-    if kind == "folder":
+    kind = _kind(reader, samples[0]) if labelled else "none"
+    if kind == "none":
+        labels = [""] * len(samples)
+    elif kind == "folder":
         labels = _folder_labels(reader, samples)
     else:
         labels = [_label(reader, sample, kind) for sample in samples]

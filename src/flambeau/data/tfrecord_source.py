@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.data.class_names import named_labels
+from flambeau.data.class_names import named_labels, unlabelled
 from flambeau.data.errors import InputError
 from flambeau.data.fingerprint import file_fingerprint
 from flambeau.data.listing_source import numbers_or_words
@@ -52,7 +52,7 @@ class _Chosen(NamedTuple):
     """The names of the features that count."""
 
     image: str
-    label: str
+    label: str | None
     name: str | None
 
 
@@ -68,6 +68,7 @@ class TFRecordSource:
 
     Args:
         path: the file, not compressed.
+        labelled: False leaves the labels aside, if there are any: all images are of class ''.
 
     Attributes:
         names: of the images where all have different ones, else the numbers of the records.
@@ -77,15 +78,19 @@ class TFRecordSource:
             image or a label.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, labelled: bool = True) -> None:
         try:
-            kept = stored_index(path, lambda: _index(path), kind="tfrecord 1")
+            kind = "tfrecord 1" if labelled else "tfrecord 1 without labels"
+            kept = stored_index(path, lambda: _index(path, labelled=labelled), kind=kind)
             self._reader = TFRecordReader(path, kept["offsets"].tolist())
             self._spans, self._shapes, self._names = kept["spans"], kept["shapes"], kept["names"]
             labels: Sequence[int | str] = kept["labels"].tolist()
             if kept["labels"].dtype == np.uint8:
                 labels = numbers_or_words(_texts(kept["labels"]), self.describe)
-            self.classes, self.labels = named_labels(labels, path, self.describe)
+            if labelled:
+                self.classes, self.labels = named_labels(labels, path, self.describe)
+            else:
+                self.classes, self.labels = unlabelled(len(labels), path)
             self.fingerprint = file_fingerprint(path, f"{self.names} {labels} {self.classes}")
         except TFRecordError as error:
             problem, compressed, hint = str(error).partition("; if it is compressed")
@@ -120,7 +125,7 @@ def _describe(reader: TFRecordReader, index: int) -> str:
     return f"{reader.path}, record {index} (byte {reader.offsets[index]})"
 
 
-def _index(path: Path) -> Arrays:
+def _index(path: Path, *, labelled: bool) -> Arrays:
     """What is kept beside the file: offsets of the records; spans and shapes of the images; labels, names."""
     chosen = None
     labels: list[int | str] = []
@@ -130,8 +135,8 @@ def _index(path: Path) -> Arrays:
         for number, record in enumerate(reader):
             where = _describe(reader, number)
             features = _parse(record, where)
-            chosen = _choose(features, where) if chosen is None else chosen
-            labels.append(_label(features, chosen.label, where))
+            chosen = chosen or _choose(features, where, labelled=labelled)
+            labels.append(0 if chosen.label is None else _label(features, chosen.label, where))
             if isinstance(labels[-1], str) != isinstance(labels[0], str):
                 raise InputError(
                     f"{where}: label {labels[-1]!r}, and {labels[0]!r} in the first record\n"
@@ -163,17 +168,17 @@ def _parse(record: bytes, where: str) -> Features:
         ) from error
 
 
-def _choose(features: Features, where: str) -> _Chosen:
+def _choose(features: Features, where: str, *, labelled: bool) -> _Chosen:
     images = [name for name in IMAGES if len(_bytes(features, name)) == 1]
     labels = [name for name in LABELS if len(features.get(name, ())) == 1]
     names = [name for name in NAMES if _name(features, name) is not None]
     for what, found, expected in (("image", images, IMAGES), ("label", labels, LABELS)):
-        if not found:
+        if not found and (labelled or what == "image"):
             raise InputError(
                 f"{where} has no {what} that is known; its features: {_shown(features)}\n"
                 f"Expected one value in one of {', '.join(expected)}"
             )
-    return _Chosen(images[0], labels[0], names[0] if names else None)
+    return _Chosen(images[0], labels[0] if labelled else None, names[0] if names else None)
 
 
 def _bytes(features: Features, name: str) -> list[bytes]:

@@ -36,7 +36,8 @@ class Settings:
     """Every setting of a training run. None means: chosen from the data, then written down."""
 
     data: str | None = _setting(
-        None, "folder with a sub-folder a class (or train/ and val/), packed images, or torchvision:NAME",
+        None, "folder with a sub-folder a class (or train/ and val/), packed images, torchvision:NAME, or "
+        "FILE.py:FUNCTION",
         group="data", auto="the embedded Fashion-MNIST", neutral=True,
     )  # fmt: skip
     image_size: int | None = _setting(

@@ -1,10 +1,6 @@
 """Models by name: timm's, torchvision's, the small one of the house, or a function in a file."""
 
-import importlib.util
 import inspect
-import sys
-import traceback
-import types
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +8,7 @@ import torch
 from torch import nn
 
 from flambeau.data.errors import InputError
+from flambeau.data.user_code import first_line, is_function, load_function, naming
 from flambeau.train.setting_checks import nearest
 
 SMALL = "small_convnet"
@@ -71,7 +68,7 @@ def _build(
     if name.startswith("torchvision:"):
         known = name.removeprefix("torchvision:")
         return _torchvision(known, num_classes, channels, pretrained, drop_path)
-    if ".py:" in name:
+    if is_function(name):
         return _from_file(name, num_classes, channels, image_size)
     return _timm(name, num_classes, channels, image_size, pretrained, drop_path)
 
@@ -124,11 +121,11 @@ def _timm(
             raise InputError(_without_effect(drop_path, name)) from error
         if pretrained:
             raise InputError(
-                f"the published weights of '{name}' could not be had: {_first_line(error)}; "
+                f"the published weights of '{name}' could not be had: {first_line(error)}; "
                 "check the connection, or leave --pretrained out"
             ) from error
         raise InputError(
-            f"timm cannot make '{name}' for {channels} channels at {image_size} pixels: {_first_line(error)}"
+            f"timm cannot make '{name}' for {channels} channels at {image_size} pixels: {first_line(error)}"
         ) from error
     assert isinstance(model, nn.Module)
     return model
@@ -165,7 +162,7 @@ def _torchvision(
             weights = get_model_weights(name).DEFAULT.get_state_dict(check_hash=True)
         except (OSError, RuntimeError, AttributeError) as error:
             raise InputError(
-                f"the published weights of 'torchvision:{name}' could not be had: {_first_line(error)}; "
+                f"the published weights of 'torchvision:{name}' could not be had: {first_line(error)}; "
                 "check the connection, or leave --pretrained out"
             ) from error
         own = model.state_dict()
@@ -175,11 +172,7 @@ def _torchvision(
 
 
 def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> nn.Module:
-    path_text, _, function_name = name.rpartition(":")
-    path = Path(path_text)
-    function = getattr(_load_module(path), function_name, None)
-    if not callable(function):
-        raise InputError(f"{path_text} has no function '{function_name}'; --model FILE.py:FUNCTION")
+    function = load_function(name, what="--model")
     offered = {"num_classes": num_classes, "channels": channels, "image_size": image_size}
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -198,39 +191,13 @@ def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> n
         raise InputError(
             f"{name} asks for {missing[0]!r}; it is called with any of {', '.join(offered)}, by name"
         )
-    try:
+    with naming(Path(name.rpartition(":")[0])):
         model = function(**wanted)
-    except Exception as error:
-        raise _failed(path, error) from error
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{name} must return a torch.nn.Module, it returned {type(model).__name__}"
         )
     return model
-
-
-def _load_module(path: Path) -> types.ModuleType:
-    if not path.is_file():
-        raise InputError(f"--model: {path} is not a file")
-    spec = importlib.util.spec_from_file_location(f"flambeau_model_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses and pickle look for it
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise _failed(path, error) from error
-    return module
-
-
-def _failed(path: Path, error: Exception) -> InputError:
-    """An error in the user's file: which, and in which line."""
-    lines = [
-        f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path
-    ]
-    line = f", line {lines[-1]}" if lines else ""
-    return InputError(f"{path}{line}: {type(error).__name__}: {_first_line(error)}")
 
 
 def check_output(
@@ -267,7 +234,7 @@ def check_output(
             logits: Any = model(images)
     except Exception as error:
         raise InputError(
-            f"the model fails {what}: {type(error).__name__}: {_first_line(error)}"
+            f"the model fails {what}: {type(error).__name__}: {first_line(error)}"
         ) from error
     finally:
         for module, mode in modes:
@@ -279,8 +246,3 @@ def check_output(
         raise InputError(
             f"the model must give logits of shape (N, {num_classes}); {what} it gives {shape}"
         )
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0][:200] if text else type(error).__name__

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from flambeau.data.augment import eval_image
 from flambeau.data.bad_images import BadImages
 from flambeau.data.dataset import ImageDataset
-from flambeau.data.decode import DecodeError
 from flambeau.data.errors import InputError
 from flambeau.data.loader import Loader
+from flambeau.data.source import Source
 from flambeau.data.sources import open_source
 from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
 from flambeau.recipes.training.label_smoothing import cross_entropy
@@ -85,30 +84,32 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
     return Trained(model.eval(), settings, facts, device, normalizer(facts, device))
 
 
-def predict(
-    trained: Trained, paths: Sequence[Path], *, top: int = 5
-) -> Iterator[tuple[Path, list[tuple[str, float]]]]:
-    """Classify image files, batch after batch.
+def read_for(
+    trained: Trained, source: Source, *, workers: int, skip_bad_images: int
+) -> tuple[Loader, BadImages]:
+    """Batches of a source as the model is evaluated on them, each image once and in order.
 
-    Args:
-        trained: the model.
-        paths: of the images.
-        top: how many classes to name for each, the most probable first.
-
-    Yields:
-        Each path with (class, probability) pairs.
+    Returns:
+        The loader, of uint8 images (N, C, S, S) and labels (N,); and the images that it has left out so far.
 
     Raises:
-        InputError: an image that cannot be read.
+        InputError: while it is iterated: more than `skip_bad_images` cannot be read.
     """
-    classes = trained.facts.classes
-    for low in range(0, len(paths), _BATCH):
-        some = paths[low : low + _BATCH]
-        images = torch.stack([_image(trained, path) for path in some])
-        best = trained.logits(images).softmax(1).topk(min(top, len(classes)))
-        rows = zip(some, best.values.tolist(), best.indices.tolist(), strict=True)
-        for path, shares, indices in rows:
-            yield path, [(classes[i], share) for i, share in zip(indices, shares, strict=True)]
+    assert trained.settings.image_size is not None
+    dataset = ImageDataset(
+        source,
+        image_size=trained.settings.image_size,
+        channels=trained.facts.channels,
+        train=False,
+        skip_bad=skip_bad_images > 0,
+        keep=False,
+    )
+    bad = BadImages(None, limit=skip_bad_images)
+    loader = Loader(
+        dataset, micro_batch_size=_BATCH, workers=workers, shuffle=False,
+        pin_memory=trained.device.type == "cuda", on_bad=bad.report_to(dataset.describe),
+    )  # fmt: skip
+    return loader, bad
 
 
 def evaluate(
@@ -125,19 +126,7 @@ def evaluate(
         InputError: data that cannot be opened, classes that the run does not know, bad images.
     """
     source = open_source(data, trained.facts.classes, download=download)
-    assert trained.settings.image_size is not None
-    dataset = ImageDataset(
-        source,
-        image_size=trained.settings.image_size,
-        channels=trained.facts.channels,
-        train=False,
-        skip_bad=skip_bad_images > 0,
-    )
-    bad = BadImages(None, limit=skip_bad_images)
-    loader = Loader(
-        dataset, micro_batch_size=_BATCH, workers=workers, shuffle=False,
-        on_bad=bad.report_to(dataset.describe),
-    )  # fmt: skip
+    loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     loss, accuracy, num_images = MeanOnDevice(trained.device), MeanOnDevice(trained.device), 0
     for micro in loader.stream(epoch=0, position=0, epochs=1):
         images, targets = micro.data
@@ -155,20 +144,6 @@ def evaluate(
         "images": num_images,
         "bad_images": len(bad.names),
     }
-
-
-def _image(trained: Trained, path: Path) -> Tensor:
-    size = trained.settings.image_size
-    assert size is not None
-    try:
-        pixels = eval_image(path.read_bytes(), size, channels=trained.facts.channels)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except DecodeError as error:
-        raise InputError(f"{path} cannot be decoded: {error}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def _newest(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:
