@@ -1,11 +1,13 @@
 """Anyone's data set: exact, resumable, and with workers that are named when they fail."""
 
 import ctypes
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +149,48 @@ def test_a_worker_that_dies_or_hangs_is_named_with_its_sample(
     assert seen == [0, 4, 8, 12][: len(seen)] != []
 
 
+def failed() -> None:
+    raise ValueError("sample 17 is odd")
+
+
+def test_an_error_of_the_dataset_leaves_no_worker_behind() -> None:
+    """Its traceback is alive, and nobody collects garbage."""
+    with pytest.raises(ValueError, match="sample 17 is odd") as error:
+        list(wrap(Failing(failed), batch_size=4, workers=2, shuffle=False))
+    began = time.monotonic()
+    while multiprocessing.active_children():
+        assert time.monotonic() - began < 2
+    assert error.value.__traceback__ is not None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_that_would_not_be_heard_of_is_told(workers: int) -> None:
+    class Mine(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"{one} and {two}")
+
+    def mine() -> None:
+        raise Mine(1, 2)
+
+    for what, words in (
+        (lambda: next(iter(())), "sample 17: StopIteration"),
+        (mine, "sample 17: Mine 1 and 2" if workers else "1 and 2"),
+    ):
+        batches = wrap(Failing(what), batch_size=4, workers=workers, shuffle=False)
+        with pytest.raises(Exception, match=words):
+            list(batches)
+
+
+def test_workers_outlast_the_thread_that_has_begun() -> None:
+    batches = iter(wrap(Failing(lambda: None), batch_size=4, workers=2, shuffle=False))
+    begun = []
+    thread = threading.Thread(target=lambda: begun.append(next(batches)))
+    thread.start()
+    thread.join()
+    time.sleep(0.1)
+    assert len(begun + list(batches)) == 10
+
+
 class Batches:
     """A DataLoader's iterator that raises these."""
 
@@ -202,7 +246,7 @@ class Large(Dataset[dict[str, Any]]):
 def test_batches_come_through_where_shared_memory_is_small(start_ranks: Callable[..., Any]) -> None:
     """In a mount namespace with 2 MiB of it; a batch has 4.8 MB."""
 
-    def work() -> list[float] | None:
+    def work() -> tuple[list[float], list[str]] | None:
         libc = ctypes.CDLL(None, use_errno=True)
         new_mounts, private = 0x20000, 1 << 18 | 1 << 14  # CLONE_NEWNS, MS_PRIVATE | MS_REC
         if libc.unshare(new_mounts) or libc.mount(b"none", b"/", None, private, None):
@@ -210,15 +254,16 @@ def test_batches_come_through_where_shared_memory_is_small(start_ranks: Callable
         if libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=2m"):
             return None
         assert os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize == 2 << 20
-        return [
+        means = [
             float(batch["x"].float().mean())
             for batch in wrap(Large(), batch_size=4, workers=2, shuffle=False)
         ]
+        return means, [path.name for path in Path("/dev/shm").iterdir()]
 
-    (means,) = start_ranks(1, work).results()
-    if means is None:
+    (result,) = start_ranks(1, work).results()
+    if result is None:
         pytest.skip("no right to make a mount namespace")
-    assert means == [1.5, 5.5, 9.5]
+    assert result == ([1.5, 5.5, 9.5], [])  # torch leaves a name of what it has no room for
 
 
 def test_what_goes_by_value_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

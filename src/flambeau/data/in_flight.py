@@ -79,11 +79,11 @@ class InFlight:
         return pids.index(pid) if pid in pids else None
 
     def kill(self) -> None:
-        """End the workers, one of which stands still."""
-        for pid in self._pids:
-            if pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        """End the workers, whatever they are doing."""
+        pids = set(self._pids)
+        for child in multiprocessing.active_children():
+            if child.pid in pids:
+                child.kill()
 
     def last(self, worker: int | None = None) -> Reading | None:
         """The sample that has been read for the longest time, else the one that was read last."""

@@ -28,8 +28,8 @@ from flambeau.data.micro_batch import (
 )
 from flambeau.data.read_ahead import read_ahead
 from flambeau.data.seeded import SeededDataset
-from flambeau.data.transport import Uncollated, pinned, received, to_send
-from flambeau.data.workers import Workers, signals_held
+from flambeau.data.transport import Uncollated, has_room, pinned, received, to_send
+from flambeau.data.workers import Workers, heard, signals_held
 from flambeau.recipes.data.sample_order import sample_order, sample_seeds
 
 
@@ -319,8 +319,9 @@ class _Fetch(Dataset[Any]):
             return part, tuple(t[indices] for t in self._dataset.tensors), size, ()
         seeds = sample_seeds(indices, seed=self._seed, epoch=part.epoch)
         if isinstance(self._dataset, SeededDataset):
+            first = int(indices[0])
             try:
-                with reading(int(indices[0])):
+                with reading(first), heard(f"batch of sample {first}", workers=self._workers):
                     batch, bad = self._dataset.batch(indices, seeds)
             except InputError as error:
                 # As a value: raised, it would arrive wrapped in a traceback.
@@ -330,7 +331,7 @@ class _Fetch(Dataset[Any]):
             samples = []
             for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
                 seed_globals(seed)
-                with reading(index):
+                with reading(index), heard(f"sample {index}", workers=self._workers):
                     samples.append(self._dataset[index])
             return part, self.collated(samples), size, ()
 
@@ -340,7 +341,10 @@ class _Fetch(Dataset[Any]):
         return self._collate(data.samples) if isinstance(data, Uncollated) else data
 
     def collated(self, samples: list[Any]) -> Any:
-        """A batch; or the samples as they are where torch finds no shared memory for it."""
+        """A batch; or the samples as they are where there is no shared memory for it."""
+        # Torch would leave an empty file there for each batch that it has no room for.
+        if self._workers and not has_room(samples, workers=self._workers):
+            return Uncollated(samples)
         try:
             return self._collate(samples)
         except RuntimeError as error:

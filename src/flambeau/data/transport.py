@@ -45,16 +45,25 @@ def to_send(batch: Any, *, workers: int) -> Any:
     In a container 64 MiB of /dev/shm are usual, and a worker that writes beyond dies of a bus error.
     Values go through a pipe, which costs two more copies.
     """
+    return batch if has_room(batch, workers=workers) else _over_tensors(batch, _Piped.of)
+
+
+def has_room(batch: Any, *, workers: int) -> bool:
+    """Whether shared memory has room for the tensors and arrays of a batch, one from each worker."""
     try:
         status = os.statvfs(_SHARED_MEMORY)
     except (OSError, AttributeError):  # no Linux
-        return batch
+        return True
     sizes: list[int] = []
-    _over_tensors(batch, lambda t: sizes.append(t.numel() * t.element_size()))
+    _mapped(batch, lambda value: sizes.append(_bytes_of(value)))
     # Others may be writing at this moment.
-    if status.f_bavail * status.f_frsize >= sum(sizes) * (workers + 1):
-        return batch
-    return _over_tensors(batch, _Piped.of)
+    return bool(status.f_bavail * status.f_frsize >= sum(sizes) * (workers + 1))
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return value.nbytes if isinstance(value, np.ndarray) else 0
 
 
 def received(batch: Any) -> Any:

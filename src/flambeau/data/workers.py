@@ -5,10 +5,12 @@ import ctypes
 import functools
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,8 +39,10 @@ class Workers:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Arguments of DataLoader."""
-        start = functools.partial(_start, self._in_flight)
+        """Arguments of DataLoader; to be asked for in the thread that starts the workers."""
+        # Linux tells a process of the end of the thread that has started it, not of the parent's.
+        lasts = threading.current_thread() is threading.main_thread()
+        start = functools.partial(_start, self._in_flight, lasts)
         looks = {"timeout": _LOOK_S} if self.count else {}
         return {"num_workers": self.count, "worker_init_fn": start, **looks}
 
@@ -63,6 +67,13 @@ class Workers:
                 else:
                     yield item
                     began = time.monotonic()
+        except (Exception, KeyboardInterrupt) as error:
+            if self.count:
+                # Torch would wait for workers that read on; and its frames, in a cycle with the error, would
+                # keep its iterator until some collection of garbage, perhaps in a worker forked later.
+                self._kill(batches)
+                traceback.clear_frames(error.__traceback__)
+            raise
         finally:
             del batches  # a traceback that holds this frame would keep the workers
 
@@ -73,7 +84,6 @@ class Workers:
             still = waited if last is None else min(waited, last.seconds)
             if not self._stall_timeout or still < self._stall_timeout:
                 return
-            self._in_flight.kill()  # they would be waited for
             raise WorkerLost(
                 f"{self._named(last)} for {still:.0f} s\n"
                 "See what blocks it there, or allow more time with stall_timeout"
@@ -88,6 +98,14 @@ class Workers:
             f"{self._named(last)} and {how}\nA kernel without memory kills workers: try fewer of them"
         ) from None
 
+    def _kill(self, batches: Iterator[Any]) -> None:
+        """End the workers now; none while it holds the lock that torch takes when it ends its iterator."""
+        lock = getattr(getattr(batches, "_workers_done_event", None), "_cond", threading.Lock())
+        taken = lock.acquire(timeout=1)
+        self._in_flight.kill()
+        if taken:
+            lock.release()
+
     def _named(self, last: Reading | None) -> str:
         """A worker and its sample."""
         if last is None:
@@ -95,6 +113,30 @@ class Workers:
         what = "has read nothing after" if last.is_over else "has been reading"
         where = self._describe(last.sample)
         return f"data worker {last.worker} (process {last.pid}) {what} {where}"
+
+
+@contextlib.contextmanager
+def heard(what: str, *, workers: int) -> Iterator[None]:
+    """Give another name to errors that nobody would hear of.
+
+    StopIteration would end an epoch in silence, and an error that cannot be pickled does not get out of its
+    worker.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, StopIteration) and (not workers or _is_pickled(type(error))):
+            raise
+        # Not 'from error': contextlib takes that of a StopIteration for its own, and raises the error itself.
+        raise RuntimeError(f"{what}: {type(error).__name__} {error}".rstrip())  # noqa: B904
+
+
+def _is_pickled(kind: type) -> bool:
+    try:
+        pickle.dumps(kind)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -110,7 +152,7 @@ def signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(in_flight: InFlight, worker: int) -> None:
+def _start(in_flight: InFlight, starter_lasts: bool, worker: int) -> None:
     """A worker dies with its parent, and outlasts a signal that is meant for the parent.
 
     Schedulers and terminals signal the whole process group; the parent still needs its workers to end
@@ -124,13 +166,13 @@ def _start(in_flight: InFlight, worker: int) -> None:
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_S) and None)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
-    if sys.platform == "linux":
+    if sys.platform == "linux" and starter_lasts:
         death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL, 0, 0, 0)
-    # Who is the child of a fork server, or whose parent has died before that, gets no signal, and torch's
-    # own watch would watch the server, or init.
+    # Who is the child of a fork server or of a passing thread, or whose parent has died before that, gets no
+    # signal that tells, and torch's own watch would watch the server, or init.
     parent = multiprocessing.parent_process()
-    if parent is not None and os.getppid() != parent.pid:
+    if parent is not None and (os.getppid() != parent.pid or not starter_lasts):
         threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
 
 
