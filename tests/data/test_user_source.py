@@ -673,3 +673,74 @@ def test_what_is_held_out_does_not_depend_on_labels_of_others():
     assert list(source.names)[:2] == ["00000000", "00000001"]
     held = [hold_out(one, share=0.3, seed=0)[1].names for one in (source, longer)]
     assert held[0] == held[1]
+
+
+# ---------------------------------------------------------------- what the file does beside
+
+
+SPLIT = """
+import os
+import random
+import sys
+import numpy as np
+from torch.utils.data import Dataset, random_split
+
+print("the file")
+
+class Images(Dataset):
+    targets = [number % 3 for number in range(60)]
+    def __len__(self):
+        return 60
+    def __getitem__(self, index):
+        return np.full((4, 4, 3), index, np.uint8), self.targets[index]
+
+def split():
+    print("the function")
+    os.chdir("/")
+    random.shuffle([1, 2])
+    return random_split(Images(), [40, 20])
+
+def ends():
+    sys.exit(0)
+
+class Alone(Images):
+    targets = None
+    def __getitem__(self, index):
+        return np.full((4, 4, 3), index, np.uint8)
+
+class WithNone(Alone):
+    def __getitem__(self, index):
+        return super().__getitem__(index), None
+"""
+
+
+def test_a_random_split_is_the_same_each_time_and_draws_from_nobody(capsys):
+    path = written(SPLIT).removesuffix(":load")
+    folder, state = Path.cwd(), torch.get_rng_state()
+    train, val = open_function(f"{path}:split")
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(1)
+    again, _ = open_function(f"{path}:split")
+    assert train.fingerprint == again.fingerprint
+    seen = [int(source.read(k)[0, 0, 0]) for source in (train, val) for k in range(len(source))]
+    assert sorted(seen) == list(range(60)) != seen
+    assert seen[:40] == [int(again.read(k)[0, 0, 0]) for k in range(40)]
+    # Results alone go to standard output, and are where they were asked for.
+    assert Path.cwd() == folder
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("the function")) == ("", 2)
+
+
+def test_a_file_that_ends_the_program_is_an_error():
+    with pytest.raises(InputError, match=r"line \d+: SystemExit: 0"):
+        open_function(f"{written(SPLIT).removesuffix(':load')}:ends")
+
+
+@pytest.mark.parametrize("name", ["Alone", "WithNone"])
+def test_images_without_labels_are_for_prediction(name):
+    path = written(SPLIT).removesuffix(":load")
+    with pytest.raises(InputError, match="label"):
+        open_function(f"{path}:{name}")
+    source, _ = open_function(f"{path}:{name}", labelled=False)
+    assert source.classes == ("",) and source.labels.tolist() == [0] * 60
+    assert int(source.read(7)[0, 0, 0]) == 7

@@ -7,7 +7,6 @@ which batch it is or how it is augmented.
 
 import contextlib
 import functools
-import random
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from flambeau.data.in_flight import hold_deaths, reading
 from flambeau.data.micro_batch import (
     MicroBatch,
     count_samples,
+    global_generators_kept,
     seed_globals,
     settle_before_fork,
     share_of,
@@ -327,7 +327,7 @@ class _Fetch(Dataset[Any]):
                 # As a value: raised, it would arrive wrapped in a traceback.
                 return part, error, 0, ()
             return part, batch, count_samples(batch), bad
-        with _global_generators():
+        with global_generators_kept():
             samples = []
             for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
                 seed_globals(seed)
@@ -356,18 +356,6 @@ class _Fetch(Dataset[Any]):
 def is_dataset(data: object) -> TypeGuard[Dataset[Any]]:
     """Whether samples can be asked for by index; otherwise it is a loader of ready batches."""
     return hasattr(data, "__getitem__") or isinstance(data, SeededDataset)
-
-
-@contextlib.contextmanager
-def _global_generators() -> Iterator[None]:
-    """The generators come out as they went in, so that reading here or in a worker is the same."""
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -217,10 +217,12 @@ def is_named(data: str | Path) -> bool:
     return str(data).startswith(_NAMED)
 
 
-def _open_named(path: Path, *, download: bool) -> tuple[Source, Source | None] | None:
+def _open_named(
+    path: Path, *, download: bool, labelled: bool = True
+) -> tuple[Source, Source | None] | None:
     """A data set by name, or of the user's own function; None for a path."""
     if is_function(path):
-        return open_function(str(path))
+        return open_function(str(path), labelled=labelled)
     if path.suffix == ".py" and path.is_file():
         raise InputError(f"{path} is a Python file; say which function: {path}:FUNCTION")
     if not is_named(path):
@@ -240,7 +242,7 @@ def _is_single_image(path: Path) -> bool:
 def _open_unlabelled(
     path: Path, classes: Sequence[str], download: bool, say: Callable[[str], object]
 ) -> Unlabelled:
-    parts = _open_named(path, download=download)
+    parts = _open_named(path, download=download, labelled=False)
     if parts is None:
         _require(path, _TO_PREDICT)
         kind = kind_of(path)

@@ -84,16 +84,21 @@ def call_function(name: str, *, what: str, source: bytes | None = None) -> Any:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Generator[None, None, None]:
-    """Around what a user's file does: its errors become an InputError that names the line."""
+    """Around what a user's file does: its errors become an InputError that names the line.
+
+    What it prints goes to standard error, for results alone go to standard output; and a folder that it
+    changes to is left again.
+    """
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr), contextlib.chdir(Path.cwd()):
+            yield
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failed(path, error) from error
 
 
-def failed(path: Path, error: Exception) -> InputError:
+def failed(path: Path, error: BaseException) -> InputError:
     """An error in the user's file: which, and in which line."""
     number = line_of(path, error)
     line = f", line {number}" if number else ""
@@ -105,7 +110,7 @@ def failed(path: Path, error: Exception) -> InputError:
     return InputError(f"{path}{line}: {type(error).__name__}: {first_line(error)}{hint}")
 
 
-def line_of(path: Path, error: Exception) -> int | None:
+def line_of(path: Path, error: BaseException) -> int | None:
     """The last line of a file that an error has come through."""
     file = path.absolute()
     frames = traceback.extract_tb(error.__traceback__)

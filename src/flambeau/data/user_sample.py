@@ -60,6 +60,12 @@ def split_sample(sample: object) -> tuple[object, object]:
     return sample[0], sample[1]
 
 
+def image_of(sample: object) -> object:
+    """The image of a sample that may have a label: one of two things is not the image."""
+    is_pair = isinstance(sample, tuple | list) and len(sample) == 2
+    return split_sample(sample)[0] if is_pair or isinstance(sample, Mapping) else sample
+
+
 def class_label(label: object) -> Label:
     """The label of a sample as an int or a str.
 

@@ -24,16 +24,18 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from tqdm import tqdm
 
-from flambeau.data.class_names import named_labels
+from flambeau.data.class_names import named_labels, unlabelled
 from flambeau.data.decode import DecodeError
 from flambeau.data.decode_pool import DecodePool
 from flambeau.data.errors import InputError
+from flambeau.data.micro_batch import global_generators_kept, seed_globals
 from flambeau.data.source import Stored
 from flambeau.data.user_code import call_function, first_line, line_of, naming, read_source
 from flambeau.data.user_sample import (
     Label,
     WrongSample,
     class_label,
+    image_of,
     split_sample,
     stored_image,
 )
@@ -46,17 +48,20 @@ _BAD_IMAGE = (OSError, SyntaxError, Image.DecompressionBombError)
 _STORE_IS_DOWN = (TimeoutError, ConnectionError)  # which says nothing about the image
 
 
-def open_function(name: str) -> tuple["UserSource", "UserSource | None"]:
+def open_function(name: str, *, labelled: bool = True) -> tuple["UserSource", "UserSource | None"]:
     """What a function of the user's returns, to train on and, where it returns a pair, to validate on.
 
     Args:
         name: FILE.py:FUNCTION.
+        labelled: as for UserSource.
 
     Raises:
         InputError: the file, the function or what it returns do not do.
     """
     returned = _Returned(name)
-    train, *val = (UserSource(returned, number) for number in range(len(returned.lengths)))
+    train, *val = (
+        UserSource(returned, number, labelled=labelled) for number in range(len(returned.lengths))
+    )
     return train, val[0] if val else None
 
 
@@ -70,13 +75,15 @@ class UserSource:
     Args:
         returned: what the function has returned.
         number: which part of it.
+        labelled: False for images that are not learnt from: where the data set does not tell its labels
+            beside its samples, a sample may be an image alone, and all are of class ''.
 
     Raises:
         InputError: no samples, samples or labels that do not do, or samples that are not the same each time
             that they are read.
     """
 
-    def __init__(self, returned: "_Returned", number: int) -> None:
+    def __init__(self, returned: "_Returned", number: int, *, labelled: bool = True) -> None:
         self._returned, self._number = returned, number
         self._what = _PARTS[len(returned.lengths)][number]
         data = returned.part(number)
@@ -90,9 +97,12 @@ class UserSource:
             raise InputError(
                 f"{returned.name}: .labels are not one for each of the {len(self)} {self._what}samples"
             )
-        self._told = known is not None
-        labels = self._read_labels() if known is None else self._plain_labels(known)
-        self.classes, self.labels = self._classes_and_labels(classes, labels)
+        self._told, self._labelled = known is not None, labelled or known is not None
+        if self._labelled:
+            labels = self._read_labels() if known is None else self._plain_labels(known)
+            self.classes, self.labels = self._classes_and_labels(classes, labels)
+        else:
+            self.classes, self.labels = unlabelled(len(self), returned.path)
         self._places = {name: place for place, name in enumerate(self.classes)}
         self.fingerprint = self._fingerprint(version if isinstance(version, str) else "")
         self._look()
@@ -114,10 +124,12 @@ class UserSource:
             with contextlib.nullcontext() if self._thread_safe else self._returned.lock:
                 if _is_source(data):
                     stored = stored_image(data.read(index))
-                else:
+                elif self._labelled:
                     image, label = split_sample(data[index])
                     self._check_label(index, class_label(label))
                     stored = stored_image(image)
+                else:
+                    stored = stored_image(image_of(data[index]))
             return stored.read_bytes() if isinstance(stored, Path) else stored
 
     @contextlib.contextmanager
@@ -277,14 +289,18 @@ class _Returned:
         parts = self._call()
         lengths = [self._length(data) for data in parts]
         if lengths != self.lengths:
+            before, now = (" and ".join(map(str, counts)) for counts in (self.lengths, lengths))
             raise InputError(
-                f"{self.name} has returned {_counted(self.lengths)} samples, and {_counted(lengths)} in "
-                "another process\nIt must return the same data each time that it is called"
+                f"{self.name} has returned {before} samples, and {now} in another process"
+                "\nIt must return the same data each time that it is called"
             )
         return parts
 
     def _call(self) -> list[Any]:
-        returned = call_function(self.name, what="DATA", source=self._source)
+        # What it draws, as random_split does, is the same in each process and on a resume.
+        with global_generators_kept():
+            seed_globals(0)
+            returned = call_function(self.name, what="DATA", source=self._source)
         # random_split gives its parts as a list, which otherwise is one of samples.
         if isinstance(returned, list) and any(isinstance(one, Subset) for one in returned):
             returned = tuple(returned)
@@ -379,7 +395,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower() + (f": {error.filename}" if error.filename else "")
     return first_line(error)
-
-
-def _counted(lengths: Sequence[int]) -> str:
-    return " and ".join(map(str, lengths))
