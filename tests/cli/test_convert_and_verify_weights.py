@@ -288,6 +288,25 @@ def test_verify_counts_what_is_not_finite(flambeau: Any) -> None:
     assert "safe to load with weights_only=True" in answer.out
 
 
+def test_verify_of_a_cut_file_of_images(flambeau: Any) -> None:
+    """It shows its images; where nothing is left to show, --salvage says that it cannot know."""
+    images = torch.randint(0, 256, (4, 8, 8), dtype=torch.uint8)
+    torch.save({"labels": torch.arange(4), "images": images}, "a.pth")
+    whole = Path("a.pth").read_bytes()
+    Path("a.pth").write_bytes(whole[: whole.index(b"PK\1\2")])
+    answer = flambeau("verify a.pth --salvage good.pth")
+    assert (answer.code, "4 images are good" in answer.out) == (1, True)
+    assert torch.equal(torch.load("good.pth")["images"], images)
+    assert "4 images are good" in flambeau("verify a.pth").out
+    Path("a.pth").write_bytes(whole[:100])
+    answer = flambeau("verify a.pth --salvage none.pth")
+    assert (answer.code, "be it images or weights" in answer.out) == (1, True)
+    write_weights({"w": torch.ones(100)}, Path("w.pth"))
+    Path("w.pth").write_bytes(Path("w.pth").read_bytes()[:-1])
+    assert "DAMAGED" in flambeau("verify w.pth").out
+    assert "only w (100,)" in flambeau("verify w.pth --salvage none.pth").out
+
+
 def test_verify_finds_a_bit_that_torch_does_not(flambeau: Any) -> None:
     torch.save({"w": torch.arange(1000.0)}, "a.pth")
     data = bytearray(Path("a.pth").read_bytes())

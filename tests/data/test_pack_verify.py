@@ -205,6 +205,21 @@ def test_rec_names_each_record_that_lies_in_the_damage(small: Path, tmp_path: Pa
     assert report.good == NUM_IMAGES - 4
 
 
+@pytest.mark.parametrize("new", [b"", bytes(64), b"x" * 64])
+def test_rec_before_damage(small: Path, tmp_path: Path, new: bytes) -> None:
+    """Damage that covers the end of a record and the next header: without notes, neither is good."""
+    path, kind = packed(small, tmp_path, "rec")
+    before, start = images_of(path), offsets(path)[4]
+    data = bytearray(path.read_bytes())
+    data[start - 32 : start + 32] = new
+    path.write_bytes(data)
+    for notes in (True, False):
+        report = verify(path, kind, salvage=tmp_path / f"{notes}.rec")
+        assert report.good == NUM_IMAGES - 2
+        assert images_of(tmp_path / f"{notes}.rec") == [*before[:3], *before[5:]]
+        (tmp_path / "p.rec.pack.json").unlink(missing_ok=True)
+
+
 def test_rec_payloads_that_hold_magics(tmp_path: Path) -> None:
     """Records of several parts are walked as one; their content is no image, which is said."""
     payloads = [b"\x0a\x23\xd7\xce" * n + bytes(n) for n in range(6)]
@@ -281,6 +296,126 @@ def test_tar_of_gnu_with_long_names(small: Path, tmp_path: Path) -> None:
     assert "end mark is missing" in verify(tmp_path / "cut.tar", "tar").damaged[-1].what
 
 
+def without_notes(small: Path, folder: Path, ending: str) -> tuple[Path, str]:
+    path, kind = packed(small, folder, ending)
+    (folder / f"{path.name}.pack.json").unlink()
+    return path, kind
+
+
+def test_tar_goes_on_behind_empty_blocks(small: Path, tmp_path: Path) -> None:
+    """A zeroed page: all samples that have no byte in it are saved, and no other."""
+    path, kind = without_notes(small, tmp_path, "tar")
+    before = images_of(path)
+    with tarfile.open(path) as tar:
+        ends = [m.offset_data + m.size for m in tar.getmembers()]
+        starts = [m.offset for m in tar.getmembers()]
+    page = next(p for p in range(0, ends[-1], 4096) if {p, p + 512} & set(starts[2:]))
+    data = bytearray(path.read_bytes())
+    data[page : page + 4096] = bytes(4096)
+    path.write_bytes(data)
+    hit = {k // 2 for k in range(len(starts)) if starts[k] < page + 4096 and ends[k] > page}
+    report = verify(path, kind, salvage=tmp_path / "saved.tar")
+    assert any("empty blocks" in d.what and d.offset in (page, page + 512) for d in report.damaged)
+    assert images_of(tmp_path / "saved.tar") == [b for k, b in enumerate(before) if k not in hit]
+
+
+def test_tar_is_refused_by_training_and_by_verify_alike(small: Path, tmp_path: Path) -> None:
+    path, kind = without_notes(small, tmp_path, "tar")
+    whole = path.read_bytes()
+    link = tarfile.TarInfo("a/9.png")
+    link.type, link.linkname = tarfile.SYMTYPE, "a/1.png"
+    two_images = tarfile.TarInfo("b/5.jpg").tobuf()
+    end = len(whole.rstrip(b"\0")) // 512 * 512 + 512
+    for data, good in (
+        (whole + whole, NUM_IMAGES), (whole + b"x", NUM_IMAGES), (whole[:-1] + b"x", NUM_IMAGES),
+        (link.tobuf() + whole, NUM_IMAGES), (whole[:end] + two_images + bytes(1024), NUM_IMAGES - 1),
+    ):  # fmt: skip
+        path.write_bytes(data)
+        with pytest.raises(InputError):
+            open_source(path, ("a", "b"))
+        saved = tmp_path / f"{len(list(tmp_path.iterdir()))}.tar"
+        report = verify(path, kind, salvage=saved)
+        assert report.damaged
+        assert len(images_of(saved)) == report.good == good
+
+
+def test_what_training_refuses_is_not_whole(small: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(small / "a" / "0.png", "0.png")
+    (line,) = verify(tmp_path / "a.tar", "tar").damaged
+    assert "training refuses it" in line.what
+    assert "has no label" in line.what
+    path, kind = without_notes(small, tmp_path, "rec")
+    (tmp_path / "p.classes.txt").write_text("a\n")
+    report = verify(path, kind)
+    assert (report.good, report.damaged[0].what) == (6, "class 1, of 1 classes")
+
+
+def test_tar_samples_that_lost_their_label_are_left_out(small: Path, tmp_path: Path) -> None:
+    path, kind = without_notes(small, tmp_path, "tar")
+    before = images_of(path)
+    with tarfile.open(path) as tar:
+        flip(path, tar.getmember("a/2.cls").offset + 100)
+        flip(path, tar.getmember("b/1.cls").offset_data)
+    report = verify(path, kind, salvage=tmp_path / "saved.tar")
+    assert {d.what[:12] for d in report.damaged} == {"a damaged he", "no .cls in i", "its .cls is "}
+    assert images_of(tmp_path / "saved.tar") == [*before[:2], *before[3:7], *before[8:]]
+
+
+@pytest.mark.parametrize(
+    ("lost", "new", "lost_images", "what"),
+    [
+        (512, b"", 1, "another header lies in it"),
+        (100, b"", 1, "another header lies in it"),
+        (0, b"x", 1, "is no header, so bytes of it"),
+        (0, b"x" * 512, 1, "is no header, so bytes of it"),
+        (1500, bytes(1500), 2, "its end lies in the empty blocks"),
+    ],
+)
+def test_tar_image_before_damage(
+    small: Path, tmp_path: Path, lost: int, new: bytes, lost_images: int, what: str
+) -> None:
+    """The header of an image is whole, its bytes are not; that shows only in what comes next."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in sorted(small.rglob("*.png")):
+            tar.add(name, name.relative_to(small))
+    before = images_of(path)
+    with tarfile.open(path) as tar:
+        at = tar.getmember("b/0.png").offset_data + 600
+    data = bytearray(path.read_bytes())
+    data[at : at + lost] = new
+    path.write_bytes(data)
+    report = verify(path, "tar", salvage=tmp_path / "saved.tar")
+    assert (report.damaged[0].record, what in report.damaged[0].what) == ("b/0.png", True)
+    assert images_of(tmp_path / "saved.tar") == [*before[:6], *before[6 + lost_images :]]
+
+
+@pytest.mark.parametrize("name", ["\u732b/1.png", "x" * 95 + "/1.png"])
+def test_tar_name_that_lies_in_the_damage(small: Path, tmp_path: Path, name: str) -> None:
+    """Of a name that is not ASCII, or long, the header of the file itself holds a part: another class."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for place in (name, "a/2.png", "a/3.png"):
+            tar.add(small / "a" / "0.png", place)
+    data = bytearray(path.read_bytes())
+    data[:1024] = bytes(1024)  # what holds the name
+    path.write_bytes(data)
+    assert verify(path, "tar").good == 2
+
+
+def test_tar_with_other_files_is_whole(small: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        for name in ("README.md", "__notes__/1.jpg"):
+            tar.addfile(tarfile.TarInfo(name))
+        folder = tarfile.TarInfo("b" * 120)  # a long name, which is not that of what follows
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+        tar.add(small / "a" / "0.png", "a/0.png")
+    report = verify(tmp_path / "a.tar", "tar")
+    assert (report.good, report.damaged) == (1, [])
+
+
 # ---------------------------------------------------------------- headers and pixels
 
 
@@ -304,8 +439,10 @@ def test_zip_checksums_without_notes(small: Path, tmp_path: Path) -> None:
         (tmp_path / f"{path.name}.pack.json").unlink()
         _, victim = images_of(path)[3]
         flip(path, path.read_bytes().index(victim) + 5)
-        (line,) = verify(path, kind).damaged
-        assert line.what == "its checksum does not match"
+        report = verify(path, kind)
+        (line,) = report.damaged
+        assert line.what.startswith("its checksum does not match")
+        assert report.good == 0  # the damaged one cannot be told from the others
 
 
 def test_a_label_that_was_changed_is_found(small: Path, tmp_path: Path) -> None:

@@ -62,23 +62,36 @@ class FileRows:
     Args:
         path: the file.
         offset: of the first byte of the array.
+        cut: where the file ends before the array, `shape` counts the rows that are there.
+
+    Attributes:
+        offset: as given.
+        num_declared: rows that should be there.
 
     Raises:
-        InputError: the file ends before the array.
+        InputError: the file ends before the array, and `cut` is not given.
     """
 
     def __init__(
-        self, path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self,
+        path: Path,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        cut: bool = False,
     ) -> None:
-        self.shape, self.dtype, self._offset = shape, dtype, offset
-        self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        self.shape, self.dtype, self.offset = shape, dtype, offset
+        self.num_declared, self.row_bytes = shape[0], math.prod(shape[1:]) * dtype.itemsize
         self._file = open_while(self, path)
-        size, end = os.fstat(self._file.fileno()).st_size, offset + shape[0] * self._row_bytes
-        if end > size:
+        size, end = os.fstat(self._file.fileno()).st_size, offset + shape[0] * self.row_bytes
+        if end > size and not cut:
             raise damaged(path, f"an array ends at byte {end}, the file at {size}")
+        if end > size:
+            self.shape = (max(0, size - offset) // max(1, self.row_bytes), *shape[1:])
 
     def read(self, start: int, stop: int) -> Array:
-        at, length = self._offset + start * self._row_bytes, (stop - start) * self._row_bytes
+        at, length = self.offset + start * self.row_bytes, (stop - start) * self.row_bytes
         data = read_at(self._file, at, length)
         return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
 
@@ -175,7 +188,7 @@ def damaged(path: Path, how: str) -> InputError:
     return InputError(f"{path} is damaged or cut short: {how}\nCopy or make it again")
 
 
-def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
+def open_npy(path: Path, *, labelled: bool = True, cut: bool = False) -> dict[str, Rows]:
     """Images in an .npy file, and their labels in the first file beside it that may hold them.
 
     For NAME.npy these are NAME_labels.npy, NAME.labels.npy, NAME with y, labels, label, targets or target in
@@ -185,11 +198,12 @@ def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
     Args:
         path: the file.
         labelled: False looks for none.
+        cut: as for FileRows.
 
     Raises:
         InputError: no labels, or a damaged file.
     """
-    images = _npy_rows(path)
+    images = _npy_rows(path, cut=cut)
     if len(images.shape) < 3 and images.dtype.kind not in "SVO":
         raise InputError(
             f"{path} has shape {images.shape}, which is no array of images\n"
@@ -201,7 +215,7 @@ def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
     for candidate in beside:
         if candidate != path and candidate.is_file():
             is_text = candidate.suffix == ".txt"
-            labels = _text_labels(candidate) if is_text else _npy_rows(candidate)
+            labels = _text_labels(candidate) if is_text else _npy_rows(candidate, cut=cut)
             return {"images": images, "labels": labels}
     likely = " or ".join(dict.fromkeys([beside[0].name, f"{path.stem}.labels.txt", beside[4].name]))
     raise InputError(f"{path} has no labels beside it\nExpected {likely}, one label an image")
@@ -243,6 +257,8 @@ def open_pth(path: Path) -> dict[str, Rows]:
                 f"{path} is not a zip file: it is damaged, or was saved before PyTorch 1.6\n"
                 "Load it and save it again with torch.save"
             )
+    if not zipfile.is_zipfile(path):  # torch calls it an invalid argument
+        raise damaged(path, "the directory at its end is missing")
     try:
         saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
@@ -260,11 +276,15 @@ def open_pth(path: Path) -> dict[str, Rows]:
                 "Save it in parts, several .pth files in one folder"
             ) from error
         raise damaged(path, " ".join(str(error).split())[:200]) from error
-    return {name: _tensor_rows(path, value) for name, value in _leaves(saved, "")}
+    return {name: _tensor_rows(path, value) for name, value in leaves(saved, "")}
 
 
-def _npy_header(file: IO[bytes], path: Path) -> Header:
-    """It is behind the header afterwards."""
+def npy_header(file: IO[bytes], path: Path) -> Header:
+    """Shape, column-major and type; the file is behind the header afterwards.
+
+    Raises:
+        InputError: it is damaged.
+    """
     try:
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
@@ -283,22 +303,22 @@ def _npy_header(file: IO[bytes], path: Path) -> Header:
         raise damaged(path, " ".join(str(error).split())[:200]) from error
 
 
-def _npy_rows(path: Path) -> Rows:
+def _npy_rows(path: Path, *, cut: bool) -> Rows:
     with path.open("rb") as file:
-        shape, column_major, dtype = _npy_header(file, path)
+        shape, column_major, dtype = npy_header(file, path)
         offset = file.tell()
     if dtype.hasobject:
         return RefusedRows(shape, _pickled(f"{path}"))
     if column_major or not shape:
         return LoadedRows(path, shape, dtype, partial(np.load, path, allow_pickle=False))
-    return FileRows(path, offset, shape, dtype)
+    return FileRows(path, offset, shape, dtype, cut=cut)
 
 
 def _member_rows(
     path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes]
 ) -> Rows:
     with archive.open(info) as member:
-        shape, column_major, dtype = _npy_header(member, path)
+        shape, column_major, dtype = npy_header(member, path)
         offset = member.tell()
     if dtype.hasobject:
         return RefusedRows(shape, _pickled(f"{path}: {info.filename}"))
@@ -334,11 +354,11 @@ def _text_labels(path: Path) -> Rows:
     return MemoryRows(np.array(words))
 
 
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """The arrays, and lists of images or labels, of what torch.load gave."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _leaves(inner, f"{name}/{key}" if name else str(key))
+            yield from leaves(inner, f"{name}/{key}" if name else str(key))
     elif isinstance(value, list | tuple) and role_of(name) is None:
         if value and all(_is_pair(item) for item in value):
             value = tuple(map(list, zip(*value, strict=True)))

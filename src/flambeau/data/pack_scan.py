@@ -6,13 +6,14 @@ Source: own.
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from flambeau.data.errors import InputError
 from flambeau.data.folder_source import FolderSource, class_folders
 from flambeau.data.formats import kind_of, open_path
-from flambeau.data.pack_walk import Found, walk_rec, walk_tar, walk_tfrecord
+from flambeau.data.pack_walk import Found, walk_rec, walk_tfrecord
+from flambeau.data.pack_walk_tar import walk_tar
 from flambeau.data.source import Source
 
 
@@ -24,7 +25,7 @@ def scan(path: Path, kind: str) -> Iterator[Found]:
         kind: as `formats.kind_of` calls it, or 'folder'.
     """
     if kind not in ("rec", "tfrecord", "tar"):
-        yield from _scan_source(path)
+        yield from _scan_source(path, kind)
         return
     with path.open("rb") as file:
         if not file.seek(0, 2):
@@ -37,14 +38,14 @@ def scan(path: Path, kind: str) -> Iterator[Found]:
                 yield from walk_tfrecord(data) if kind == "tfrecord" else walk_tar(data)
 
 
-def _scan_source(path: Path) -> Iterator[Found]:
+def _scan_source(path: Path, kind: str) -> Iterator[Found]:
     """Where the format has no marks of its own: as far as its source can be opened."""
     try:
         parts = _parts(path)
     except InputError as error:
-        reason = str(error).splitlines()[0].removeprefix(str(path)).lstrip(":, ")
+        reason = _reason(error, path)
         yield Found("the file", None, damage=reason)
-        return
+        parts = yield from _rescued(path, kind, reason)
     for source in parts:
         labels, names = source.labels.tolist(), source.names
         for index in range(len(source)):
@@ -61,6 +62,30 @@ def _scan_source(path: Path) -> Iterator[Found]:
                 yield Found(name, None, damage=str(error).splitlines()[0])
                 continue
             yield Found(name, None, image, source.classes[labels[index]], content)
+
+
+def _rescued(path: Path, kind: str, known: str) -> Generator[Found, None, list[Source]]:
+    """What can be read of a damaged file all the same; what cannot is told."""
+    from flambeau.data.array_rescue import RESCUED, rescue
+
+    if kind not in RESCUED:
+        return []
+    try:
+        parts = rescue(path, kind)
+    except (InputError, OSError) as error:
+        if (reason := _reason(error, path)) != known:
+            yield Found("the file", None, damage=f"nothing can be saved: {reason}")
+        return []
+    for source, images, num_declared, offset in parts:
+        lost = range(len(source), num_declared)
+        if lost:
+            name = f"{images}[{lost[0]}]" + f" .. [{lost[-1]}]" * (len(lost) > 1)
+            yield Found(name, offset, damage="lost: the image or its label is not there whole")
+    return [part.source for part in parts]
+
+
+def _reason(error: Exception, path: Path) -> str:
+    return str(error).splitlines()[0].removeprefix(str(path)).lstrip(":, ").removeprefix("is ")
 
 
 def _parts(path: Path) -> list[Source]:

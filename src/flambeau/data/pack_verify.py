@@ -5,6 +5,7 @@
 Source: own.
 """
 
+import contextlib
 import itertools
 import shutil
 import zipfile
@@ -16,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flambeau.data.class_names import classes_file
+from flambeau.data.class_names import classes_file, named_labels
 from flambeau.data.decode import DecodeError, decode, inspect
 from flambeau.data.errors import InputError
-from flambeau.data.formats import kind_of, shards_in, shards_of
+from flambeau.data.formats import kind_of, open_path, shards_in, shards_of
 from flambeau.data.pack_files import MANIFEST, read_manifest
 from flambeau.data.pack_images import Layout
 from flambeau.data.pack_plan import target_kind
@@ -30,6 +31,8 @@ from flambeau.data.packing import map_in_order, record_crc
 from flambeau.data.source import Stored
 
 _ZIPS = ("npz", "pth")  # zip files, with a CRC-32 of each member
+_MAX_CLASSES = 1 << 24  # as class_names.named_labels has it
+_NUMBERED = ("npy", "npz", "hdf5", "n5", "pth")  # hold numbers of classes, and no names
 _RAW = ("rec", "tfrecord", "tar")  # saved as they stand, with all that we do not know
 
 
@@ -169,26 +172,48 @@ def _checked(
     path: Path, kind: str, checksums: _Checksums | None, deep: bool, workers: int
 ) -> Iterator[Found]:
     """The records of a file, with the damage that their bytes alone do not show."""
-    damaged, closed = 0, False
+    if kind in _ZIPS and checksums is None and (member := _bad_member(path)) is not None:
+        told = f"without {path.name}{MANIFEST} it cannot be told of which image, so none is good"
+        yield Found(member, None, damage=f"its checksum does not match; {told}")
+        return
+    damaged, closed, labelled = 0, False, True
+    num_classes = _num_classes(path)
     with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
         look = partial(_look, deep=deep)
         for found in map_in_order(pool, look, scan(path, kind), ahead=4 * workers):
-            damage = found.damage
+            damage = found.damage or (found.doubt if checksums is None else None)
+            if damage is None and isinstance(found.label, int) and found.label >= num_classes:
+                damage = f"class {found.label}, of {num_classes} classes"
             if damage is None and checksums is not None:
                 assert found.image is not None
                 if not checksums.match(found.label, found.image):
                     damage = "its bytes or its class are not what was packed"
             damaged += damage is not None
+            labelled &= kind != "rec" or found.label is not None  # else a vector, for another task
             closed |= found.damage is not None and found.name == "the file"
             yield found._replace(damage=damage)
-    if kind in _ZIPS and not damaged:
-        member = _bad_member(path)
-        if member is not None:
-            yield Found(member, None, damage="its checksum does not match")
+    if kind in _ZIPS and not damaged and (member := _bad_member(path)) is not None:
+        yield Found(member, None, damage="its checksum does not match")
+    if kind in _RAW and not damaged:
+        try:
+            open_path(path, labelled=labelled)
+        except InputError as error:
+            reason = " ".join(str(error).split())
+            yield Found("the file", None, damage=f"training refuses it: {reason}")
     missing = 0 if checksums is None or closed else checksums.missing() - damaged
     if missing > 0:
         what = "an image that was packed is" if missing == 1 else f"{missing} packed images are"
         yield Found("the file", None, damage=f"{what} missing")
+
+
+def _num_classes(path: Path) -> int:
+    """How many classes labels may count."""
+    if not classes_file(path).exists():
+        return _MAX_CLASSES
+    try:
+        return len(named_labels([0], path, str)[0])
+    except InputError:  # training says it, too
+        return _MAX_CLASSES
 
 
 def _look(found: Found, *, deep: bool) -> Found:
@@ -207,11 +232,12 @@ def _look(found: Found, *, deep: bool) -> Found:
 
 
 def _bad_member(path: Path) -> str | None:
-    try:
-        with zipfile.ZipFile(path) as archive:
+    """A member of a zip file whose CRC-32 does not match; None also where the file cannot be opened."""
+    errors = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError)
+    with contextlib.suppress(*errors), zipfile.ZipFile(path) as archive:
+        if any(info.CRC for info in archive.infolist()):  # torch can be told to write zeros
             return archive.testzip()
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError) as error:
-        return str(error)
+    return None
 
 
 # ---------------------------------------------------------------- saving what is good
@@ -289,9 +315,15 @@ def _save_records(
     records: Iterator[Found], example: Stored | None, kind: str, target: Path
 ) -> None:
     layout = None if example is None or isinstance(example, bytes) else Layout.of(example)
+    names: dict[int, str] = {}
     with open_writer(kind, target, layout) as write:
         for number, found in enumerate(records):
             name, label, class_name = found.content
             key = name.rpartition(".")[0] if kind == "folder" else name
             assert found.image is not None
             write(Record(key, number, label, class_name, found.image))
+            names[label] = class_name
+    lines = [names.get(label, f"unknown {label}") for label in range(max(names) + 1)]
+    classes = classes_file(target)
+    if kind in _NUMBERED and any(name != str(label) for label, name in names.items()):
+        classes.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

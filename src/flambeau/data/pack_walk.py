@@ -1,25 +1,23 @@
-"""The records of a .rec, .tfrecord or .tar file, past damage.
+"""The records of a .rec or .tfrecord file, past damage.
 
-.rec、.tfrecord 或 .tar 文件中的记录，越过损坏处继续读取。
+.rec 或 .tfrecord 文件中的记录，越过损坏处继续读取。
 
-Source: own; the formats are those of the recipes recordio, tfrecord and tar_shards. A damaged .rec file is
-gone on with at the next magic, which nothing but a header can hold; a .tfrecord at the next 12 bytes that are
-a length and its checksum, if the checksum of the data fits too; a .tar at the next header that fits its sum.
+Source: own; the formats are those of the recipes recordio and tfrecord. A damaged .rec file is gone on with
+at the next magic, which nothing but a header can hold; a .tfrecord at the next 12 bytes that are a length and
+its checksum, if the checksum of the data fits too.
 """
 
 import bisect
 import mmap
 import re
 import struct
-import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from flambeau.data.folder_source import IMAGE_SUFFIXES
 from flambeau.data.source import Stored
 from flambeau.data.tfrecord_source import IMAGES, LABELS
 from flambeau.recipes.data.recordio import RecordError, unpack
@@ -27,8 +25,8 @@ from flambeau.recipes.data.tf_example import parse_example
 from flambeau.recipes.data.tfrecord import crc32c
 
 _MAGIC = b"\x0a\x23\xd7\xce"
+_TAIL = 16  # bytes: no image of the usual formats ends in so many zeros
 _TF_OVERHEAD = 16
-_BLOCK = 512
 _SEARCH = 1 << 20  # bytes that are looked through at once
 
 
@@ -42,6 +40,7 @@ class Found(NamedTuple):
         label: number or name of its class; None where the record does not tell.
         content: what its format needs to write it again.
         damage: what is wrong with it; None for nothing.
+        doubt: what may be wrong with it, where no checksum can tell.
     """
 
     name: str
@@ -50,6 +49,7 @@ class Found(NamedTuple):
     label: int | str | None = None
     content: Any = None
     damage: str | None = None
+    doubt: str | None = None
 
 
 # ---------------------------------------------------------------- RecordIO
@@ -60,6 +60,7 @@ def walk_rec(path: Path, data: mmap.mmap) -> Iterator[Found]:
     yield from _index_damage(index)
     starts = sorted(keys)
     seen, at, number = set(), 0, 0
+    last: list[Found] = []  # of the record that ends at `at`
     while at < len(data):
         record = _rec_at(data, at)
         key = keys.get(at)
@@ -67,12 +68,18 @@ def walk_rec(path: Path, data: mmap.mmap) -> Iterator[Found]:
         if not isinstance(record, str):
             payload, end = record
             seen.add(at)
-            yield _rec_record(name, at, key, payload)
+            yield from last
+            last = [_rec_record(name, at, key, payload)]
             if keys and key is None:
-                yield Found(name, at, damage=f"{index.name} has no key for it")
+                last.append(Found(name, at, damage=f"{index.name} has no key for it"))
             at, number = end, number + 1
             continue
         end = _next_rec(data, at + 4)
+        doubt = f"damage that begins at byte {at} may reach into it"
+        if last and _may_reach_back(data, at, end):
+            last[0] = last[0]._replace(doubt=doubt)
+        yield from last
+        last = []
         lost = starts[bisect.bisect_left(starts, at) : bisect.bisect_left(starts, end)]
         seen.update(lost)
         yield Found(name, at, damage=f"{record}; the next record begins at byte {end}")
@@ -84,6 +91,7 @@ def walk_rec(path: Path, data: mmap.mmap) -> Iterator[Found]:
                     damage=f"lost: it lies in the damaged bytes {at} .. {end}",
                 )  # fmt: skip
         at, number = end, number + (not lost)
+    yield from last
     for start in sorted(set(starts) - seen):
         yield Found(f"key {keys[start]}", start, damage=f"{index.name}: no record begins there")
 
@@ -127,6 +135,21 @@ def _rec_at(data: mmap.mmap, start: int) -> tuple[bytes, int] | str:
         pieces.append(piece)
         at = end
     return _MAGIC.join(pieces), at
+
+
+def _may_reach_back(data: mmap.mmap, at: int, end: int) -> bool:
+    """Whether damage where a header should be may be the end of the record before it, or have taken it.
+
+    Not where it is recognised as a header, by its magic or by a length that leads to the next one; nor where
+    it is empty and the record before it does not end so.
+    """
+    head = data[at : at + 8]
+    if _MAGIC.startswith(head[:4]):
+        return False
+    if not any(head):
+        return not any(data[max(0, at - _TAIL) : at])
+    length = int.from_bytes(head[4:], "little") & 0x1FFFFFFF
+    return at + 8 + length + -length % 4 != end
 
 
 def _aligned(piece: bytes) -> Iterator[int]:
@@ -257,93 +280,3 @@ def _crc_table() -> Any:
             table & 1, table >> np.uint32(1) ^ np.uint32(0x82F63B78), table >> np.uint32(1)
         )
     return table.astype(np.uint32)
-
-
-# ---------------------------------------------------------------- tar
-
-
-def walk_tar(data: mmap.mmap) -> Iterator[Found]:
-    sample: dict[str, bytes] = {}
-    key, begins = "", 0
-    for member in _tar_members(data):
-        if isinstance(member, Found):
-            yield member
-            continue
-        at, name, content = member
-        match = re.fullmatch(r"((?:.*/)?[^./]+)\.([^/]+)", name, re.DOTALL)
-        if match is None:  # a folder, a hidden file: no part of a sample
-            continue
-        if match[1] != key or match[2].lower() in sample:
-            if sample:
-                yield _tar_sample(key, begins, sample)
-            sample, key, begins = {}, match[1], at
-        sample[match[2].lower()] = content
-    if sample:
-        yield _tar_sample(key, begins, sample)
-
-
-def _tar_sample(key: str, at: int, files: Mapping[str, bytes]) -> Found:
-    name = f"sample {key}".encode(errors="backslashreplace").decode()
-    images = [k for k in files if f".{k.rpartition('.')[2]}" in IMAGE_SUFFIXES]
-    if not images:
-        return Found(name, at, damage=f"no image in it, only .{', .'.join(files)}")
-    label = files.get("cls", b"").strip()
-    if "cls" in files and not re.fullmatch(rb"\d{1,8}", label):
-        return Found(name, at, damage=f"its .cls is no number of a class: {label[:40]!r}")
-    return Found(name, at, files[images[0]], int(label) if label else None, (key, dict(files)))
-
-
-def _tar_members(data: mmap.mmap) -> Iterator[tuple[int, str, bytes] | Found]:
-    """Place, name and content of each file, and Founds for damage between them."""
-    at, long_name = 0, None
-    while at < len(data):
-        block = data[at : at + _BLOCK]
-        if not any(block):
-            if any(data[at + _BLOCK : at + 2 * _BLOCK]):
-                yield Found("the tar", at, damage="an empty block, and data behind it")
-                at = _next_tar(data, at + _BLOCK)
-                continue
-            if len(data) < at + 2 * _BLOCK:
-                yield Found("the tar", at, damage="cut short: half of the end mark is missing")
-            return
-        info = _tar_header(block)
-        if info is None:
-            end = _next_tar(data, at + _BLOCK)
-            rest = f"; the next header is at byte {end}" if end < len(data) else ""
-            yield Found("the tar", at, damage=f"a damaged header{rest}")
-            at, long_name = end, None
-            continue
-        start = at + _BLOCK
-        size = info.size if info.isreg() or info.type in b"xgLK" else 0
-        content = data[start : start + size]
-        if len(content) < size:
-            yield Found(info.name, at, damage=f"cut short: it would end at byte {start + size}")
-            return
-        if info.type == b"x":
-            match = re.search(rb"\d+ path=([^\n]*)\n", content)
-            long_name = match[1] if match else long_name
-        elif info.type == b"L":
-            long_name = content.rstrip(b"\0")
-        elif info.isreg():
-            name = info.name.encode(errors="surrogateescape") if long_name is None else long_name
-            yield at, name.decode(errors="surrogateescape"), content
-            long_name = None
-        at = start + -(-size // _BLOCK) * _BLOCK
-    yield Found("the tar", at, damage="cut short: the end mark is missing")
-
-
-def _tar_header(block: bytes) -> tarfile.TarInfo | None:
-    try:
-        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except (tarfile.HeaderError, ValueError):
-        return None
-
-
-def _next_tar(data: mmap.mmap, at: int) -> int:
-    """Where the next header is; the end of the file if there is none."""
-    for start in range(at, len(data) - _BLOCK + 1, _BLOCK):
-        if data[start + 257 : start + 262] == b"ustar" and _tar_header(
-            data[start : start + _BLOCK]
-        ):
-            return start
-    return len(data)
