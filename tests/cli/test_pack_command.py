@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flambeau.data.sources import open_sources
 from flambeau.recipes.data.recordio import RecordReader, unpack
 
 
@@ -74,6 +75,13 @@ def test_lists(flambeau: Any, photos: Path) -> None:
     assert flambeau("pack", photos, "whole.lst --list").out == "18 images: whole.lst\n"
     assert flambeau("pack whole.lst a.tar").out.startswith("18 images in a.tar")
     refused(flambeau("pack a.tar b --list"), "--list is for a folder of images")
+    for name in ("all", "whole"):
+        assert Path(f"{name}.classes.txt").read_text(encoding="utf-8") == "ant\nbee\ncat\n"
+    train, val = open_sources(Path("all_train.lst"))
+    assert (train.classes, len(train), len(val)) == (("ant", "bee", "cat"), 9, 9)
+    Path("other.classes.txt").write_text("b\na\n", encoding="utf-8")
+    refused(flambeau("pack", photos, "other --list"), "other.classes.txt exists and names other")
+    assert not Path("other.lst").exists()
 
 
 def test_ratios_chunks_and_shards(flambeau: Any, photos: Path) -> None:
@@ -110,7 +118,17 @@ def test_bad_images_are_listed(flambeau: Any, photos: Path) -> None:
         ("photos a.zip", ["nothing can be packed into .zip"]),
         ("photo a.rec", ["photo does not exist; did you mean photos?"]),
         ("photos a.npy", ["an array holds images of one size", "--center-crop"]),
-        ("photos a --list --resize 9", ["leave --resize out"]),
+        ("photos a.rec --seed 3", ["--seed has no effect without --shuffle: leave it out"]),
+        (
+            "photos a.rec --shards 2 --seed 3 --no-shuffle",
+            ["--seed has no effect with --no-shuffle"],
+        ),
+        ("photos a.rec --shuffle --seed -3", ["--seed must be at least 0, got -3"]),
+        ("photos a --shuffle", ["--shuffle has no effect on a, whose order is that of its names"]),
+        ("photos a.lmdb --shuffle --seed 3", ["--shuffle has no effect on a.lmdb"]),
+        ("photos a.rec --download", ["--download has no effect without torchvision:NAME"]),
+        ("photos a --list --workers 3", ["--workers has no effect with --list: leave it out"]),
+        ("photos a --list --resize 9", ["--resize has no effect with --list: leave it out"]),
         ("photos", ["DST"]),
     ],
 )

@@ -24,9 +24,11 @@ from flambeau.data import pack_writers, packing
 from flambeau.data.errors import InputError
 from flambeau.data.pack_images import Conversion, common_layout, layout_of
 from flambeau.data.pack_plan import Split, deal, list_files, named_parts, record_paths
+from flambeau.data.pack_verify import verify_file
 from flambeau.data.packing import pack, record_crc
-from flambeau.data.sources import open_source, open_sources
-from flambeau.recipes.data.recordio import RecordReader, unpack
+from flambeau.data.sources import open_parts, open_source, open_sources
+from flambeau.recipes.data.recordio import IRHeader, RecordReader, RecordWriter, unpack
+from flambeau.recipes.data.recordio import pack as pack_record
 
 PACKAGE = {"lmdb": "lmdb", "h5": "h5py", "n5": "tensorstore"}
 FILES = ("rec", "tfrecord", "tar", "lmdb", "npz", "h5", "pth")  # hold image files
@@ -287,6 +289,94 @@ def test_grey_and_colour_images_share_an_array() -> None:
     assert common_layout([layout_of(grey, RAW), layout_of(grey[1:], RAW)]) is None
 
 
+# ---------------------------------------------------------------- classes and labels
+
+
+@pytest.mark.parametrize("ending", FILES)
+def test_classes_without_images_keep_their_numbers(
+    ending: str, small: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip(PACKAGE.get(ending, "torch"))
+    (small / "bat").mkdir()
+    (small / "dog").mkdir()
+    names = ["ant", "bat", "bee", "cat", "dog"]
+    made = pack(small, tmp_path / f"a.{ending}", KEEP, Split(), workers=2)
+    (remark,) = made.remarks
+    assert remark == "2 of 5 classes are without any image: bat, dog; they keep their numbers"
+    (source, _), path = open_parts(tmp_path / f"a.{ending}"), tmp_path / "back"
+    assert (list(source.classes), source.labels.bincount().tolist()) == (names, [5, 0, 5, 5])
+    assert (
+        "empty folders" in pack(tmp_path / f"a.{ending}", path, KEEP, Split(), workers=2).remarks[0]
+    )
+    assert sorted(folder.name for folder in path.iterdir()) == names
+    assert on_disk(path) == on_disk(small)
+    assert packed(path, tmp_path / "again.rec").exists()
+    assert (tmp_path / "again.classes.txt").read_text(encoding="utf-8").split() == names
+
+
+def test_each_part_has_the_folders_of_all_classes(small: Path, tmp_path: Path) -> None:
+    for path in (small / "cat").iterdir():
+        path.write_bytes(b"no image")
+    made = packed(small, tmp_path / "a", train_ratio=0.5, shuffle=True, skip_bad_images=5)
+    found = sorted(str(path.relative_to(made)) for path in made.glob("*/*"))
+    assert found == [f"{part}/{name}" for part in ("train", "val") for name in NAMES]
+
+
+def test_numbers_that_a_folder_cannot_keep(small: Path, tmp_path: Path) -> None:
+    packed(small, tmp_path / "a.rec")
+    (tmp_path / "a.classes.txt").write_text("cat\nant\nbee\n", encoding="utf-8")
+    (remark,) = pack(tmp_path / "a.rec", tmp_path / "a", KEEP, Split(), workers=1).remarks
+    assert remark.endswith("numbered by their names: 'cat' becomes 2, and was 0")
+
+
+def test_label_vectors_stay_as_they_are(tmp_path: Path) -> None:
+    """Several classes, boxes, and a record with one number among them."""
+    labels = [[1.0, 0, 1], [0.0, 0, 0], [4.0, 5, 0.1, 0.25, 0.3, 0.75], 2.0, [0.0, 1, 0]]
+    with RecordWriter(tmp_path / "a.rec") as writer:
+        for key, label in enumerate(labels):
+            data = io.BytesIO()
+            Image.new("RGB", (60, 40), (key, 0, 0)).save(data, "PNG")
+            writer.write(pack_record(IRHeader(0, label, 0, 0), data.getvalue()), key=70 + key)
+
+    def found(path: Path) -> list[Any]:
+        unpacked = [unpack(record)[0].label for record in RecordReader(path)]
+        return [label if isinstance(label, float) else label.tolist() for label in unpacked]
+
+    expected = [
+        label if isinstance(label, float) else torch.tensor(label).tolist() for label in labels
+    ]
+    made = packed(tmp_path / "a.rec", tmp_path / "b.rec", Conversion("jpeg", resize=20))
+    assert found(made) == expected
+    assert list(RecordReader(made).keys) == [70, 71, 72, 73, 74]
+    sizes = {Image.open(io.BytesIO(unpack(r)[1])).size for r in RecordReader(made)}
+    assert sizes == {(30, 20)}
+    packed(made, tmp_path / "c.rec", shards=2)
+    shards = sorted(tmp_path.glob("c-*.rec"))
+    assert [label for shard in shards for label in found(shard)] == expected
+    packed(tmp_path / "c.rec", tmp_path / "d.rec")
+    assert found(tmp_path / "d.rec") == expected
+    assert not list(tmp_path.glob("*.classes.txt"))
+    report = verify_file(made, "rec")
+    assert (report.good, report.damaged, report.checksums) == (5, [], True)
+    with pytest.raises(
+        InputError, match=r"3 labels, which only a \.rec file can hold\n.*\.rec; .*predict"
+    ):
+        packed(made, tmp_path / "e.tar")
+    with pytest.raises(InputError, match="maybe boxes, which a crop would move"):
+        packed(made, tmp_path / "e.rec", Conversion("jpeg", center_crop=True))
+
+
+def test_one_hot_vectors_are_classes(small: Path, tmp_path: Path) -> None:
+    """So what is wrong with them is said, and they are not passed on."""
+    with RecordWriter(tmp_path / "a.rec") as writer:
+        for label in ([1.0, 0.0], [0.0, 1.0]):
+            image = (small / "ant" / "00.png").read_bytes()
+            writer.write(pack_record(IRHeader(0, label, 0, 0), image))
+    (tmp_path / "a.classes.txt").write_text("one\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"a\.classes\.txt names 1 classes, but .* has label 1\n"):
+        packed(tmp_path / "a.rec", tmp_path / "b.rec")
+
+
 # ---------------------------------------------------------------- im2rec
 
 
@@ -294,7 +384,7 @@ def test_lists_are_those_of_im2rec(small: Path, tmp_path: Path) -> None:
     """Against what tools/im2rec.py does, written out: shuffle with seed 100, cut into chunks, then ratios."""
     dst = small / "all.lst"
     split = Split(chunks=2, train_ratio=0.5, test_ratio=0.25, shuffle=True)
-    made = list_files(named_parts(small), dst, split)
+    made = list_files(named_parts(small, "list"), dst, split)
     rows = []
     for label, name in enumerate(NAMES):
         for path in sorted((small / name).iterdir()):
@@ -315,7 +405,9 @@ def test_lists_are_those_of_im2rec(small: Path, tmp_path: Path) -> None:
 
 
 def test_a_list_can_be_packed(small: Path, tmp_path: Path) -> None:
-    for path, text in list_files(named_parts(small), tmp_path / "all", Split(shuffle=True)).items():
+    for path, text in list_files(
+        named_parts(small, "list"), tmp_path / "all", Split(shuffle=True)
+    ).items():
         path.write_text(text, encoding="utf-8")
     dst = packed(tmp_path / "all.lst", tmp_path / "a.rec")
     reader = RecordReader(dst)
@@ -540,6 +632,49 @@ def test_bad_images(small: Path, tmp_path: Path) -> None:
         assert [line.split(": ")[0][-10:] for line in made.bad] == ["ant/01.png", "cat/00.png"]
         facts = json.loads((tmp_path / f"{dst}.pack.json").read_text(encoding="utf-8"))
         assert facts["bad_images"] == made.bad
+
+
+@pytest.mark.parametrize(
+    ("encode", "width", "reason"),
+    [
+        ("webp", 20000, "20000 x 2 pixels cannot become WebP"),
+        ("jpeg", 70000, "become JPEG: .* 65500"),
+    ],
+)
+def test_images_for_which_a_format_has_no_room(
+    encode: str, width: int, reason: str, small: Path, tmp_path: Path
+) -> None:
+    Image.new("L", (width, 2)).save(small / "bee" / "wide.png")
+    with pytest.raises(
+        InputError, match=rf"bee/wide\.png: .*{reason}.*\nGive another --encode, --res"
+    ):
+        packed(small, tmp_path / "a.rec", Conversion(encode))
+    made = pack(
+        small, tmp_path / "a.rec", Conversion(encode), Split(), workers=2, skip_bad_images=1
+    )
+    assert (made.images, len(made.bad)) == (15, 1)
+    assert "bee/wide.png" in made.bad[0]
+
+
+def test_records_and_memory_that_are_too_small(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    large = small / "cat" / "large.png"
+    Image.effect_noise((60, 60), 99).save(large)
+    with monkeypatch.context() as patched:
+        patched.setattr("flambeau.recipes.data.recordio._MAX_LENGTH", 0x7FF)
+        with pytest.raises(InputError, match=rf"{large}: it cannot .* at most 2047 bytes"):
+            packed(small, tmp_path / "a.rec")
+        made = pack(small, tmp_path / "a.rec", KEEP, Split(), workers=2, skip_bad_images=1)
+    assert (made.images, len(RecordReader(tmp_path / "a.rec"))) == (15, 15)
+    monkeypatch.setattr("flambeau.data.pack_images._resized", no_memory)
+    with pytest.raises(
+        InputError, match=r"00\.png: the memory is too small for it\nGive fewer --work"
+    ):
+        packed(small, tmp_path / "b.rec", Conversion("png"))
 
 
 @pytest.mark.parametrize(

@@ -84,3 +84,8 @@ def test_a_vector_that_is_cut_short_is_named(tmp_path):
     with RecordWriter(tmp_path / "x.rec") as writer:
         writer.write(struct.pack("<IfQQ", 1 << 31, 0.0, 0, 0) + bytes(8))
     assert "record 0 (key 0): flag 2147483648 asks for" in complaint(tmp_path / "x.rec")
+
+
+def test_a_label_that_damage_has_made_huge_is_refused(tmp_path):
+    path = write(tmp_path / "x.rec", [0, 1, 2e30, 1])
+    assert "label 2" in complaint(path) and "record 2" in complaint(path)

@@ -85,7 +85,7 @@ def _add_files(files: argparse._ArgumentGroup) -> None:
         help="random order (default: yes with --list, --shards, --chunks or --train-ratio)",
     )  # fmt: skip
     files.add_argument(
-        "--seed", type=int, default=100, metavar="N", help="of that order (default: 100)"
+        "--seed", type=int, metavar="N", help="of that order (default: 100, as im2rec's)"
     )
     files.add_argument(
         "--list", action="store_true", help="only list the images of a folder, in DST.lst"
@@ -96,11 +96,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Pack, and say what was made."""
     from flambeau.data.errors import InputError
 
-    for name, least in (("workers", 1), ("skip_bad_images", 0), ("resize", 1), ("quality", 1)):
+    least_of = {"workers": 1, "skip_bad_images": 0, "resize": 1, "quality": 1, "seed": 0}
+    for name, least in least_of.items():
         value = getattr(arguments, name)
         if value is not None and value < least:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
     src, dst = Path(arguments.src), Path(arguments.dst)
+    _check_takes_effect(arguments, dst)
     if arguments.list:
         return _list(arguments, src, dst)
     from flambeau.data.packing import pack
@@ -119,6 +121,40 @@ def run(arguments: argparse.Namespace) -> int:
     )
     _report(packed, dst)
     return 0
+
+
+def _check_takes_effect(arguments: argparse.Namespace, dst: Path) -> None:
+    """Refuse flags that would do nothing; those of the images are looked at by `_conversion`."""
+    from flambeau.data.errors import InputError
+    from flambeau.data.pack_plan import target_kind
+    from flambeau.data.sources import is_named
+
+    if arguments.download and not is_named(arguments.src):
+        raise InputError("--download has no effect without torchvision:NAME: leave it out")
+    if arguments.list:
+        for name in (
+            "resize", "center_crop", "encode", "quality", "segments", "skip_bad_images", "workers",
+        ):  # fmt: skip
+            if getattr(arguments, name):
+                flag = name.replace("_", "-")
+                raise InputError(f"--{flag} has no effect with --list: leave it out")
+    elif target_kind(dst) in ("folder", "lmdb") and not _deals(arguments) and arguments.shuffle:
+        raise InputError(
+            f"--shuffle has no effect on {dst}, whose order is that of its names: leave it out"
+        )
+    if arguments.seed is not None and not _shuffles(arguments):
+        without = "with --no-shuffle" if arguments.shuffle is False else "without --shuffle"
+        raise InputError(f"--seed has no effect {without}: leave it out")
+
+
+def _deals(arguments: argparse.Namespace) -> bool:
+    """Whether the images go into several files."""
+    return bool(arguments.shards > 1 or arguments.chunks > 1 or arguments.train_ratio < 1)
+
+
+def _shuffles(arguments: argparse.Namespace) -> bool:
+    by_default = _deals(arguments) or arguments.list
+    return bool(by_default if arguments.shuffle is None else arguments.shuffle)
 
 
 def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
@@ -152,43 +188,38 @@ def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
 
 
 def _split(arguments: argparse.Namespace) -> "Split":
-    from flambeau.data.pack_plan import Split
+    from flambeau.data.pack_plan import IM2REC_SEED, Split
 
-    several = arguments.shards > 1 or arguments.chunks > 1 or arguments.train_ratio < 1
-    by_default = several or arguments.list
     return Split(
         shards=arguments.shards,
         chunks=arguments.chunks,
         train_ratio=arguments.train_ratio,
         test_ratio=arguments.test_ratio,
-        shuffle=by_default if arguments.shuffle is None else arguments.shuffle,
-        seed=arguments.seed,
+        shuffle=_shuffles(arguments),
+        seed=IM2REC_SEED if arguments.seed is None else arguments.seed,
     )
 
 
 def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
+    from flambeau.data.class_names import place_for_classes
     from flambeau.data.errors import InputError
-    from flambeau.data.pack_plan import list_files, named_parts
+    from flambeau.data.pack_files import write_classes, write_whole
+    from flambeau.data.pack_plan import list_files, named_parts, remarks_on_classes
 
-    given = [
-        flag
-        for flag in ("resize", "center_crop", "encode", "quality", "segments", "skip_bad_images")
-        if getattr(arguments, flag)
-    ]
-    if given:
-        raise InputError(f"--list only lists the images; leave --{given[0].replace('_', '-')} out")
-    texts = list_files(named_parts(src, download=arguments.download), dst, _split(arguments))
+    parts = named_parts(src, "list", download=arguments.download)
+    texts = list_files(parts, dst, _split(arguments))
     for path in texts:
         if path.exists() and not arguments.fresh:
             raise InputError(f"{path} exists\nName another DST, or give --fresh to write it again")
+    classes = parts[0][1].classes
+    place = place_for_classes(next(iter(texts)), classes, is_file=True)
+    if place is not None:
+        write_classes(place, classes)
     for path, text in texts.items():
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, text)
         print(f"{len(text.splitlines())} images: {path}")
+    for remark in remarks_on_classes(parts, "list"):
+        print(remark, file=sys.stderr)
     return 0
 
 
@@ -199,6 +230,8 @@ def _report(packed: "Packed", dst: Path) -> None:
         print(f"left out: {line}", file=sys.stderr)
     if len(packed.bad) > _SHOWN_BAD:
         print(f"... and {len(packed.bad) - _SHOWN_BAD} more, see {dst}.pack.json", file=sys.stderr)
+    for remark in packed.remarks:
+        print(remark, file=sys.stderr)
     already = "already packed: " if packed.already else ""
     files = packed.files
     where = str(files[0]) if len(files) == 1 else f"{len(files)} files, {files[0]} ... {files[-1]}"

@@ -5,6 +5,7 @@
 Source: own.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,10 +24,41 @@ def classes_file(path: Path) -> Path:
     NAME.classes.txt beside NAME.EXT, NAME_train.EXT or NAME_val.EXT (with - or . for _, and a shard's number
     after it); where that is not there, classes.txt in the same folder.
     """
-    stem = path.name.partition(".")[0] if path.is_file() else path.name.removesuffix(path.suffix)
-    named = path.with_name(f"{_family(stem)}.classes.txt")
-    shared = path.with_name("classes.txt")
+    named, shared = _places(path, is_file=path.is_file())
     return shared if shared.exists() and not named.exists() else named
+
+
+def place_for_classes(path: Path, classes: Sequence[str], *, is_file: bool) -> Path | None:
+    """Where the class names of a packed file have to be written; None where its readers find them already.
+
+    Args:
+        path: of the packed file, which need not be there.
+        classes: in the order of their numbers.
+        is_file: False for a format that is a folder.
+
+    Raises:
+        InputError: there are other names in the place for them, or a name that is no line.
+    """
+    if not classes:
+        return None
+    for name in classes:
+        if name != name.strip() or len(name.splitlines()) != 1:
+            raise InputError(
+                f"class {name!r} cannot be a line of a text file\nGive it another name"
+            )
+    named, shared = _places(path, is_file=is_file)
+    known = _read(named)
+    if known is not None and known != tuple(classes):
+        raise InputError(f"{named} exists and names other classes\nName another DST, or remove it")
+    with contextlib.suppress(InputError):  # a classes.txt of another kind, which `named` overrules
+        known = known or _read(shared)
+    return None if known == tuple(classes) else named
+
+
+def _places(path: Path, *, is_file: bool) -> tuple[Path, Path]:
+    """The classes file of a packed file alone, and that of all files in its folder."""
+    stem = path.name.partition(".")[0] if is_file else path.name.removesuffix(path.suffix)
+    return path.with_name(f"{_family(stem)}.classes.txt"), path.with_name("classes.txt")
 
 
 def _family(stem: str) -> str:
@@ -70,14 +102,14 @@ def named_labels(
                 "Expected one class a line"
             )
         return names, torch.tensor(positions)
-    numbers = torch.tensor(labels)
-    wrong = ((numbers < 0) | (numbers >= _MAX_LABEL)).nonzero()
-    if len(wrong):
-        at = int(wrong[0])
+    # Compared in Python: a label of a damaged file may be too large for a tensor.
+    at = next((k for k, label in enumerate(labels) if not 0 <= int(label) < _MAX_LABEL), None)
+    if at is not None:
         raise InputError(
             f"{describe(at)}: label {labels[at]}\n"
             f"A label is the number of a class: 0, 1, 2, ... below {_MAX_LABEL}"
         )
+    numbers = torch.tensor(labels)
     largest = int(numbers.max())
     if known is None:
         return tuple(map(str, range(largest + 1))), numbers

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flambeau.data.class_names import classes_file
+from flambeau.data.class_names import place_for_classes
 from flambeau.data.errors import InputError
 from flambeau.data.pack_plan import Unit
 
@@ -33,12 +33,14 @@ class Packed(NamedTuple):
         images: in all of them.
         bad: one line for each image that was left out.
         already: it was there, made by the same command.
+        remarks: what is not as in the source, or may not be wanted; a line each.
     """
 
     files: Sequence[Path]
     images: int
     bad: Sequence[str]
     already: bool
+    remarks: Sequence[str] = ()
 
 
 class PackFiles:
@@ -138,7 +140,7 @@ class PackFiles:
         """
         plan = self._staging / _PLAN
         if not plan.exists():
-            self._check_classes()
+            self._place_for_classes()  # which refuses
             return None
         stored = json.loads(plan.read_text(encoding="utf-8"))
         self._check_same(stored["config"], f"an unfinished {self._dst.name} is there")
@@ -146,7 +148,7 @@ class PackFiles:
 
     def store_plan(self, found: Any) -> None:
         """Keep what was found out before the first image, for a later start."""
-        _write_whole(self._staging / _PLAN, json.dumps({"config": self._config, "found": found}))
+        write_whole(self._staging / _PLAN, json.dumps({"config": self._config, "found": found}))
 
     def unit_facts(self, number: int) -> dict[str, Any] | None:
         """What was noted of a unit that is whole; else None."""
@@ -171,7 +173,7 @@ class PackFiles:
                     if path.is_file():
                         _sync(path)
             facts["files"] = sorted(path.name for path in folder.iterdir())
-            _write_whole(folder / _FACTS, json.dumps(facts))
+            write_whole(folder / _FACTS, json.dumps(facts))
             folder.rename(self._unit(number))
             _sync_folder(self._staging)
         except BaseException:
@@ -195,10 +197,13 @@ class PackFiles:
             else:
                 self._move(self._unit(number))
                 beside.update(facts["files"])
-        if self._kind != "folder":
-            self._write_classes()
-        elif tree.exists():
+        if (place := self._place_for_classes()) is not None:
+            write_classes(place, self._classes)
+        if tree.exists():
             _refuse_existing([self._dst])
+            for part in {unit.file for unit in self._units}:
+                for name in self._classes:  # one without any image is a class, too
+                    (tree / part / name).mkdir(exist_ok=True)
             tree.rename(self._dst)
         _sync_folder(self._dst.parent)
         images = sum(entry["images"] for entry in files.values())
@@ -206,7 +211,7 @@ class PackFiles:
             "config": self._config, "classes": list(self._classes), "images": images,
             "bad_images": list(bad), "beside": sorted(beside - files.keys()), "files": files,
         }  # fmt: skip
-        _write_whole(self._manifest, json.dumps(told, ensure_ascii=False))
+        write_whole(self._manifest, json.dumps(told, ensure_ascii=False))
         _remove(self._staging)
         return Packed(self.finals, images, bad, already=False)
 
@@ -237,34 +242,10 @@ class PackFiles:
             "Give the same command to go on with it, another DST, or --fresh to make it again"
         )
 
-    def _check_classes(self) -> None:
+    def _place_for_classes(self) -> Path | None:
         if self._kind == "folder":
-            return
-        for name in self._classes:
-            if name != name.strip() or len(name.splitlines()) != 1:
-                raise InputError(
-                    f"class {name!r} cannot be a line of a text file\nGive it another name"
-                )
-        self._classes_target()
-
-    def _classes_target(self) -> tuple[Path, bool]:
-        """Where every reader looks for the names of the classes, and whether they are there."""
-        if self._kind not in _FOLDERS:
-            (self._staging / self._dst.name).touch()  # the rule asks whether it is a file
-        named = self._dst.with_name(classes_file(self._staging / self._dst.name).name)
-        for path in (named, self._dst.with_name("classes.txt")):
-            if path.exists():
-                lines = path.read_text(encoding="utf-8-sig").rstrip().splitlines()
-                if [line.strip() for line in lines] == list(self._classes):
-                    return path, True
-                if path == named:
-                    raise InputError(f"{path} exists and names other classes\nName another DST")
-        return named, False
-
-    def _write_classes(self) -> None:
-        path, is_there = self._classes_target()
-        if not is_there:
-            _write_whole(path, "".join(f"{name}\n" for name in self._classes))
+            return None
+        return place_for_classes(self._dst, self._classes, is_file=self._kind not in _FOLDERS)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -300,7 +281,13 @@ def _move_tree(folder: Path, target: Path) -> None:
             path.rename(goal)
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_classes(path: Path, classes: Sequence[str]) -> None:
+    """Write the file that names the classes: one a line, in the order of their numbers."""
+    write_whole(path, "".join(f"{name}\n" for name in classes))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file, which is there when all of it is on the disk."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")

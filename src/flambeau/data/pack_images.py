@@ -23,6 +23,11 @@ _MAGICS = (
     (b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"RIFF", ".webp"), (b"BM", ".bmp"),
     (b"GIF8", ".gif"), (b"II", ".tif"), (b"MM", ".tif"),
 )  # fmt: skip
+_FORMATS = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP", "bmp": "BMP"}
+
+
+class CannotStore(ValueError):
+    """An image that is whole, but cannot be stored as asked; the message is the reason, without a path."""
 
 
 class Layout(NamedTuple):
@@ -71,6 +76,7 @@ class Conversion:
 
         Raises:
             DecodeError: it cannot be decoded, or, where its bytes are kept, has a damaged header.
+            CannotStore: the format has no room for it, such as for so many pixels a side.
         """
         info = inspect(stored)
         size = self.size(info.height, info.width)
@@ -85,7 +91,15 @@ class Conversion:
         pixels = _resized(_square(pixels) if self.center_crop else pixels, size)
         if self.encode == "raw":
             return pixels[:, :, 0] if channels == 1 else pixels
-        return self._segmented(self._encoded(pixels))
+        try:
+            data = self._encoded(pixels)
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Encoders have no common exception: ValueError of a side that is too long, OSError ...
+            what = f"{size[1]} x {size[0]} pixels cannot become {_FORMATS[self._file_format]}"
+            raise CannotStore(f"{what}: {error}") from error
+        return self._segmented(data)
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width, in pixels, of what an image becomes."""
@@ -96,6 +110,10 @@ class Conversion:
             return height, width
         return height * self.resize // short, width * self.resize // short
 
+    @property
+    def _file_format(self) -> str:
+        return "png" if self.encode == "keep" else self.encode
+
     def _encoded(self, pixels: Pixels) -> bytes:
         is_grey = pixels.shape[2] == 1
         if self.encode == "jpeg":
@@ -104,8 +122,8 @@ class Conversion:
             colour = "Gray" if is_grey else "444" if self.quality >= 90 else "420"
             space = "GRAY" if is_grey else "RGB"
             return bytes(simplejpeg.encode_jpeg(pixels, self.quality, space, colour))
-        kind = "PNG" if self.encode == "keep" else self.encode.upper()
-        options: dict[str, Any] = {"quality": self.quality} if kind == "WEBP" else {}
+        kind = self._file_format
+        options: dict[str, Any] = {"quality": self.quality} if kind == "webp" else {}
         target = io.BytesIO()
         Image.fromarray(pixels[:, :, 0] if is_grey else pixels).save(target, kind, **options)
         return target.getvalue()

@@ -17,7 +17,9 @@ from flambeau.data.errors import InputError
 from flambeau.data.folder_source import FolderSource
 from flambeau.data.source import Source
 from flambeau.data.sources import open_parts
+from flambeau.data.vector_records import VectorRecords, has_vectors
 
+IM2REC_SEED = 100
 FOLDER_UNIT = 2000  # images of a folder that are redone after a kill, at most
 
 _KIND_OF = {
@@ -49,7 +51,7 @@ class Split:
     train_ratio: float = 1.0
     test_ratio: float = 0.0
     shuffle: bool = False
-    seed: int = 100  # that of im2rec
+    seed: int = IM2REC_SEED
 
     def check(self) -> None:
         """InputError for numbers that make no sense."""
@@ -97,14 +99,66 @@ def target_kind(dst: Path) -> str:
     return _KIND_OF[suffix]
 
 
-def named_parts(src: Path, *, download: bool = False) -> list[tuple[str, Source]]:
+def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[str, Source]]:
     """All images of what `flambeau train` takes, under '', or under 'train' and 'val'.
+
+    Args:
+        src: what `flambeau train` takes; for a .rec file also one with label vectors.
+        kind: what to make of it, of `target_kind`, or 'list'.
+        download: fetch what is missing of a data set by name.
 
     Raises:
         InputError: whatever is wrong with the data.
     """
-    train, val = open_parts(src, download=download)
+    try:
+        train, val = open_parts(src, download=download)
+    except InputError as error:
+        if not has_vectors(src):
+            raise
+        if kind != "rec":
+            problem = str(error).splitlines()[0]
+            raise InputError(
+                f"{problem}, which only a .rec file can hold\n"
+                "Name a DST that ends in .rec; flambeau predict reads the images without labels"
+            ) from error
+        train, val = VectorRecords(src), None
     return [("", train)] if val is None else [("train", train), ("val", val)]
+
+
+def remarks_on_classes(parts: Sequence[tuple[str, Source]], kind: str) -> list[str]:
+    """What a user may not expect of the classes: that some are empty, or get other numbers in a folder.
+
+    Args:
+        parts: as of `named_parts`.
+        kind: of `target_kind`, or 'list'.
+    """
+    first = parts[0][1]
+    if isinstance(first, VectorRecords):
+        return [
+            "labels are vectors, and stay as they are; boxes in pixels would not fit after --resize"
+        ]
+    classes = first.classes
+    used = {classes[label] for _, source in parts for label in source.labels.unique().tolist()}
+    empty = [name for name in classes if name not in used]
+    remarks = []
+    if empty:
+        shown = ", ".join(empty[:5]) + ", ..." * (len(empty) > 5)
+        kept = (
+            "have empty folders, which training refuses"
+            if kind == "folder"
+            else "keep their numbers"
+        )
+        remarks.append(
+            f"{len(empty)} of {len(classes)} classes are without any image: {shown}; they {kept}"
+        )
+    by_name = sorted(classes)
+    if kind == "folder" and by_name != list(classes):
+        name = next(name for name, other in zip(classes, by_name, strict=True) if name != other)
+        remarks.append(
+            f"classes of a folder are numbered by their names: {name!r} becomes {by_name.index(name)}, "
+            f"and was {classes.index(name)}"
+        )
+    return remarks
 
 
 def units_of(parts: Sequence[tuple[str, Source]], dst: Path, split: Split) -> list[Unit]:

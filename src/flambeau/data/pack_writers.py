@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from flambeau.data.errors import InputError
 from flambeau.data.extras import extra
-from flambeau.data.pack_images import Layout, suffix_of
+from flambeau.data.pack_images import CannotStore, Layout, suffix_of
 from flambeau.data.pack_plan import record_paths
 from flambeau.data.source import Source, Stored
 
@@ -39,14 +39,14 @@ class Record(NamedTuple):
     Attributes:
         key: what it is called there.
         number: its position in the source.
-        label: of its class.
-        class_name: the name of that class.
+        label: of its class; in a .rec file maybe a vector.
+        class_name: the name of that class; '' where the label is a vector.
         image: bytes of an image file, or pixels.
     """
 
     key: str
     number: int
-    label: int
+    label: int | float | Tensor
     class_name: str
     image: Stored
 
@@ -112,7 +112,7 @@ def _rec(path: Path) -> Iterator[Write]:
             try:
                 writer.write(pack(header, record.image), key=int(record.key))
             except ValueError as error:
-                raise InputError(f"{record.key} cannot be put into a .rec file: {error}") from error
+                raise CannotStore(f"it cannot be put into a .rec file: {error}") from error
 
         yield write
 
@@ -193,7 +193,7 @@ def _arrays(path: Path, layout: Layout | None, save: Saver) -> Iterator[Write]:
 
     They go into a file of their own first: how many they are is known at the end only.
     """
-    labels: list[int] = []
+    labels: list[Any] = []
     ends = [0]
     joined = path.with_name(f".{path.name}.images")
     try:
@@ -209,8 +209,10 @@ def _arrays(path: Path, layout: Layout | None, save: Saver) -> Iterator[Write]:
             ((len(labels), *layout.shape), layout.dtype) if layout else ((ends[-1],), "uint8")
         )
         images: NDArray[Any] = np.memmap(joined, np.dtype(dtype), "r+", shape=shape)
-        arrays: Arrays = {"images": images, "labels": np.array(labels, np.int64)}
-        save(path, arrays if layout else {**arrays, "offsets": np.array(ends, np.int64)})
+        # The images come last: where the end of the file is lost, those before it keep their labels.
+        arrays: Arrays = {"labels": np.array(labels, np.int64)}
+        arrays |= {} if layout else {"offsets": np.array(ends, np.int64)}
+        save(path, {**arrays, "images": images})
     finally:
         joined.unlink(missing_ok=True)
 

@@ -29,8 +29,15 @@ from tqdm import tqdm
 from flambeau.data.decode import DecodeError
 from flambeau.data.errors import InputError
 from flambeau.data.pack_files import Packed, PackFiles
-from flambeau.data.pack_images import Conversion, Layout, common_layout, layout_of
-from flambeau.data.pack_plan import Split, Unit, named_parts, target_kind, units_of
+from flambeau.data.pack_images import CannotStore, Conversion, Layout, common_layout, layout_of
+from flambeau.data.pack_plan import (
+    Split,
+    Unit,
+    named_parts,
+    remarks_on_classes,
+    target_kind,
+    units_of,
+)
 from flambeau.data.pack_writers import (
     ARRAY_KINDS,
     PIXELS_ONLY,
@@ -41,6 +48,7 @@ from flambeau.data.pack_writers import (
     require_package,
 )
 from flambeau.data.source import Source, Stored
+from flambeau.data.vector_records import VectorRecords
 
 _LITTLE = 1 << 20  # bytes that a file system may keep back
 _AHEAD = 4  # images in work for each thread, so that a large one does not hold up the others
@@ -50,11 +58,23 @@ R = TypeVar("R")
 
 
 class _Bad(NamedTuple):
+    """An image that cannot be stored: which and why, and what to do about it."""
+
     what: str
+    remedy: str
+
+    @classmethod
+    def of(cls, image: str, error: Exception) -> "_Bad":
+        reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+            return cls(f"{image}: the memory is too small for it", "Give fewer --workers")
+        if isinstance(error, CannotStore):
+            return cls(f"{image}: {reason}", "Give another --encode, --resize or --center-crop")
+        return cls(f"{image}: {reason}", "Mend or remove it")
 
 
-def record_crc(class_name: str, stored: Stored) -> int:
-    """CRC-32 of the name of a class and an image of it, as it is stored."""
+def record_crc(class_name: str | None, stored: Stored) -> int:
+    """CRC-32 of the name of a class (None: a label vector) and an image of it, as it is stored."""
     return zlib.crc32(as_buffer(stored), zlib.crc32(f"{class_name}\0".encode()))
 
 
@@ -93,19 +113,12 @@ def pack(
     _check_place(src, dst)
     require_package(kind)
     _check_encoding(how.encode, kind)
-    parts = named_parts(src, download=download)
-    units = units_of(parts, dst, split)
-    config = {
-        "format": kind,
-        "data": [[name, source.fingerprint] for name, source in parts],
-        # Other versions bring other libraries, which may write other bytes.
-        "libraries": f"pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}",
-        **dataclasses.asdict(how),
-        **dataclasses.asdict(split),
-    }
-    files = PackFiles(dst, kind, parts[0][1].classes, units, config)
+    parts = named_parts(src, kind, download=download)
+    _check_crop(parts, how)
+    units, remarks = units_of(parts, dst, split), remarks_on_classes(parts, kind)
+    files = PackFiles(dst, kind, parts[0][1].classes, units, _config(kind, parts, how, split))
     if not fresh and (made := files.finished()) is not None:
-        return made
+        return made._replace(remarks=remarks)
     total = sum(len(unit.indices) for unit in units)
     with files.alone(), _bar(total, show=show) as bar:
         if fresh:
@@ -115,7 +128,21 @@ def pack(
             work.prepare(files)
             for number, unit in enumerate(units):
                 work.write_unit(files, number, unit)
-            return files.publish(work.bad)
+            return files.publish(work.bad)._replace(remarks=remarks)
+
+
+def _config(
+    kind: str, parts: Sequence[tuple[str, Source]], how: Conversion, split: Split
+) -> dict[str, Any]:
+    """All that decides what the files will hold."""
+    return {
+        "format": kind,
+        "data": [[name, source.fingerprint] for name, source in parts],
+        # Other versions bring other libraries, which may write other bytes.
+        "libraries": f"pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}",
+        **dataclasses.asdict(how),
+        **dataclasses.asdict(split),
+    }
 
 
 def _bar(total: int, *, show: bool) -> "tqdm[Any]":
@@ -137,6 +164,10 @@ class _Work:
     ) -> None:
         self._kind, self._how, self._sources, self._limit = kind, how, sources, limit
         self._keys = [keys_for(kind, source) for source in sources]
+        self._labels = [
+            source.vectors if isinstance(source, VectorRecords) else source.labels.tolist()
+            for source in sources
+        ]
         self._layout: Layout | None = None
         self._workers, self._advance = workers, advance
         self.bad: list[str] = []
@@ -176,7 +207,7 @@ class _Work:
     def _write(self, target: Path, unit: Unit) -> list[int]:
         """Write the images of a unit; their CRC-32."""
         source, keys, crcs = self._sources[unit.part], self._keys[unit.part], []
-        labels = source.labels.tolist()
+        labels = self._labels[unit.part]
         images = self._map(lambda index: self._one(source, index), unit.indices)
         with (
             contextlib.closing(images),
@@ -185,10 +216,15 @@ class _Work:
             for index, image in zip(unit.indices, images, strict=True):
                 self._advance(1)
                 if isinstance(image, _Bad):
-                    self._add_bad(image.what)
+                    self._add_bad(image)
                     continue
-                name = source.classes[labels[index]]
-                write(Record(keys[index], index, labels[index], name, image))
+                label = labels[index]
+                name = source.classes[label] if isinstance(label, int) else None
+                try:
+                    write(Record(keys[index], index, label, name or "", image))
+                except CannotStore as error:
+                    self._add_bad(_Bad.of(source.describe(index), error))
+                    continue
                 crcs.append(record_crc(name, image))
             if not crcs:
                 raise InputError(f"{unit.file}: none of its {len(unit.indices)} images can be read")
@@ -197,18 +233,17 @@ class _Work:
     def _one(self, source: Source, index: int) -> Stored | _Bad:
         try:
             image = self._how.convert(source.read(index))
-        except (OSError, DecodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            return _Bad(f"{source.describe(index)}: {reason}")
-        if self._layout is not None and Layout.of(image) != self._layout:
-            return _Bad(f"{source.describe(index)}: its pixels are not what its header says")
+            if self._layout is not None and Layout.of(image) != self._layout:
+                raise DecodeError("its pixels are not what its header says")
+        except (OSError, DecodeError, CannotStore, MemoryError) as error:
+            return _Bad.of(source.describe(index), error)
         return image
 
-    def _add_bad(self, what: str) -> None:
+    def _add_bad(self, bad: _Bad) -> None:
         if len(self.bad) >= self._limit:
             met = f", and the {self._limit} that are allowed have been met" if self._limit else ""
-            raise InputError(f"{what}{met}\nMend or remove it, or raise --skip-bad-images")
-        self.bad.append(what)
+            raise InputError(f"{bad.what}{met}\n{bad.remedy}, or raise --skip-bad-images")
+        self.bad.append(bad.what)
 
     def _find_layout(self) -> tuple[Any, ...]:
         """Shape, dtype and channels for all images; InputError where there is no common one."""
@@ -272,6 +307,14 @@ def _disk_told(folder: Path, name: str) -> Generator[None, None, None]:
         if number is None or getattr(error, "filename", None) is not None:
             raise
         raise OSError(number, os.strerror(number), name) from error
+
+
+def _check_crop(parts: Sequence[tuple[str, Source]], how: Conversion) -> None:
+    if how.center_crop and isinstance(parts[0][1], VectorRecords):
+        raise InputError(
+            f"{parts[0][1].describe(0)} has several labels, maybe boxes, which a crop would move\n"
+            "Leave --center-crop out"
+        )
 
 
 def _check_place(src: Path, dst: Path) -> None:
