@@ -39,8 +39,20 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 @pytest.fixture(autouse=True)
 def _process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command sets all of this for its whole process, which here is that of all tests."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with process_as_it_was():
+        yield
+
+
+@pytest.fixture(scope="session")
+def kept_process() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """The function `process_as_it_was`, for fixtures that train and outlive a test."""
+    return process_as_it_was
+
+
+@contextlib.contextmanager
+def process_as_it_was() -> Iterator[None]:
+    """The command sets all of this for its whole process, which here is that of all tests."""
     generators, threads = rng_state(), torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

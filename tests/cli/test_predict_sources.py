@@ -1,5 +1,6 @@
 """`flambeau predict` on everything that images come in: the same answers, and the same way out of trouble."""
 
+import contextlib
 import json
 import shutil
 import tarfile
@@ -34,7 +35,10 @@ def _in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_run(
+    tmp_path_factory: pytest.TempPathFactory,
+    kept_process: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Path:
     """A finished run that knows classes a and b."""
     root = tmp_path_factory.mktemp("predict")
     generator = np.random.default_rng(3)
@@ -44,7 +48,8 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pixels = generator.integers(60 * label, 60 * label + 190, (8, 8), dtype=np.uint8)
             Image.fromarray(pixels).save(root / "images" / name / f"{index}.png")
     command = f"train {root}/images --out {root}/run --duration 4st --batch-size 4 --precision fp32"
-    assert main(command.split()) == 0
+    with kept_process():
+        assert main(command.split()) == 0
     return root / "run"
 
 
