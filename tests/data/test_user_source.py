@@ -344,8 +344,8 @@ def test_numbers_and_words_are_not_mixed():
 @pytest.mark.parametrize(
     ("classes", "part"),
     [
-        (("a", "b"), "label 2 is none of the 2 of .classes\nExpected 0 .. 1"),
-        (("a", "b", "a"), ".classes has 'a' twice"),
+        (("a", "b"), "label 2 is none of the 2 classes\nExpected 0 .. 1, or one of the names"),
+        (("a", "b", "a"), ".classes names class 'a' twice; a class has one name of its own"),
     ],
 )
 def test_class_names_that_do_not_fit(classes, part):

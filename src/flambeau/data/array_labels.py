@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from flambeau.data.array_files import Rows
-from flambeau.data.class_names import classes_file, named_labels
+from flambeau.data.class_names import chosen_labels, classes_file, named_labels
 from flambeau.data.errors import InputError
 
 
@@ -74,18 +73,7 @@ def classes_and_labels(
     if names is None or classes_file(path).exists():
         return named_labels(labels, path, describe)
     classes = tuple(_words(names.read(0, names.shape[0]).tolist(), f"{path}: the class names"))
-    if len(set(classes)) < len(classes):
-        twice = next(name for name in classes if classes.count(name) > 1)
-        raise InputError(f"{path} names class {twice!r} twice; a class has one name of its own")
-    number = {name: place for place, name in enumerate(classes)}
-    positions = [number.get(label, -1) if isinstance(label, str) else label for label in labels]
-    for index, place in enumerate(positions):
-        if not 0 <= place < len(classes):
-            raise InputError(
-                f"{describe(index)}: label {labels[index]!r} is none of the {len(classes)} classes "
-                f"that the file names\nExpected 0 .. {len(classes) - 1}, or one of the names"
-            )
-    return classes, torch.tensor(positions, dtype=torch.int64)
+    return chosen_labels(labels, classes, str(path), describe)
 
 
 def _words(values: list[object], what: str) -> list[str]:

@@ -121,6 +121,37 @@ def named_labels(
     return known, numbers
 
 
+def chosen_labels(
+    labels: Sequence[int | str],
+    classes: Sequence[str],
+    whose: str,
+    describe: Callable[[int], str],
+) -> tuple[tuple[str, ...], Tensor]:
+    """As `named_labels`, where the names of the classes stand with the data.
+
+    Args:
+        labels: positions in the classes, or their names.
+        classes: their names.
+        whose: what names them, for messages.
+        describe: what to call an image in a message.
+
+    Raises:
+        InputError: a name that comes twice, or a label that is none of the classes.
+    """
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise InputError(f"{whose} names class {twice!r} twice; a class has one name of its own")
+    places = {name: place for place, name in enumerate(classes)}
+    numbers = [places.get(label, -1) if isinstance(label, str) else label for label in labels]
+    for index, number in enumerate(numbers):
+        if not 0 <= number < len(classes):
+            raise InputError(
+                f"{describe(index)}: label {labels[index]!r} is none of the {len(classes)} classes\n"
+                f"Expected 0 .. {len(classes) - 1}, or one of the names"
+            )
+    return tuple(classes), torch.tensor(numbers, dtype=torch.int64)
+
+
 def unlabelled(count: int, path: Path) -> tuple[tuple[str, ...], Tensor]:
     """The class '', and its number for each of `count` images of a file; InputError if there are none."""
     if not count:

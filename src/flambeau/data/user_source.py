@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from tqdm import tqdm
 
-from flambeau.data.class_names import named_labels, unlabelled
+from flambeau.data.class_names import chosen_labels, named_labels, unlabelled
 from flambeau.data.decode import DecodeError
 from flambeau.data.decode_pool import DecodePool
 from flambeau.data.errors import InputError
@@ -200,20 +200,7 @@ class UserSource:
                 )
         if classes is None:
             return named_labels(labels, Path(self._returned.name), self.describe)
-        if len(set(classes)) < len(classes):
-            twice = next(name for name in classes if classes.count(name) > 1)
-            raise InputError(
-                f"{self._returned.name}: .classes has {twice!r} twice; each class has a name of its own"
-            )
-        places = {name: place for place, name in enumerate(classes)}
-        numbers = [places.get(label, -1) if isinstance(label, str) else label for label in labels]
-        for index, number in enumerate(numbers):
-            if not 0 <= number < len(classes):
-                raise InputError(
-                    f"{self.describe(index)}: label {labels[index]!r} is none of the {len(classes)} of "
-                    f".classes\nExpected 0 .. {len(classes) - 1}, or one of the names"
-                )
-        return tuple(classes), torch.tensor(numbers)
+        return chosen_labels(labels, classes, f"{self._returned.name}: .classes", self.describe)
 
     def _check_label(self, index: int, label: Label) -> None:
         """Labels that were known before are what is trained on: they have to be right."""
