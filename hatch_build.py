@@ -1,6 +1,6 @@
-"""Builds the optional C kernel of flambeau.data.native with the package.
+"""Builds the optional C kernel of flambeau.data.images.native with the package.
 
-编译安装包时，一并编译 flambeau.data.native 的可选 C 内核。
+编译安装包时，一并编译 flambeau.data.images.native 的可选 C 内核。
 
 Source: own; hatchling's build hook interface.
 Without a compiler, or where it fails, the package is installed without the kernel: it works, only slower.
@@ -18,7 +18,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = Path("src/flambeau/data/native")
+FOLDER = Path("src/flambeau/data/images/native")
 LIBRARY = FOLDER / "_kernel.so"
 
 

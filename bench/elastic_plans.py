@@ -13,7 +13,7 @@ was given; of each step, the last life that did it counts. All together must be 
 The others keep their number of ranks, 2, 3 or 4, and must end with the bits of a run that nobody killed.
 
 Linux only: it reads /proc. Prints one JSON line; the exit code is 1 if a plan went wrong.
-tests/parallel/test_elastic.py runs the same code.
+tests/parallel/launcher/test_elastic.py runs the same code.
 """
 
 import os

@@ -18,14 +18,14 @@ Batches = Callable[[int], Iterable[Any]]  # of an epoch
 
 
 def flambeau(folder: Path, work: Path) -> Batches:
-    from flambeau.data.folder_source import FolderSource
+    from flambeau.data.sources.folder import FolderSource
 
     return flambeau_loader(FolderSource(folder))
 
 
 def flambeau_simplejpeg(folder: Path, work: Path) -> Batches:
     """As where there was no compiler, and the system has no libturbojpeg 3."""
-    from flambeau.data import jpeg
+    from flambeau.data.images.jpeg import region_decode as jpeg
 
     without_kernel()
     jpeg.turbojpeg = lambda: None  # type: ignore[assignment]
@@ -34,7 +34,7 @@ def flambeau_simplejpeg(folder: Path, work: Path) -> Batches:
 
 def flambeau_turbojpeg(folder: Path, work: Path) -> Batches:
     """As where there was no compiler, and the system has libturbojpeg 3."""
-    from flambeau.data import jpeg
+    from flambeau.data.images.jpeg import region_decode as jpeg
 
     if jpeg.turbojpeg() is None:
         raise ImportError("no libturbojpeg 3 on this system")
@@ -43,7 +43,7 @@ def flambeau_turbojpeg(folder: Path, work: Path) -> Batches:
 
 
 def without_kernel() -> None:
-    from flambeau.data.native import kernel
+    from flambeau.data.images.native import kernel
 
     kernel.kernel = lambda: None  # type: ignore[assignment]
 
@@ -59,8 +59,8 @@ def flambeau_packed_resized(folder: Path, work: Path) -> Batches:
 
 
 def packed(folder: Path, work: Path, *options: str) -> Batches:
-    from flambeau.data.native import kernel
-    from flambeau.data.sources import open_parts
+    from flambeau.data.images.native import kernel
+    from flambeau.data.sources.open_data import open_parts
 
     if kernel.kernel() is None:
         raise ImportError(f"no kernel: {kernel.kernel_status()}")
@@ -79,8 +79,8 @@ def flambeau_packed_simplejpeg(folder: Path, work: Path) -> Batches:
 
 def flambeau_raw(folder: Path, work: Path) -> Batches:
     """Decoded pixels in one mapped file, some six times the bytes."""
-    from flambeau.data.decode import decode
-    from flambeau.data.folder_source import FolderSource
+    from flambeau.data.images.decode import decode
+    from flambeau.data.sources.folder import FolderSource
 
     source = FolderSource(folder)
     shapes, at = [], [0]
@@ -98,8 +98,8 @@ def flambeau_raw(folder: Path, work: Path) -> Batches:
 
 
 def flambeau_loader(source: Any) -> Batches:
-    from flambeau.data.dataset import ImageDataset
-    from flambeau.data.loader import Loader
+    from flambeau.data.datasets.image_dataset import ImageDataset
+    from flambeau.data.loading.loader import Loader
 
     dataset = ImageDataset(source, image_size=SIZE, channels=3, train=True, crop_scale=SCALE)
     loader = Loader(dataset, micro_batch_size=BATCH)
@@ -110,8 +110,8 @@ def flambeau_loader(source: Any) -> Batches:
 
 def limit(folder: Path, work: Path) -> Batches:
     """Nothing but what libjpeg-turbo takes to decode the same crops in full, from memory."""
-    from flambeau.data.augment import random_resized_crop_box
-    from flambeau.data.decode import Picture
+    from flambeau.data.images.decode import Picture
+    from flambeau.data.transforms.crops import random_resized_crop_box
 
     without_kernel()
     pictures = [Picture(path.read_bytes()) for path in files(folder)]

@@ -4,9 +4,9 @@
 
 Up to 300 JPEGs of three colours found in DIR, held in memory, and for each round a new box in each: 8 to
 100 % of the area, as torchvision's RandomResizedCrop takes it. Contenders decode the whole image, or what
-the box needs, of the file as it is or packed (flambeau.data.segments); CPU time of one thread. All but
-Pillow must give the same pixels: who skips work is refused. Each round runs every contender once over all
-images, in a new order; the ratio is to simplejpeg of the same round. One JSON line a contender; `bytes` is
+the box needs, of the file as it is or packed (flambeau.data.images.jpeg.scan_segments); CPU time of one
+thread. All but Pillow must give the same pixels: who skips work is refused. Each round runs every
+contender once over all images, in a new order; the ratio is to simplejpeg of the same round. One JSON line a contender; `bytes` is
 what packing makes of the files, as a share of their size.
 """
 
@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flambeau.data import jpeg, segments
-from flambeau.data.augment import random_resized_crop_box
-from flambeau.data.native import kernel as native
-from flambeau.data.orientation import Box
+from flambeau.data.images.exif_orientation import Box
+from flambeau.data.images.native import kernel as native
+from flambeau.data.transforms.crops import random_resized_crop_box
 from provenance import commit, cpu_model  # beside this script
 
 MOST_IMAGES = 300

@@ -30,10 +30,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flambeau.data.dataset import ImageDataset
-from flambeau.data.decode import decode
-from flambeau.data.folder_source import FolderSource
-from flambeau.data.jpeg import jpeg_decoder
+from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.images.decode import decode
+from flambeau.data.images.jpeg.region_decode import jpeg_decoder
+from flambeau.data.sources.folder import FolderSource
 from provenance import commit, cpu_model  # beside this script
 
 RESULTS = Path(__file__).parent / "results" / "scaled_decode.jsonl"

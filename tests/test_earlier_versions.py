@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flambeau.data.sources import open_parts
-from flambeau.train.result import Result
+from flambeau.data.sources.open_data import open_parts
+from flambeau.train.checkpoints.published_weights import Result
 
 FIXTURES = Path(__file__).parent / "fixtures" / "version_0_1"
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from flambeau.train.config import FIELDS
+from flambeau.train.settings.settings import FIELDS
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "draw_schedules.py"

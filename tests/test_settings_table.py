@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flambeau.train.config import FIELDS
+from flambeau.train.settings.settings import FIELDS
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "settings_table.py"

@@ -2,14 +2,14 @@
 
     python tools/settings_table.py
 
-Run it after a change of src/flambeau/train/config.py and put the output in the page;
+Run it after a change of src/flambeau/train/settings/settings.py and put the output in the page;
 tests/test_settings_table.py compares the two. The settings are read without torch.
 """
 
 import dataclasses
 from typing import Any
 
-from flambeau.train.config import FIELDS
+from flambeau.train.settings.settings import FIELDS
 
 _HEAD = "| setting | default | meaning | on a resume |\n|---|---|---|---|"
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from flambeau.cli import command
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, save_checkpoint, to_bytes
-from flambeau.recipes.checkpoints.prefixes import add_prefix
-from flambeau.train.saver import weights_bytes
-from flambeau.train.weights_report import is_weights
-from flambeau.train.weights_writing import write_weights
+from flambeau.recipes.checkpoints.state_dict_prefixes import add_prefix
+from flambeau.train.checkpoints.checkpointer import weights_bytes
+from flambeau.train.weights.weights_summary import is_weights
+from flambeau.train.weights.writer import write_weights
 
 
 @pytest.fixture(autouse=True)

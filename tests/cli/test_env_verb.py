@@ -8,8 +8,8 @@ import torch
 
 import flambeau
 from flambeau.cli import env
-from flambeau.data.jpeg import jpeg_decoder
-from flambeau.data.native.kernel import kernel_status
+from flambeau.data.images.jpeg.region_decode import jpeg_decoder
+from flambeau.data.images.native.kernel import kernel_status
 from flambeau.recipes.setup import environment as recipe
 
 

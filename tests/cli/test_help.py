@@ -10,7 +10,7 @@ import pytest
 
 import flambeau as package
 from flambeau.cli.command import VERBS, main
-from flambeau.train.config import FIELDS
+from flambeau.train.settings.settings import FIELDS
 
 HEAVY = ("torch", "numpy", "PIL", "timm", "torchvision", "safetensors", "tqdm")
 

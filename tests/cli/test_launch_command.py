@@ -171,7 +171,7 @@ def test_a_wrong_command_line_is_named(
     def go_too_far(*_: Any, **__: Any) -> int:
         raise AssertionError("ranks would have been started")
 
-    monkeypatch.setattr("flambeau.parallel.rendezvous.meet", go_too_far)
+    monkeypatch.setattr("flambeau.parallel.launcher.rendezvous.meet", go_too_far)
     code, out, err = flambeau("launch", words)
     assert (code, out) == (2, "")
     assert message in err
@@ -195,8 +195,8 @@ def test_what_follows_belongs_to_the_script(
         )
         return 75
 
-    monkeypatch.setattr("flambeau.parallel.launch.launch", note)
-    monkeypatch.setattr("flambeau.parallel.launch.auto_procs", lambda: 8)
+    monkeypatch.setattr("flambeau.parallel.launcher.launch.launch", note)
+    monkeypatch.setattr("flambeau.parallel.launcher.launch.auto_procs", lambda: 8)
     monkeypatch.chdir(tmp_path)
     Path("my.py").touch()
     rest = "my.py --procs 3 -- --help"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flambeau.data.sources import open_sources
+from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import RecordReader, unpack
 
 
@@ -163,7 +163,7 @@ def test_verify_names_and_saves(flambeau: Any, photos: Path) -> None:
     assert flambeau("verify", photos).code == 0
 
 
-@pytest.mark.slow  # three processes that load torch; tests/data/test_packing.py kills faster
+@pytest.mark.slow  # three processes that load torch; tests/data/pack/test_pack.py kills faster
 def test_killed_and_started_again(photos: Path) -> None:
     """The real command, in a process that is killed while it works: the bytes of one that never was."""
     words = ["--resize", "50", "--shards", "6", "--workers", "2"]

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from flambeau.data.augment import eval_image
-from flambeau.data.decode import decode
+from flambeau.data.images.decode import decode
+from flambeau.data.transforms.crops import eval_image
 from flambeau.recipes.models.small_convnet import SmallConvNet
 from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.train.run import Run
@@ -273,7 +273,7 @@ def test_some_classes_are_enough_and_others_are_refused(
 
 
 def test_a_record_file_is_evaluated(flambeau: Any) -> None:
-    import flambeau.data.sources as sources
+    import flambeau.data.sources.open_data as sources
 
     command = "train --out fm --duration 1st --batch-size 8 --model linear.py:make --precision fp32"
     assert flambeau(command).code == 0

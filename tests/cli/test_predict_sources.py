@@ -15,16 +15,16 @@ import pytest
 import torch
 from PIL import Image
 
-import flambeau.data.sources as sources
+import flambeau.data.sources.open_data as sources
 from flambeau.cli.command import main
-from flambeau.data.errors import InputError
-from flambeau.data.named_sets import FileSet, PixelSet
+from flambeau.data.sources.torchvision_sets import FileSet, PixelSet
+from flambeau.errors import InputError
 from flambeau.recipes.data.lmdb_records import LMDBWriter
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.recipes.data.tf_example import build_example
 from flambeau.recipes.data.tfrecord import TFRecordWriter
-from flambeau.train.predicting import predict
-from flambeau.train.trained import load_trained
+from flambeau.train.inference import load_trained
+from flambeau.train.predict_images import predict
 
 PACKED = ("x.rec", "x.tfrecord", "x.tar", "x.lmdb", "x.h5", "x.npz", "x.npy", "x.pth")
 

@@ -12,7 +12,7 @@ import pytest
 
 from flambeau.cli import recipes
 from flambeau.cli.command import main
-from flambeau.data.errors import InputError
+from flambeau.errors import InputError
 
 FOLDER = Path(recipes.__file__).parents[1] / "recipes"
 SAMPLE_ORDER = FOLDER / "data" / "sample_order.py"

@@ -19,8 +19,8 @@ import torchvision.models
 from flambeau.cli.train import default_folder
 from flambeau.recipes.checkpoints.atomic_checkpoint import from_bytes, read_checkpoint
 from flambeau.recipes.models.small_convnet import SmallConvNet
-from flambeau.train.config import FIELDS, Settings, canonical
 from flambeau.train.run import Run
+from flambeau.train.settings.settings import FIELDS, Settings, canonical
 
 LINEAR = """
 from torch import nn

@@ -14,10 +14,10 @@ import torch
 
 from flambeau.cli.command import main
 from flambeau.cli.train import default_folder
-from flambeau.data.decode import decode
-from flambeau.data.sources import open_parts
-from flambeau.train.config import Settings, canonical
+from flambeau.data.images.decode import decode
+from flambeau.data.sources.open_data import open_parts
 from flambeau.train.run import Run
+from flambeau.train.settings.settings import Settings, canonical
 
 DATA = """
 from pathlib import Path

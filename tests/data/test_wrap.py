@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from flambeau.data.errors import InputError, WorkerLost
-from flambeau.data.transport import received, to_send
-from flambeau.data.workers import Workers
+from flambeau.data.loading.workers.processes import Workers
+from flambeau.data.loading.workers.transport import received, to_send
 from flambeau.data.wrap import wrap
+from flambeau.errors import InputError, WorkerLost
 from flambeau.recipes.data.samplers import BalancedSampler, SubsetSampler
 
 

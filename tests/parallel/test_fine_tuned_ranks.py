@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flambeau.data.sources import open_sources
+from flambeau.data.sources.open_data import open_sources
+from flambeau.parallel import fsdp
 from flambeau.recipes.training.plateau import ReduceOnPlateau
-from flambeau.train import sharding
-from flambeau.train.config import Settings
+from flambeau.train.build.defaults import resolve
 from flambeau.train.fit import fit, set_up
-from flambeau.train.resolve import resolve
 from flambeau.train.run import Run
+from flambeau.train.settings.settings import Settings
 
 StartRanks = Callable[..., Any]
 NET = """
@@ -84,7 +84,7 @@ def test_equals_one_process(
     capfd: Any,
 ) -> None:
     (tmp_path / "net.py").write_text(NET, encoding="utf-8")
-    monkeypatch.setitem(sharding.shard_model.__kwdefaults__, "unit_bytes", 100)
+    monkeypatch.setitem(fsdp.shard_model.__kwdefaults__, "unit_bytes", 100)
     train(images, tmp_path / "start", seed=3)
     capfd.readouterr()
 

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from flambeau.data.micro_batch import MicroBatch
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.parallel.ddp import Replicas
 from flambeau.parallel.ranks import Ranks
-from flambeau.parallel.replicas import Replicas
 
 pytestmark = [
     pytest.mark.gpu,

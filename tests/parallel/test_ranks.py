@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from flambeau.data.errors import InputError
+from flambeau.errors import InputError
 from flambeau.parallel.ranks import LOST_PEER, FailedElsewhere, Ranks, _choose_interface, join_ranks
-from flambeau.train.not_finite import NotFinite
+from flambeau.train.loop.nan_guard import NotFinite
 from flambeau.train.run import Run
 
 StartRanks = Callable[..., Any]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
-from flambeau.data.errors import InputError
+from flambeau.errors import InputError
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.train.run import Run
 
@@ -232,7 +232,7 @@ def test_compressed_gradients_train_nearly_the_same(
     monkeypatch: pytest.MonkeyPatch,
     compression: str,
 ) -> None:
-    monkeypatch.setattr("flambeau.parallel.replicas._POWER_SGD_START", 2)
+    monkeypatch.setattr("flambeau.parallel.ddp._POWER_SGD_START", 2)
 
     def work(name: str, **settings: Any) -> dict[str, Any]:
         torch.manual_seed(1)

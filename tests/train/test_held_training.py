@@ -10,16 +10,16 @@ import pytest
 import torch
 from PIL import Image
 
-from flambeau.data.dataset import ImageDataset
-from flambeau.data.held_dataset import HeldDataset
-from flambeau.data.loader import Loader
-from flambeau.data.sources import open_sources
+from flambeau.data.datasets.device_dataset import HeldDataset
+from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.loading.loader import Loader
+from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
-from flambeau.train import resolve as resolve_module
-from flambeau.train.config import Settings
+from flambeau.train.build import defaults as resolve_module
+from flambeau.train.build.defaults import DataFacts, datasets, resolve
 from flambeau.train.fit import Training, fit, set_up
-from flambeau.train.resolve import DataFacts, datasets, resolve
 from flambeau.train.run import Run
+from flambeau.train.settings.settings import Settings
 
 BAD = 30
 

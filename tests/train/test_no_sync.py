@@ -18,13 +18,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flambeau.data.sources import open_sources
+from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.train import run as run_module
-from flambeau.train.config import Settings
+from flambeau.train.build.defaults import resolve
 from flambeau.train.fit import Training, set_up
-from flambeau.train.resolve import resolve
 from flambeau.train.run import Run
+from flambeau.train.settings.settings import Settings
 
 METHODS = (
     "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__",

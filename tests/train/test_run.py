@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from flambeau.data.errors import InputError
+from flambeau.errors import InputError
 from flambeau.parallel.preemption import EXIT_CODE
 from flambeau.recipes.checkpoints.atomic_checkpoint import from_bytes, latest_checkpoint
 from flambeau.recipes.data.samplers import BalancedSampler, EpochSampler
-from flambeau.train.not_finite import NotFinite
+from flambeau.train.loop.nan_guard import NotFinite
 from flambeau.train.run import Run
 
 WALL_CLOCK = {"images_per_s", "data_wait"}

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+from flambeau.parallel.fsdp import shard_model
 from flambeau.parallel.ranks import join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
-from flambeau.train.inspection import inspect_run
 from flambeau.train.run import Run
-from flambeau.train.sharding import shard_model
+from flambeau.train.verify_run import inspect_run
 
 StartRanks = Callable[..., Any]
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from flambeau import __version__
-from flambeau.data.errors import InputError, WorkerLost
+from flambeau.errors import InputError, WorkerLost
 from flambeau.parallel.preemption import INTERRUPTED
-from flambeau.train.setting_checks import nearest
+from flambeau.train.settings.checks import nearest
 
 VERBS = ("train", "launch", "predict", "evaluate", "pack", "convert", "verify", "recipes", "env")
 _USER_ERRNOS = {

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert, and say what was taken and what was not."""
-    from flambeau.train.weights_files import DTYPES, open_weights, plain_names, shown
-    from flambeau.train.weights_writing import write_weights
+    from flambeau.train.weights.readers import DTYPES, open_weights, plain_names, shown
+    from flambeau.train.weights.writer import write_weights
 
     source, out = Path(arguments.source), Path(arguments.out)
     weights = open_weights(source, key=arguments.key, drop_objects=arguments.drop_objects)
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _first(names: tuple[str, ...]) -> str:
-    from flambeau.train.weights_files import shown
+    from flambeau.train.weights.readers import shown
 
     more = f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
     return shown(", ".join(names[:_SHOWN])) + more

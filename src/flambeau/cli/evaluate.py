@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures."""
-    from flambeau.data.errors import InputError
-    from flambeau.train.trained import evaluate, load_trained
+    from flambeau.errors import InputError
+    from flambeau.train.inference import evaluate, load_trained
 
     for name in ("workers", "skip_bad_images"):
         if getattr(arguments, name) < 0:

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flambeau.data.errors import InputError
-from flambeau.train.setting_checks import nearest
+from flambeau.errors import InputError
+from flambeau.train.settings.checks import nearest
 
 HELP = "run train, or a script, on several processes and machines"
 
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     if procs != "auto" and not procs.isdecimal():
         raise InputError(f"--procs must be a number above 0, or auto; got {procs!r}")
 
-    from flambeau.parallel.launch import auto_procs, launch
+    from flambeau.parallel.launcher.launch import auto_procs, launch
 
     return launch(
         command,

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flambeau.data.pack_files import Packed
-    from flambeau.data.pack_images import Conversion
-    from flambeau.data.pack_plan import Split
+    from flambeau.data.pack.encode_images import Conversion
+    from flambeau.data.pack.output_files import Packed
+    from flambeau.data.pack.shards import Split
 
 HELP = (
     "convert labelled images between formats, in parallel; the same command again goes on with it"
@@ -94,7 +94,7 @@ def _add_files(files: argparse._ArgumentGroup) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack, and say what was made."""
-    from flambeau.data.errors import InputError
+    from flambeau.errors import InputError
 
     least_of = {"workers": 1, "skip_bad_images": 0, "resize": 1, "quality": 1, "seed": 0}
     for name, least in least_of.items():
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_takes_effect(arguments, dst)
     if arguments.list:
         return _list(arguments, src, dst)
-    from flambeau.data.packing import pack
+    from flambeau.data.pack.pack import pack
     from flambeau.recipes.setup.environment import usable_cpus
 
     packed = pack(
@@ -125,9 +125,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_takes_effect(arguments: argparse.Namespace, dst: Path) -> None:
     """Refuse flags that would do nothing; those of the images are looked at by `_conversion`."""
-    from flambeau.data.errors import InputError
-    from flambeau.data.pack_plan import target_kind
-    from flambeau.data.sources import is_named
+    from flambeau.data.pack.shards import target_kind
+    from flambeau.data.sources.open_data import is_named
+    from flambeau.errors import InputError
 
     if arguments.download and not is_named(arguments.src):
         raise InputError("--download has no effect without torchvision:NAME: leave it out")
@@ -158,10 +158,10 @@ def _shuffles(arguments: argparse.Namespace) -> bool:
 
 
 def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
-    from flambeau.data.errors import InputError
-    from flambeau.data.pack_images import Conversion
-    from flambeau.data.pack_plan import target_kind
-    from flambeau.data.pack_writers import ARRAY_KINDS
+    from flambeau.data.pack.encode_images import Conversion
+    from flambeau.data.pack.shards import target_kind
+    from flambeau.data.pack.writers import ARRAY_KINDS
+    from flambeau.errors import InputError
 
     changes = arguments.resize is not None or arguments.center_crop
     encode = arguments.encode
@@ -188,7 +188,7 @@ def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
 
 
 def _split(arguments: argparse.Namespace) -> "Split":
-    from flambeau.data.pack_plan import IM2REC_SEED, Split
+    from flambeau.data.pack.shards import IM2REC_SEED, Split
 
     return Split(
         shards=arguments.shards,
@@ -201,10 +201,10 @@ def _split(arguments: argparse.Namespace) -> "Split":
 
 
 def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
-    from flambeau.data.class_names import place_for_classes
-    from flambeau.data.errors import InputError
-    from flambeau.data.pack_files import write_classes, write_whole
-    from flambeau.data.pack_plan import list_files, named_parts, remarks_on_classes
+    from flambeau.data.pack.output_files import write_classes, write_whole
+    from flambeau.data.pack.shards import list_files, named_parts, remarks_on_classes
+    from flambeau.data.sources.class_names import place_for_classes
+    from flambeau.errors import InputError
 
     parts = named_parts(src, "list", download=arguments.download)
     texts = list_files(parts, dst, _split(arguments))
@@ -224,7 +224,7 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
 
 
 def _report(packed: "Packed", dst: Path) -> None:
-    from flambeau.data.formats import whole_name
+    from flambeau.data.sources.formats import whole_name
 
     for line in packed.bad[:_SHOWN_BAD]:
         print(f"left out: {line}", file=sys.stderr)

@@ -65,7 +65,7 @@ def _summary(path: Path, *, chinese: bool) -> str:
 
 
 def _find(name: str) -> Path:
-    from flambeau.data.errors import InputError
+    from flambeau.errors import InputError
 
     paths = {path.stem: path for path in _recipes()}
     paths |= {path.relative_to(_FOLDER).with_suffix("").as_posix(): path for path in _recipes()}
@@ -77,7 +77,7 @@ def _find(name: str) -> Path:
 
 
 def _copy(recipe: Path, dest: Path) -> Path:
-    from flambeau.data.errors import InputError
+    from flambeau.errors import InputError
 
     if dest.is_dir():
         dest = dest / recipe.name

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.data.errors import InputError
-from flambeau.train.config import (
+from flambeau.errors import InputError
+from flambeau.train.settings.settings import (
     FIELDS,
     Settings,
     allowed_types,
@@ -21,8 +21,8 @@ from flambeau.train.config import (
 )
 
 if TYPE_CHECKING:
+    from flambeau.train.checkpoints.run_folder import RunFolder
     from flambeau.train.fit import Training
-    from flambeau.train.folder import RunFolder
 
 HELP = "train an image classifier; the same command again goes on with its run"
 _EMBEDDED_NAME = "fashion-mnist"
@@ -143,7 +143,7 @@ def _procs(text: str) -> int:
             "--procs starts processes itself; leave it out under torchrun or `flambeau launch`"
         )
     if text == "auto":
-        from flambeau.parallel.launch import auto_procs
+        from flambeau.parallel.launcher.launch import auto_procs
 
         return auto_procs()
     if not text.isdigit() or int(text) < 1:
@@ -153,7 +153,7 @@ def _procs(text: str) -> int:
 
 def _launch(words: Sequence[str], procs: int) -> int:
     """Run this command, without --procs, on several processes of this machine."""
-    from flambeau.parallel.launch import launch
+    from flambeau.parallel.launcher.launch import launch
 
     kept, skip = [], False
     for word in words:
@@ -168,7 +168,7 @@ def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
     if given or others:
         flag = _flag([*given, *others][0])
         raise InputError(f"--replay-step takes its settings from the run; leave {flag} out")
-    from flambeau.train.replay import replay_step
+    from flambeau.train.replay_step import replay_step
 
     return replay_step(Path(arguments.replay_step), say=_say)
 
@@ -186,15 +186,15 @@ def default_folder(settings: Settings, explicit: Mapping[str, Any]) -> Path:
 
 def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fresh: bool) -> int:
     from flambeau.parallel.ranks import join_ranks
-    from flambeau.train.folder import RunFolder
+    from flambeau.train.checkpoints.run_folder import RunFolder
 
     place, ranks = RunFolder(folder), join_ranks()
 
     settings, exists = ranks.first(lambda: _settle(settings, explicit, place, fresh=fresh))
 
+    from flambeau.train.build.defaults import DataFacts, check_unchanged, open_data, resolve
+    from flambeau.train.checkpoints.published_weights import published
     from flambeau.train.fit import set_up
-    from flambeau.train.resolve import DataFacts, check_unchanged, open_data, resolve
-    from flambeau.train.result import published
 
     if settings.download:
         ranks.first(lambda: bool(open_data(settings)))  # one fetches, all read
@@ -237,7 +237,7 @@ def _settle(
 
 def _fit(training: "Training") -> None:
     from flambeau.train.fit import fit
-    from flambeau.train.not_finite import NotFinite
+    from flambeau.train.loop.nan_guard import NotFinite
 
     try:
         fit(training)
@@ -271,7 +271,7 @@ def _show(settings: Settings, *, train_images: int, val_images: int, folder: Pat
 
 def _report(place: "RunFolder", data: str | None, *, already: bool) -> None:
     """Where the run ended, and what to do next."""
-    from flambeau.train.result import published
+    from flambeau.train.checkpoints.published_weights import published
 
     result = published(place)
     assert result is not None

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flambeau.data.pack_verify import Damage, FileReport
-    from flambeau.train.weights_report import WeightsReport
+    from flambeau.data.pack.verify import Damage, FileReport
+    from flambeau.train.weights.weights_summary import WeightsReport
 
 HELP = (
     "check the checkpoints of a run and whether a resume would be exact, packed images, or weights"
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is damaged, and a summary; 1 if anything is damaged or would not be exact."""
-    from flambeau.data.errors import InputError
+    from flambeau.errors import InputError
 
     path = Path(arguments.path)
     flags = [flag for flag in ("deep", "salvage", "workers", "json") if getattr(arguments, flag)]
@@ -51,9 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) -> int:
     if path.is_file():
-        from flambeau.data.errors import InputError
-        from flambeau.train.weights_files import shown
-        from flambeau.train.weights_report import is_weights, report_weights
+        from flambeau.errors import InputError
+        from flambeau.train.weights.readers import shown
+        from flambeau.train.weights.weights_summary import is_weights, report_weights
 
         if is_weights(path) and not _is_of_images(path, flags):
             if flags not in ([], ["json"]):
@@ -67,9 +67,9 @@ def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) ->
 
 def _is_of_images(path: Path, flags: list[str]) -> bool:
     """Whether a .pth that cannot be opened is one of images: it shows some, or only such can be meant."""
-    from flambeau.data.array_rescue import rescue
-    from flambeau.data.errors import InputError
-    from flambeau.data.formats import kind_of
+    from flambeau.data.pack.salvage_arrays import rescue
+    from flambeau.data.sources.formats import kind_of
+    from flambeau.errors import InputError
     from flambeau.recipes.checkpoints.safe_pickle import pickle_contents
 
     if kind_of(path) != "pth":
@@ -138,8 +138,8 @@ def _weights_facts(report: "WeightsReport") -> dict[str, Any]:
 
 def _is_no_data(path: Path) -> bool:
     """Whether only the folder of a run can be meant, if a damaged or misspelt one."""
-    from flambeau.data.folder_source import class_folders
-    from flambeau.data.formats import kind_of, shards_in
+    from flambeau.data.sources.folder import class_folders
+    from flambeau.data.sources.formats import kind_of, shards_in
 
     if not path.exists():
         return not path.suffix
@@ -159,7 +159,7 @@ def _verify_checkpoint(path: Path) -> int:
 
 
 def _verify_run(path: Path) -> int:
-    from flambeau.train.inspection import inspect_run
+    from flambeau.train.verify_run import inspect_run
 
     report = inspect_run(path)
     for line in report.lines:
@@ -168,8 +168,8 @@ def _verify_run(path: Path) -> int:
 
 
 def _verify_data(path: Path, arguments: argparse.Namespace) -> int:
-    from flambeau.data.errors import InputError
-    from flambeau.data.pack_verify import check_salvage, packed_files, verify_file
+    from flambeau.data.pack.verify import check_salvage, packed_files, verify_file
+    from flambeau.errors import InputError
     from flambeau.recipes.setup.environment import usable_cpus
 
     if arguments.workers is not None and arguments.workers < 1:

@@ -1,1 +1,1 @@
-"""Sources of images, their decoding, augmentation and loading. May import recipes."""
+"""Images to batches: sources, decoding, transforms, loading, packing. May import recipes."""

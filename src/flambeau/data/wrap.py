@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from flambeau.data.errors import InputError
-from flambeau.data.loader import Loader, Order, is_dataset
+from flambeau.data.loading.loader import Loader, Order, is_dataset
+from flambeau.errors import InputError
 
 
 def wrap(

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from flambeau.data.errors import InputError
-from flambeau.parallel.lookout import PACE
+from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
-from flambeau.parallel.watch import LOST_PEER, Watch
+from flambeau.parallel.watchdog.failure_detector import PACE
+from flambeau.parallel.watchdog.watchdog import LOST_PEER, Watch
 
 _SIOCGIFADDR = 0x8915  # of <linux/sockios.h>: the address of an interface
 _START_S = 600  # for all ranks to import what they need and to come

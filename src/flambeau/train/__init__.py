@@ -1,1 +1,1 @@
-"""Settings, the run, the loop and the checkpoints of a run. May import recipes and data."""
+"""A training run: its settings, parts, loop and folder. May import recipes, data and parallel."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flambeau.data.bad_images import BadImages
-from flambeau.data.dataset import ImageDataset
-from flambeau.data.held_dataset import HeldDataset
-from flambeau.data.source import Source
+from flambeau.data.datasets.bad_images import BadImages
+from flambeau.data.datasets.device_dataset import HeldDataset
+from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.sources.source import Source
 from flambeau.parallel.ranks import join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
@@ -20,21 +20,21 @@ from flambeau.recipes.setup.seeding import seed_everything
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.plateau import ReduceOnPlateau
-from flambeau.train.config import Settings, as_dict
-from flambeau.train.device import pick_device, use_float32, use_threads
-from flambeau.train.fine_tuning import (
+from flambeau.train.build.defaults import DataFacts, datasets
+from flambeau.train.build.device import pick_device, use_float32, use_threads
+from flambeau.train.build.fine_tuning import (
     freeze_parts,
     load_weights,
     parameter_groups,
     recompute_parts,
     report,
 )
+from flambeau.train.build.network import check_training, make_model, normalizer
+from flambeau.train.build.optimizer import new_optimizer
+from flambeau.train.loop.nan_guard import explain
 from flambeau.train.loss import TrainingLoss, make_teacher
-from flambeau.train.network import check_training, make_model, normalizer
-from flambeau.train.not_finite import explain
-from flambeau.train.optimizers import new_optimizer
-from flambeau.train.resolve import DataFacts, datasets
 from flambeau.train.run import Run
+from flambeau.train.settings.settings import Settings, as_dict
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def set_up(
     model = ranks.each(make)
     teacher = ranks.each(lambda: make_teacher(settings, facts, pick_device(settings.device)))
     if shards:
-        from flambeau.train.sharding import shard_model
+        from flambeau.parallel.fsdp import shard_model
 
         shard_model(model, ranks, pick_device(settings.device))
     optimizer = ranks.each(lambda: make_optimizer(settings, model))

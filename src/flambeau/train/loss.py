@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flambeau.data.errors import InputError
+from flambeau.errors import InputError
 from flambeau.recipes.data.random_erasing import random_erasing
 from flambeau.recipes.training.cutmix import cutmix
 from flambeau.recipes.training.distillation import Teacher, distillation_loss
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.mixup import mixup
-from flambeau.train.config import Settings
-from flambeau.train.resolve import DataFacts, teacher_sha256
+from flambeau.train.build.defaults import DataFacts, teacher_sha256
+from flambeau.train.inference import Trained, load_trained
 from flambeau.train.run import Run
-from flambeau.train.trained import Trained, load_trained
+from flambeau.train.settings.settings import Settings
 
 
 class TrainingLoss:

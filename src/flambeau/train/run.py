@@ -25,39 +25,39 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
-from flambeau.data.errors import InputError
-from flambeau.data.loader import Order, is_dataset
-from flambeau.data.micro_batch import MicroBatch
-from flambeau.parallel.heartbeat import SAVING
+from flambeau.data.loading.loader import Order, is_dataset
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.errors import InputError
+from flambeau.parallel.ddp import COMPRESSIONS, Replicas
 from flambeau.parallel.preemption import FLAG, Preempted
 from flambeau.parallel.ranks import Ranks, join_ranks
-from flambeau.parallel.replicas import COMPRESSIONS, Replicas
+from flambeau.parallel.shard_layout import Layout, is_sharded
+from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.setup.environment import environment
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.amp_step import AmpStep, Precision
 from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.recipes.training.plateau import ReduceOnPlateau
-from flambeau.train.agreement import BadReports, check_ranks, check_shares, gathered_means
-from flambeau.train.batch_reader import BatchDraws, BatchReader, OnBad
-from flambeau.train.device import generators_of
-from flambeau.train.exactness import POWERSGD_FORGETS, changes, exactness_facts
-from flambeau.train.folder import RunFolder
-from flambeau.train.identity import identity_of_optimizer, identity_of_sampler
-from flambeau.train.journal import Journal
-from flambeau.train.learning_rate import LearningRate
-from flambeau.train.not_finite import LR_FACTOR, ROLLBACKS, Explain, NotFiniteSteps
-from flambeau.train.pieces import Layout, is_sharded
-from flambeau.train.plan import Plan
-from flambeau.train.progress import Progress
-from flambeau.train.result import Best, Result, publish, published
-from flambeau.train.saver import Restored, Saver, restore
-from flambeau.train.state import TrainingState
-from flambeau.train.window import Window, add_value
+from flambeau.train.build.device import generators_of
+from flambeau.train.checkpoints.checkpointer import Restored, Saver, restore
+from flambeau.train.checkpoints.exactness import POWERSGD_FORGETS, changes, exactness_facts
+from flambeau.train.checkpoints.metrics_log import Journal
+from flambeau.train.checkpoints.published_weights import Best, Result, publish, published
+from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.checkpoints.run_identity import identity_of_optimizer, identity_of_sampler
+from flambeau.train.loop.batch_reader import BatchDraws, BatchReader, OnBad
+from flambeau.train.loop.lr_schedule import LearningRate
+from flambeau.train.loop.nan_guard import LR_FACTOR, ROLLBACKS, Explain, NotFiniteSteps
+from flambeau.train.loop.progress_bar import Progress
+from flambeau.train.loop.rank_checks import BadReports, check_ranks, check_shares, gathered_means
+from flambeau.train.loop.step_metrics import Window, add_value
+from flambeau.train.loop.step_plan import Plan
+from flambeau.train.loop.training_state import TrainingState
 
 if TYPE_CHECKING:
-    from flambeau.train.sharded_saver import ShardedSaver
-    from flambeau.train.sharding import Shards
+    from flambeau.parallel.fsdp import Shards
+    from flambeau.train.checkpoints.sharded_checkpointer import ShardedSaver
 
 _SCALE_FLOOR = (
     2.0**-20
@@ -620,13 +620,13 @@ class Run:
 
 
 def _shards_of(model: nn.Module, ranks: Ranks, clip_norm: float) -> "Shards":
-    from flambeau.train.sharding import Shards  # imports what only sharded models need
+    from flambeau.parallel.fsdp import Shards  # imports what only sharded models need
 
     return Shards(model, ranks, max_norm=clip_norm or None)
 
 
 def _sharded_saver(root: Path, layout: Layout, ranks: Ranks, *, keep: int) -> "ShardedSaver":
-    from flambeau.train.sharded_saver import ShardedSaver
+    from flambeau.train.checkpoints.sharded_checkpointer import ShardedSaver
 
     return ShardedSaver(root, layout, ranks, keep=keep)
 

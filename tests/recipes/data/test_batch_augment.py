@@ -1,4 +1,4 @@
-"""Against data/augment.py's augment_small, padding by NumPy, and a cutout written with a loop."""
+"""Against data/transforms/crops.py's augment_small, padding by NumPy, and a cutout written with a loop."""
 
 import copy
 import pickle
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flambeau.data.augment import augment_small
+from flambeau.data.transforms.crops import augment_small
 from flambeau.recipes.data.batch_augment import batch_augment
 from flambeau.recipes.data.sample_order import sample_seeds
 

@@ -1,0 +1,46 @@
+"""The list of images that could not be read, kept in the folder of the run."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flambeau.errors import InputError
+
+
+class BadImages:
+    """Counts distinct bad images, and writes each down once.
+
+    Args:
+        path: of the list, one line an image; an existing one is gone on with. None keeps it in memory.
+        limit: how many are allowed.
+    """
+
+    def __init__(self, path: Path | None, *, limit: int) -> None:
+        self._path, self._limit = path, limit
+        self.names: dict[str, None] = {}
+        """What has been found so far, in the order of finding."""
+
+    def report_to(self, describe: Callable[[int], str]) -> Callable[[Sequence[int]], None]:
+        """A function that takes the bad indices of one data set, whose images `describe` names.
+
+        That function raises InputError when the limit is passed.
+        """
+
+        def report(indices: Sequence[int]) -> None:
+            if not self.names and self._path is not None and self._path.exists():
+                self.names = dict.fromkeys(self._path.read_text(encoding="utf-8").splitlines())
+            for name in map(describe, indices):
+                if name not in self.names:
+                    self._add(name)
+
+        return report
+
+    def _add(self, name: str) -> None:
+        if len(self.names) >= self._limit:
+            raise InputError(
+                f"{name} cannot be read, and the {self._limit} bad images that are allowed have been met: "
+                f"{', '.join(list(self.names)[:3])} ...\nMend or remove them, or raise --skip-bad-images."
+            )
+        self.names[name] = None
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as lines:
+                lines.write(name + "\n")

@@ -1,0 +1,276 @@
+"""Batches of augmented images from a source.
+
+从图像来源得到经过增强的批次。
+
+Source: own.
+
+N: images, C: channels, S: side in pixels.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flambeau.data.images.decode import DecodeError, decode, inspect
+from flambeau.data.images.thread_pool import DecodePool
+from flambeau.data.loading.seeded_dataset import SeededDataset
+from flambeau.data.loading.workers.progress import reading
+from flambeau.data.sources.source import Source, Stored
+from flambeau.data.transforms.augmentation import Augmentation
+from flambeau.data.transforms.crops import CROP_SCALE, augment_small, eval_image, train_image
+from flambeau.errors import InputError
+
+SMALL_SIDE = (
+    64  # up to here a random crop of a part would leave too little (CIFAR 32, Tiny ImageNet 64)
+)
+CACHE_BYTES = 256 << 20  # decoded small images kept in memory: 87,000 of 32 x 32 x 3
+
+_LEAST_STD = 0.0039  # one grey level of 255: where all images are one flat colour
+# A JPEG may be decoded down to this for its mean: four times faster for most photos.
+_STATISTICS_SIDE = 128
+
+_Seen = TypeVar("_Seen")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Probe:
+    """What a look at some images of a source says.
+
+    Attributes:
+        median_shorter_side: pixels.
+        same_size: (height, width) where all those looked at have it, else None.
+        grey: all those looked at are stored without colour.
+    """
+
+    median_shorter_side: int
+    same_size: tuple[int, int] | None
+    grey: bool
+
+
+class ImageDataset(SeededDataset):
+    """Images of a source, all of one size, augmented for training or cropped for evaluation.
+
+    Where image_size is at most 64 and a probe finds all images of exactly that size, they are small images:
+    training shifts and mirrors them, and up to 256 MiB they are decoded once, here, and shared with workers
+    that are forked. Other images are decoded for each batch; training takes random resized crops.
+
+    Args:
+        source: where they come from.
+        image_size: side of the results, pixels.
+        channels: 1 for grey, 3 for RGB.
+        train: augment, and replace bad images; False for evaluation.
+        skip_bad: go on after an image that cannot be read or decoded. In training the next readable one of
+            the source stands in for it, with the seed of the bad one; in evaluation it is left out.
+        flip: mirror half of the training images; False where left and right matter (digits, text).
+        crop_scale: smallest and largest part of the area that a training crop keeps, within (0, 1].
+        augmentation: of training images, after crop and flip.
+        keep: small images once they are decoded; False where each is asked for once, so that the first batch
+            does not wait for the last image.
+        threads: that make a batch together; None for as many as there are CPUs for this process, and one in
+            a worker of a DataLoader. The pixels do not depend on it.
+
+    Raises:
+        InputError: a bad image and not skip_bad, here (small images) or in `batch`; no readable image at all.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        image_size: int,
+        channels: int,
+        train: bool,
+        skip_bad: bool = False,
+        flip: bool = True,
+        crop_scale: tuple[float, float] = CROP_SCALE,
+        augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen
+        keep: bool = True,
+        threads: int | None = None,
+    ) -> None:
+        self.source, self.image_size, self.channels = source, image_size, channels
+        self.train, self.skip_bad, self.flip = train, skip_bad, flip
+        self.crop_scale, self.augmentation = crop_scale, augmentation
+        self._pool = DecodePool(threads)
+        may_be_small = image_size <= SMALL_SIDE and (train or keep)
+        same_size = probe(source).same_size if may_be_small else None
+        self.small = same_size == (image_size, image_size)
+        self._cache: tuple[Tensor, Tensor, Tensor] | None = None
+        if keep and self.small and len(source) * image_size**2 * channels <= CACHE_BYTES:
+            used, x_NHWC = self._read(range(len(source)), [0] * len(source))
+            self._cache = used, (used >= 0).cumsum(0) - 1, x_NHWC  # rows: those left out have none
+            # Its threads have done their work, and a process is best forked without any.
+            self._pool = DecodePool(threads)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def describe(self, index: int) -> str:
+        return self.source.describe(index)
+
+    def batch(self, indices: Tensor, seeds: Tensor) -> tuple[tuple[Tensor, Tensor], Sequence[int]]:
+        """Make one batch.
+
+        Args:
+            indices: (N,) int64, positions in the source.
+            seeds: (N,) int64, one a sample; not used in evaluation.
+
+        Returns:
+            ((images, targets), bad): images (N, C, S, S) uint8, channels_last in memory; targets (N,) int64;
+            and the indices that could not be read, replaced in training, missing in evaluation.
+
+        Raises:
+            InputError: a bad image and not skip_bad, or no readable image at all.
+        """
+        if self._cache is None:
+            used, x_NHWC = self._read(indices.tolist(), seeds.tolist())
+        else:
+            all_used, rows, all_NHWC = self._cache
+            used = all_used[indices]
+            x_NHWC = all_NHWC[rows[indices[used >= 0]]]
+        kept = used >= 0
+        x_NCHW = x_NHWC.permute(0, 3, 1, 2)
+        if self.train and self.small:
+            padding = self.image_size // 8  # 4 of 32: He et al., CVPR 2016, section 4.2
+            x_NCHW = augment_small(x_NCHW, seeds, padding=padding, flip=self.flip)
+            self._augment(x_NCHW.permute(0, 2, 3, 1), seeds.tolist())
+        return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
+
+    def _augment(self, x_NHWC: Tensor, seeds: Sequence[int]) -> None:
+        """In place; small images, which are cropped all at once."""
+        if self.augmentation:
+            pixels = x_NHWC.numpy()
+
+            def work(k: int) -> None:
+                pixels[k] = self.augmentation(pixels[k], seeds[k])
+
+            self._pool.each(len(pixels), work)
+
+    def _read(self, indices: Sequence[int], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Position of the image used for each index, -1 where it is left out; pixels of the used ones."""
+        shape = len(indices), self.image_size, self.image_size, self.channels
+        # NumPy asks Linux for huge pages, torch does not: 8 us an image against 39 for fresh memory.
+        x_NHWC = torch.from_numpy(np.empty(shape, np.uint8))
+        used = [-1] * len(indices)
+
+        def work(k: int) -> None:
+            used[k] = self._write_first_readable(indices[k], seeds[k], x_NHWC[k])
+
+        self._pool.each(len(indices), work)
+        positions = torch.tensor(used, dtype=torch.int64)
+        return positions, x_NHWC if -1 not in used else x_NHWC[positions >= 0]
+
+    def _write_first_readable(self, index: int, seed: int, out: Tensor) -> int:
+        """Write an image or, in training, the first readable one after it; its position, -1 for none."""
+        for step in range(len(self) if self.train else 1):
+            position = (index + step) % len(self)
+            try:
+                with reading(position):
+                    self._write(position, seed, out)
+            except DecodeError as error:
+                if not self.skip_bad:
+                    raise InputError(
+                        f"{self.describe(position)}: {error}\n"
+                        "Repair or remove it, or allow N bad images with --skip-bad-images N"
+                    ) from error
+            else:
+                return position
+        if self.train:
+            raise InputError(f"{self.describe(0)} and all {len(self) - 1} other images are bad")
+        return -1
+
+    def _write(self, index: int, seed: int, out: Tensor) -> None:
+        try:
+            data = self.source.read(index)
+        except OSError as error:
+            raise DecodeError((error.strerror or str(error)).lower()) from error
+        if self.train and not self.small:
+            train_image(
+                data, seed, self.image_size, channels=self.channels,
+                flip=self.flip, crop_scale=self.crop_scale, out=out,
+            )  # fmt: skip
+            if self.augmentation:
+                out.numpy()[:] = self.augmentation(out.numpy(), seed)
+        else:
+            eval_image(data, self.image_size, channels=self.channels, out=out)
+
+
+def probe(source: Source, *, limit: int = 64) -> Probe:
+    """Look at the headers of some images, evenly spaced over the source; bad ones are passed over.
+
+    Args:
+        source: any.
+        limit: how many to look at, at least 1.
+
+    Returns:
+        A Probe.
+
+    Raises:
+        InputError: none of them can be read.
+    """
+    infos = _look_at(source, limit, inspect)
+    sizes = [(info.height, info.width) for info in infos]
+    return Probe(
+        median_shorter_side=round(statistics.median(map(min, sizes))),
+        same_size=sizes[0] if len(set(sizes)) == 1 else None,
+        grey=all(info.grey for info in infos),
+    )
+
+
+def mean_std(
+    source: Source, *, channels: int, limit: int = 1000
+) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel, over images evenly spaced over the source.
+
+    Each image counts the same, whatever its size; bad ones are passed over.
+
+    Args:
+        source: any.
+        channels: 1 for grey, 3 for RGB.
+        limit: how many images to take, at least 1.
+
+    Returns:
+        (mean, standard deviation), each `channels` numbers in [0, 1] with 4 digits; the deviation is at least
+        0.0039, so that one may divide by it.
+
+    Raises:
+        InputError: none of the images can be read.
+    """
+    levels = np.arange(256)
+
+    def moments(data: Stored) -> tuple[Any, Any]:
+        pixels = decode(data, channels=channels, min_side=_STATISTICS_SIDE)
+        # Twenty times faster than sums over the pixels.
+        histogram = Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels).histogram()
+        counts, area = np.reshape(histogram, (channels, 256)), pixels.size // channels
+        return counts @ levels / (255 * area), counts @ levels**2 / (255**2 * area)
+
+    mean, square = np.mean(_look_at(source, limit, moments), axis=0)
+    std = np.sqrt(np.maximum(square - mean * mean, _LEAST_STD**2))
+    return mean.round(4).tolist(), std.round(4).tolist()
+
+
+def _look_at(source: Source, limit: int, look: Callable[[Stored], _Seen]) -> list[_Seen]:
+    """What a look at each of some images says, evenly spaced over the source; bad ones are passed over."""
+    count = min(len(source), limit)
+    indices = [number * len(source) // count for number in range(count)]
+    seen: dict[int, _Seen] = {}
+    problems: dict[int, str] = {}
+
+    def work(number: int) -> None:
+        try:
+            seen[number] = look(source.read(indices[number]))
+        except (OSError, DecodeError) as error:
+            problems[number] = str(error)
+
+    DecodePool().each(count, work)
+    if not seen:
+        raise InputError(
+            f"no image can be read; the first one is {source.describe(indices[0])}: {problems[0]}"
+        )
+    return [seen[number] for number in sorted(seen)]

@@ -1,0 +1,404 @@
+"""Image bytes to pixels, all or a part; whatever is wrong with them is one exception.
+
+把图像字节解码成像素（全部或一部分）；无论哪里出错，都只抛出一种异常。
+
+Source: own.
+
+The decoder is picked by the bytes, never by the file name, and only from FORMATS: Pillow knows some forty
+more, one of which (EPS) starts another program. Usual JPEGs are decoded by libjpeg-turbo
+(jpeg/region_decode.py), of which no more than what is needed; everything else by Pillow: right, not fast.
+Of a file with several images (animated GIF, WebP and PNG, TIFF pages, phone MPO) the first one counts.
+"""
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from flambeau.data.images.exif_orientation import (
+    UPRIGHT,
+    Box,
+    exif_orientation,
+    stored_box,
+    swaps_sides,
+    turn_upright,
+)
+from flambeau.data.images.jpeg.region_decode import (
+    SCALES,
+    JpegHeader,
+    decode_by_kernel,
+    decode_region,
+    read_header,
+)
+from flambeau.data.images.native import kernel as native
+from flambeau.data.sources.source import Stored
+
+Pixels = NDArray[np.uint8]
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+
+# From this size on Pillow warns of a 'decompression bomb' (a quarter of a GiB as RGB); here it is refused.
+MAX_PIXELS = 89_478_485
+
+# Formats that Pillow scales down as it decodes (MPO is a JPEG with others behind it).
+_SCALABLE = ("JPEG", "MPO")
+
+# Damaged metadata (EXIF, TIFF tags, MPO index) beside pixels that are fine: the pixels are what counts.
+# In the form of warnings.filters, so that its presence is quickly seen.
+_PILLOW_METADATA = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
+
+
+class DecodeError(ValueError):
+    """These bytes are no image that can be used; the message is the reason, without a path."""
+
+
+class ImageInfo(NamedTuple):
+    """What the header of an image says, upright.
+
+    Attributes:
+        height: pixels, at least 1.
+        width: pixels, at least 1.
+        grey: the file stores no colour; a colour file of grey pixels does not count.
+    """
+
+    height: int
+    width: int
+    grey: bool
+
+
+class Picture:
+    """An image of which the header has been read; a part of its pixels is decoded on demand.
+
+    The image is turned upright after its EXIF orientation.
+    Transparent parts are laid over white: what a file stores below full transparency is arbitrary, so it
+    must not show, and most drawings with transparency are made for a light page.
+    Grey of 16 bits is scaled (65535 becomes 255), not clipped.
+
+    Args:
+        data: a whole file of one of FORMATS, or pixels.
+
+    Attributes:
+        height: pixels, at least 1, upright.
+        width: pixels, at least 1, upright.
+
+    Raises:
+        DecodeError: not an image, or more than MAX_PIXELS; damage behind the header goes unnoticed here.
+
+    Example:
+        >>> picture = Picture(b"P5 3 2 255 abcdef")
+        >>> picture.height, picture.width
+        (2, 3)
+        >>> picture.pixels((1, 0, 1, 2), channels=1)[:, :, 0].tolist()
+        [[100, 101]]
+    """
+
+    def __init__(self, data: Stored) -> None:
+        self._data = data
+        self._image: Image.Image | None = None
+        self._header = None if isinstance(data, np.ndarray) else read_header(data)
+        if self._header is not None:
+            self.height, self.width = self._header.height, self._header.width
+            self._orientation = self._header.orientation
+            _check_size(self.width, self.height)
+        elif isinstance(data, np.ndarray):
+            _check_array(data)
+            self.height, self.width = data.shape[:2]
+            self._orientation = UPRIGHT
+            _check_size(self.width, self.height)
+        else:
+            with _decode_errors():
+                self._image = _open(data)
+                self.width, self.height = self._image.size
+                # Of a TIFF it is not there: Pillow turns those itself.
+                self._orientation = exif_orientation(bytes(self._image.info.get("exif", b"")))
+        if swaps_sides(self._orientation):
+            self.height, self.width = self.width, self.height
+
+    @property
+    def grey(self) -> bool:
+        """The file stores no colour; a colour file of grey pixels does not count."""
+        if self._header is not None:
+            return self._header.channels == 1
+        if isinstance(self._data, np.ndarray):
+            return self._data.ndim == 2 or self._data.shape[2] == 1
+        return self._image is not None and _is_grey(self._image)
+
+    def scale_for(self, height: int, width: int, *, least: int) -> int:
+        """The largest of 8, 4, 2 and 1 by which a part may be scaled down as it is decoded.
+
+        Args:
+            height: of the part, pixels.
+            width: of the part, pixels.
+            least: how many pixels each side must still have.
+
+        Returns:
+            1 where scaling comes for nothing: all but JPEG.
+        """
+        if self._header is None and (self._image is None or self._image.format not in _SCALABLE):
+            return 1
+        return next((scale for scale in SCALES if min(height, width) >= scale * least), 1)
+
+    def pixels(self, box: Box | None = None, *, channels: int, scale: int = 1) -> Pixels:
+        """A part of the image, or all of it.
+
+        Args:
+            box: top, left, height and width of the part, of the image at this scale.
+            channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
+            scale: of `scale_for`; the sides of the image are divided by it and rounded up.
+
+        Returns:
+            (height, width, channels) uint8; often a view, and of an image that was given as pixels it is a
+            view of those.
+
+        Raises:
+            DecodeError: damaged, cut short, or pixels without a defined brightness (floating point, 32-bit
+                integers beyond 16 bits).
+        """
+        if channels not in (1, 3):
+            raise ValueError(f"channels must be 1 or 3, got {channels}")
+        height, width = -(-self.height // scale), -(-self.width // scale)
+        box = stored_box(box or (0, 0, height, width), self._orientation, height, width)
+        return turn_upright(self._stored(box, channels, scale), self._orientation)
+
+    def resize_part(self, box: Box, out: Pixels, *, scale: int = 1, mirror: bool = False) -> bool:
+        """Resize a part with antialiasing, to the same pixels as torch does it; needs the C kernel.
+
+        Args:
+            box: as of `pixels`.
+            out: (height, width, 1 or 3) uint8, contiguous: where to write it.
+            scale: as of `pixels`.
+            mirror: the columns run backwards.
+
+        Returns:
+            False where there is no kernel with AVX2, or another decoder may be able to read the file;
+            `out` then holds anything.
+
+        Raises:
+            DecodeError: as `pixels`.
+        """
+        kernel = native.kernel()
+        if kernel is None or not kernel.uses_avx2:  # without it, torch is faster
+            return False
+        if self._header is not None and self._orientation == UPRIGHT:
+            assert isinstance(self._data, bytes)
+            return decode_by_kernel(
+                self._data, self._header, box, out, scale=scale, resize=True, mirror=mirror
+            )
+        pixels = self.pixels(box, channels=out.shape[2], scale=scale)
+        if pixels.strides[1:] != (pixels.shape[2], 1):
+            pixels = pixels.copy()
+        kernel.resize(pixels, out, mirror=mirror)
+        return True
+
+    def _stored(self, box: Box, channels: int, scale: int) -> Pixels:
+        top, left, height, width = box
+        data, header = self._data, self._header
+        if isinstance(data, np.ndarray):
+            part = np.asarray(data)[top : top + height, left : left + width]
+            if part.ndim == 3 and part.shape[2] == channels and part.dtype == np.uint8:
+                return part
+            with _decode_errors():
+                return _converted(_of_pixels(part), channels)
+        if header is not None:
+            if header.segmented and (scale == 1 or min(header.height, header.width) >= 8):
+                return _of_segments(data, header, box, channels, scale)
+            pixels = decode_region(data, header, box, scale=scale, channels=channels)
+            if pixels is not None:
+                return pixels
+        with _decode_errors():
+            image = self._image or _open(data)
+            self._image = None  # its pixels are not kept
+            # Luma is stored as such in a JPEG: with 'L' the colour is not even decoded.
+            size = (image.width // scale, image.height // scale) if scale > 1 else None
+            image.draft("L" if channels == 1 else None, size)
+            image.load()
+            pixels = _converted(image, channels)
+        if header is not None and pixels.shape[:2] != (
+            -(-header.height // scale),
+            -(-header.width // scale),
+        ):
+            raise DecodeError("the header contradicts itself")
+        return pixels[top : top + height, left : left + width]
+
+
+def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixels:
+    """The pixels of an image, as `Picture` says.
+
+    Args:
+        data: a whole file of one of FORMATS, or pixels.
+        channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
+        min_side: allow a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, the smallest at which both
+            sides still have this many pixels; this is several times faster. None: always the full size.
+
+    Returns:
+        (H, W, channels) uint8, contiguous and writable.
+
+    Raises:
+        DecodeError: not an image, damaged, cut short, more than MAX_PIXELS, or pixels without a defined
+            brightness (floating point, 32-bit integers beyond 16 bits).
+
+    Example:
+        >>> decode(b"P5 3 2 255 abcdef", channels=1)[:, :, 0].tolist()
+        [[97, 98, 99], [100, 101, 102]]
+        >>> decode(b"", channels=1)
+        Traceback (most recent call last):
+        flambeau.data.images.decode.DecodeError: the file is empty
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"channels must be 1 or 3, got {channels}")
+    if min_side is not None and min_side < 1:
+        raise ValueError(f"min_side must be at least 1, got {min_side}")
+    picture = Picture(data)
+    scale = 1
+    if min_side is not None:
+        scale = picture.scale_for(picture.height, picture.width, least=min_side)
+    pixels = picture.pixels(channels=channels, scale=scale)
+    if pixels.flags.c_contiguous and pixels.flags.writeable and not isinstance(data, np.ndarray):
+        return pixels
+    return pixels.copy()
+
+
+def inspect(data: Stored) -> ImageInfo:
+    """What the header of an encoded image says; its pixels are not decoded.
+
+    Args:
+        data: a whole file of one of FORMATS, or at least its header; or pixels.
+
+    Returns:
+        Its ImageInfo. Damage behind the header goes unnoticed.
+
+    Raises:
+        DecodeError: as `decode`, as far as the header shows it.
+
+    Example:
+        >>> inspect(b"P5 3 2 255 abcdef")
+        ImageInfo(height=2, width=3, grey=True)
+    """
+    picture = Picture(data)
+    return ImageInfo(picture.height, picture.width, picture.grey)
+
+
+@contextlib.contextmanager
+def _decode_errors() -> Iterator[None]:
+    """Whatever is raised within becomes a DecodeError."""
+    try:
+        yield
+    except DecodeError:
+        raise
+    except Exception as error:
+        # Pillow has no common exception: damage shows as OSError, SyntaxError, struct.error, KeyError,
+        # OverflowError, MemoryError and many more.
+        raise DecodeError(_reason(error)) from error
+
+
+def _open(data: bytes) -> Image.Image:
+    _ignore_metadata_warnings()
+    if not data:
+        raise DecodeError("the file is empty")
+    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    _check_size(*image.size)
+    return image
+
+
+def _check_array(array: NDArray[Any]) -> None:
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if array.ndim not in (2, 3) or channels not in (1, 3, 4):
+        raise DecodeError(
+            f"an array of shape {array.shape}: pixels are (H, W) or (H, W, C), C 1, 3 or 4"
+        )
+    if array.dtype not in (np.uint8, np.uint16):
+        raise DecodeError(f"an array of {array.dtype}: pixels are uint8 or uint16")
+
+
+def _of_pixels(array: NDArray[Any]) -> Image.Image:
+    """An image of pixels that a source has stored as such."""
+    if array.dtype == np.uint16:
+        array = ((array.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _of_segments(data: bytes, header: JpegHeader, box: Box, channels: int, scale: int) -> Pixels:
+    """Of a JPEG that `flambeau pack` has cut into segments, those under the box alone are decoded."""
+    from flambeau.data.images.jpeg.scan_segments import (
+        decode_region as decode_segments,  # it needs DecodeError
+    )
+
+    eighths: Any = 8 // scale
+    return decode_segments(
+        data, *box, scale=eighths, channels=3 if channels == 3 else 1, spans=header.spans
+    )
+
+
+def _converted(image: Image.Image, channels: int) -> Pixels:
+    plain = _without_alpha(_of_8_bits(image))
+    pixels = np.array(_in_mode(plain, "L" if channels == 1 else "RGB"))
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise DecodeError(f"{width} x {height} pixels are more than {MAX_PIXELS}, the most allowed")
+    if width < 1 or height < 1:
+        raise DecodeError(f"{width} x {height} pixels: no pixel at all")
+
+
+def _ignore_metadata_warnings() -> None:
+    """Let Pillow pass over damaged metadata in silence.
+
+    Not `warnings.catch_warnings` around each image: it is not safe in threads, and it makes every other
+    warning that Python shows once appear again after each image.
+    """
+    if _PILLOW_METADATA not in warnings.filters:
+        warnings.filterwarnings("ignore", category=UserWarning, module=_PILLOW_METADATA[3].pattern)
+
+
+def _of_8_bits(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise DecodeError(
+            "floating-point pixels have no defined brightness; save it with 8 or 16 bits"
+        )
+    if not image.mode.startswith("I"):
+        return image
+    levels = np.asarray(image).astype(np.int64)
+    if levels.min() < 0 or levels.max() > 65535:
+        raise DecodeError(
+            "32-bit pixels beyond 0 .. 65535 have no defined brightness; save 8 or 16 bits"
+        )
+    return Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
+
+
+def _without_alpha(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode == mode:
+        return image
+    # By way of RGB, to which Pillow converts every mode; grey comes out of it as it went in.
+    return image.convert("RGB") if mode == "RGB" else image.convert("RGB").convert(mode)
+
+
+def _is_grey(image: Image.Image) -> bool:
+    if image.mode != "P" or image.palette is None:
+        return image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I")
+    mode, palette = image.palette.getdata()  # RGB, RGBA, or BGRX of a BMP
+    colours = np.frombuffer(palette, np.uint8)
+    colours = colours[: len(palette) // len(mode) * len(mode)].reshape(-1, len(mode))
+    return bool((colours[:, :3] == colours[:, :1]).all())
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM image, or its header is damaged"
+    words = " ".join(str(error).split())[:200]
+    return words or type(error).__name__

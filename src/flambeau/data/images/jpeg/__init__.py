@@ -1,0 +1,1 @@
+"""One JPEG: its headers, the part of it that is needed, and segments of its scan for random access."""

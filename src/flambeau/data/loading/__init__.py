@@ -1,0 +1,1 @@
+"""Batches in their order: the loader, its worker processes, prefetching, and a user's own DataLoader."""

@@ -1,0 +1,158 @@
+"""Batches that a loader of the user's makes, with a place in the run and a share for each rank."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from flambeau.data.loading.micro_batch import (
+    MicroBatch,
+    count_samples,
+    seed_globals,
+    settle_before_fork,
+    share_of,
+)
+from flambeau.errors import InputError
+from flambeau.recipes.data.sample_order import mix
+
+_NO_INDICES = np.empty(0, dtype=np.int64)
+
+
+class ReadyBatches:
+    """Batches that the user's own loader makes: the order is the user's, the resume point is ours.
+
+    Before each epoch the global generators are seeded by (seed, epoch), and `set_epoch` is called where
+    the loader or its sampler has one, so that a shuffling DataLoader makes the same epoch again. A resume
+    in mid-epoch reads and drops the batches before it: only a dataset can be entered anywhere at no cost.
+
+    Each of several ranks reads all batches and takes its share of the samples, unless the loader has a
+    DistributedSampler: then its batches are the shares.
+
+    Args:
+        batches: re-iterable, with a length; the first tensor's first dimension counts the samples of a batch.
+        accumulate: batches an optimizer step.
+        seed: of the generators.
+        rank: of this process.
+        world: how many processes train together.
+        keeps_empty: yield a stand-in where a rank has no share, rather than nothing.
+    """
+
+    def __init__(
+        self,
+        batches: Any,
+        *,
+        accumulate: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        keeps_empty: bool = True,
+    ) -> None:
+        self._rank, self._world, self._keeps_empty = rank, world, keeps_empty
+        self.length = len(batches)
+        if self.length == 0:
+            raise InputError("the loader is empty: there is nothing to train on")
+        self._batches, self._accumulate, self._seed = batches, accumulate, seed
+
+    @property
+    def are_shares(self) -> bool:
+        """Whether the batches are dealt out to the ranks by a DistributedSampler."""
+        sampler = getattr(self._batches, "sampler", None)
+        return self._world > 1 and getattr(sampler, "num_replicas", 1) == self._world
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Optimizer steps in an epoch, an uneven last one included."""
+        return -(-self.length // self._accumulate)
+
+    def batch_indices(self, *, epoch: int, batch: int) -> list[int]:
+        """The numbers of the loader's batches in global batch `batch`."""
+        low = batch * self._accumulate
+        return list(range(low, min(low + self._accumulate, self.length)))
+
+    def describe(self, index: int) -> str:
+        """A batch is known by its number alone."""
+        return f"batch {index} of the loader"
+
+    def _read(self, epoch: int) -> Iterator[Any]:
+        """One epoch of the loader, each batch from generators that depend on its number alone.
+
+        Where the loader draws in this process, that is: a resume that drops batches, or a training that
+        draws between two of them, must not change the next one.
+        """
+        seed = mix(mix(self._seed) + epoch)
+        seed_globals(seed)
+        if getattr(self._batches, "num_workers", 0):
+            settle_before_fork(self._world)
+        batches = iter(self._batches)
+        draws_here = isinstance(self._batches, DataLoader) and self._batches.num_workers == 0
+        for number in itertools.count():
+            # The first batch comes after the sampler's draw, which must be the same with workers.
+            if draws_here and number:
+                seed_globals(mix(seed + number))
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+
+    def stream(
+        self, *, epoch: int, position: int, epochs: int | None = None
+    ) -> Iterator[MicroBatch]:
+        """Micro-batches from a point on; here the position counts batches."""
+        last = None if epochs is None else epoch + epochs
+        is_share = self._world == 1 or self.are_shares
+        while epoch != last:
+            for owner in (self._batches, getattr(self._batches, "sampler", None)):
+                set_epoch = getattr(owner, "set_epoch", None)
+                if set_epoch is not None:
+                    set_epoch(epoch)
+            source = itertools.islice(self._read(epoch), position, None)
+            while group := list(itertools.islice(source, self._accumulate)):
+                sizes = [count_samples(batch) for batch in group]
+                # DistributedSampler gives all ranks as many.
+                total = sum(sizes) * (self._world if is_share else 1)
+                stop = position + len(group)
+                for part, (batch, whole) in enumerate(zip(group, sizes, strict=True), start=1):
+                    position += 1
+                    data, size, all_have = (
+                        (batch, whole, True) if is_share else self._share(batch, whole)
+                    )
+                    if size or self._keeps_empty:
+                        yield MicroBatch(
+                            data, _NO_INDICES, size, total, part, position == stop,
+                            position == self.length, position, (), all_have,
+                            position + (self._rank << 40),
+                        )  # fmt: skip
+            if position != self.length:
+                raise InputError(
+                    f"the loader says it has {self.length} batches and made {position}"
+                )
+            epoch, position = epoch + 1, 0
+
+    def _share(self, batch: Any, size: int) -> tuple[Any, int, bool]:
+        """This rank's samples of a batch, how many count, and whether each rank has some."""
+        own, last = (
+            share_of(size, rank=rank, world=self._world, usual=size)
+            for rank in (self._rank, self._world - 1)
+        )
+        if own is None:
+            return _sliced(batch, slice(0, 2), size), 0, False
+        return _sliced(batch, own, size), own.stop - own.start, last is not None
+
+
+def _sliced(batch: Any, own: slice, size: int) -> Any:
+    """The part of a batch, in whatever containers: of each tensor or list that is `size` long."""
+    if isinstance(batch, dict):
+        return {key: _sliced(value, own, size) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_sliced(value, own, size) for value in batch))
+    if isinstance(batch, torch.Tensor):
+        return batch[own] if batch.dim() and len(batch) == size else batch
+    if isinstance(batch, (list, tuple)):
+        if len(batch) == size and not any(isinstance(value, torch.Tensor) for value in batch):
+            return batch[own]
+        return type(batch)(_sliced(value, own, size) for value in batch)
+    return batch

@@ -1,0 +1,181 @@
+"""Worker processes of a loader: what they do with signals, and the one that a batch is waited for in vain."""
+
+import contextlib
+import ctypes
+import functools
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from flambeau.data.loading.workers.progress import DEATH, InFlight, Reading
+from flambeau.errors import WorkerLost
+
+_GROUP_SIGNALS = {
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
+}
+_GRACE_S = 30  # how long a worker outlives a SIGTERM sent to the whole group; chosen, untested
+_LOOK_S = 2  # between two looks at workers that are waited for
+
+
+class Workers:
+    """The workers of a DataLoader, as many as `count`.
+
+    Args:
+        count: 0 reads in this process.
+        stall_timeout: seconds after which a worker that still reads the same sample is given up; 0 is never.
+        describe: what to call a sample.
+    """
+
+    def __init__(self, count: int, *, stall_timeout: float, describe: Callable[[int], str]) -> None:
+        self.count, self._stall_timeout, self._describe = count, stall_timeout, describe
+        self._in_flight = InFlight(count)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of DataLoader; to be asked for in the thread that starts the workers."""
+        # Linux tells a process of the end of the thread that has started it, not of the parent's.
+        lasts = threading.current_thread() is threading.main_thread()
+        start = functools.partial(_start, self._in_flight, lasts)
+        looks = {"timeout": _LOOK_S} if self.count else {}
+        return {"num_workers": self.count, "worker_init_fn": start, **looks}
+
+    def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """What DataLoader yields; a worker that it waits for in vain is named."""
+        began = time.monotonic()
+        try:
+            while True:
+                try:
+                    item = next(batches)
+                except StopIteration:
+                    return
+                except (ConnectionError, EOFError, FileNotFoundError) as error:
+                    # Of torch's transport, where a worker dies while its batch is fetched from it: the next
+                    # look finds it dead. Those of a dataset are 'Caught ... in DataLoader worker process'.
+                    if not self.count or str(error).startswith("Caught "):
+                        raise
+                except RuntimeError as error:
+                    if not self.count:
+                        raise
+                    self._judge(error, time.monotonic() - began)
+                else:
+                    yield item
+                    began = time.monotonic()
+        except (Exception, KeyboardInterrupt) as error:
+            if self.count:
+                # Torch would wait for workers that read on; and its frames, in a cycle with the error, would
+                # keep its iterator until some collection of garbage, perhaps in a worker forked later.
+                self._kill(batches)
+                traceback.clear_frames(error.__traceback__)
+            raise
+        finally:
+            del batches  # a traceback that holds this frame would keep the workers
+
+    def _judge(self, error: RuntimeError, waited: float) -> None:
+        """Raise WorkerLost, or an error of the dataset as it is; return to wait on."""
+        if str(error).startswith("DataLoader timed out"):
+            last = self._in_flight.last()
+            still = waited if last is None else min(waited, last.seconds)
+            if not self._stall_timeout or still < self._stall_timeout:
+                return
+            raise WorkerLost(
+                f"{self._named(last)} for {still:.0f} s\n"
+                "See what blocks it there, or allow more time with stall_timeout"
+            ) from None
+        ended = DEATH.match(str(error))
+        if ended is None:
+            raise error
+        pid = int(ended[1])
+        how = self._in_flight.deaths.get(pid, ended[2]).replace("is killed", "was killed")
+        last = self._in_flight.last(self._in_flight.worker_of(pid))
+        raise WorkerLost(
+            f"{self._named(last)} and {how}\nA kernel without memory kills workers: try fewer of them"
+        ) from None
+
+    def _kill(self, batches: Iterator[Any]) -> None:
+        """End the workers now; none while it holds the lock that torch takes when it ends its iterator."""
+        lock = getattr(getattr(batches, "_workers_done_event", None), "_cond", threading.Lock())
+        taken = lock.acquire(timeout=1)
+        self._in_flight.kill()
+        if taken:
+            lock.release()
+
+    def _named(self, last: Reading | None) -> str:
+        """A worker and its sample."""
+        if last is None:
+            return "a data worker has read nothing"
+        what = "has read nothing after" if last.is_over else "has been reading"
+        where = self._describe(last.sample)
+        return f"data worker {last.worker} (process {last.pid}) {what} {where}"
+
+
+@contextlib.contextmanager
+def heard(what: str, *, workers: int) -> Iterator[None]:
+    """Give another name to errors that nobody would hear of.
+
+    StopIteration would end an epoch in silence, and an error that cannot be pickled does not get out of its
+    worker.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, StopIteration) and (not workers or _is_pickled(type(error))):
+            raise
+        # Not 'from error': contextlib takes that of a StopIteration for its own, and raises the error itself.
+        raise RuntimeError(f"{what}: {type(error).__name__} {error}".rstrip())  # noqa: B904
+
+
+def _is_pickled(kind: type) -> bool:
+    try:
+        pickle.dumps(kind)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Signals wait: a worker that gets one before it has its handlers would die of it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start(in_flight: InFlight, starter_lasts: bool, worker: int) -> None:
+    """A worker dies with its parent, and outlasts a signal that is meant for the parent.
+
+    Schedulers and terminals signal the whole process group; the parent still needs its workers to end
+    the step.
+    """
+    in_flight.begin(worker)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if hasattr(signal, "alarm"):
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_S) and None)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+    if sys.platform == "linux" and starter_lasts:
+        death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+        ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL, 0, 0, 0)
+    # Who is the child of a fork server or of a passing thread, or whose parent has died before that, gets no
+    # signal that tells, and torch's own watch would watch the server, or init.
+    parent = multiprocessing.parent_process()
+    if parent is not None and (os.getppid() != parent.pid or not starter_lasts):
+        threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+
+
+def _die_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)

@@ -1,1 +1,0 @@
-"""A small C kernel for segmented JPEGs, built at install where a C compiler is; `kernel` loads it."""

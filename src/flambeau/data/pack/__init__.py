@@ -1,0 +1,1 @@
+"""Packed files: conversion between formats, verification of every record, and salvage of damaged files."""

@@ -1,0 +1,89 @@
+"""Images of .rec files with label vectors, which no classifier takes and `flambeau pack` carries along.
+
+.rec 文件中带标签向量的图像：分类器不接受，`flambeau pack` 原样带走。
+
+Source: own; MXNet's im2rec writes such labels with `--pack-label`: several classes, boxes, landmarks.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
+from flambeau.data.sources.source import Stored
+from flambeau.errors import InputError
+from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack
+
+
+class VectorRecords:
+    """Images of a .rec file, or of shards, with the labels of their headers as they are.
+
+    Args:
+        path: the file, a folder of shards, or what shards are called as a whole.
+
+    Attributes:
+        classes: none.
+        labels: zeros, because there are no classes; the labels are `vectors`.
+        vectors: (K,) float32 each, or a number.
+
+    Raises:
+        InputError: it is damaged, or of another format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._source, _ = open_path(path, labelled=False)
+        self.classes: tuple[str, ...] = ()
+        self.labels = torch.zeros(len(self._source), dtype=torch.int64)
+        try:
+            self.vectors: list[Tensor | float] = [
+                unpack(record)[0].label for one in _files(path) for record in RecordReader(one)
+            ]
+        except RecordError as error:
+            raise InputError(f"{error}\nThe file is damaged: copy or make it again") from error
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._source.names
+
+    @property
+    def fingerprint(self) -> str:
+        values = [torch.as_tensor(vector).tolist() for vector in self.vectors]
+        return hashlib.sha256(f"{self._source.fingerprint} {values}".encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def describe(self, index: int) -> str:
+        return self._source.describe(index)
+
+    def read(self, index: int) -> Stored:
+        return self._source.read(index)
+
+
+def has_vectors(path: Path) -> bool:
+    """Whether a path stands for .rec files in which a record has several labels, and no one-hot vector."""
+    try:
+        return any(
+            _is_vector(unpack(record)[0].label)
+            for one in _files(path)
+            for record in RecordReader(one)
+        )
+    except (RecordError, OSError):
+        return False
+
+
+def _is_vector(label: Tensor | float) -> bool:
+    if not isinstance(label, Tensor) or len(label) == 1:
+        return False
+    return int(label.count_nonzero()) != 1 or float(label.sum()) != 1
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        files = [path]
+    else:
+        files = shards_in(path) if path.is_dir() else shards_of(path)
+    return [file for file in files if kind_of(file) == "rec"]

@@ -1,0 +1,317 @@
+"""The files of `flambeau pack`: the hidden folder they grow in, their final names, and what is noted of them.
+
+`flambeau pack` 的文件：它们在其中生成的隐藏文件夹、最终的名字，以及为它们所做的记录。
+
+Source: own.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flambeau.data.pack.shards import Unit
+from flambeau.data.sources.class_names import place_for_classes
+from flambeau.errors import InputError
+
+MANIFEST = ".pack.json"  # behind the name of DST
+_STAGING = ".packing"
+_PLAN = "plan.json"
+_FACTS = ".unit.json"
+_LOCK = "lock"
+_FOLDERS = ("folder", "n5")  # formats that are a folder
+
+
+class Packed(NamedTuple):
+    """What has been made.
+
+    Attributes:
+        files: DST, or its parts and shards.
+        images: in all of them.
+        bad: one line for each image that was left out.
+        already: it was there, made by the same command.
+        remarks: what is not as in the source, or may not be wanted; a line each.
+    """
+
+    files: Sequence[Path]
+    images: int
+    bad: Sequence[str]
+    already: bool
+    remarks: Sequence[str] = ()
+
+
+class PackFiles:
+    """The files of one DST, unfinished and finished.
+
+    Args:
+        dst: what the user named.
+        kind: its format.
+        classes: names, in the order of their labels.
+        units: what is written as one each.
+        config: all that decides what the files will hold; plain values that JSON can hold.
+
+    Attributes:
+        finals: what will be there: DST, or its parts and shards.
+    """
+
+    def __init__(
+        self,
+        dst: Path,
+        kind: str,
+        classes: Sequence[str],
+        units: Sequence[Unit],
+        config: Mapping[str, Any],
+    ) -> None:
+        self._dst, self._kind, self._classes, self._units = dst, kind, classes, units
+        self._config = json.loads(json.dumps(config))
+        self._staging = dst.with_name(f".{dst.name}{_STAGING}")
+        self._manifest = dst.with_name(dst.name + MANIFEST)
+        self.finals = list(dict.fromkeys(map(self._final, units)))
+
+    def finished(self) -> Packed | None:
+        """What the same command has made; None if nothing has been made, or not all.
+
+        Raises:
+            InputError: something else is there.
+        """
+        facts = read_manifest(self._manifest) if self._manifest.exists() else None
+        files = [] if facts is None else [self._dst.with_name(name) for name in facts["files"]]
+        if facts is None or not any(path.exists() for path in files):
+            if not (self._staging / _PLAN).exists():
+                _refuse_existing(self.finals)
+            return None
+        self._check_same(facts["config"], f"{self._dst} is there")
+        for path in files:
+            if not path.exists():
+                raise InputError(f"{path} is missing\nMake it again with --fresh")
+        _remove(self._staging)
+        return Packed(files, facts["images"], facts["bad_images"], already=True)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the hidden folder against a second process that packs the same DST."""
+        self._staging.mkdir(exist_ok=True)
+        with (self._staging / _LOCK).open("w") as file:
+            with contextlib.suppress(ImportError):  # Windows: no lock
+                import fcntl
+
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise InputError(f"another process is packing {self._dst} now") from error
+            try:
+                yield
+            finally:
+                if not (self._staging / _PLAN).exists():  # nothing that could be gone on with
+                    _remove(self._staging)
+
+    def set_aside(self) -> None:
+        """Remove what is unfinished, and move what is finished into a folder of its own."""
+        old = [self._manifest, *self.finals]
+        for path in self._staging.iterdir():
+            if (path / _FACTS).exists():  # killed while files got their names
+                names = json.loads((path / _FACTS).read_text(encoding="utf-8"))["files"]
+                old += map(self._dst.with_name, names if self._kind != "folder" else ())
+            if path.is_dir():
+                _remove(path)
+            elif path.name != _LOCK:
+                path.unlink()
+        if self._manifest.exists():
+            with contextlib.suppress(InputError):
+                facts = read_manifest(self._manifest)
+                old += map(self._dst.with_name, (*facts["files"], *facts["beside"]))
+        old = [path for path in dict.fromkeys(old) if path.exists()]
+        number = 1
+        while (aside := self._dst.with_name(f"{self._dst.name}.old-{number}")).exists():
+            number += 1
+        if old:
+            aside.mkdir()
+        for path in old:
+            path.rename(aside / path.name)
+
+    def stored_plan(self) -> Any:
+        """What `store_plan` has kept; None if nothing has begun.
+
+        Raises:
+            InputError: other settings or data than now.
+        """
+        plan = self._staging / _PLAN
+        if not plan.exists():
+            self._place_for_classes()  # which refuses
+            return None
+        stored = json.loads(plan.read_text(encoding="utf-8"))
+        self._check_same(stored["config"], f"an unfinished {self._dst.name} is there")
+        return stored["found"]
+
+    def store_plan(self, found: Any) -> None:
+        """Keep what was found out before the first image, for a later start."""
+        write_whole(self._staging / _PLAN, json.dumps({"config": self._config, "found": found}))
+
+    def unit_facts(self, number: int) -> dict[str, Any] | None:
+        """What was noted of a unit that is whole; else None."""
+        facts = self._unit(number) / _FACTS
+        return json.loads(facts.read_text(encoding="utf-8")) if facts.exists() else None
+
+    @contextlib.contextmanager
+    def unit(self, number: int, facts: dict[str, Any]) -> Iterator[Path]:
+        """A folder to write a unit into; it is whole when the context ends.
+
+        Args:
+            number: of the unit.
+            facts: are noted at the end.
+        """
+        folder = self._staging / f"{number:05}.tmp"
+        _remove(folder)
+        folder.mkdir()
+        try:
+            yield folder
+            if self._kind != "folder":  # thousands of small files: each would take milliseconds
+                for path in folder.rglob("*"):
+                    if path.is_file():
+                        _sync(path)
+            facts["files"] = sorted(path.name for path in folder.iterdir())
+            write_whole(folder / _FACTS, json.dumps(facts))
+            folder.rename(self._unit(number))
+            _sync_folder(self._staging)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                _remove(folder)
+            raise
+
+    def publish(self, bad: Sequence[str]) -> Packed:
+        """Give all files their names; what has got it before a kill is passed over."""
+        tree = self._staging / "tree"
+        files: dict[str, dict[str, Any]] = {}
+        beside: set[str] = set()
+        for number, unit in enumerate(self._units):
+            facts = self.unit_facts(number)
+            assert facts is not None
+            entry = files.setdefault(self._final(unit).name, {"images": 0, "crc32": ""})
+            entry["images"] += len(facts["crc32"]) // 8
+            entry["crc32"] += facts["crc32"]
+            if self._kind == "folder":
+                _move_tree(self._unit(number), tree / unit.file)
+            else:
+                self._move(self._unit(number))
+                beside.update(facts["files"])
+        if (place := self._place_for_classes()) is not None:
+            write_classes(place, self._classes)
+        if tree.exists():
+            _refuse_existing([self._dst])
+            for part in {unit.file for unit in self._units}:
+                for name in self._classes:  # one without any image is a class, too
+                    (tree / part / name).mkdir(exist_ok=True)
+            tree.rename(self._dst)
+        _sync_folder(self._dst.parent)
+        images = sum(entry["images"] for entry in files.values())
+        told = {
+            "config": self._config, "classes": list(self._classes), "images": images,
+            "bad_images": list(bad), "beside": sorted(beside - files.keys()), "files": files,
+        }  # fmt: skip
+        write_whole(self._manifest, json.dumps(told, ensure_ascii=False))
+        _remove(self._staging)
+        return Packed(self.finals, images, bad, already=False)
+
+    def _final(self, unit: Unit) -> Path:
+        return self._dst if self._kind == "folder" else self._dst.with_name(unit.file)
+
+    def _unit(self, number: int) -> Path:
+        return self._staging / f"{number:05}"
+
+    def _move(self, folder: Path) -> None:
+        # What belongs beside the data goes first: alone it is no data, the data without it lack keys.
+        found = [path for path in folder.iterdir() if path.name != _FACTS]
+        found.sort(key=lambda path: (path.suffix != ".idx", path.name))
+        _refuse_existing(self._dst.with_name(path.name) for path in found)
+        for path in found:
+            path.rename(self._dst.with_name(path.name))
+
+    def _check_same(self, then: Mapping[str, Any], what: str) -> None:
+        now = self._config
+        changed = next((key for key in now if then.get(key) != now[key]), None)
+        if changed is None:
+            return
+        how = f"with {changed} {then.get(changed)}, not {now[changed]}"
+        if changed == "data":
+            how = "of other images, or of a source that has changed since"
+        raise InputError(
+            f"{what}, made {how}\n"
+            "Give the same command to go on with it, another DST, or --fresh to make it again"
+        )
+
+    def _place_for_classes(self) -> Path | None:
+        if self._kind == "folder":
+            return None
+        return place_for_classes(self._dst, self._classes, is_file=self._kind not in _FOLDERS)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What `pack` has noted down of what it made.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not {"config", "classes", "images", "bad_images", "beside", "files"} <= facts.keys():
+            raise ValueError("entries are missing")
+    except (ValueError, AttributeError) as error:
+        raise InputError(
+            f"{path} is damaged: {error}\nRemove it: it only holds checksums and how the data were made"
+        ) from error
+    return facts
+
+
+def _refuse_existing(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            raise InputError(
+                f"{path} exists\nName another DST, or give --fresh, which sets aside what is there"
+            )
+
+
+def _move_tree(folder: Path, target: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != _FACTS:
+            goal = target / path.relative_to(folder)
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(goal)
+
+
+def write_classes(path: Path, classes: Sequence[str]) -> None:
+    """Write the file that names the classes: one a line, in the order of their numbers."""
+    write_whole(path, "".join(f"{name}\n" for name in classes))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file, which is there when all of it is on the disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        _sync(temporary)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    if os.name == "posix":
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)

@@ -1,0 +1,357 @@
+"""`flambeau pack`: images of any source into files of any format, in parallel, to be killed at any moment.
+
+`flambeau pack`：把任何来源的图像并行装入任何格式的文件，随时可以被中断。
+
+Source: own.
+
+Everything is written into a hidden folder beside DST, unit by unit (a shard, or 2,000 images of a folder).
+A unit's folder gets its name when it is whole, so what has that name is never done again; the files of all
+units get their final names at the end. A file DST.pack.json says how they were made, with a CRC-32 of each
+image, which `flambeau verify` compares: most formats have no checksum of their own.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import shutil
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import PIL
+import simplejpeg
+from tqdm import tqdm
+
+from flambeau.data.images.decode import DecodeError
+from flambeau.data.pack.encode_images import (
+    CannotStore,
+    Conversion,
+    Layout,
+    common_layout,
+    layout_of,
+)
+from flambeau.data.pack.label_vectors import VectorRecords
+from flambeau.data.pack.output_files import Packed, PackFiles
+from flambeau.data.pack.shards import (
+    Split,
+    Unit,
+    named_parts,
+    remarks_on_classes,
+    target_kind,
+    units_of,
+)
+from flambeau.data.pack.writers import (
+    ARRAY_KINDS,
+    PIXELS_ONLY,
+    Record,
+    as_buffer,
+    keys_for,
+    open_writer,
+    require_package,
+)
+from flambeau.data.sources.source import Source, Stored
+from flambeau.errors import InputError
+
+_LITTLE = 1 << 20  # bytes that a file system may keep back
+_AHEAD = 4  # images in work for each thread, so that a large one does not hold up the others
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class _Bad(NamedTuple):
+    """An image that cannot be stored: which and why, and what to do about it."""
+
+    what: str
+    remedy: str
+
+    @classmethod
+    def of(cls, image: str, error: Exception) -> "_Bad":
+        reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+            return cls(f"{image}: the memory is too small for it", "Give fewer --workers")
+        if isinstance(error, CannotStore):
+            return cls(f"{image}: {reason}", "Give another --encode, --resize or --center-crop")
+        return cls(f"{image}: {reason}", "Mend or remove it")
+
+
+def record_crc(class_name: str | None, stored: Stored) -> int:
+    """CRC-32 of the name of a class (None: a label vector) and an image of it, as it is stored."""
+    return zlib.crc32(as_buffer(stored), zlib.crc32(f"{class_name}\0".encode()))
+
+
+def pack(
+    src: Path,
+    dst: Path,
+    how: Conversion,
+    split: Split,
+    *,
+    workers: int,
+    skip_bad_images: int = 0,
+    download: bool = False,
+    fresh: bool = False,
+    show: bool = False,
+) -> Packed:
+    """Make DST of SRC, or go on with making it, or find it made.
+
+    Args:
+        src: whatever `flambeau train` takes.
+        dst: a file or folder to make; its ending says the format.
+        how: what is done to each image.
+        split: into which files they go.
+        workers: threads that read and convert; the result does not depend on it.
+        skip_bad_images: how many images may be left out because they cannot be read.
+        download: fetch what is missing of a data set by name.
+        fresh: start again; what was finished is renamed, not deleted.
+        show: a progress bar on standard error, where that is a terminal.
+
+    Raises:
+        InputError: whatever is wrong with the data or the settings; nothing has been written then, or what
+            is finished is kept for the same command.
+        OSError: of the disk.
+    """
+    split.check()
+    kind = target_kind(dst)
+    _check_place(src, dst)
+    require_package(kind)
+    _check_encoding(how.encode, kind)
+    parts = named_parts(src, kind, download=download)
+    _check_crop(parts, how)
+    units, remarks = units_of(parts, dst, split), remarks_on_classes(parts, kind)
+    files = PackFiles(dst, kind, parts[0][1].classes, units, _config(kind, parts, how, split))
+    if not fresh and (made := files.finished()) is not None:
+        return made._replace(remarks=remarks)
+    total = sum(len(unit.indices) for unit in units)
+    with files.alone(), _bar(total, show=show) as bar:
+        if fresh:
+            files.set_aside()
+        sources = [source for _, source in parts]
+        with _Work(kind, how, sources, workers, skip_bad_images, bar.update) as work:
+            work.prepare(files)
+            for number, unit in enumerate(units):
+                work.write_unit(files, number, unit)
+            return files.publish(work.bad)._replace(remarks=remarks)
+
+
+def _config(
+    kind: str, parts: Sequence[tuple[str, Source]], how: Conversion, split: Split
+) -> dict[str, Any]:
+    """All that decides what the files will hold."""
+    return {
+        "format": kind,
+        "data": [[name, source.fingerprint] for name, source in parts],
+        # Other versions bring other libraries, which may write other bytes.
+        "libraries": f"pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}",
+        **dataclasses.asdict(how),
+        **dataclasses.asdict(split),
+    }
+
+
+def _bar(total: int, *, show: bool) -> "tqdm[Any]":
+    """Shown on a terminal only."""
+    return tqdm(total=total, unit="image", dynamic_ncols=True, disable=None if show else True)
+
+
+class _Work:
+    """What all units have in common, and the bad images found so far."""
+
+    def __init__(
+        self,
+        kind: str,
+        how: Conversion,
+        sources: Sequence[Source],
+        workers: int,
+        limit: int,
+        advance: Callable[[int], object],
+    ) -> None:
+        self._kind, self._how, self._sources, self._limit = kind, how, sources, limit
+        self._keys = [keys_for(kind, source) for source in sources]
+        self._labels = [
+            source.vectors if isinstance(source, VectorRecords) else source.labels.tolist()
+            for source in sources
+        ]
+        self._layout: Layout | None = None
+        self._workers, self._advance = workers, advance
+        self.bad: list[str] = []
+
+    def __enter__(self) -> "_Work":
+        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="pack")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def prepare(self, files: PackFiles) -> None:
+        """Find out whether the format can hold the images, unless an earlier start has."""
+        found = files.stored_plan()
+        if found is None:
+            found = self._find_layout() if self._how.encode == "raw" else []
+            files.store_plan(found)
+        if found:
+            shape, dtype, channels = found
+            self._layout = Layout(tuple(shape), dtype)
+            self._how = dataclasses.replace(self._how, channels=channels)
+
+    def write_unit(self, files: PackFiles, number: int, unit: Unit) -> None:
+        """Write a unit, unless it is there."""
+        done = files.unit_facts(number)
+        if done is not None:
+            self.bad += done["bad"]
+            self._advance(len(unit.indices))
+            return
+        known = len(self.bad)
+        facts: dict[str, Any] = {}
+        with files.unit(number, facts) as folder, _disk_told(folder, files.finals[0].name):
+            crcs = self._write(folder / ("" if self._kind == "folder" else unit.file), unit)
+            facts["crc32"] = "".join(f"{crc:08x}" for crc in crcs)
+            facts["bad"] = self.bad[known:]
+
+    def _write(self, target: Path, unit: Unit) -> list[int]:
+        """Write the images of a unit; their CRC-32."""
+        source, keys, crcs = self._sources[unit.part], self._keys[unit.part], []
+        labels = self._labels[unit.part]
+        images = self._map(lambda index: self._one(source, index), unit.indices)
+        with (
+            contextlib.closing(images),
+            open_writer(self._kind, target, self._layout) as write,
+        ):
+            for index, image in zip(unit.indices, images, strict=True):
+                self._advance(1)
+                if isinstance(image, _Bad):
+                    self._add_bad(image)
+                    continue
+                label = labels[index]
+                name = source.classes[label] if isinstance(label, int) else None
+                try:
+                    write(Record(keys[index], index, label, name or "", image))
+                except CannotStore as error:
+                    self._add_bad(_Bad.of(source.describe(index), error))
+                    continue
+                crcs.append(record_crc(name, image))
+            if not crcs:
+                raise InputError(f"{unit.file}: none of its {len(unit.indices)} images can be read")
+        return crcs
+
+    def _one(self, source: Source, index: int) -> Stored | _Bad:
+        try:
+            image = self._how.convert(source.read(index))
+            if self._layout is not None and Layout.of(image) != self._layout:
+                raise DecodeError("its pixels are not what its header says")
+        except (OSError, DecodeError, CannotStore, MemoryError) as error:
+            return _Bad.of(source.describe(index), error)
+        return image
+
+    def _add_bad(self, bad: _Bad) -> None:
+        if len(self.bad) >= self._limit:
+            met = f", and the {self._limit} that are allowed have been met" if self._limit else ""
+            raise InputError(f"{bad.what}{met}\n{bad.remedy}, or raise --skip-bad-images")
+        self.bad.append(bad.what)
+
+    def _find_layout(self) -> tuple[Any, ...]:
+        """Shape, dtype and channels for all images; InputError where there is no common one."""
+        places = [(source, index) for source in self._sources for index in range(len(source))]
+        found: dict[Layout, tuple[Source, int]] = {}
+        layouts = self._map(self._look, places)
+        for place, layout in zip(places, layouts, strict=True):
+            if layout is not None:
+                found.setdefault(layout, place)
+        if not found:
+            raise InputError(f"none of the {len(places)} images can be read")
+        common = common_layout(list(found))
+        if common is None:
+            (one, (a, i)), (other, (b, j)) = _two_sizes(found)
+            raise InputError(
+                f"{a.describe(i)} is {one}, {b.describe(j)} {other}; an array holds images of one size\n"
+                "Give --resize N --center-crop, N at most the shortest side, or --encode keep, or make a .rec"
+            )
+        layout, channels = common
+        return (*layout, channels)
+
+    def _look(self, place: tuple[Source, int]) -> Layout | None:
+        source, index = place
+        try:
+            return layout_of(source.read(index), self._how)
+        except (OSError, DecodeError):
+            return None  # a bad image: it is met again, and counted, when it is written
+
+    def _map(self, work: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
+        return map_in_order(self._pool, work, items, ahead=_AHEAD * self._workers)
+
+
+def map_in_order(
+    pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], *, ahead: int
+) -> Generator[R, None, None]:
+    """As `pool.map`, but no more than `ahead` items are taken and in memory at once."""
+    waiting: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+@contextlib.contextmanager
+def _disk_told(folder: Path, name: str) -> Generator[None, None, None]:
+    """A full disk is an OSError with a name, also where a library has its own errors for it (h5py, torch)."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        number = getattr(error, "errno", None)
+        if number is None and shutil.disk_usage(folder).free < _LITTLE:
+            number = errno.ENOSPC
+        if number is None or getattr(error, "filename", None) is not None:
+            raise
+        raise OSError(number, os.strerror(number), name) from error
+
+
+def _check_crop(parts: Sequence[tuple[str, Source]], how: Conversion) -> None:
+    if how.center_crop and isinstance(parts[0][1], VectorRecords):
+        raise InputError(
+            f"{parts[0][1].describe(0)} has several labels, maybe boxes, which a crop would move\n"
+            "Leave --center-crop out"
+        )
+
+
+def _check_place(src: Path, dst: Path) -> None:
+    if not dst.name or dst.name.startswith("."):
+        raise InputError(f"DST {dst} needs a name that does not begin with a dot")
+    if not dst.parent.is_dir():
+        raise InputError(f"{dst} cannot be made: there is no folder {dst.parent}")
+    if src.is_dir() and dst.resolve().is_relative_to(src.resolve()):
+        raise InputError(
+            f"{dst} would lie within the data {src}, and be read as part of it the next time\n"
+            "Name a place outside"
+        )
+
+
+def _check_encoding(encode: str, kind: str) -> None:
+    """InputError where the format cannot hold what images are made into."""
+    if encode == "raw" and kind not in ARRAY_KINDS:
+        raise InputError(
+            f"--encode raw makes pixels, and {kind} holds image files\n"
+            "Give --encode bmp (not compressed) or png, or pack into .npy .npz .h5 .n5 .pth"
+        )
+    if encode != "raw" and kind in PIXELS_ONLY:
+        raise InputError(
+            f"--encode {encode} makes image files, and {kind} holds pixels\n"
+            "Give --encode raw, or pack into .npz .h5 .pth .rec .tfrecord .tar .lmdb or a folder"
+        )
+
+
+def _two_sizes(found: Mapping[Layout, tuple[Source, int]]) -> list[tuple[str, tuple[Source, int]]]:
+    """The first image, and the first of another size."""
+    sizes: dict[str, tuple[Source, int]] = {}
+    for layout, place in found.items():
+        sizes.setdefault(f"{layout.shape[1]} x {layout.shape[0]}", place)
+    return list(sizes.items())[:2]

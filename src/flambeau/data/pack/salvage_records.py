@@ -1,0 +1,282 @@
+"""The records of a .rec or .tfrecord file, past damage.
+
+.rec 或 .tfrecord 文件中的记录，越过损坏处继续读取。
+
+Source: own; the formats are those of the recipes recordio and tfrecord. A damaged .rec file is gone on with
+at the next magic, which nothing but a header can hold; a .tfrecord at the next 12 bytes that are a length and
+its checksum, if the checksum of the data fits too.
+"""
+
+import bisect
+import mmap
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from flambeau.data.sources.source import Stored
+from flambeau.data.sources.tfrecord_file import IMAGES, LABELS
+from flambeau.recipes.data.recordio import RecordError, unpack
+from flambeau.recipes.data.tf_example import parse_example
+from flambeau.recipes.data.tfrecord import crc32c
+
+_MAGIC = b"\x0a\x23\xd7\xce"
+_TAIL = 16  # bytes: no image of the usual formats ends in so many zeros
+_TF_OVERHEAD = 16
+_SEARCH = 1 << 20  # bytes that are looked through at once
+
+
+class Found(NamedTuple):
+    """A record, whole or damaged.
+
+    Attributes:
+        name: what to call it, without the file.
+        offset: where it begins, in bytes; None where that is not known.
+        image: bytes of a file, or pixels; None where it is damaged.
+        label: number or name of its class; None where the record does not tell.
+        content: what its format needs to write it again.
+        damage: what is wrong with it; None for nothing.
+        doubt: what may be wrong with it, where no checksum can tell.
+    """
+
+    name: str
+    offset: int | None
+    image: Stored | None = None
+    label: int | str | None = None
+    content: Any = None
+    damage: str | None = None
+    doubt: str | None = None
+
+
+# ---------------------------------------------------------------- RecordIO
+
+
+def walk_rec(path: Path, data: mmap.mmap) -> Iterator[Found]:
+    index, keys = path.with_suffix(".idx"), index_keys(path)
+    yield from _index_damage(index)
+    starts = sorted(keys)
+    seen, at, number = set(), 0, 0
+    last: list[Found] = []  # of the record that ends at `at`
+    while at < len(data):
+        record = _rec_at(data, at)
+        key = keys.get(at)
+        name = f"record {number}" + ("" if key is None else f" (key {key})")
+        if not isinstance(record, str):
+            payload, end = record
+            seen.add(at)
+            yield from last
+            last = [_rec_record(name, at, key, payload)]
+            if keys and key is None:
+                last.append(Found(name, at, damage=f"{index.name} has no key for it"))
+            at, number = end, number + 1
+            continue
+        end = _next_rec(data, at + 4)
+        doubt = f"damage that begins at byte {at} may reach into it"
+        if last and _may_reach_back(data, at, end):
+            last[0] = last[0]._replace(doubt=doubt)
+        yield from last
+        last = []
+        lost = starts[bisect.bisect_left(starts, at) : bisect.bisect_left(starts, end)]
+        seen.update(lost)
+        yield Found(name, at, damage=f"{record}; the next record begins at byte {end}")
+        for start in lost:
+            number += 1
+            if start != at:
+                yield Found(
+                    f"record {number - 1} (key {keys[start]})", start,
+                    damage=f"lost: it lies in the damaged bytes {at} .. {end}",
+                )  # fmt: skip
+        at, number = end, number + (not lost)
+    yield from last
+    for start in sorted(set(starts) - seen):
+        yield Found(f"key {keys[start]}", start, damage=f"{index.name}: no record begins there")
+
+
+def _rec_record(name: str, at: int, key: int | None, payload: bytes) -> Found:
+    try:
+        header, image = unpack(payload)
+    except RecordError as error:
+        return Found(name, at, damage=str(error))
+    label = header.label[0].item() if isinstance(header.label, Tensor) else header.label
+    if isinstance(header.label, Tensor) and len(header.label) != 1:
+        return Found(name, at, image, None, (payload, key))  # for a task with several labels
+    if not float(label).is_integer() or label < 0:
+        return Found(name, at, damage=f"label {label:g} is no number of a class")
+    return Found(name, at, image, int(label), (payload, key))
+
+
+def _rec_at(data: mmap.mmap, start: int) -> tuple[bytes, int] | str:
+    """The payload of the record from `start`, and where it ends; or what is wrong with it."""
+    at, flag, pieces = start, 1, []
+    while flag in (1, 2):
+        if at + 8 > len(data):
+            return f"the file ends at byte {len(data)}, within a header"
+        magic, word = struct.unpack_from("<4sI", data, at)
+        flag, length = word >> 29, word & 0x1FFFFFFF
+        end = at + 8 + length + -length % 4
+        if magic != _MAGIC:
+            return f"no header at byte {at}: {magic.hex()} instead of {_MAGIC.hex()}"
+        if flag not in ((0, 1) if at == start else (2, 3)):
+            return f"a header with flag {flag} at byte {at}"
+        if end > len(data):
+            return f"it would end at byte {end}, and the file ends at {len(data)}"
+        if flag in (1, 2) and length % 4:
+            return f"a part of {length} bytes, not 4 x n, at byte {at}"
+        piece = data[at + 8 : at + 8 + length]
+        inside = next(_aligned(piece), None)
+        if inside is not None:
+            return f"a wrong length: another header lies in it at byte {at + 8 + inside}"
+        if any(data[at + 8 + length : end]):
+            return f"the padding at byte {at + 8 + length} is not zero"
+        pieces.append(piece)
+        at = end
+    return _MAGIC.join(pieces), at
+
+
+def _may_reach_back(data: mmap.mmap, at: int, end: int) -> bool:
+    """Whether damage where a header should be may be the end of the record before it, or have taken it.
+
+    Not where it is recognised as a header, by its magic or by a length that leads to the next one; nor where
+    it is empty and the record before it does not end so.
+    """
+    head = data[at : at + 8]
+    if _MAGIC.startswith(head[:4]):
+        return False
+    if not any(head):
+        return not any(data[max(0, at - _TAIL) : at])
+    length = int.from_bytes(head[4:], "little") & 0x1FFFFFFF
+    return at + 8 + length + -length % 4 != end
+
+
+def _aligned(piece: bytes) -> Iterator[int]:
+    at = piece.find(_MAGIC)
+    while at >= 0:
+        if at % 4 == 0:
+            yield at
+        at = piece.find(_MAGIC, at + 1)
+
+
+def _next_rec(data: mmap.mmap, at: int) -> int:
+    """Where the next record begins; the end of the file if none does."""
+    while (at := data.find(_MAGIC, at)) >= 0:
+        if at % 4 == 0 and at + 8 <= len(data) and data[at + 7] >> 5 in (0, 1):
+            return at
+        at += 1
+    return len(data)
+
+
+_INDEX_LINE = re.compile(rb"(-?\d{1,19})\s+(\d{1,19})\s*")
+
+
+def index_keys(path: Path) -> dict[int, int]:
+    """The keys of a .rec file by offset, as far as its .idx can be read; empty without one."""
+    index = path.with_suffix(".idx")
+    lines = index.read_bytes().splitlines() if index.is_file() else []
+    found = (match for match in map(_INDEX_LINE.fullmatch, lines) if match)
+    return {int(match[2]): int(match[1]) for match in found}
+
+
+def _index_damage(index: Path) -> Iterator[Found]:
+    lines = index.read_bytes().splitlines() if index.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        if not _INDEX_LINE.fullmatch(line):
+            damage = f"line {number} is not 'key<TAB>offset': {line[:40]!r}"
+            yield Found(index.name, None, damage=damage)
+
+
+# ---------------------------------------------------------------- TFRecord
+
+
+def walk_tfrecord(data: mmap.mmap) -> Iterator[Found]:
+    at, number = 0, 0
+    while at < len(data):
+        length = _tf_length(data, at)
+        if length is not None and at + _TF_OVERHEAD + length <= len(data):
+            end = at + _TF_OVERHEAD + length
+            record = data[at + 12 : end - 4]
+            if _masked(record) != struct.unpack_from("<I", data, end - 4)[0]:
+                damage = f"the checksum of its {length} bytes does not match"
+                yield Found(f"record {number}", at, damage=damage)
+            else:
+                yield _tf_record(f"record {number}", at, record)
+        else:
+            what = "the checksum of its length does not match"
+            if length is not None:
+                what = f"it would end at byte {at + _TF_OVERHEAD + length}, the file ends at {len(data)}"
+            end = _next_tf(data, at + 1)
+            lost = f"; the next whole record begins at byte {end}, what lies between is lost"
+            yield Found(f"record {number}", at, damage=what + lost * (end < len(data)))
+        at, number = end, number + 1
+
+
+def _tf_record(name: str, at: int, record: bytes) -> Found:
+    try:
+        features = parse_example(record)
+    except ValueError as error:
+        return Found(name, at, damage=str(error))
+    image = next((v[0] for k in IMAGES if isinstance(v := features.get(k), list) and v), None)
+    if image is None:
+        return Found(name, at, damage="no image in its Example")
+    text = features.get("image/class/text")
+    label: int | str | None = None
+    if isinstance(text, list) and text:
+        label = text[0].decode(errors="replace")
+    else:
+        numbers = (features[k] for k in LABELS if isinstance(features.get(k), Tensor))
+        label = next((int(v[0]) for v in numbers if len(v) == 1), None)
+    return Found(name, at, image, label, record)
+
+
+def _masked(data: bytes) -> int:
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _tf_length(data: mmap.mmap, at: int) -> int | None:
+    """The length of the record at a place; None where its checksum does not match."""
+    if at + 12 > len(data):
+        return None
+    length, crc = struct.unpack_from("<QI", data, at)
+    return int(length) if _masked(data[at : at + 8]) == crc else None
+
+
+def _next_tf(data: mmap.mmap, at: int) -> int:
+    """Where the next whole record begins; the end of the file if none does.
+
+    Each place is tried, a million at once: a length whose checksum fits by chance is found once in four
+    thousand million bytes, and then the data's checksum does not fit.
+    """
+    table = _crc_table()
+    for start in range(at, len(data) - 11, _SEARCH):
+        window = np.frombuffer(data[start : start + _SEARCH + 11], np.uint8)
+        count = len(window) - 11
+        crc = np.full(count, 0xFFFFFFFF, np.uint32)
+        for place in range(8):
+            crc = table[(crc ^ window[place : place + count]) & 255] ^ (crc >> np.uint32(8))
+        crc ^= np.uint32(0xFFFFFFFF)
+        masked = (crc >> np.uint32(15) | crc << np.uint32(17)) + np.uint32(0xA282EAD8)
+        stored = sum(
+            window[8 + k : 8 + k + count].astype(np.uint32) << np.uint32(8 * k) for k in range(4)
+        )
+        for offset in np.flatnonzero(masked == stored).tolist():
+            found = start + offset
+            length = _tf_length(data, found)
+            if length is None or found + _TF_OVERHEAD + length > len(data):
+                continue
+            end = found + _TF_OVERHEAD + length
+            if _masked(data[found + 12 : end - 4]) == struct.unpack_from("<I", data, end - 4)[0]:
+                return found
+    return len(data)
+
+
+def _crc_table() -> Any:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(
+            table & 1, table >> np.uint32(1) ^ np.uint32(0x82F63B78), table >> np.uint32(1)
+        )
+    return table.astype(np.uint32)

@@ -1,0 +1,247 @@
+"""The samples of a .tar file, past damage.
+
+.tar 文件中的样本，越过损坏处继续读取。
+
+Source: own; the format is that of the recipe tar_shards. A damaged file is gone on with at the next header
+that fits its sum, wherever that lies: where bytes are missing, headers no longer stand at multiples of 512.
+"""
+
+import json
+import mmap
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
+from typing import NamedTuple
+
+from flambeau.data.pack.salvage_records import Found
+from flambeau.data.sources.folder import IMAGE_SUFFIXES
+
+_BLOCK = 512
+_NAME_SIZE = 100
+_MAGIC_AT = 257  # of b"ustar", in a header
+# As tar_shards has it.
+_NAME = re.compile(r"(?!__[^/]*__(?:/|$))((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
+_NOT_ZERO = re.compile(rb"[^\0]")
+_TAIL = 16  # bytes at the end of a file: no image of the usual formats ends in so many zeros
+
+
+class _Member(NamedTuple):
+    at: int  # of its header
+    name: str
+    content: slice  # where it lies
+
+
+class _Sample(NamedTuple):
+    key: str
+    at: int
+    files: dict[str, bytes]
+
+    def images(self) -> list[str]:
+        """Its extensions that are of images, as `tar_source` picks them."""
+        plain = [name for name in self.files if f".{name}" in IMAGE_SUFFIXES]
+        return plain or [n for n in self.files if f".{n.rpartition('.')[2]}" in IMAGE_SUFFIXES]
+
+    def label_kind(self) -> str:
+        """What tells its class: 'cls', 'json', 'folder', 'txt', or '' where nothing does."""
+        if "cls" in self.files:
+            return "cls"
+        if _json_label(self.files) is not None:
+            return "json"
+        if any(folder not in ("", ".") for folder in self.key.split("/")[:-1]):
+            return "folder"
+        return "txt" if "txt" in self.files else ""
+
+
+def walk_tar(data: mmap.mmap) -> Iterator[Found]:
+    """Samples and damage of a tar, in its order.
+
+    A sample that lacks what tells the class of the others has lost it, so it is damaged. Files without an
+    image are passed over in a whole tar, as training does; in a damaged one they have lost it.
+    """
+    kinds: Counter[str] = Counter()
+    broken = False
+    for sample in _samples(data, {"json"}):
+        if isinstance(sample, Found):
+            broken = True
+        elif sample.images():
+            kinds[sample.label_kind()] += 1
+    kind = max(kinds, key=lambda kind: kinds[kind], default="")
+    taken: set[str] = set()
+    for sample in _samples(data):
+        if isinstance(sample, Found):
+            yield sample
+        elif sample.key in taken:
+            damage = "a sample of this name stands before it"
+            yield Found(_shown(f"sample {sample.key}"), sample.at, damage=damage)
+        elif broken or sample.images():
+            yield _found(sample, kind)
+            taken.add(sample.key)
+
+
+def _found(sample: _Sample, kind: str) -> Found:
+    name, images, files = _shown(f"sample {sample.key}"), sample.images(), sample.files
+    damage, label = None, None
+    if not images:
+        damage = f"no image in it, only .{_shown(', .'.join(files))}"
+    elif len(images) > 1:
+        damage = f"{len(images)} images in it, .{images[0]} and .{images[1]}"
+    elif kind == "cls":
+        text = files.get("cls", b"").removeprefix(b"\xef\xbb\xbf").strip()
+        if "cls" not in files:
+            damage = "no .cls in it, as others have"
+        elif not re.fullmatch(rb"\d{1,8}", text):
+            damage = f"its .cls is no number of a class: {text[:40]!r}"
+        else:
+            label = int(text)
+    elif kind == "json" and _json_label(files) is None:
+        damage = "no label in a .json of it, as others have"
+    elif kind == "txt" and "txt" not in files:
+        damage = "no .txt in it, as others have"
+    if damage is not None:
+        return Found(name, sample.at, damage=damage)
+    return Found(name, sample.at, files[images[0]], label, (sample.key, files))
+
+
+def _json_label(files: Mapping[str, bytes]) -> int | str | None:
+    try:
+        values = json.loads(files.get("json", b""))
+    except (ValueError, RecursionError):
+        return None
+    label = values.get("label", values.get("class")) if isinstance(values, dict) else None
+    return label if isinstance(label, int | str) else None
+
+
+def _samples(data: mmap.mmap, read: Container[str] | None = None) -> Iterator[_Sample | Found]:
+    """Files that share a key, and no damage stands between them.
+
+    Args:
+        data: the tar.
+        read: extensions of the files to read, others are empty; None reads all.
+    """
+    sample = _Sample("", 0, {})
+    for member in _members(data):
+        match = None if isinstance(member, Found) else _NAME.fullmatch(member.name)
+        if isinstance(member, Found):
+            if sample.files:
+                yield sample
+            yield member
+            sample = _Sample("", 0, {})
+        elif match is not None:  # else a folder, a hidden file: no part of a sample
+            extension = match[2].lower()
+            if match[1] != sample.key or extension in sample.files:
+                if sample.files:
+                    yield sample
+                sample = _Sample(match[1], member.at, {})
+            wanted = read is None or extension in read
+            sample.files[extension] = data[member.content] if wanted else b""
+    if sample.files:
+        yield sample
+
+
+def _members(data: mmap.mmap) -> Iterator[_Member | Found]:
+    """The files, and the damage between them."""
+    at, long_name, behind_damage = 0, None, False
+    last: _Member | None = None  # if it ends right before `at`
+    while at < len(data):
+        info = _header(data[at : at + _BLOCK])
+        if info is None:
+            behind = _NOT_ZERO.search(data, at)
+            if behind is None:
+                break
+            follows = _next_header(data, at + 1 if last is None else last.content.start)
+            yield from () if last is None else (_before_damage(data, last, at, follows),)
+            yield _damage(data, at, behind.start(), follows)
+            if follows == len(data):
+                return
+            at, last, long_name, behind_damage = follows, None, None, True
+            continue
+        yield from () if last is None else (last,)
+        last, start = None, at + _BLOCK
+        size = 0 if info.islnk() or info.issym() or info.isdir() or info.isdev() else info.size
+        if start + size > len(data):
+            damage = f"cut short: it would end at byte {start + size}"
+            yield Found(_shown(info.name), at, damage=damage)
+            return
+        if info.type in b"xXgLK":
+            long_name = _long_name(info.type, data[start : start + size]) or long_name
+        else:
+            name = info.name if long_name is None else long_name
+            if behind_damage and _is_short_name(data[at : at + _NAME_SIZE]):
+                yield Found(_shown(name), at, damage="its whole name lay in the damage before it")
+            elif info.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
+                last = _Member(at, name, slice(start, start + size))
+            elif not info.isdir() and _NAME.fullmatch(name):
+                yield Found(_shown(name), at, damage="no plain file, but a link or a sparse file")
+            long_name = None
+        behind_damage = False
+        at = start + -(-size // _BLOCK) * _BLOCK
+    yield from () if last is None else (last,)
+    if len(data) < at + 2 * _BLOCK:
+        what = "the end mark" if at >= len(data) else "half of the end mark"
+        yield Found("the tar", at, damage=f"cut short: {what} is missing")
+
+
+def _damage(data: mmap.mmap, at: int, behind: int, follows: int) -> Found:
+    """What is wrong where a header should be; `behind` is the first byte from there that is not zero."""
+    what = "a damaged header"
+    if behind >= at + _BLOCK:
+        what = f"empty blocks, and data behind them from byte {behind}"
+    if follows < len(data):
+        what += f"; the next header is at byte {follows}"
+    return Found("the tar", at, damage=what)
+
+
+def _before_damage(data: mmap.mmap, last: _Member, at: int, follows: int) -> _Member | Found:
+    """The file that ends where damage begins: whole only if the damage cannot reach into it.
+
+    A header that stands within it shows that bytes are missing. Empty blocks reach into it where its end is
+    empty too. Anything else than a header that is recognised as one may be more of the file itself.
+    """
+    block, content = data[at : at + _BLOCK], data[last.content]
+    if follows < at:
+        damage = f"bytes of it are missing: another header lies in it at byte {follows}"
+    elif not any(block) and not any(content[-_TAIL:]):
+        damage = f"its end lies in the empty blocks before byte {at}"
+    elif any(block) and block[_MAGIC_AT : _MAGIC_AT + 5] != b"ustar":
+        damage = f"what follows it at byte {at} is no header, so bytes of it may be missing or new"
+    else:
+        return last
+    return Found(_shown(last.name), last.at, damage=damage)
+
+
+def _header(block: bytes) -> tarfile.TarInfo | None:
+    try:
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except (tarfile.HeaderError, ValueError):
+        return None
+    return info if info.size >= 0 else None
+
+
+def _next_header(data: mmap.mmap, at: int) -> int:
+    """Where the next header is; the end of the file if there is none."""
+    found = at + _MAGIC_AT
+    while (found := data.find(b"ustar", found)) >= 0:
+        start = found - _MAGIC_AT
+        if _header(data[start : start + _BLOCK]):
+            return start
+        found += 1
+    return len(data)
+
+
+def _is_short_name(field: bytes) -> bool:
+    """Whether a header may hold but a part of a name: cut at its size, or with ? for what is not ASCII."""
+    return b"\0" not in field or b"?" in field
+
+
+def _long_name(kind: bytes, content: bytes) -> str | None:
+    name = None
+    if kind == b"L":
+        name = content.rstrip(b"\0")
+    elif kind in b"xX" and (match := re.search(rb"\d+ path=([^\n]*)\n", content)):
+        name = match[1]
+    return None if name is None else name.decode(errors="surrogateescape")
+
+
+def _shown(name: str) -> str:
+    return name.encode(errors="backslashreplace").decode()

@@ -1,0 +1,96 @@
+"""Packed images one by one, past damage: what `flambeau verify` checks and `--salvage` keeps.
+
+逐个读取打包的图像并越过损坏处：`flambeau verify` 检查的内容，也是 `--salvage` 保留的内容。
+
+Source: own.
+"""
+
+import mmap
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from flambeau.data.pack.salvage_records import Found, walk_rec, walk_tfrecord
+from flambeau.data.pack.salvage_tar import walk_tar
+from flambeau.data.sources.folder import FolderSource, class_folders
+from flambeau.data.sources.formats import kind_of, open_path
+from flambeau.data.sources.source import Source
+from flambeau.errors import InputError
+
+
+def scan(path: Path, kind: str) -> Iterator[Found]:
+    """The records of a file, in its order.
+
+    Args:
+        path: the file, or the folder of a format that is one.
+        kind: as `formats.kind_of` calls it, or 'folder'.
+    """
+    if kind not in ("rec", "tfrecord", "tar"):
+        yield from _scan_source(path, kind)
+        return
+    with path.open("rb") as file:
+        if not file.seek(0, 2):
+            yield Found("the file", 0, damage="it is empty")
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if kind == "rec":
+                yield from walk_rec(path, data)
+            else:
+                yield from walk_tfrecord(data) if kind == "tfrecord" else walk_tar(data)
+
+
+def _scan_source(path: Path, kind: str) -> Iterator[Found]:
+    """Where the format has no marks of its own: as far as its source can be opened."""
+    try:
+        parts = _parts(path)
+    except InputError as error:
+        reason = _reason(error, path)
+        yield Found("the file", None, damage=reason)
+        parts = yield from _rescued(path, kind, reason)
+    for source in parts:
+        labels, names = source.labels.tolist(), source.names
+        for index in range(len(source)):
+            name = source.describe(index).removeprefix(str(path.absolute()))
+            name = name.removeprefix(str(path)).lstrip("/, ")
+            content = (
+                name if path.is_dir() else names[index],
+                labels[index],
+                source.classes[labels[index]],
+            )
+            try:
+                image = source.read(index)
+            except (OSError, InputError) as error:
+                yield Found(name, None, damage=str(error).splitlines()[0])
+                continue
+            yield Found(name, None, image, source.classes[labels[index]], content)
+
+
+def _rescued(path: Path, kind: str, known: str) -> Generator[Found, None, list[Source]]:
+    """What can be read of a damaged file all the same; what cannot is told."""
+    from flambeau.data.pack.salvage_arrays import RESCUED, rescue
+
+    if kind not in RESCUED:
+        return []
+    try:
+        parts = rescue(path, kind)
+    except (InputError, OSError) as error:
+        if (reason := _reason(error, path)) != known:
+            yield Found("the file", None, damage=f"nothing can be saved: {reason}")
+        return []
+    for source, images, num_declared, offset in parts:
+        lost = range(len(source), num_declared)
+        if lost:
+            name = f"{images}[{lost[0]}]" + f" .. [{lost[-1]}]" * (len(lost) > 1)
+            yield Found(name, offset, damage="lost: the image or its label is not there whole")
+    return [part.source for part in parts]
+
+
+def _reason(error: Exception, path: Path) -> str:
+    return str(error).splitlines()[0].removeprefix(str(path)).lstrip(":, ").removeprefix("is ")
+
+
+def _parts(path: Path) -> list[Source]:
+    """The images of a file; of a folder also those in its train/ and val/."""
+    if path.is_dir() and kind_of(path) is None:
+        below = [folder for folder in sorted(class_folders(path)) if class_folders(folder)]
+        return [FolderSource(folder) for folder in below or [path]]
+    return [source for source in open_path(path) if source is not None]

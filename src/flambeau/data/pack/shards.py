@@ -1,0 +1,296 @@
+"""Which images `flambeau pack` puts into which file, under which name; and the lists of im2rec.
+
+`flambeau pack` 把哪些图像以什么名字放进哪个文件；以及 im2rec 的列表。
+
+Source: MXNet 1.9.1 `tools/im2rec.py`: how it shuffles, and what chunks and ratios mean.
+"""
+
+import os
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from flambeau.data.pack.label_vectors import VectorRecords, has_vectors
+from flambeau.data.sources.folder import FolderSource
+from flambeau.data.sources.open_data import open_parts
+from flambeau.data.sources.source import Source
+from flambeau.errors import InputError
+
+IM2REC_SEED = 100
+FOLDER_UNIT = 2000  # images of a folder that are redone after a kill, at most
+
+_KIND_OF = {
+    ".rec": "rec", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tar": "tar", ".lmdb": "lmdb",
+    ".h5": "hdf5", ".hdf5": "hdf5", ".n5": "n5", ".npz": "npz", ".npy": "npy", ".pth": "pth", ".pt": "pth",
+    "": "folder",
+}  # fmt: skip
+_UNSAFE = re.compile(
+    r'[\x00-\x1f\x7f\\:*?"<>|\ud800-\udfff]'
+)  # one file system or another refuses it
+_MAX_NAME = 200  # bytes of a part of a path; file systems end at 255, and endings are added
+
+
+@dataclass(frozen=True)
+class Split:
+    """How images are dealt out to files.
+
+    Attributes:
+        shards: files a part, NAME-00000-of-0000N.EXT.
+        chunks: equal lots, NAME_0.EXT and so on, before anything else.
+        train_ratio: share of each chunk that becomes NAME_train.EXT; 1 makes no parts.
+        test_ratio: share that becomes NAME_test.EXT; the rest is NAME_val.EXT.
+        shuffle: put the images in random order first.
+        seed: of that order.
+    """
+
+    shards: int = 1
+    chunks: int = 1
+    train_ratio: float = 1.0
+    test_ratio: float = 0.0
+    shuffle: bool = False
+    seed: int = IM2REC_SEED
+
+    def check(self) -> None:
+        """InputError for numbers that make no sense."""
+        for name in ("shards", "chunks"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.train_ratio <= 1:
+            raise InputError(
+                f"--train-ratio must be above 0 and at most 1, got {self.train_ratio:g}"
+            )
+        if self.test_ratio and self.train_ratio == 1:
+            raise InputError("--test-ratio needs --train-ratio, which says how much is left to it")
+        if not 0 <= self.test_ratio <= 1 - self.train_ratio + 1e-9:
+            raise InputError(
+                f"--test-ratio must be from 0 to what --train-ratio leaves, got {self.test_ratio:g}"
+            )
+
+
+class Unit(NamedTuple):
+    """What is written, and redone after a kill, as one.
+
+    Attributes:
+        file: its name beside DST; of a folder: the sub-folder of DST, or nothing.
+        part: which of the sources.
+        indices: images in it, in the order in which they are written.
+    """
+
+    file: str
+    part: int
+    indices: Sequence[int]
+
+
+def target_kind(dst: Path) -> str:
+    """The format that the ending of DST asks for.
+
+    Raises:
+        InputError: an ending that nothing can be packed into.
+    """
+    suffix = dst.suffix.lower()
+    if suffix not in _KIND_OF:
+        raise InputError(
+            f"{dst}: nothing can be packed into {suffix}\n"
+            f"Expected a name that ends in {' '.join(k for k in _KIND_OF if k)}, or in nothing: a folder"
+        )
+    return _KIND_OF[suffix]
+
+
+def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[str, Source]]:
+    """All images of what `flambeau train` takes, under '', or under 'train' and 'val'.
+
+    Args:
+        src: what `flambeau train` takes; for a .rec file also one with label vectors.
+        kind: what to make of it, of `target_kind`, or 'list'.
+        download: fetch what is missing of a data set by name.
+
+    Raises:
+        InputError: whatever is wrong with the data.
+    """
+    try:
+        train, val = open_parts(src, download=download)
+    except InputError as error:
+        if not has_vectors(src):
+            raise
+        if kind != "rec":
+            problem = str(error).splitlines()[0]
+            raise InputError(
+                f"{problem}, which only a .rec file can hold\n"
+                "Name a DST that ends in .rec; flambeau predict reads the images without labels"
+            ) from error
+        train, val = VectorRecords(src), None
+    return [("", train)] if val is None else [("train", train), ("val", val)]
+
+
+def remarks_on_classes(parts: Sequence[tuple[str, Source]], kind: str) -> list[str]:
+    """What a user may not expect of the classes: that some are empty, or get other numbers in a folder.
+
+    Args:
+        parts: as of `named_parts`.
+        kind: of `target_kind`, or 'list'.
+    """
+    first = parts[0][1]
+    if isinstance(first, VectorRecords):
+        return [
+            "labels are vectors, and stay as they are; boxes in pixels would not fit after --resize"
+        ]
+    classes = first.classes
+    used = {classes[label] for _, source in parts for label in source.labels.unique().tolist()}
+    empty = [name for name in classes if name not in used]
+    remarks = []
+    if empty:
+        shown = ", ".join(empty[:5]) + ", ..." * (len(empty) > 5)
+        kept = (
+            "have empty folders, which training refuses"
+            if kind == "folder"
+            else "keep their numbers"
+        )
+        remarks.append(
+            f"{len(empty)} of {len(classes)} classes are without any image: {shown}; they {kept}"
+        )
+    by_name = sorted(classes)
+    if kind == "folder" and by_name != list(classes):
+        name = next(name for name, other in zip(classes, by_name, strict=True) if name != other)
+        remarks.append(
+            f"classes of a folder are numbered by their names: {name!r} becomes {by_name.index(name)}, "
+            f"and was {classes.index(name)}"
+        )
+    return remarks
+
+
+def units_of(parts: Sequence[tuple[str, Source]], dst: Path, split: Split) -> list[Unit]:
+    """Which images go where.
+
+    Raises:
+        InputError: a file would be empty, or the sources have parts already.
+    """
+    if len(parts) > 1 and (split.chunks > 1 or split.train_ratio < 1):
+        flag = "--chunks" if split.chunks > 1 else "--train-ratio"
+        raise InputError(
+            f"the images are in two parts already, {parts[0][0]} and {parts[1][0]}; leave {flag} out\n"
+            "or pack one of the parts alone"
+        )
+    is_folder = target_kind(dst) == "folder"
+    if is_folder and (split.shards > 1 or split.chunks > 1):
+        flag = "--shards" if split.shards > 1 else "--chunks"
+        raise InputError(f"{flag} is for packed files, and {dst} would be a folder of images")
+    units = []
+    for number, (name, source) in enumerate(parts):
+        for chunk, ratio, indices in deal(len(source), split):
+            part = name or ratio
+            if len(indices) < split.shards:
+                raise InputError(
+                    f"{dst}: {len(indices)} images {f'for {part} ' * bool(part)}are too few for "
+                    f"{split.shards} files\nAsk for fewer files, or give more images"
+                )
+            if is_folder:
+                count = -(-len(indices) // FOLDER_UNIT)
+                units += [Unit(part, number, lot) for lot in _lots(indices, count)]
+                continue
+            stem = dst.stem + chunk + f"_{part}" * bool(part)
+            for shard, lot in enumerate(_lots(indices, split.shards)):
+                which = f"-{shard:05}-of-{split.shards:05}" if split.shards > 1 else ""
+                units.append(Unit(f"{stem}{which}{dst.suffix}", number, lot))
+    return units
+
+
+def deal(length: int, split: Split) -> Iterator[tuple[str, str, list[int]]]:
+    """Numbers of images for each file of im2rec, with what it puts behind the file's name.
+
+    Returns:
+        Of each: '' or '_0', '_1' of the chunk; '' or 'train', 'val', 'test'; positions, maybe none.
+    """
+    order = list(range(length))
+    if split.shuffle:
+        random.Random(split.seed).shuffle(order)
+    size = -(-length // split.chunks)
+    train, test = int(size * split.train_ratio), int(size * split.test_ratio)
+    for chunk in range(split.chunks):
+        lot, suffix = order[chunk * size : (chunk + 1) * size], f"_{chunk}" * (split.chunks > 1)
+        if split.train_ratio == 1:
+            yield suffix, "", lot
+            continue
+        yield suffix, "train", lot[test : test + train]
+        if split.train_ratio + split.test_ratio < 1 - 1e-9:
+            yield suffix, "val", lot[test + train :]
+        if split.test_ratio:
+            yield suffix, "test", lot[:test]
+
+
+def _lots(indices: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+    for lot in range(count):
+        yield indices[lot * len(indices) // count : (lot + 1) * len(indices) // count]
+
+
+def record_paths(source: Source, *, dots: bool) -> list[str]:
+    """CLASS/NAME without an ending for each image: unique, and safe as a path anywhere.
+
+    The image CLASS/NAME.jpg of a folder keeps its name.
+
+    Args:
+        source: any.
+        dots: False leaves none in the last part, where in a tar the key of a sample ends.
+
+    Raises:
+        InputError: a class name that cannot name a folder.
+    """
+    for name in source.classes:
+        if _safe(name) != name or "/" in name:
+            raise InputError(
+                f"class {name!r} cannot name a folder\nGive it another name, in a .classes.txt file"
+            )
+    paths, taken = [], set()
+    for name, label in zip(source.names, source.labels.tolist(), strict=True):
+        stem = re.sub(r"\.\w{1,5}$", "", name)
+        below = stem.removeprefix(source.classes[label] + "/")
+        *folders, last = (_safe(part) for part in below.split("/"))
+        last = last if dots else last.replace(".", "_")
+        path = "/".join([source.classes[label], *folders, last])
+        unique, count = path, 2
+        while unique.lower() in taken:
+            unique, count = f"{path}-{count}", count + 1
+        taken.add(unique.lower())
+        paths.append(unique)
+    return paths
+
+
+def _safe(part: str) -> str:
+    """A part of a path that can be the name of a file everywhere, and is not hidden."""
+    part = _UNSAFE.sub("_", part).encode()[:_MAX_NAME].decode(errors="ignore").strip(" ")
+    return "_" + part.lstrip(".") if part.startswith(".") or not part else part
+
+
+def list_files(parts: Sequence[tuple[str, Source]], dst: Path, split: Split) -> dict[Path, str]:
+    """The .lst files of `im2rec --list` with their text; image paths are relative to the folder of the list.
+
+    Raises:
+        InputError: images that are no files of their own.
+    """
+    split.check()
+    if split.shards > 1:
+        raise InputError("--shards is for packed files; --chunks makes several lists")
+    prefix = dst.with_suffix("") if dst.suffix == ".lst" else dst
+    texts = {}
+    for name, source in parts:
+        if not isinstance(source, FolderSource):
+            raise InputError(
+                "--list is for a folder of images; these are not files of their own\n"
+                "Leave --list out to pack them as they are"
+            )
+        if any(re.search(r"[\t\r\n]", image) for image in source.names):
+            raise InputError(
+                f"{source.folder} has a file with a tab or line break in its name\nRename it"
+            )
+        folder = os.path.relpath(source.folder, prefix.absolute().parent)
+        labels = source.labels.tolist()
+        for chunk, ratio, indices in deal(len(source), split):
+            part = name or ratio
+            path = prefix.with_name(prefix.name + chunk + f"_{part}" * bool(part) + ".lst")
+            texts[path] = "".join(
+                f"{at}\t{labels[at]:f}\t{os.path.normpath(f'{folder}/{source.names[at]}')}\n"
+                for at in indices
+            )
+    return texts

@@ -1,0 +1,329 @@
+"""`flambeau verify FILE`: every checksum, record and image header of packed images; and what is good, saved.
+
+`flambeau verify FILE`：检查打包图像的每个校验和、每条记录和每个图像头；并保存完好的部分。
+
+Source: own.
+"""
+
+import contextlib
+import itertools
+import shutil
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flambeau.data.images.decode import DecodeError, decode, inspect
+from flambeau.data.pack.encode_images import Layout
+from flambeau.data.pack.output_files import MANIFEST, read_manifest
+from flambeau.data.pack.pack import map_in_order, record_crc
+from flambeau.data.pack.salvage_records import Found, index_keys
+from flambeau.data.pack.scan import scan
+from flambeau.data.pack.shards import target_kind
+from flambeau.data.pack.writers import Record, open_writer
+from flambeau.data.sources.class_names import classes_file, named_labels
+from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
+from flambeau.data.sources.source import Stored
+from flambeau.errors import InputError
+
+_ZIPS = ("npz", "pth")  # zip files, with a CRC-32 of each member
+_MAX_CLASSES = 1 << 24  # as class_names.named_labels has it
+_NUMBERED = ("npy", "npz", "hdf5", "n5", "pth")  # hold numbers of classes, and no names
+_RAW = ("rec", "tfrecord", "tar")  # saved as they stand, with all that we do not know
+
+
+class Damage(NamedTuple):
+    """What is wrong: with which record, at which byte, and what."""
+
+    record: str
+    offset: int | None
+    what: str
+
+
+@dataclass
+class FileReport:
+    """What was found in one file.
+
+    Attributes:
+        good: images that are whole.
+        checksums: a DST.pack.json had a checksum of each.
+        saved: good images were written into a new file.
+    """
+
+    path: Path
+    kind: str
+    good: int = 0
+    checksums: bool = False
+    saved: bool = False
+    damaged: list[Damage] = field(default_factory=list)
+
+
+def packed_files(path: Path) -> list[tuple[Path, str]]:
+    """The packed files that a path stands for, with their formats.
+
+    Args:
+        path: a file, a folder of shards, or a folder of images, maybe with train/ and val/.
+
+    Raises:
+        InputError: none of these.
+    """
+    kind = kind_of(path)
+    if kind == "listing":
+        raise InputError(f"{path} is a list\nPack it, and verify what comes of it")
+    if kind is not None:
+        return [(path, kind)]
+    if shards := shards_of(path):
+        return [(shard, str(kind_of(shard))) for shard in shards]
+    if not path.is_dir():
+        what = "is no packed file" if path.exists() else "does not exist"
+        raise InputError(
+            f"{path} {what}\nExpected the folder of a run, or .rec .tfrecord .tar .lmdb .h5 ..."
+        )
+    inside = [(shard, str(kind_of(shard))) for shard in shards_in(path)]
+    return inside or [(path, "folder")]
+
+
+def verify_file(
+    path: Path,
+    kind: str,
+    *,
+    deep: bool = False,
+    workers: int = 1,
+    say: Callable[[Damage], None] = lambda _: None,
+    salvage: Path | None = None,
+) -> FileReport:
+    """Check one file, and save its good records.
+
+    Args:
+        path: the file.
+        kind: its format.
+        deep: decode every pixel, too.
+        workers: threads that look at images.
+        say: is told of each damage when it is met.
+        salvage: a file to make of all good records.
+
+    Raises:
+        InputError: the file cannot be read at all, or its DST.pack.json is damaged.
+    """
+    report = FileReport(path, kind)
+    try:
+        checksums = _Checksums.beside(path)
+        report.checksums = checksums is not None
+
+        def good() -> Iterator[Found]:
+            for found in _checked(path, kind, checksums, deep, workers):
+                if found.damage is None:
+                    report.good += 1
+                    yield found
+                else:
+                    report.damaged.append(Damage(found.name, found.offset, found.damage))
+                    say(report.damaged[-1])
+
+        if salvage is None:
+            for _ in good():
+                pass
+        else:
+            report.saved = _save(good(), path, kind, salvage)
+    except OSError as error:
+        if error.filename is None or Path(error.filename) != path:
+            raise
+        raise InputError(f"{path} cannot be read: {(error.strerror or '').lower()}") from error
+    return report
+
+
+class _Checksums:
+    """What `flambeau pack` has noted of each image: CRC-32 of its class and bytes."""
+
+    def __init__(self, classes: list[str], entry: dict[str, Any]) -> None:
+        self._classes = classes
+        text = entry["crc32"]
+        self._left = Counter(int(text[k : k + 8], 16) for k in range(0, len(text), 8))
+
+    @classmethod
+    def beside(cls, path: Path) -> "_Checksums | None":
+        """Those of a file, from the DST.pack.json that lists it; None where there is none."""
+        for manifest in sorted(path.absolute().parent.glob(f"*{MANIFEST}")):
+            facts = read_manifest(manifest)
+            if path.absolute().name in facts["files"]:
+                return cls(facts["classes"], facts["files"][path.absolute().name])
+        return None
+
+    def match(self, label: int | str | None, image: Stored) -> bool:
+        """Whether an image of this class was packed, and has not been met before."""
+        name = label
+        if isinstance(label, int):
+            name = self._classes[label] if label < len(self._classes) else None
+        crc = record_crc(str(name), image)
+        if not self._left[crc]:
+            return False
+        self._left[crc] -= 1
+        return True
+
+    def missing(self) -> int:
+        """How many images have not been met."""
+        return sum(self._left.values())
+
+
+def _checked(
+    path: Path, kind: str, checksums: _Checksums | None, deep: bool, workers: int
+) -> Iterator[Found]:
+    """The records of a file, with the damage that their bytes alone do not show."""
+    if kind in _ZIPS and checksums is None and (member := _bad_member(path)) is not None:
+        told = f"without {path.name}{MANIFEST} it cannot be told of which image, so none is good"
+        yield Found(member, None, damage=f"its checksum does not match; {told}")
+        return
+    damaged, closed, labelled = 0, False, True
+    num_classes = _num_classes(path)
+    with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
+        look = partial(_look, deep=deep)
+        for found in map_in_order(pool, look, scan(path, kind), ahead=4 * workers):
+            damage = found.damage or (found.doubt if checksums is None else None)
+            if damage is None and isinstance(found.label, int) and found.label >= num_classes:
+                damage = f"class {found.label}, of {num_classes} classes"
+            if damage is None and checksums is not None:
+                assert found.image is not None
+                if not checksums.match(found.label, found.image):
+                    damage = "its bytes or its class are not what was packed"
+            damaged += damage is not None
+            labelled &= kind != "rec" or found.label is not None  # else a vector, for another task
+            closed |= found.damage is not None and found.name == "the file"
+            yield found._replace(damage=damage)
+    if kind in _ZIPS and not damaged and (member := _bad_member(path)) is not None:
+        yield Found(member, None, damage="its checksum does not match")
+    if kind in _RAW and not damaged:
+        try:
+            open_path(path, labelled=labelled)
+        except InputError as error:
+            reason = " ".join(str(error).split())
+            yield Found("the file", None, damage=f"training refuses it: {reason}")
+    missing = 0 if checksums is None or closed else checksums.missing() - damaged
+    if missing > 0:
+        what = "an image that was packed is" if missing == 1 else f"{missing} packed images are"
+        yield Found("the file", None, damage=f"{what} missing")
+
+
+def _num_classes(path: Path) -> int:
+    """How many classes labels may count."""
+    if not classes_file(path).exists():
+        return _MAX_CLASSES
+    try:
+        return len(named_labels([0], path, str)[0])
+    except InputError:  # training says it, too
+        return _MAX_CLASSES
+
+
+def _look(found: Found, *, deep: bool) -> Found:
+    """A record with what is wrong with its image."""
+    if found.damage is not None:
+        return found
+    assert found.image is not None
+    try:
+        if deep:
+            decode(found.image, channels=3)
+        else:
+            inspect(found.image)
+    except DecodeError as error:
+        return found._replace(damage=str(error))
+    return found
+
+
+def _bad_member(path: Path) -> str | None:
+    """A member of a zip file whose CRC-32 does not match; None also where the file cannot be opened."""
+    errors = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError)
+    with contextlib.suppress(*errors), zipfile.ZipFile(path) as archive:
+        if any(info.CRC for info in archive.infolist()):  # torch can be told to write zeros
+            return archive.testzip()
+    return None
+
+
+# ---------------------------------------------------------------- saving what is good
+
+
+def check_salvage(path: Path, kind: str, dst: Path) -> None:
+    """InputError where `dst` cannot take the good records of a file."""
+    if kind == "folder":
+        if dst.suffix:
+            raise InputError(f"{dst} has an ending, but {path} is a folder of images")
+    elif target_kind(dst) != kind:
+        raise InputError(
+            f"{dst} is of another format than {path}\nName a file ending in {path.suffix}"
+        )
+    if dst.exists():
+        raise InputError(f"{dst} exists\nName another file to save the good records in")
+    if not dst.parent.is_dir():
+        raise InputError(f"{dst} cannot be made: there is no folder {dst.parent}")
+
+
+def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
+    """Write records into a new file of the same format, which gets its name when all are there."""
+    first = next(good, None)
+    if first is None:
+        return False
+    folder = dst.with_name(f".{dst.name}.salvaging")
+    if folder.exists():
+        shutil.rmtree(folder)  # of a salvage that was killed
+    folder.mkdir()
+    try:
+        target = folder / dst.name
+        if kind in _RAW:
+            _save_raw(path, itertools.chain([first], good), kind, target)
+        else:
+            _save_records(itertools.chain([first], good), first.image, kind, target)
+        classes = classes_file(path)
+        if kind != "folder" and classes.is_file():
+            shutil.copyfile(classes, folder / classes_file(target).name)
+        for made in sorted(folder.iterdir(), key=lambda made: made == target):
+            if not (made != target and dst.with_name(made.name).exists()):
+                made.rename(dst.with_name(made.name))
+        return True
+    finally:
+        shutil.rmtree(folder)
+
+
+def _save_raw(path: Path, records: Iterator[Found], kind: str, target: Path) -> None:
+    from flambeau.recipes.data.recordio import RecordWriter
+    from flambeau.recipes.data.tar_shards import TarWriter
+    from flambeau.recipes.data.tfrecord import TFRecordWriter
+
+    taken: set[Any] = set()
+    if kind == "tfrecord":
+        with TFRecordWriter(target) as tf_writer:
+            for found in records:
+                tf_writer.write(found.content)
+    elif kind == "tar":
+        with TarWriter(target) as tar_writer:
+            for found in records:
+                key, files = found.content
+                if key not in taken:
+                    tar_writer.write(key, files)
+                taken.add(key)
+    else:
+        free = itertools.count(max(index_keys(path).values(), default=-1) + 1)
+        with RecordWriter(target) as rec_writer:
+            for found in records:
+                payload, key = found.content
+                unique = next(free) if key is None or key in taken else key
+                taken.add(unique)
+                rec_writer.write(payload, key=unique)
+
+
+def _save_records(
+    records: Iterator[Found], example: Stored | None, kind: str, target: Path
+) -> None:
+    layout = None if example is None or isinstance(example, bytes) else Layout.of(example)
+    names: dict[int, str] = {}
+    with open_writer(kind, target, layout) as write:
+        for number, found in enumerate(records):
+            name, label, class_name = found.content
+            key = name.rpartition(".")[0] if kind == "folder" else name
+            assert found.image is not None
+            write(Record(key, number, label, class_name, found.image))
+            names[label] = class_name
+    lines = [names.get(label, f"unknown {label}") for label in range(max(names) + 1)]
+    classes = classes_file(target)
+    if kind in _NUMBERED and any(name != str(label) for label, name in names.items()):
+        classes.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

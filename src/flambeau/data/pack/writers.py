@@ -1,0 +1,278 @@
+"""How `flambeau pack` writes each format: one function a format, which gives a function that adds a record.
+
+`flambeau pack` 如何写出每种格式：每种格式一个函数，返回添加一条记录的函数。
+
+Source: own; each layout is the one that the source of the same format reads.
+"""
+
+import contextlib
+import errno
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flambeau.data.pack.encode_images import CannotStore, Layout, suffix_of
+from flambeau.data.pack.shards import record_paths
+from flambeau.data.sources.optional_packages import extra
+from flambeau.data.sources.source import Source, Stored
+
+ARRAY_KINDS = ("npy", "npz", "hdf5", "n5", "pth")
+PIXELS_ONLY = (
+    "npy",
+    "n5",
+)  # the others hold image files as well, as one array of bytes with offsets
+_PACKAGES = {"lmdb": "lmdb", "hdf5": "h5py"}
+
+
+class Record(NamedTuple):
+    """One image on its way into a file.
+
+    Attributes:
+        key: what it is called there.
+        number: its position in the source.
+        label: of its class; in a .rec file maybe a vector.
+        class_name: the name of that class; '' where the label is a vector.
+        image: bytes of an image file, or pixels.
+    """
+
+    key: str
+    number: int
+    label: int | float | Tensor
+    class_name: str
+    image: Stored
+
+
+Write = Callable[[Record], None]
+
+
+def open_writer(kind: str, path: Path, layout: Layout | None) -> AbstractContextManager[Write]:
+    """A file to be written; it is whole when the context ends.
+
+    Args:
+        kind: of pack_plan.target_kind.
+        path: what to make; nothing is there.
+        layout: what all pixels have in common; None for image files.
+    """
+    return _arrays(path, layout, _SAVERS[kind]) if kind in _SAVERS else _WRITERS[kind](path)
+
+
+def require_package(kind: str) -> None:
+    """InputError where the package is missing that writes a format."""
+    if kind in _PACKAGES:
+        extra(_PACKAGES[kind], what=f"writing {kind}")
+
+
+def keys_for(kind: str, source: Source) -> list[str]:
+    """What the images are called in a file of a format: their own names as far as it can hold them.
+
+    What is held out of training goes by these names, so it stays the same where they do.
+    """
+    names = list(source.names)
+    if kind in ("tar", "folder"):
+        return record_paths(source, dots=kind == "folder")
+    unique = len(set(names)) == len(names)
+    if kind == "rec" and not (unique and all(re.fullmatch(r"0|[1-9]\d{0,17}", n) for n in names)):
+        return list(map(str, range(len(names))))
+    return _lmdb_keys(source) if kind == "lmdb" else names
+
+
+def _lmdb_keys(source: Source) -> list[str]:
+    from flambeau.data.sources.lmdb_file import image_key
+
+    classes = [source.classes[label] for label in source.labels.tolist()]
+
+    def keys(names: Sequence[str]) -> list[str]:
+        made = (image_key(*pair) for pair in zip(classes, names, strict=True))
+        return [key.decode(errors="surrogateescape") for key in made]
+
+    found = keys(source.names)
+    if len(set(found)) == len(found):
+        return found
+    return keys([f"{number:08}" for number in range(len(classes))])
+
+
+@contextlib.contextmanager
+def _rec(path: Path) -> Iterator[Write]:
+    from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
+
+    with RecordWriter(path) as writer:
+
+        def write(record: Record) -> None:
+            assert isinstance(record.image, bytes)
+            header = IRHeader(0, record.label, record.number, 0)
+            try:
+                writer.write(pack(header, record.image), key=int(record.key))
+            except ValueError as error:
+                raise CannotStore(f"it cannot be put into a .rec file: {error}") from error
+
+        yield write
+
+
+@contextlib.contextmanager
+def _tfrecord(path: Path) -> Iterator[Write]:
+    from flambeau.recipes.data.tf_example import build_example
+    from flambeau.recipes.data.tfrecord import TFRecordWriter
+
+    with TFRecordWriter(path) as writer:
+
+        def write(record: Record) -> None:
+            features = {
+                "image/encoded": record.image,
+                "image/class/label": record.label,
+                "image/class/text": record.class_name.encode(),
+                "image/filename": record.key.encode(errors="surrogateescape"),
+            }
+            writer.write(build_example(features))
+
+        yield write
+
+
+@contextlib.contextmanager
+def _tar(path: Path) -> Iterator[Write]:
+    from flambeau.recipes.data.tar_shards import TarWriter
+
+    with TarWriter(path) as writer:
+
+        def write(record: Record) -> None:
+            assert isinstance(record.image, bytes)
+            ending = suffix_of(record.image)[1:]
+            writer.write(record.key, {ending: record.image, "cls": b"%d" % record.label})
+
+        yield write
+
+
+@contextlib.contextmanager
+def _lmdb(path: Path) -> Iterator[Write]:
+    from flambeau.recipes.data.lmdb_records import LMDBWriter
+
+    lmdb = extra("lmdb", what="writing LMDB")
+    try:
+        with LMDBWriter(path) as writer:
+
+            def write(record: Record) -> None:
+                assert isinstance(record.image, bytes)
+                writer.write(record.key.encode(errors="surrogateescape"), record.image)
+
+            yield write
+    except lmdb.Error as error:  # no OSError: a full disk, above all
+        raise OSError(errno.EIO, str(error), path.name) from error
+
+
+@contextlib.contextmanager
+def _folder(path: Path) -> Iterator[Write]:
+    path.mkdir(parents=True, exist_ok=True)
+
+    def write(record: Record) -> None:
+        assert isinstance(record.image, bytes)
+        target = path / (record.key + suffix_of(record.image))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(record.image)
+
+    yield write
+
+
+# ---------------------------------------------------------------- arrays
+
+
+Arrays = dict[str, NDArray[Any]]
+Saver = Callable[[Path, Arrays], None]
+
+
+@contextlib.contextmanager
+def _arrays(path: Path, layout: Layout | None, save: Saver) -> Iterator[Write]:
+    """Images of one layout, or (without one) image files one behind the other and where each begins.
+
+    They go into a file of their own first: how many they are is known at the end only.
+    """
+    labels: list[Any] = []
+    ends = [0]
+    joined = path.with_name(f".{path.name}.images")
+    try:
+        with joined.open("xb") as file:
+
+            def write(record: Record) -> None:
+                file.write(as_buffer(record.image))
+                labels.append(record.label)
+                ends.append(file.tell())
+
+            yield write
+        shape, dtype = (
+            ((len(labels), *layout.shape), layout.dtype) if layout else ((ends[-1],), "uint8")
+        )
+        images: NDArray[Any] = np.memmap(joined, np.dtype(dtype), "r+", shape=shape)
+        # The images come last: where the end of the file is lost, those before it keep their labels.
+        arrays: Arrays = {"labels": np.array(labels, np.int64)}
+        arrays |= {} if layout else {"offsets": np.array(ends, np.int64)}
+        save(path, {**arrays, "images": images})
+    finally:
+        joined.unlink(missing_ok=True)
+
+
+def as_buffer(image: Stored) -> Any:
+    """The bytes of an image file or of pixels, without a copy where possible."""
+    return image if isinstance(image, bytes) else np.ascontiguousarray(image).data.cast("B")
+
+
+def _save_npy(path: Path, arrays: Arrays) -> None:
+    np.save(path, arrays["images"], allow_pickle=False)
+    np.save(path.with_name(f"{path.stem}_labels.npy"), arrays["labels"], allow_pickle=False)
+
+
+def _save_npz(path: Path, arrays: Arrays) -> None:
+    # The keyword allow_pickle came with numpy 2.3; earlier ones would save an array of that name.
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+
+
+def _save_hdf5(path: Path, arrays: Arrays) -> None:
+    """Not chunked: an image is read where it lies."""
+    h5py = extra("h5py", what="writing HDF5")
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array)
+
+
+def _save_n5(path: Path, arrays: Arrays) -> None:
+    """A block an image, not compressed; written by hand: TensorStore forbids any fork after its first use."""
+    path.mkdir()
+    (path / "attributes.json").write_text('{"n5": "2.5.0"}', encoding="utf-8")
+    images, labels = arrays["images"], arrays["labels"]
+    _save_blocks(path / "images", images, (1, *images.shape[1:]))
+    _save_blocks(path / "labels", labels, labels.shape)
+
+
+def _save_blocks(folder: Path, array: NDArray[Any], block: tuple[int, ...]) -> None:
+    """An N5 data set cut along its first axis; N5 counts axes from the last one of NumPy."""
+    folder.mkdir()
+    facts = {
+        "dimensions": array.shape[::-1], "blockSize": block[::-1], "dataType": str(array.dtype),
+        "compression": {"type": "raw"},
+    }  # fmt: skip
+    (folder / "attributes.json").write_text(json.dumps(facts), encoding="utf-8")
+    column = folder.joinpath(*["0"] * (array.ndim - 1))
+    column.mkdir(parents=True, exist_ok=True)
+    for number in range(-(-len(array) // block[0])):
+        part = array[number * block[0] : (number + 1) * block[0]]
+        header = struct.pack(f">HH{array.ndim}I", 0, array.ndim, *part.shape[::-1])
+        data = part.astype(part.dtype.newbyteorder(">")).tobytes()
+        (column / str(number)).write_bytes(header + data)
+
+
+def _save_pth(path: Path, arrays: Arrays) -> None:
+    torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, path)
+
+
+_WRITERS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
+    "rec": _rec, "tfrecord": _tfrecord, "tar": _tar, "lmdb": _lmdb, "folder": _folder,
+}  # fmt: skip
+_SAVERS: dict[str, Saver] = {
+    "npy": _save_npy, "npz": _save_npz, "hdf5": _save_hdf5, "n5": _save_n5, "pth": _save_pth,
+}  # fmt: skip

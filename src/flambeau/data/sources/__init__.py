@@ -1,0 +1,1 @@
+"""Where labelled images lie: folders, packed files, arrays, sets known by name, a user's own function."""

@@ -1,0 +1,307 @@
+"""Labelled images that are stored as arrays: .npz, .npy, HDF5, N5 and .pth files.
+
+以数组形式存储的有标签图像：.npz、.npy、HDF5、N5 和 .pth 文件。
+
+Source: own.
+
+N: images, H: height, W: width, C: channels, 1, 3 or 4.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from flambeau.data.images.decode import MAX_PIXELS
+from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS, names_by_part
+from flambeau.data.sources.arrays.hdf5_file import open_hdf5
+from flambeau.data.sources.arrays.labels import classes_and_labels, read_labels
+from flambeau.data.sources.arrays.n5_file import n5_fingerprint, open_n5
+from flambeau.data.sources.arrays.npy_pth import (
+    Array,
+    RefusedRows,
+    Rows,
+    open_npy,
+    open_npz,
+    open_pth,
+)
+from flambeau.data.sources.class_names import unlabelled
+from flambeau.data.sources.fingerprint import file_fingerprint
+from flambeau.data.sources.source import Source, Stored
+from flambeau.errors import InputError
+
+_OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {
+    "npz": open_npz, "npy": open_npy, "hdf5": open_hdf5, "n5": open_n5, "pth": open_pth,
+}  # fmt: skip
+_CHANNELS = (1, 3, 4)
+_LOOKED_AT = 16  # images whose floating-point pixels are looked at when a source is opened
+
+
+def open_arrays(path: Path, kind: str, *, labelled: bool = True) -> tuple[Source, Source | None]:
+    """The images of a file of arrays: all, or those to train on and those to validate on.
+
+    Args:
+        path: the file, or the folder of an N5 container.
+        kind: 'npz', 'npy', 'hdf5', 'n5' or 'pth'.
+        labelled: as for ArraySource.
+
+    Raises:
+        InputError: whatever is wrong with the data.
+    """
+    try:
+        arrays = _opened(path, kind, labelled)
+        named = _named(arrays, path)
+        parts = [part for part, roles in named.items() if _needed(labelled) <= roles.keys()]
+        train = next((part for part in (*TRAIN_PARTS, "") if part in parts), None)
+        val = next((part for part in VAL_PARTS if part in parts), None)
+        if train is None:
+            train, val = val or "", None
+        return (
+            ArraySource(path, kind, train, arrays, labelled=labelled),
+            None if val is None else ArraySource(path, kind, val, arrays, labelled=labelled),
+        )
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+class ArraySource:
+    """Images of one part of a file of arrays.
+
+    Images are (N, H, W), (N, H, W, C) or (N, C, H, W) of uint8 or uint16, or of floating-point numbers that
+    are exactly k / 255 (see `_levels`); or N image files of one of decode.FORMATS, as byte strings, as arrays
+    of uint8 of any length, or as one array of uint8 with offsets. Labels are N numbers or words.
+
+    Args:
+        path: of the file.
+        kind: its format, as in `open_arrays`.
+        part: 'train', 'val' ... or '' for images that belong to no part.
+        arrays: what the file holds, by name.
+        labelled: False leaves the labels aside, if there are any: all images are of class ''.
+
+    Attributes:
+        names: the positions of the images in the file.
+
+    Raises:
+        InputError: whatever is wrong with the arrays.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: str,
+        part: str,
+        arrays: Mapping[str, Rows],
+        *,
+        labelled: bool = True,
+    ) -> None:
+        self.path, self._key = path, (path, kind, part, labelled)
+        named = _named(arrays, path)
+        roles = named.get(part, {})
+        if not _needed(labelled) <= roles.keys():
+            raise _missing(arrays, path, labelled)
+        self._name = roles["images"]
+        self._images: Rows = arrays[self._name]
+        if "offsets" in roles:
+            self._images = _Joined(f"{path}: {self._name}", self._images, arrays[roles["offsets"]])
+        self._check_images()
+        if labelled:
+            self.classes, self.labels = self._labels(arrays, named, part)
+        else:
+            self.classes, self.labels = unlabelled(len(self), path)
+        self.fingerprint = self._fingerprint(part)
+
+    def _labels(
+        self, arrays: Mapping[str, Rows], named: Mapping[str, Mapping[str, str]], part: str
+    ) -> tuple[tuple[str, ...], Tensor]:
+        path, roles = self.path, named[part]
+        label_rows = arrays[roles["labels"]]
+        if label_rows.shape[:1] != (len(self),) and not isinstance(label_rows, RefusedRows):
+            raise InputError(
+                f"{path}: {self._name} has {len(self)} images, {roles['labels']} is of shape "
+                f"{label_rows.shape}\nSave one label an image; the first axis of both counts the images"
+            )
+        labels = read_labels(label_rows, f"{path}: {roles['labels']}")
+        known = [arrays[named[k]["classes"]] for k in (part, *named) if "classes" in named[k]]
+        # Names that are as many as the images are those of the images.
+        names = next((rows for rows in known if rows.shape[:1] != (len(self),)), None)
+        return classes_and_labels(path, labels, names, self.describe)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process opens the file itself: handles and maps cannot be sent, and memory need not be.
+        return _reopened, (*self._key, self.fingerprint)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [str(index) for index in range(len(self))]
+
+    def __len__(self) -> int:
+        return self._images.shape[0]
+
+    def describe(self, index: int) -> str:
+        return f"{self.path}, {self._name}[{index}]"
+
+    def read(self, index: int) -> Stored:
+        item = self._images.read(index, index + 1)[0]
+        if isinstance(item, bytes):
+            return bytes(item)
+        if item.ndim < 2:
+            if item.dtype.kind != "V" and item.dtype != np.uint8:
+                raise OSError(f"bytes of an image as {item.dtype}; expected uint8")
+            return bytes(item.tobytes())
+        if item.ndim == 3 and _layout(item.shape) == "CHW":
+            item = np.moveaxis(item, 0, -1)
+        if item.dtype.kind == "f":
+            return _levels(item)
+        if not _holds_pixels(item.dtype):
+            raise OSError(f"pixels of {item.dtype}; expected uint8 or uint16")
+        return np.ascontiguousarray(item, item.dtype.newbyteorder("="))
+
+    def _check_images(self) -> None:
+        shape, dtype = self._images.shape, self._images.dtype
+        what = f"{self.path}: {self._name} of shape {shape}, {dtype}"
+        if isinstance(self._images, RefusedRows):
+            self._images.read(0, 1)  # says why
+        if not shape or not shape[0]:
+            raise InputError(f"{what}: there are no images in it")
+        if math.prod(shape[1:]) > 4 * MAX_PIXELS:
+            raise InputError(f"{what}: no image has so many pixels; at most {MAX_PIXELS} are read")
+        self._images.read(0, 1)  # what is loaded whole is loaded here, before any fork
+        if len(shape) == 1 and dtype.kind not in "SVO":
+            raise InputError(f"{what}: these are no images; expected (N, H, W) or (N, H, W, C)")
+        if len(shape) == 2:
+            raise InputError(
+                f"{what}: rows of pixels have no height and width\n"
+                "Save it as images.reshape(N, H, W), or images.reshape(N, C, H, W)"
+            )
+        if len(shape) > 2 and not _holds_pixels(dtype):
+            raise InputError(
+                f"{what}: pixels must be uint8 or uint16\n"
+                "Where all are 0 .. 255, save images.astype('uint8')"
+            )
+        try:
+            if len(shape) > 2:
+                _layout(shape[1:])
+            if dtype.kind in "fO":
+                count = min(len(self), _LOOKED_AT)
+                for index in (k * len(self) // count for k in range(count)):
+                    self.read(index)
+        except _ShapeError as error:
+            raise InputError(f"{what}: {error}") from error
+
+    def _fingerprint(self, part: str) -> str:
+        labels = hashlib.sha256(self.labels.numpy().tobytes()).hexdigest()
+        facts = f"{part} {self._name} {self._images.shape} {labels} {self.classes}"
+        if self.path.is_dir():
+            return n5_fingerprint(self.path / self._name, facts)
+        return file_fingerprint(self.path, facts)
+
+
+class _ShapeError(OSError):
+    """No shape of an image."""
+
+
+class _Joined:
+    """Image files one behind the other in an array of bytes, and where each begins and the last ends."""
+
+    def __init__(self, what: str, data: Rows, offsets: Rows) -> None:
+        if len(data.shape) != 1 or data.dtype != np.uint8 or len(offsets.shape) != 1:
+            raise InputError(f"{what} has offsets, so it must be one-dimensional, of uint8")
+        self._data, bounds = data, offsets.read(0, offsets.shape[0])
+        self.shape, self.dtype = (len(bounds) - 1,), np.dtype(object)
+        if (
+            bounds.dtype.kind not in "ui"
+            or not len(bounds)
+            or (np.diff(bounds.astype(np.int64)) < 0).any()
+            or not 0 <= int(bounds[0]) <= int(bounds[-1]) <= data.shape[0]
+        ):
+            raise InputError(
+                f"{what}: the offsets are no places in it\n"
+                f"Expected N + 1 integers that grow from 0 to {data.shape[0]}"
+            )
+        self._bounds = bounds.astype(np.int64)
+
+    def read(self, start: int, stop: int) -> Array:
+        items = np.empty(stop - start, object)
+        for place in range(start, stop):
+            items[place - start] = self._data.read(*self._bounds[place : place + 2].tolist())
+        return items
+
+
+def _opened(path: Path, kind: str, labelled: bool) -> dict[str, Rows]:
+    return open_npy(path, labelled=labelled) if kind == "npy" else _OPEN[kind](path)
+
+
+def _needed(labelled: bool) -> set[str]:
+    return {"images", "labels"} if labelled else {"images"}
+
+
+def _reopened(path: Path, kind: str, part: str, labelled: bool, fingerprint: str) -> ArraySource:
+    try:
+        source = ArraySource(path, kind, part, _opened(path, kind, labelled), labelled=labelled)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if source.fingerprint != fingerprint:
+        raise InputError(f"{path} has changed since it was opened\nStart again")
+    return source
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}")
+
+
+def _named(arrays: Mapping[str, Rows], path: Path) -> dict[str, dict[str, str]]:
+    try:
+        return names_by_part(arrays)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}\nGive all but one of them another name") from error
+
+
+def _missing(arrays: Mapping[str, Rows], path: Path, labelled: bool) -> InputError:
+    there = ", ".join(f"{name} {rows.shape} {rows.dtype}" for name, rows in arrays.items())
+    return InputError(
+        f"{path} has no images{' with labels' * labelled} by a known name; it has "
+        f"{there[:500] or 'no arrays'}\n"
+        f"Name them images (or x, data){' and labels (or y, targets)' * labelled}; "
+        "of parts train_images, val_images ..."
+    )
+
+
+def _holds_pixels(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or (dtype.kind == "u" and dtype.itemsize <= 2)
+
+
+def _layout(shape: tuple[int, ...]) -> str:
+    """'HW', 'HWC' or 'CHW': channels are an axis of 1, 3 or 4 at one of the ends."""
+    if len(shape) == 2:
+        return "HW"
+    if len(shape) != 3:
+        raise _ShapeError(
+            f"{shape} is no shape of an image; expected (H, W), (H, W, C) or (C, H, W)"
+        )
+    first, last = shape[0] in _CHANNELS, shape[2] in _CHANNELS
+    if first == last:
+        which = "either end" if first else "no end"
+        raise _ShapeError(f"the channels of {shape} may be at {which}; 1, 3 or 4 must stand at one")
+    return "CHW" if first else "HWC"
+
+
+def _levels(pixels: Array) -> Array:
+    """Floating-point pixels k / 255 as the k they were made of, which torchvision's ToTensor divides by 255.
+
+    Others are refused: what has been normalised has no known brightness, and rounding would lose what the
+    user wanted to keep.
+    """
+    scaled = pixels.astype(np.float64) * 255
+    levels = np.rint(scaled)
+    # float16 is 255 * 2**-12 off at most; a thousandth is far above float32's error and hit by chance rarely.
+    tolerance = max(1e-3, 255 * float(np.finfo(pixels.dtype).eps))
+    if not ((levels >= 0) & (levels <= 255) & (abs(scaled - levels) <= tolerance)).all():
+        raise OSError(
+            f"floating-point pixels {scaled.min() / 255:.4g} .. {scaled.max() / 255:.4g} "
+            "are not all k / 255; save uint8 images, not normalised ones"
+        )
+    return np.ascontiguousarray(levels.astype(np.uint8))

@@ -1,0 +1,89 @@
+"""Labels and class names that are stored as arrays.
+
+以数组形式存储的标签和类别名。
+
+Source: own.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from flambeau.data.sources.arrays.npy_pth import Rows
+from flambeau.data.sources.class_names import chosen_labels, classes_file, named_labels
+from flambeau.errors import InputError
+
+
+def read_labels(rows: Rows, what: str) -> list[int] | list[str]:
+    """All labels of an array: whole numbers of any type, or words.
+
+    Args:
+        rows: N labels, (N,) or with further axes of length 1, as Keras' (N, 1).
+        what: what to call the array in a message.
+
+    Raises:
+        InputError: they are neither, such as one-hot rows.
+    """
+    if len(rows.shape) > 1 and max(rows.shape[1:]) > 1:
+        raise InputError(
+            f"{what} has shape {rows.shape}; expected one number or word an image\n"
+            "Of one-hot rows save labels.argmax(1)"
+        )
+    labels = rows.read(0, rows.shape[0]).reshape(-1) if rows.shape else np.empty(0, object)
+    if labels.dtype.kind in "SUO":
+        return _words(labels.tolist(), what)
+    if labels.dtype.kind == "f":
+        wrong = (labels != np.trunc(labels)).nonzero()[0]  # NaN too
+        if len(wrong):
+            raise InputError(
+                f"{what}[{wrong[0]}] is {labels[wrong[0]]}\nA label is the number of a class: 0, 1, 2, ..."
+            )
+    elif labels.dtype.kind not in "iub":
+        raise InputError(f"{what} is {labels.dtype}; expected numbers or words")
+    if labels.dtype.kind in "fu" and labels.size and labels.max() > np.iinfo(np.int64).max:
+        raise InputError(
+            f"{what} has {labels.max()}\nA label is the number of a class: 0, 1, 2, ..."
+        )
+    return [int(label) for label in labels.tolist()]
+
+
+def classes_and_labels(
+    path: Path,
+    labels: list[int] | list[str],
+    names: Rows | None,
+    describe: Callable[[int], str],
+) -> tuple[tuple[str, ...], Tensor]:
+    """Class names, and the labels as positions in them.
+
+    Args:
+        path: the file that holds them.
+        labels: of all images.
+        names: the class names in the file, if it has any. A classes file beside it comes first: it is what
+            a user can write to correct them.
+        describe: what to call an image in a message.
+
+    Returns:
+        The names, and (N,) int64.
+
+    Raises:
+        InputError: names and labels do not fit.
+    """
+    if names is None or classes_file(path).exists():
+        return named_labels(labels, path, describe)
+    classes = tuple(_words(names.read(0, names.shape[0]).tolist(), f"{path}: the class names"))
+    return chosen_labels(labels, classes, str(path), describe)
+
+
+def _words(values: list[object], what: str) -> list[str]:
+    words = []
+    for value in values:
+        try:
+            word = value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError as error:
+            raise InputError(f"{what}: {value!r} is not UTF-8 text") from error
+        if not isinstance(word, str):
+            raise InputError(f"{what}: {value!r:.60} is no text")
+        words.append(word)
+    return words

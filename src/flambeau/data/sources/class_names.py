@@ -1,0 +1,175 @@
+"""Class names of packed images: the lines of a text file beside them, or the labels themselves.
+
+打包图像的类别名：旁边文本文件中的各行，或者标签本身。
+
+Source: own.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flambeau.errors import InputError
+
+_MAX_LABEL = 1 << 24  # float32, in which some formats hold a label, counts no further
+
+
+def classes_file(path: Path) -> Path:
+    """Where the class names of a packed file stand, or would stand.
+
+    NAME.classes.txt beside NAME.EXT, NAME_train.EXT or NAME_val.EXT (with - or . for _, and a shard's number
+    after it); where that is not there, classes.txt in the same folder.
+    """
+    named, shared = _places(path, is_file=path.is_file())
+    return shared if shared.exists() and not named.exists() else named
+
+
+def place_for_classes(path: Path, classes: Sequence[str], *, is_file: bool) -> Path | None:
+    """Where the class names of a packed file have to be written; None where its readers find them already.
+
+    Args:
+        path: of the packed file, which need not be there.
+        classes: in the order of their numbers.
+        is_file: False for a format that is a folder.
+
+    Raises:
+        InputError: there are other names in the place for them, or a name that is no line.
+    """
+    if not classes:
+        return None
+    for name in classes:
+        if name != name.strip() or len(name.splitlines()) != 1:
+            raise InputError(
+                f"class {name!r} cannot be a line of a text file\nGive it another name"
+            )
+    named, shared = _places(path, is_file=is_file)
+    known = _read(named)
+    if known is not None and known != tuple(classes):
+        raise InputError(f"{named} exists and names other classes\nName another DST, or remove it")
+    with contextlib.suppress(InputError):  # a classes.txt of another kind, which `named` overrules
+        known = known or _read(shared)
+    return None if known == tuple(classes) else named
+
+
+def _places(path: Path, *, is_file: bool) -> tuple[Path, Path]:
+    """The classes file of a packed file alone, and that of all files in its folder."""
+    stem = path.name.partition(".")[0] if is_file else path.name.removesuffix(path.suffix)
+    return path.with_name(f"{_family(stem)}.classes.txt"), path.with_name("classes.txt")
+
+
+def _family(stem: str) -> str:
+    """A stem without what tells shards and parts apart."""
+    parts = stem.replace("-", "_").split("_")
+    while len(parts) > 1 and (parts[-1].isdigit() or parts[-1] in ("of", "train", "val", "test")):
+        parts.pop()
+    return stem[: len("_".join(parts))]
+
+
+def named_labels(
+    labels: Sequence[int | str], path: Path, describe: Callable[[int], str]
+) -> tuple[tuple[str, ...], Tensor]:
+    """Class names, and the labels as positions in them.
+
+    Labels that are numbers count the lines of the classes file from 0; without one, a class is called by its
+    number, and all numbers up to the largest are classes. Labels that are words are the class names
+    themselves: in the order of the classes file where there is one, else in alphabetical order.
+
+    Args:
+        labels: of all images of the file, all numbers or all words.
+        path: the file or folder that holds them, for `classes_file` and messages.
+        describe: what to call an image in a message.
+
+    Returns:
+        The names, and (N,) int64.
+
+    Raises:
+        InputError: no images, a number below 0 or of 2**24 and more, or a classes file that does not fit.
+    """
+    if not labels:
+        raise InputError(f"{path} holds no images")
+    known = _read(classes_file(path))
+    if isinstance(labels[0], str):
+        names = tuple(sorted({str(label) for label in labels})) if known is None else known
+        number = {name: place for place, name in enumerate(names)}
+        positions = [number.get(str(label), -1) for label in labels]
+        if -1 in positions:
+            raise InputError(
+                f"{path} has class {labels[positions.index(-1)]!r}, which {classes_file(path)} lacks\n"
+                "Expected one class a line"
+            )
+        return names, torch.tensor(positions)
+    # Compared in Python: a label of a damaged file may be too large for a tensor.
+    at = next((k for k, label in enumerate(labels) if not 0 <= int(label) < _MAX_LABEL), None)
+    if at is not None:
+        raise InputError(
+            f"{describe(at)}: label {labels[at]}\n"
+            f"A label is the number of a class: 0, 1, 2, ... below {_MAX_LABEL}"
+        )
+    numbers = torch.tensor(labels)
+    largest = int(numbers.max())
+    if known is None:
+        return tuple(map(str, range(largest + 1))), numbers
+    if largest >= len(known):
+        raise InputError(
+            f"{classes_file(path)} names {len(known)} classes, but {path} has label {largest}\n"
+            "Expected one class a line, in the order of the labels from 0"
+        )
+    return known, numbers
+
+
+def chosen_labels(
+    labels: Sequence[int | str],
+    classes: Sequence[str],
+    whose: str,
+    describe: Callable[[int], str],
+) -> tuple[tuple[str, ...], Tensor]:
+    """As `named_labels`, where the names of the classes stand with the data.
+
+    Args:
+        labels: positions in the classes, or their names.
+        classes: their names.
+        whose: what names them, for messages.
+        describe: what to call an image in a message.
+
+    Raises:
+        InputError: a name that comes twice, or a label that is none of the classes.
+    """
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise InputError(f"{whose} names class {twice!r} twice; a class has one name of its own")
+    places = {name: place for place, name in enumerate(classes)}
+    numbers = [places.get(label, -1) if isinstance(label, str) else label for label in labels]
+    for index, number in enumerate(numbers):
+        if not 0 <= number < len(classes):
+            raise InputError(
+                f"{describe(index)}: label {labels[index]!r} is none of the {len(classes)} classes\n"
+                f"Expected 0 .. {len(classes) - 1}, or one of the names"
+            )
+    return tuple(classes), torch.tensor(numbers, dtype=torch.int64)
+
+
+def unlabelled(count: int, path: Path) -> tuple[tuple[str, ...], Tensor]:
+    """The class '', and its number for each of `count` images of a file; InputError if there are none."""
+    if not count:
+        raise InputError(f"{path} holds no images")
+    return ("",), torch.zeros(count, dtype=torch.int64)
+
+
+def _read(path: Path) -> tuple[str, ...] | None:
+    if not path.exists():
+        return None
+    try:
+        lines = path.read_text(encoding="utf-8-sig").rstrip().splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error}") from error
+    names = {line.strip(): number for number, line in enumerate(lines, start=1)}
+    if "" in names:
+        raise InputError(f"{path}, line {names['']} is empty; expected one class a line")
+    if len(names) < len(lines):
+        (name, _), *_ = Counter(map(str.strip, lines)).most_common(1)
+        raise InputError(f"{path} names class {name!r} twice; expected one class a line")
+    return tuple(names)

@@ -1,0 +1,148 @@
+"""Which format a path is in, and the sources that read it.
+
+一个路径是什么格式，以及读取它的来源。
+
+Source: own.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from flambeau.data.sources.arrays.array_roles import is_of_labels
+from flambeau.data.sources.folder import FolderSource, class_folders
+from flambeau.data.sources.source import ConcatSource, Source
+from flambeau.errors import InputError
+
+_KIND_OF = {
+    ".rec": "rec", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tfrec": "tfrecord",
+    ".tar": "tar", ".mdb": "lmdb", ".lmdb": "lmdb", ".h5": "hdf5", ".hdf5": "hdf5", ".n5": "n5",
+    ".npz": "npz", ".npy": "npy",
+    ".pth": "pth", ".pt": "pth", ".csv": "listing", ".tsv": "listing", ".lst": "listing",
+}  # fmt: skip
+# TensorFlow's train.tfrecord-00000-of-00010, and train-00000-of-00010.tfrecord.
+_SHARD = re.compile(r"-\d+-of-(\d+)(?=$|\.\w+$)")
+_SHARDS = ("rec", "tfrecord", "tar", "lmdb", "hdf5", "npz", "npy", "pth")
+
+ENDINGS = ".rec .tfrecord .tar .lmdb .h5 .n5 .npz .npy .pth .csv .tsv .lst"
+
+
+def kind_of(path: Path) -> str | None:
+    """The format of a file, or of a folder that is one data set (LMDB, n5); None for another path."""
+    kind = _KIND_OF.get(Path(_SHARD.sub("", path.name)).suffix.lower())
+    if path.is_dir():
+        if (path / "data.mdb").is_file():
+            return "lmdb"
+        return "n5" if kind == "n5" or (path / "attributes.json").is_file() else None
+    return kind if path.is_file() and kind != "n5" else None
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """The files of one packed format that a folder without class folders holds, by name; maybe none.
+
+    Raises:
+        InputError: files of several formats, of which none can be said to be the data.
+    """
+    if class_folders(folder):
+        return []
+    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    shards = [path for path in found if kind_of(path) in _SHARDS and not _holds_labels(path)]
+    kinds = sorted({str(kind_of(path)) for path in shards})
+    if len(kinds) > 1:
+        raise InputError(
+            f"{folder} holds files of several formats: {', '.join(kinds)}\n"
+            "Name one of the files, or leave only those of one format"
+        )
+    return shards
+
+
+def whole_name(shard: Path) -> Path:
+    """What a set of shards is called: photos.tar for photos-00000-of-00004.tar; another path as it is."""
+    return shard.with_name(_SHARD.sub("", shard.name))
+
+
+def shards_of(path: Path) -> list[Path]:
+    """All shards of a set that is named as a whole, where there is no such file; maybe none.
+
+    Raises:
+        InputError: some of them are missing.
+    """
+    if path.exists() or not path.parent.is_dir():
+        return []
+    shards = sorted(p for p in path.parent.iterdir() if p != path and whole_name(p) == path)
+    told = {int(found[1]) for p in shards if (found := _SHARD.search(p.name))}
+    if shards and told != {len(shards)}:
+        raise InputError(
+            f"{path} is a set of {max(told)} shards, of which {len(shards)} are here: {shards[0].name} ...\n"
+            "Bring the others, or name one of the files"
+        )
+    return shards
+
+
+def _holds_labels(path: Path) -> bool:
+    """Labels of arrays that lie beside them."""
+    return kind_of(path) == "npy" and is_of_labels(path.stem)
+
+
+def open_path(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
+    """The images of a path, or those to train on and those to validate on where it says which are which.
+
+    Args:
+        path: a file of a format, a folder of shards of one, what such shards are called as a whole, or a
+            folder with a sub-folder a class.
+        labelled: False leaves labels aside, if there are any: all packed images are of class ''.
+
+    Raises:
+        InputError: whatever is wrong with the data.
+    """
+    kind = kind_of(path)
+    if kind is not None:
+        return _open_kind(path, kind, labelled)
+    shards = shards_of(path) or shards_in(path)
+    return open_shards(shards, labelled=labelled) if shards else (FolderSource(path), None)
+
+
+def open_shards(paths: Sequence[Path], *, labelled: bool = True) -> tuple[Source, Source | None]:
+    """As `open_path`, of files of one format that belong together.
+
+    Args:
+        paths: at least one.
+        labelled: as for `open_path`.
+    """
+    opened = [_open_kind(path, str(kind_of(path)), labelled) for path in paths]
+    if len(opened) == 1:
+        return opened[0]
+    for path, (_, val) in zip(paths, opened, strict=True):
+        if val is not None:
+            raise InputError(
+                f"{path} has a validation part of its own and stands among other files\n"
+                "Name one of them, or put it into a folder of its own"
+            )
+    return ConcatSource([source for source, _ in opened]), None
+
+
+def _open_kind(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | None]:
+    """The packages that a format needs are loaded with it."""
+    if kind == "rec":
+        from flambeau.data.sources.recordio_file import RecordSource
+
+        return RecordSource(path, labelled=labelled), None
+    if kind == "tfrecord":
+        from flambeau.data.sources.tfrecord_file import TFRecordSource
+
+        return TFRecordSource(path, labelled=labelled), None
+    if kind == "tar":
+        from flambeau.data.sources.tar_file import open_tar
+
+        return open_tar(path, labelled=labelled)
+    if kind == "lmdb":
+        from flambeau.data.sources.lmdb_file import LMDBSource
+
+        return LMDBSource(path, labelled=labelled), None
+    if kind == "listing":
+        from flambeau.data.sources.listing import open_listing
+
+        return open_listing(path, labelled=labelled)
+    from flambeau.data.sources.arrays.array_source import open_arrays
+
+    return open_arrays(path, kind, labelled=labelled)

@@ -1,0 +1,335 @@
+"""Labelled images that a text file lists: .csv and .tsv tables, and MXNet's .lst.
+
+文本文件所列出的有标签图像：.csv 与 .tsv 表格，以及 MXNet 的 .lst。
+
+Source: own; RFC 4180 for quotes; mxnet 1.9.1 tools/im2rec.py for .lst: index, labels and path, between tabs.
+"""
+
+import csv
+import hashlib
+import itertools
+import os
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import torch
+
+from flambeau.data.sources.class_names import named_labels
+from flambeau.data.sources.folder import IMAGE_SUFFIXES
+from flambeau.data.sources.source import Source, SubsetSource
+from flambeau.errors import InputError
+
+# Headers in lower case, letters only, singular; of several in one file the first one here counts.
+_PATH = ("path", "filepath", "file", "filename", "image", "imagepath", "imagefile", "imagename",
+         "img", "imgpath", "imgname", "路径", "文件", "文件名", "图像", "图片")  # fmt: skip
+_LABEL = ("label", "class", "target", "category", "classname", "labelname", "标签", "类别")
+_SPLIT = ("split", "subset", "partition", "dataset", "set")
+
+# What those who split data call the parts.
+PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
+          "dev": "val", "test": "test", "testing": "test"}  # fmt: skip
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+_Record = tuple[int, list[str]]  # number of its first line, and its values
+
+
+class _Row(NamedTuple):
+    line: int
+    name: str
+    label: str  # '' if it has none
+    part: str  # train, val or test; '' in a file that does not say
+
+
+class _Columns(NamedTuple):
+    name: int
+    label: int | None
+    part: int | None
+
+
+class ListingSource:
+    """Images that a text file lists, a line each, in its order.
+
+    A .csv has commas, or semicolons or tabs if its first line has no comma; a .tsv has tabs; both may quote.
+    Their columns are path and label, unless a first line names them: `path` or `file`, `filename`, `image`;
+    `label` or `class`, `target`, `category`; other columns do not count, but for `split` (see
+    `open_listing`). A .lst has an index, which does not count, one label, and the path.
+    Labels that are all numbers are those of `named_labels`, others are the class names.
+    No path may be there twice: one copy could be held out of training, and the other not.
+
+    Args:
+        path: the file, UTF-8. Paths in it start at its folder, or at the root.
+        labelled: False for images that are not learnt from. A path alone is a line then, and paths may come
+            again; an image without a label, or with several in a .lst, is of class ''; labels that could
+            not be trained on are the names of classes as they are.
+
+    Attributes:
+        names: the paths as they are listed.
+        parts: train, val or test for each image; None where no column says so.
+
+    Raises:
+        InputError: no such file, no images, a line that is malformed, or no listed image exists.
+    """
+
+    def __init__(self, path: Path, *, labelled: bool = True) -> None:
+        self.path = path.absolute()
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = list(_rows(path, file, labelled=labelled))
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"{path} cannot be read: {reason}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not UTF-8 text: {error}\nSave it as UTF-8") from error
+        self._lines = array("Q", [row.line for row in rows])
+        self.names: tuple[str, ...] = tuple(row.name for row in rows)
+        texts = [row.label for row in rows]
+        try:
+            labels = numbers_or_words(texts, self.describe)
+            self.classes, self.labels = named_labels(labels, path, self.describe)
+        except InputError:
+            if labelled or not rows:
+                raise
+            self.classes = tuple(sorted(set(texts)))
+            number = {name: place for place, name in enumerate(self.classes)}
+            self.labels = torch.tensor([number[text] for text in texts])
+        self.parts = tuple(row.part for row in rows) if rows[0].part else None
+        self._require_any()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def describe(self, index: int) -> str:
+        return f"{self._file(index)} ({self.path}, line {self._lines[index]})"
+
+    def read(self, index: int) -> bytes:
+        return self._file(index).read_bytes()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.classes}\n".encode())
+        for index, label in enumerate(self.labels.tolist()):
+            try:
+                size = self._file(index).stat().st_size
+            except OSError:  # missing: a bad image, which reading it will tell
+                size = -1
+            digest.update(f"{self.names[index]}\0{size}\0{label}\n".encode())
+        return digest.hexdigest()
+
+    def _file(self, index: int) -> Path:
+        return self.path.parent / self.names[index]
+
+    def _require_any(self) -> None:
+        # Not Path.exists, which raises where a folder may not be entered or a name is too long.
+        if not any(os.path.exists(self._file(index)) for index in range(len(self))):  # noqa: PTH110
+            more = f", nor does any other of the {len(self)} listed images" if len(self) > 1 else ""
+            raise InputError(
+                f"{self.describe(0)} does not exist{more}\n"
+                f"Paths start at the folder of the listing, {self.path.parent}: move it, or mend them"
+            )
+
+
+def open_listing(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
+    """The images of a listing, or those to train on and those to validate on if a column `split` says so.
+
+    Validated is on the rows of `val` (valid, validation, dev) or, without any, of `test`; where it has both,
+    those of `test` are left out. Rows of one part alone are all of the images.
+
+    Args:
+        path: as for ListingSource.
+        labelled: as for ListingSource.
+
+    Raises:
+        InputError: as ListingSource.
+    """
+    source = ListingSource(path, labelled=labelled)
+    return split(source, source.parts)
+
+
+def split(source: Source, parts: Sequence[str] | None) -> tuple[Source, Source | None]:
+    """A source, or its images to train on and those to validate on.
+
+    Args:
+        source: any.
+        parts: train, val or test for each image; None: they are not told apart.
+    """
+    if parts is None or "train" not in parts or len(set(parts)) == 1:
+        return source, None
+    val = "val" if "val" in parts else "test"
+    train_indices = [index for index, part in enumerate(parts) if part == "train"]
+    val_indices = [index for index, part in enumerate(parts) if part == val]
+    return (
+        SubsetSource(source, torch.tensor(train_indices)),
+        SubsetSource(source, torch.tensor(val_indices)),
+    )
+
+
+def numbers_or_words(
+    texts: Sequence[str], describe: Callable[[int], str]
+) -> Sequence[int] | Sequence[str]:
+    """Labels that are written as text: integers where all are numbers, else as they are.
+
+    Args:
+        texts: the labels; 3, 3.0 and 3.000000 are the same number.
+        describe: what to call an image in a message.
+
+    Raises:
+        InputError: all are numbers, but not all can be numbers of classes.
+    """
+    if not all(map(_NUMBER.fullmatch, texts)):
+        return texts
+    numbers = list(map(float, texts))
+    for index, number in enumerate(numbers):
+        if not number.is_integer() or abs(number) > 1 << 53:
+            raise InputError(
+                f"{describe(index)}: label {texts[index]}\n"
+                "A label is the number of a class: 0, 1, 2, ..., or its name"
+            )
+    return list(map(int, numbers))
+
+
+def _rows(path: Path, file: TextIO, *, labelled: bool) -> Iterator[_Row]:
+    """The images of a listing; a path that comes again is refused where there are labels."""
+    records = _records(path, file)
+    seen: dict[str, int] = {}
+    rows = _lst_rows if _is_lst(path) else _table_rows
+    for row in rows(path, records, labelled=labelled):
+        where, name = f"{path}, line {row.line}", row.name
+        if not name or (labelled and not row.label):
+            raise InputError(
+                f"{where} has no {'label' if name else 'path'}\nExpected an image and its class"
+            )
+        if _CONTROL.search(name + row.label):
+            raise InputError(f"{where} has a line break or control character in a value\nRemove it")
+        if "://" in name:
+            raise InputError(f"{where} is a URL: {name}\nDownload the images and list their paths")
+        first = seen.setdefault(os.path.normpath(name), row.line) if labelled else row.line
+        if first != row.line:
+            raise InputError(
+                f"{where} lists {name} again, after line {first}\nExpected each image once, with one label"
+            )
+        yield row
+
+
+def _is_lst(path: Path) -> bool:
+    return path.suffix.lower() == ".lst"
+
+
+def _records(path: Path, file: TextIO) -> Iterator[_Record]:
+    """The lines that are not empty; a line break in quotes does not end one."""
+    delimiter = "\t"
+    if path.suffix.lower() == ".csv":
+        first = next((line for line in file if line.strip()), "")
+        file.seek(0)
+        # Spreadsheets write semicolons where the comma is the decimal mark.
+        delimiter = next((mark for mark in ",;\t" if mark in first), ",")
+    reader = csv.reader(
+        file,
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if _is_lst(path) else csv.QUOTE_MINIMAL,
+        skipinitialspace=True,
+        strict=True,
+    )
+    while True:
+        line = reader.line_num + 1
+        try:
+            values = [value.strip() for value in next(reader)]
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise InputError(
+                f"{path}, line {line}: {error}\n"
+                'A value in quotes ends with a quote, and "" is a quote in it'
+            ) from error
+        if any(values):
+            yield line, values
+
+
+def _lst_rows(path: Path, records: Iterable[_Record], *, labelled: bool) -> Iterator[_Row]:
+    for line, values in records:
+        if len(values) < 2 + labelled or not _NUMBER.fullmatch(values[0]):
+            raise InputError(
+                f"{path}, line {line}: {' '.join(values)[:80]!r}\n"
+                f"Expected index{', label' * labelled} and path, with tabs between them"
+            )
+        if labelled and len(values) > 3:
+            raise InputError(
+                f"{path}, line {line} has {len(values) - 2} labels\n"
+                "A classifier needs one: index, label and path, with tabs between them"
+            )
+        yield _Row(line, values[-1], values[1] if len(values) == 3 else "", "")
+
+
+def _table_rows(path: Path, records: Iterator[_Record], *, labelled: bool) -> Iterator[_Row]:
+    first = next(records, None)
+    if first is None:
+        return
+    columns = _header(path, *first, labelled=labelled)
+    if columns is None:
+        _require_image(path, *first, labelled=labelled)
+        columns = _Columns(0, 1 if len(first[1]) == 2 else None, None)
+        records = itertools.chain([first], records)
+    for line, values in records:
+        if len(values) != len(first[1]):
+            raise InputError(
+                f"{path}, line {line} has {len(values)} values, line {first[0]} has {len(first[1])}\n"
+                'A value that holds a comma stands in quotes: "a, b.jpg",cat'
+            )
+        part = ""
+        if columns.part is not None:
+            part = PARTS.get(values[columns.part].lower(), "")
+            if not part:
+                raise InputError(
+                    f"{path}, line {line}: {values[columns.part]!r} is no part of the data\n"
+                    f"Expected one of {', '.join(PARTS)} in that column"
+                )
+        label = "" if columns.label is None else values[columns.label]
+        yield _Row(line, values[columns.name], label, part)
+
+
+def _header(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> _Columns | None:
+    """The columns that a first line names; None where it names none."""
+    words = [re.sub(r"[\W_]", "", value.lower()) for value in values]
+
+    def column(names: Sequence[str]) -> int | None:
+        for name in names:
+            found = [at for at, word in enumerate(words) if word in (name, f"{name}s", f"{name}es")]
+            if len(found) > 1:
+                raise InputError(
+                    f"{path}, line {line} names two columns {name}\nRename one of them"
+                )
+            if found:
+                return found[0]
+        return None
+
+    name, label = column(_PATH), column(_LABEL)
+    is_row = any(map(_is_image, values))  # of an image of class 'image'
+    if name is None or (label is None and (labelled or is_row)):
+        return None
+    return _Columns(name, label, column(_SPLIT))
+
+
+def _require_image(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> None:
+    """A first line that is no header holds an image and its class."""
+    is_image = _is_image(values[0]) or os.path.exists(path.parent / values[0])  # noqa: PTH110
+    if is_image and len(values) in ((2,) if labelled else (1, 2)):
+        return
+    expected, example = (
+        "path and label, nor an image and its class",
+        "path,label or path,label,split",
+    )
+    if not labelled:
+        expected, example = "path, nor an image", "path"
+    raise InputError(
+        f"{path}, line {line} is no header that names {expected}: {' | '.join(values)[:80]!r}\n"
+        f"Begin with a line such as {example}"
+    )
+
+
+def _is_image(name: str) -> bool:
+    return Path(name).suffix.lower() in IMAGE_SUFFIXES

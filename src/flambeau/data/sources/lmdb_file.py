@@ -1,0 +1,398 @@
+"""Labelled images in an LMDB file.
+
+LMDB 文件中的有标签图像。
+
+Source: own; the format is that of flambeau.recipes.data.lmdb_records. The pickled pairs are those of
+`tools/folder2lmdb.py` in Lyken17/Efficient-PyTorch and its copies; pickle's operations are described in
+`Lib/pickletools.py` of CPython.
+"""
+
+import hashlib
+import pickletools
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flambeau.data.sources.class_names import named_labels, unlabelled
+from flambeau.data.sources.fingerprint import file_fingerprint
+from flambeau.data.sources.index_cache import stored_index
+from flambeau.data.sources.source import Stored
+from flambeau.errors import InputError
+from flambeau.recipes.data.lmdb_records import LMDBError, LMDBIndex, LMDBReader, lmdb_key
+from flambeau.recipes.data.recordio import RecordError, unpack
+
+_INDEX = "lmdb 1"
+_MAX_KEY = 511  # bytes, LMDB's
+_LOOKED_AT = 64  # values that may be damaged before the file counts as none of images
+_SIGNATURES = (
+    b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM", b"GIF8", b"II*\0", b"MM\0*",
+    b"P1", b"P2", b"P3", b"P4", b"P5", b"P6",
+)  # fmt: skip
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+class LMDBSource:
+    """Images in an LMDB file, in the order of the bytes of their keys.
+
+    The first value that can be told decides what all are:
+
+    - an image file under the key CLASS/NAME (what flambeau writes);
+    - a pickled pair of image and label, as ImageFolder2LMDB writes it: the image is a file as bytes or an
+      array of pixels, the label the number or name of a class, each maybe as a list or array of one. It is
+      parsed, never run: a pickle that would call anything but NumPy's constructors is refused;
+    - an IRHeader with the number of a class, and an image file, as in RecordIO.
+
+    Keys like `__len__` and `__keys__` are passed over.
+    Labels and places are read once and kept by `stored_index`.
+
+    Args:
+        path: the file, or the folder with its data.mdb.
+        labelled: False leaves the labels aside, if there are any: all images are of class ''.
+
+    Attributes:
+        names: the keys.
+
+    Raises:
+        InputError: no such file, a damaged one, values of another kind, or labels that are no classes.
+    """
+
+    def __init__(self, path: Path, *, labelled: bool = True) -> None:
+        self._path = path
+        file = path / "data.mdb" if path.is_dir() else path
+        try:
+            kind = _INDEX if labelled else f"{_INDEX} without labels"
+            found = stored_index(file, partial(_index, path, labelled=labelled), kind=kind)
+            ends = found["key_ends"].tolist()
+            joined = found["keys"].tobytes()
+            keys = tuple(joined[a:b] for a, b in zip([0, *ends], ends, strict=False))
+            starts, sizes = (array("Q", found[name].tobytes()) for name in ("starts", "sizes"))
+            self._reader = LMDBReader(path, index=LMDBIndex(keys, starts, sizes))
+            self._kind = _KINDS[int(found["kind"])]
+            labels = found["labels"]
+            if len(found["words"]):
+                labels = found["words"][labels]
+            if labelled:
+                self.classes, self.labels = named_labels(labels.tolist(), path, self.describe)
+            else:
+                self.classes, self.labels = unlabelled(len(keys), path)
+            facts = hashlib.sha256(b"%d " % len(keys) + joined + found["labels"].tobytes())
+            self.fingerprint = file_fingerprint(file, f"{facts.hexdigest()} {self.classes}")
+        except LMDBError as error:
+            raise InputError(
+                f"{error}\nCopy or make it again: flambeau pack writes LMDB files"
+            ) from error
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"{file} cannot be read: {reason}") from error
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [key.decode(errors="surrogateescape") for key in self._reader.keys]
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def describe(self, index: int) -> str:
+        return f"{self._path}, key {_shown(self._reader.keys[index])}"
+
+    def read(self, index: int) -> Stored:
+        try:
+            return self._kind.image(self._reader[index])
+        except (LMDBError, ValueError) as error:
+            raise OSError(str(error)) from error
+
+
+def image_key(class_name: str, name: str) -> bytes:
+    """The key under which an image is stored, so that an LMDBSource finds its class.
+
+    Args:
+        class_name: without a slash.
+        name: of the image in its source; CLASS/ before it is not repeated, and of one too long for a key
+            its SHA-256 stands in for it.
+
+    Raises:
+        InputError: a class name that is empty, too long or holds a slash.
+
+    Example:
+        >>> image_key("cat", "cat/1.jpg"), image_key("cat", "70")
+        (b'cat/1.jpg', b'cat/70')
+    """
+    prefix = f"{class_name}/"
+    if not class_name or "/" in class_name or class_name[:2] == "__" or len(prefix.encode()) > 255:
+        raise InputError(
+            f"class {class_name!r} cannot be stored in an LMDB file, whose keys are CLASS/NAME\n"
+            "A class name there has 1 to 254 bytes, no slash, and does not begin with __"
+        )
+    key = (prefix + name.removeprefix(prefix)).encode(errors="surrogateescape")
+    if len(key) <= _MAX_KEY:
+        return lmdb_key(key)
+    return lmdb_key(prefix + hashlib.sha256(key).hexdigest())
+
+
+# ---------------------------------------------------------------- what a value is
+
+
+class _Kind(NamedTuple):
+    """A convention about keys and values; both functions raise ValueError with the reason.
+
+    Attributes:
+        label: number or name of the class, of a key and of a function that reads its value.
+        image: what a value holds.
+    """
+
+    label: Callable[[bytes, Callable[[], bytes]], int | str]
+    image: Callable[[bytes], Stored]
+
+
+def _class_in_key(key: bytes, _: Callable[[], bytes]) -> str:
+    name, slash, _rest = key.partition(b"/")
+    if not slash or not name:
+        raise ValueError("the key names no class; expected CLASS/NAME")
+    return name.decode()
+
+
+def _whole(value: bytes) -> bytes:
+    return value
+
+
+def _pickled_label(_: bytes, value: Callable[[], bytes]) -> int | str:
+    return _pair(value())[1]
+
+
+def _pickled_image(value: bytes) -> Stored:
+    return _pair(value)[0]
+
+
+def _header_label(_: bytes, value: Callable[[], bytes]) -> int:
+    label = unpack(value())[0].label
+    if not isinstance(label, float) or not label.is_integer():
+        raise ValueError("its IRHeader holds no single whole number as label")
+    return int(label)
+
+
+def _header_image(value: bytes) -> bytes:
+    return unpack(value)[1]
+
+
+_KINDS = (
+    _Kind(_class_in_key, _whole),
+    _Kind(_pickled_label, _pickled_image),
+    _Kind(_header_label, _header_image),
+)
+
+
+def _kind_of(value: bytes) -> int | None:
+    """Position in _KINDS."""
+    if value.startswith(_SIGNATURES):
+        return 0
+    if value.startswith(_PICKLES):
+        return 1
+    try:
+        return 2 if unpack(value)[1].startswith(_SIGNATURES) else None
+    except RecordError:
+        return None
+
+
+def _index(path: Path, *, labelled: bool) -> dict[str, NDArray[Any]]:
+    """What `stored_index` keeps: keys, places, kind, labels, and the words of which labels are positions."""
+    reader = LMDBReader(path)
+    own = [i for i, k in enumerate(reader.keys) if not (k.startswith(b"__") and k.endswith(b"__"))]
+    kinds = (_kind_of(reader[place]) for place in own[:_LOOKED_AT])
+    kind = next((kind for kind in kinds if kind is not None), None)
+    if own and kind is None:
+        raise InputError(
+            f"{path}, key {_shown(reader.keys[own[0]])}: neither an image file, nor a pickled pair of image "
+            "and label, nor an IRHeader with an image\n"
+            "Make it again from the images, with flambeau pack FOLDER NAME.lmdb"
+        )
+    labels: list[int | str] = []
+    for place in own if labelled else ():
+        key = reader.keys[place]
+        try:
+            labels.append(_KINDS[kind or 0].label(key, partial(reader.__getitem__, place)))
+            if isinstance(labels[-1], int) and abs(labels[-1]) >> 31:
+                raise ValueError(f"label {labels[-1]} is no number of a class")
+            if type(labels[-1]) is not type(labels[0]):
+                raise ValueError(f"label {labels[-1]!r} beside labels like {labels[0]!r}")
+        except LMDBError:
+            raise
+        except ValueError as error:
+            raise InputError(
+                f"{path}, key {_shown(key)}: {error}\nRepair or remove it, or make the file again"
+            ) from error
+    words = sorted({label for label in labels if isinstance(label, str)})
+    number: dict[int | str, int] = {word: place for place, word in enumerate(words)}
+    keys = [reader.keys[place] for place in own]
+    return {
+        "keys": np.frombuffer(b"".join(keys), np.uint8),
+        "key_ends": np.cumsum([len(key) for key in keys], dtype=np.int64),
+        "starts": np.array(reader.index.starts, np.uint64)[own],
+        "sizes": np.array(reader.index.sizes, np.uint64)[own],
+        "kind": np.array(kind or 0),
+        "labels": np.array([number.get(label, label) for label in labels], np.int64),
+        "words": np.array(words, np.str_),
+    }
+
+
+def _shown(key: bytes) -> str:
+    return repr(key.decode(errors="backslashreplace"))
+
+
+# ---------------------------------------------------------------- pickles that are never run
+
+
+def _pair(value: bytes) -> tuple[Stored, int | str]:
+    """Image and label of a pickle; ValueError where it holds something else."""
+    found = plain_pickle(value)
+    if isinstance(found, tuple | list) and len(found) == 2:
+        # ImageFolder2LMDB takes both from a DataLoader, as a list of one and an array of one.
+        image, label = (
+            part[0] if isinstance(part, tuple | list) and len(part) == 1 else part for part in found
+        )
+        if isinstance(label, np.ndarray) and label.size == 1:
+            label = label.item()
+        image = bytes(image) if isinstance(image, bytearray) else image
+        if isinstance(image, bytes | np.ndarray) and type(label) in (int, str):
+            return image, label
+    raise ValueError(f"a pickle of {_outline(found)}; expected (image, label)")
+
+
+def _outline(found: object) -> str:
+    if isinstance(found, tuple | list):
+        return f"{type(found).__name__} of {', '.join(type(part).__name__ for part in found[:5])}"
+    return type(found).__name__
+
+
+def plain_pickle(data: bytes) -> Any:
+    """What a pickle of plain data holds, made without running it.
+
+    A pickle is a program, and `pickle.loads` runs it. Here its operations are read one by one; those that
+    put together tuples, lists, numbers, text, bytes and NumPy's arrays and numbers are done, any other is
+    refused by name.
+
+    Raises:
+        ValueError: another operation, or damage.
+
+    Example:
+        >>> import pickle
+        >>> plain_pickle(pickle.dumps((b"image", [3, "cat"])))
+        (b'image', [3, 'cat'])
+        >>> plain_pickle(pickle.dumps(print))
+        Traceback (most recent call last):
+        flambeau.data.sources.lmdb_file._Refused: a pickle that would use builtins.print is refused
+    """
+    try:
+        return _replay(data)
+    except _Refused:
+        raise
+    except (
+        Exception
+    ) as error:  # IndexError, KeyError, TypeError, struct.error, MemoryError ... of damage
+        raise ValueError("a damaged pickle") from error
+
+
+class _Refused(ValueError):
+    """A pickle that asks for more than plain data."""
+
+
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_PUSHES = {
+    "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE",
+    "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8", *_CONSTANTS,
+}  # fmt: skip
+_PY2_STRINGS = ("BINSTRING", "SHORT_BINSTRING")  # bytes, which pickletools gives as Latin-1
+_PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+def _replay(data: bytes) -> Any:
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
+    argument: Any
+    for operation, argument, _ in pickletools.genops(data):
+        name = operation.name
+        if name in _PUSHES:
+            stack.append(_CONSTANTS.get(name, argument))
+        elif name in _PY2_STRINGS:
+            stack.append(argument.encode("latin-1"))
+        elif name in _TUPLES:
+            stack.append(tuple(_pop(stack, len(stack) - _TUPLES[name])))
+        elif name == "MARK":
+            marks.append(len(stack))
+        elif name == "TUPLE":
+            stack.append(tuple(_pop(stack, marks.pop())))
+        elif name == "EMPTY_LIST":
+            stack.append([])
+        elif name in ("APPEND", "APPENDS"):
+            items = _pop(stack, len(stack) - 1 if name == "APPEND" else marks.pop())
+            stack[-1].extend(items)
+        elif name == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        elif name in _PUTS:
+            memo[int(argument)] = stack[-1]
+        elif name in _GETS:
+            stack.append(memo[int(argument)])
+        elif name == "GLOBAL":
+            stack.append(_constructor(*argument.split(" ")))
+        elif name == "STACK_GLOBAL":
+            stack.append(_constructor(*_pop(stack, len(stack) - 2)))
+        elif name in ("REDUCE", "BUILD"):
+            function, arguments = _pop(stack, len(stack) - 2)
+            stack.append(function(*arguments) if name == "REDUCE" else _built(function, arguments))
+        elif name not in ("PROTO", "FRAME", "STOP"):
+            raise _Refused(f"a pickle with the operation {name} is refused")
+    (result,) = stack
+    return result
+
+
+def _pop(stack: list[Any], start: int) -> list[Any]:
+    """Take everything from a place on off the stack."""
+    if not 0 <= start <= len(stack):
+        raise IndexError("more is taken off than was put on")
+    items = stack[start:]
+    del stack[start:]
+    return items
+
+
+def _constructor(module: str, name: str) -> object:
+    """Our own function in place of the one that a pickle names."""
+    called = f"{module}.{name}".replace("numpy.core.", "numpy._core.")  # the older name
+    if called not in _CONSTRUCTORS:
+        raise _Refused(f"a pickle that would use {called} is refused")
+    return _CONSTRUCTORS[called]
+
+
+def _dtype(code: str, *_: object) -> np.dtype[Any]:
+    if code not in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "b1"):
+        raise _Refused(f"a pickle of an array of {code} is refused")
+    return np.dtype(code)
+
+
+def _array(data: bytes, dtype: np.dtype[Any], shape: Any, order: Any) -> NDArray[Any]:
+    return np.frombuffer(data, dtype).reshape(shape, order=order)
+
+
+_CONSTRUCTORS: dict[str, Any] = {
+    "_codecs.encode": lambda text, _: text.encode("latin-1"),  # bytes in protocol 2
+    "numpy.ndarray": None,
+    "numpy.dtype": _dtype,
+    "numpy._core.multiarray._reconstruct": lambda *_: None,  # empty; BUILD fills it
+    "numpy._core.multiarray.scalar": lambda dtype, data: np.frombuffer(data, dtype)[0].item(),
+    "numpy._core.numeric._frombuffer": _array,
+}
+
+
+def _built(thing: object, state: Any) -> object:
+    """What BUILD makes of a dtype or an empty array."""
+    if isinstance(thing, np.dtype):
+        if state[1] == ">":
+            raise _Refused("a pickle of big-endian numbers is refused")
+        return thing
+    _, shape, dtype, fortran, data = state
+    return _array(data, dtype, shape, "F" if fortran else "C")

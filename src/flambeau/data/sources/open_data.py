@@ -1,0 +1,403 @@
+"""From what the user calls DATA to labelled images to train on, to validate on, or to evaluate on.
+
+从用户给出的 DATA 得到用于训练、验证或评估的有标签图像。
+
+Source: own.
+"""
+
+import difflib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from flambeau.data.sources.folder import (
+    IMAGE_SUFFIXES,
+    FolderSource,
+    class_folders,
+    endings,
+    images_below,
+)
+from flambeau.data.sources.formats import (
+    ENDINGS,
+    kind_of,
+    open_path,
+    open_shards,
+    shards_in,
+    shards_of,
+)
+from flambeau.data.sources.source import ConcatSource, Source, SubsetSource
+from flambeau.data.sources.torchvision_sets import NAMES, FileSet, open_named
+from flambeau.data.sources.user_function import open_function
+from flambeau.errors import InputError
+from flambeau.user_code import is_function
+
+EMBEDDED = Path(__file__).parents[1] / "embedded" / "fashion_mnist_train.rec"
+
+_EXPECTED = (
+    "a folder with a sub-folder of images a class (or train/ and val/ of such), or packed images: "
+    f"{ENDINGS}"
+)
+
+_TO_PREDICT = f"an image, a folder of images, or packed images: {ENDINGS}"
+
+_NAMED = "torchvision:"
+
+# Lower case; of several validation folders the first in this list is taken.
+_TRAIN_FOLDERS = ("train", "training")
+_VAL_FOLDERS = ("val", "valid", "validation", "test", "testing")
+
+
+def open_sources(
+    path: Path | None, *, holdout: float = 0.1, seed: int = 0, download: bool = False
+) -> tuple[Source, Source]:
+    """The images to train on and those to validate on.
+
+    Where DATA has no validation part, a share of each class is held out (see `hold_out`).
+
+    Args:
+        path: a folder with a sub-folder a class, or with train/ and one of val/, valid/, validation/, test/;
+            a file of packed images (NAME_train.EXT brings NAME_val.EXT along), or a folder of such files;
+            torchvision:NAME, a data set by its name in `named_sets`, in $FLAMBEAU_DATA or
+            ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; None: the embedded Fashion-MNIST.
+        holdout: share of each class to hold out, above 0 and below 1.
+        seed: of the choice of what is held out.
+        download: fetch what is missing of a data set by name.
+
+    Returns:
+        Training and validation source, both with the classes of the training source.
+
+    Raises:
+        InputError: whatever is wrong with the data.
+    """
+    path = EMBEDDED if path is None else path
+    train, val = open_parts(path, download=download)
+    counts = torch.bincount(train.labels, minlength=len(train.classes))
+    if isinstance(train, FolderSource) and not counts.all():
+        empty = [name for name, count in zip(train.classes, counts, strict=True) if not count]
+        raise InputError(
+            f"{train.folder} has class folders without any image: {', '.join(empty[:5])}\n"
+            f"Remove them, or add images that end in {' '.join(IMAGE_SUFFIXES)}"
+        )
+    if int((counts > 0).sum()) < 2:
+        only = train.classes[int(counts.argmax())]
+        raise InputError(f"{path} holds one class only, {only!r}; a classifier needs two or more")
+    if val is None:
+        return hold_out(train, share=holdout, seed=seed)
+    return train, val
+
+
+def open_parts(path: Path, *, download: bool = False) -> tuple[Source, Source | None]:
+    """What to train on, and what to validate on if DATA says so, with the same classes.
+
+    Args:
+        path: as in `open_sources`.
+        download: fetch what is missing of a data set by name.
+
+    Raises:
+        InputError: whatever is wrong with the data.
+    """
+    named = _open_named(path, download=download)
+    if named is None:
+        _require(path)
+    train, val = _parts_of(path) if named is None else named
+    if val is not None:
+        val = _with_classes(val, train.classes, "the training part")
+    return train, val
+
+
+def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -> Source:
+    """Images to evaluate a model on that knows certain classes.
+
+    Args:
+        path: a folder with a sub-folder a class, a folder with val/ (valid/, validation/, test/) of such, or
+            packed images; all count, or those of the validation part where it has one.
+        classes: the model's class names, in the order of its outputs.
+        download: fetch what is missing of a data set by name.
+
+    Returns:
+        A source with exactly these classes; some may have no image.
+
+    Raises:
+        InputError: a class that the model does not know, or whatever else is wrong with the data.
+    """
+    named = _open_named(path, download=download)
+    if named is not None:
+        return _with_classes(named[1] or named[0], tuple(classes), "the model")
+    _require(path)
+    source, val = open_path(_val_folder(path, classes) if path.is_dir() else path)
+    return _with_classes(source if val is None else val, tuple(classes), "the model")
+
+
+class Unlabelled(NamedTuple):
+    """Images to predict on.
+
+    Attributes:
+        source: what to read them from; those of class '' have no label.
+        packed: what the user calls packed images, a listing or a data set by name; None for files of one
+            image each, which their paths name.
+    """
+
+    source: Source
+    packed: Path | None
+
+
+def open_unlabelled(
+    paths: Sequence[Path],
+    classes: Sequence[str],
+    *,
+    download: bool = False,
+    say: Callable[[str], object] = lambda _: None,
+) -> list[Unlabelled]:
+    """Images to predict on, in the order given, with the labels that they happen to have.
+
+    Args:
+        paths: each an image file; a folder, of which all images at any depth count; or what else
+            `open_source` takes, of which the validation part counts, if any.
+        classes: the model's class names. An image of a folder has a label if it lies in a sub-folder that is
+            called like one of them; the labels of packed images may be of other classes.
+        download: fetch what is missing of a data set by name.
+        say: is told which files of a folder are passed over.
+
+    Raises:
+        InputError: whatever is wrong with one of the paths.
+    """
+    opened = []
+    for is_image, group in groupby(paths, _is_single_image):
+        if is_image:
+            names = list(map(str, group))
+            files = FileSet(Path(), names, [0] * len(names), [""])
+            opened.append(Unlabelled(files, None))
+        else:
+            opened += [_open_unlabelled(path, classes, download, say) for path in group]
+    return opened
+
+
+def hold_out(source: Source, *, share: float, seed: int) -> tuple[Source, Source]:
+    """Split a source into two, class by class, by the hashes of its images' names.
+
+    Of a class of n images round(n * share) are held out, at least one; a single image is kept.
+    An image's hash depends on the seed and its own name alone, and the smallest hashes of a class are held
+    out: an image that is added or removed moves at most one other of its class to the other side.
+
+    Args:
+        source: any.
+        share: of each class, above 0 and below 1.
+        seed: any integer.
+
+    Returns:
+        What is kept and what is held out, each in the order of the source.
+
+    Raises:
+        ValueError: share is out of range.
+        InputError: no class has two images.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"the share to hold out must be above 0 and below 1, got {share}")
+    hashes = [
+        hashlib.sha256(f"{seed}\n{name}".encode(errors="surrogateescape")).digest()
+        for name in source.names
+    ]
+    members: dict[int, list[int]] = {}
+    for index, label in enumerate(source.labels.tolist()):
+        members.setdefault(label, []).append(index)
+    held = torch.zeros(len(source), dtype=torch.bool)
+    for of_class in members.values():
+        if len(of_class) > 1:
+            count = min(max(1, round(len(of_class) * share)), len(of_class) - 1)
+            held[sorted(of_class, key=hashes.__getitem__)[:count]] = True
+    if not held.any():
+        raise InputError(
+            f"no class has two images, so none can be held out to validate on (the first image is "
+            f"{source.describe(0)})\nAdd images, or give a folder with train/ and val/"
+        )
+    return SubsetSource(source, (~held).nonzero()[:, 0]), SubsetSource(source, held.nonzero()[:, 0])
+
+
+def is_named(data: str | Path) -> bool:
+    """Whether DATA is a data set by name, not a path."""
+    return str(data).startswith(_NAMED)
+
+
+def _open_named(
+    path: Path, *, download: bool, labelled: bool = True
+) -> tuple[Source, Source | None] | None:
+    """A data set by name, or of the user's own function; None for a path."""
+    if is_function(path):
+        return open_function(str(path), labelled=labelled)
+    if path.suffix == ".py" and path.is_file():
+        raise InputError(f"{path} is a Python file; say which function: {path}:FUNCTION")
+    if not is_named(path):
+        return None
+    name, _, folder = str(path).removeprefix(_NAMED).partition(":")
+    root = folder or os.environ.get("FLAMBEAU_DATA") or "~/.cache/flambeau/data"
+    return open_named(name, Path(root), download=download)
+
+
+def _is_single_image(path: Path) -> bool:
+    """Of another type than packed images: what is no image is found out when it is read, as in a folder."""
+    if is_named(path) or not os.path.exists(path):  # noqa: PTH110 - which may raise
+        return False
+    return not path.is_dir() and kind_of(path) is None and path.suffix != ".py"
+
+
+def _open_unlabelled(
+    path: Path, classes: Sequence[str], download: bool, say: Callable[[str], object]
+) -> Unlabelled:
+    parts = _open_named(path, download=download, labelled=False)
+    if parts is None:
+        _require(path, _TO_PREDICT)
+        kind = kind_of(path)
+        packed: Path | None = path
+        if kind is None and path.is_dir():
+            packed = _packed_in(path, classes)
+        if packed is None:
+            return Unlabelled(_open_images(path, classes, say), None)
+        parts = _open_packed(packed, say)
+    source, val = parts
+    return Unlabelled(source if val is None else val, path)
+
+
+def _open_packed(path: Path, say: Callable[[str], object]) -> tuple[Source, Source | None]:
+    """With the labels that it has; without any where it could not be trained on."""
+    if kind_of(path) == "listing":
+        return open_path(path, labelled=False)
+    try:
+        return open_path(path)
+    except InputError as error:
+        opened = open_path(path, labelled=False)
+        say(f"{path} is read without labels: {str(error).splitlines()[0]}")
+        return opened
+
+
+def _packed_in(folder: Path, classes: Sequence[str]) -> Path | None:
+    """Where the packed files of a folder lie: there, or in its val/; None for a folder of images."""
+    places = (folder, _val_folder(folder, classes))
+    packed = next((place for place in places if kind_of(place) or shards_in(place)), None)
+    if packed is not None:
+        names, _ = images_below(folder)
+        if names:
+            raise InputError(
+                f"{folder} holds images ({len(names)}, such as {names[0]}) and packed files in {packed}\n"
+                "Name what is meant: the packed files, or the images"
+            )
+    return packed
+
+
+def _open_images(folder: Path, classes: Sequence[str], say: Callable[[str], object]) -> FileSet:
+    names, others = images_below(folder)
+    if not names:
+        found = f" (found: {endings(others)})" if others else ""
+        raise InputError(
+            f"{folder} holds no image{found}\n"
+            f"Expected files that end in {' '.join(IMAGE_SUFFIXES)}, at any depth"
+        )
+    if others:
+        say(
+            f"{folder}: files that are no images by their endings are passed over: {endings(others)}"
+        )
+    number = {name: label for label, name in enumerate(classes)}
+    labels = [
+        next((number[part] for part in name.split("/")[:-1] if part in number), len(classes))
+        for name in names
+    ]
+    return FileSet(folder, names, labels, (*classes, ""))
+
+
+def _require(path: Path, expected: str = _EXPECTED) -> None:
+    try:
+        if path.is_dir() or kind_of(path) is not None or shards_of(path):
+            return
+        if path.exists():
+            problem = f"{path} is neither a folder nor a file of packed images"
+        elif not path.parent.is_dir():
+            problem = f"{path} does not exist, nor does its folder {path.parent}"
+        else:
+            siblings = [entry.name for entry in path.parent.iterdir()]
+            near = difflib.get_close_matches(path.name, siblings, n=1)
+            guess = f"; did you mean {path.parent / near[0]}?" if near else ""
+            if path.name.lower() in NAMES:
+                guess = f"; did you mean torchvision:{path.name.lower()}?"
+            problem = f"{path} does not exist{guess}"
+    except OSError as error:
+        problem = f"{path} cannot be read: {(error.strerror or str(error)).lower()}"
+    raise InputError(f"{problem}\nExpected {expected}")
+
+
+def _val_folder(path: Path, classes: Sequence[str]) -> Path:
+    """The validation part of a folder that has one and whose name is no class; else the folder."""
+    parts = {k: folder for k, folder in _sub_folders(path).items() if folder.name not in classes}
+    return next((parts[name] for name in _VAL_FOLDERS if name in parts), path)
+
+
+def _sub_folders(path: Path) -> dict[str, Path]:
+    """By name in lower case."""
+    return {folder.name.lower(): folder for folder in class_folders(path)}
+
+
+def _folders_of(path: Path) -> tuple[Path, Path | None]:
+    folders = _sub_folders(path)
+    train = next((folders[name] for name in _TRAIN_FOLDERS if name in folders), None)
+    val = next((folders[name] for name in _VAL_FOLDERS if name in folders), None)
+    # A lone train/ is a class by that name, unless it has sub-folders and nothing stands beside it.
+    if train and (val or (len(folders) == 1 and (_sub_folders(train) or shards_in(train)))):
+        return train, val
+    return path, None
+
+
+def _parts_of(path: Path) -> tuple[Source, Source | None]:
+    if not path.is_dir() or kind_of(path) is not None:
+        val_path = _beside(path)
+        source, val = open_path(path)
+        return source, val if val_path is None else _all_of(open_path(val_path))
+    train_path, val_path = _folders_of(path)
+    if val_path is not None:
+        return _all_of(open_path(train_path)), _all_of(open_path(val_path))
+    parts: dict[str, list[Path]] = {}
+    for shard in shards_in(train_path):
+        words = re.split(r"[^a-z]+", shard.name.lower())
+        part = next((word for word in words if word in (*_TRAIN_FOLDERS, *_VAL_FOLDERS)), "")
+        parts.setdefault(part, []).append(shard)
+    train = next((parts[name] for name in _TRAIN_FOLDERS if name in parts), None)
+    val_shards = next((parts[name] for name in _VAL_FOLDERS if name in parts), None)
+    if train is not None and val_shards is not None:
+        return _all_of(open_shards(train)), _all_of(open_shards(val_shards))
+    return open_path(train_path)
+
+
+def _all_of(parts: tuple[Source, Source | None]) -> Source:
+    """Of what is a part itself, everything counts."""
+    train, val = parts
+    return train if val is None else ConcatSource([train, val])
+
+
+def _beside(path: Path) -> Path | None:
+    """The file or folder to validate on that belongs to NAME_train.EXT, NAME-train.EXT or train.EXT."""
+    stem = path.name.removesuffix(path.suffix)
+    if re.search(r"(?:^|[_-])train$", stem):
+        for name in _VAL_FOLDERS:
+            beside = path.with_name(stem.removesuffix("train") + name + path.suffix)
+            if beside.exists():
+                return beside
+    return None
+
+
+def _with_classes(source: Source, classes: tuple[str, ...], owner: str) -> Source:
+    if source.classes == classes:
+        return source
+    labels = source.labels.tolist()
+    for label in sorted(set(labels)):
+        name = source.classes[label]
+        if name not in classes:
+            near = difflib.get_close_matches(name, classes, n=1, cutoff=0.0)[0]
+            raise InputError(
+                f"{source.describe(labels.index(label))} is of class {name!r}, which {owner} lacks; "
+                f"the nearest there is {near!r}\n"
+                f"Rename or remove it, so that its classes are among the {len(classes)} known ones"
+            )
+    return SubsetSource(source, torch.arange(len(source)), classes=classes)

@@ -1,0 +1,102 @@
+"""Labelled images in a RecordIO file.
+
+RecordIO 文件中的有标签图像。
+
+Source: own; the format is that of flambeau.recipes.data.recordio.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from flambeau.data.sources.class_names import named_labels, unlabelled
+from flambeau.data.sources.fingerprint import file_fingerprint
+from flambeau.errors import InputError
+from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack
+
+
+class RecordSource:
+    """Images in a .rec file, each behind an IRHeader with its label.
+
+    The label is a number, a vector of one number, or a one-hot vector; other vectors are refused.
+    The class names are the lines of NAME.classes.txt beside NAME.rec, NAME_train.rec or NAME_val.rec;
+    without such a file they are the numbers from 0 to the largest label.
+    All records are read once, for their labels.
+
+    Args:
+        path: the .rec file.
+        labelled: False leaves the labels aside, if there are any: all images are of class ''.
+
+    Attributes:
+        names: the keys of the records.
+
+    Raises:
+        InputError: no such file, no records, a damaged file, or labels that are no class numbers.
+    """
+
+    def __init__(self, path: Path, *, labelled: bool = True) -> None:
+        try:
+            self._reader = RecordReader(path)
+            self._width = 0  # of the label vectors, once one has been seen
+            count = len(self._reader)
+            if labelled:
+                labels = [self._label(index) for index in range(count)]
+                self.classes, self.labels = named_labels(labels, path, self.describe)
+            else:
+                labels = [0] * count
+                self.classes, self.labels = unlabelled(count, path)
+            index = zip(self._reader.keys, labels, strict=True)
+            self.fingerprint = file_fingerprint(path, f"{list(index)} {self.classes}")
+        except RecordError as error:
+            raise InputError(f"{error}\nThe file is damaged: copy or make it again") from error
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"{path} cannot be read: {reason}") from error
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [str(key) for key in self._reader.keys]
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def describe(self, index: int) -> str:
+        return f"{self._reader.path}, record {index} (key {self._reader.keys[index]})"
+
+    def read(self, index: int) -> bytes:
+        try:
+            return unpack(self._reader[index])[1]
+        except RecordError as error:
+            raise OSError(str(error)) from error
+
+    def _label(self, index: int) -> int:
+        record = self._reader[index]
+        try:
+            label = unpack(record)[0].label
+        except RecordError as error:
+            raise InputError(
+                f"{self.describe(index)}: {error}\nExpected an IRHeader and an image in each record"
+            ) from error
+        if isinstance(label, Tensor):
+            label = self._single(label, index)
+        if not label.is_integer():
+            raise InputError(
+                f"{self.describe(index)}: label {label:g}\n"
+                "A label is the number of a class: 0, 1, 2, ..."
+            )
+        return int(label)
+
+    def _single(self, vector: Tensor, index: int) -> float:
+        """The one label that a vector of labels stands for."""
+        if len(vector) == 1:
+            return float(vector[0])
+        hot = vector.nonzero()[:, 0].tolist()
+        self._width = self._width or len(vector)
+        if len(hot) == 1 and vector[hot[0]] == 1 and len(vector) == self._width:
+            return float(hot[0])
+        before = "" if len(vector) == self._width else f", the records before it have {self._width}"
+        raise InputError(
+            f"{self.describe(index)}: {len(vector)} labels{before}\n"
+            "A classifier needs one label a record: pack it with a single number, or a one-hot vector"
+        )

@@ -1,0 +1,276 @@
+"""Labelled images in a tar file, by WebDataset's convention.
+
+tar 文件中的有标签图像，遵循 WebDataset 的约定。
+
+Source: own; the convention is that of flambeau.recipes.data.tar_shards.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flambeau.data.sources.class_names import named_labels, unlabelled
+from flambeau.data.sources.fingerprint import file_fingerprint
+from flambeau.data.sources.folder import IMAGE_SUFFIXES
+from flambeau.data.sources.index_cache import Arrays, stored_index
+from flambeau.data.sources.listing import PARTS, numbers_or_words, split
+from flambeau.data.sources.source import Source
+from flambeau.errors import InputError
+from flambeau.recipes.data.tar_shards import ShardError, TarIndex, TarReader, index_tar
+
+_IMAGES = {suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES}
+_CONTROL = re.compile(r"[\x00-\x1f\ud800-\udfff]")  # and bytes of a name that are not UTF-8
+
+
+class TarSource:
+    """The samples of a tar file that hold an image; others are passed over.
+
+    The label is the first of these that the first image has, and each image must have the same:
+    .cls, the number of a class; .json, whose `label` or `class` is a number or a name; the folder of the
+    image, which is named like its class; .txt, a number or a name. Where .json or .txt hold nothing but
+    numbers, those are the numbers of classes. See `named_labels` for the names of numbered classes.
+    Headers and labels are read once; what they say is kept beside the file.
+
+    Args:
+        path: the .tar file, not compressed.
+        labelled: False leaves the labels aside, if there are any: all images are of class ''.
+
+    Attributes:
+        names: the keys of the samples.
+        by_folder: folders are the labels.
+
+    Raises:
+        InputError: no such file, no images, a damaged file, an image without a label, or a sample with
+            several images.
+    """
+
+    def __init__(self, path: Path, *, labelled: bool = True) -> None:
+        try:
+            kind = "tar 1" if labelled else "tar 1 without labels"
+            kept = stored_index(path, lambda: _index(path, labelled=labelled), kind=kind)
+            self._files = _texts(kept["names"])
+            index = TarIndex(self._files, kept["offsets"].tolist(), kept["sizes"].tolist())
+            self._reader = TarReader(path, index)
+            self.by_folder = bool(kept["by_folder"])
+            texts = _texts(kept["labels"])
+            if labelled:
+                labels = texts if self.by_folder else numbers_or_words(texts, self.describe)
+                self.classes, self.labels = named_labels(labels, path, self.describe)
+            else:
+                self.classes, self.labels = unlabelled(len(texts), path)
+            facts = f"{self._files} {self.labels.tolist()} {self.classes}"
+            self.fingerprint = file_fingerprint(path, facts)
+        except ShardError as error:
+            problem, _, remedy = str(error).rpartition("; ")
+            raise InputError(f"{problem}\n{remedy[:1].upper()}{remedy[1:]}") from error
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"{path} cannot be read: {reason}") from error
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._reader.keys
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def describe(self, index: int) -> str:
+        return f"{self._reader.path}, {_shown(self._files[index])}"
+
+    def read(self, index: int) -> bytes:
+        try:
+            return self._reader.read(index, self._reader.extensions(index)[0])
+        except ShardError as error:
+            raise OSError(str(error)) from error
+
+
+def open_tar(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
+    """The images of a tar file, or those to train on and those to validate on.
+
+    The latter where all lie in folders train/ and one of val/, valid/, validation/, dev/, test/, above those
+    of the classes if folders are the labels.
+
+    Args:
+        path: as for TarSource.
+        labelled: as for TarSource.
+
+    Raises:
+        InputError: as TarSource.
+    """
+    source = TarSource(path, labelled=labelled)
+    parts = [_part(_folders(key)[: -1 if source.by_folder else None]) for key in source.names]
+    return split(source, parts if all(parts) else None)
+
+
+def _part(folders: Sequence[str]) -> str:
+    return next((PARTS[folder.lower()] for folder in folders if folder.lower() in PARTS), "")
+
+
+def _index(path: Path, *, labelled: bool) -> Arrays:
+    """What is kept beside the file: names, offsets and sizes of the images, and their labels."""
+    files = index_tar(path)
+    reader = TarReader(path, files)
+    samples, places = _images(reader)
+    if not samples:
+        counts = Counter(name.rpartition(".")[2].lower() for name in files.names).most_common(3)
+        found = ", ".join(f"{count} .{extension}" for extension, count in counts)
+        raise InputError(
+            f"{path} holds no images{f' (found: {_shown(found)})' if found else ''}\n"
+            f"Expected files that end in {' '.join(IMAGE_SUFFIXES)}"
+        )
+    kind = _kind(reader, samples[0]) if labelled else "none"
+    if kind == "none":
+        labels = [""] * len(samples)
+    elif kind == "folder":
+        labels = _folder_labels(reader, samples)
+    else:
+        labels = [_label(reader, sample, kind) for sample in samples]
+    different = len(set(labels))
+    if kind == "txt" and different > len(labels) / 2 and not all(map(str.isdecimal, labels)):
+        raise InputError(
+            f"{path}: its .txt seem to be captions, {different} different ones for {len(labels)} images\n"
+            "A classifier needs the number of a class: add it to each sample as .cls"
+        )
+    return {
+        "names": _joined([files.names[place] for place in places]),
+        "offsets": np.array([files.offsets[place] for place in places], np.int64),
+        "sizes": np.array([files.sizes[place] for place in places], np.int64),
+        "labels": _joined(labels),
+        "by_folder": np.array(kind == "folder"),
+    }
+
+
+def _images(reader: TarReader) -> tuple[list[int], list[int]]:
+    """Samples that have an image, and where it stands among all files of samples."""
+    samples, places, start = [], [], 0
+    for sample, key in enumerate(reader.keys):
+        extensions = reader.extensions(sample)
+        images = [name for name in extensions if name in _IMAGES]
+        images = images or [name for name in extensions if name.rpartition(".")[2] in _IMAGES]
+        if len(images) > 1:
+            raise InputError(
+                f"{reader.path}: sample {_shown(key)} has {len(images)} images, .{images[0]} and "
+                f".{images[1]}\nA name up to its first dot is a sample: have one image in each, and no dots "
+                "but before the extension"
+            )
+        if images:
+            samples.append(sample)
+            places.append(start + extensions.index(images[0]))
+        start += len(extensions)
+    return samples, places
+
+
+def _kind(reader: TarReader, sample: int) -> str:
+    """What the labels are, as the first image has it."""
+    extensions = reader.extensions(sample)
+    if "cls" in extensions:
+        return "cls"
+    if "json" in extensions and _json_label(reader, sample) is not None:
+        return "json"
+    if _folders(reader.keys[sample]):
+        return "folder"
+    if "txt" in extensions:
+        return "txt"
+    raise InputError(
+        f"{_where(reader, sample)} has no label (found: .{', .'.join(extensions)})\n"
+        "Expected the number of its class in a .cls, `label` in a .json, or a folder a class: cat/1.jpg"
+    )
+
+
+def _label(reader: TarReader, sample: int, kind: str) -> str:
+    """The number of a class, or its name."""
+    where = f"{_where(reader, sample)}.{kind}"
+    if kind not in reader.extensions(sample):
+        raise InputError(
+            f"{where} is missing, but other images have a .{kind}\nAdd it to the sample"
+        )
+    label = (
+        _json_label(reader, sample) if kind == "json" else _text(reader.read(sample, kind), where)
+    )
+    if label is None:
+        raise InputError(f"{where} has no `label`, as others have\nAdd it to the sample")
+    if not label or _CONTROL.search(label) or (kind == "cls" and not re.fullmatch(r"-?\d+", label)):
+        expected = "" if kind == "cls" else ", or its name in one line"
+        raise InputError(
+            f"{where}: '{_shown(label[:80])}' is no label\nExpected the number of a class{expected}"
+        )
+    return label
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not UTF-8 text: {error}\nMake it again") from error
+
+
+def _json_label(reader: TarReader, sample: int) -> str | None:
+    where = f"{_where(reader, sample)}.json"
+    try:
+        values = json.loads(reader.read(sample, "json"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not JSON: {error}\nMake it again") from error
+    if not isinstance(values, dict):
+        return None
+    label = values.get("label", values.get("class"))
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)
+    if isinstance(label, bool | float | list | dict):
+        raise InputError(
+            f"{where}: {label!r:.80} is no label\nExpected one number or name of a class"
+        )
+    return None if label is None else str(label).strip()
+
+
+def _folder_labels(reader: TarReader, samples: Sequence[int]) -> list[str]:
+    """The folders in which the images lie.
+
+    cat/2021/1.jpg and dog/2021/1.jpg: nobody can tell whether cat or 2021 is the class.
+    """
+    labels: list[str] = []
+    above: dict[str, list[str]] = {}
+    for sample in samples:
+        folders = _folders(reader.keys[sample])
+        if not folders or _CONTROL.search(folders[-1]):
+            raise InputError(
+                f"{_where(reader, sample)} lies in no folder whose name could be a class\n"
+                "Expected a folder a class, as other images have it: cat/1.jpg"
+            )
+        labels.append(folders[-1])
+        before = [folder for folder in folders[:-1] if folder.lower() not in PARTS]
+        if above.setdefault(folders[-1], before) != before:
+            raise InputError(
+                f"{_where(reader, sample)}: a folder {folders[-1]} lies in {_shown('/'.join(before)) or '.'} "
+                f"and in {_shown('/'.join(above[folders[-1]])) or '.'}, so either may be the class\n"
+                "Put the images right into the folder of their class, or add a .cls to each sample"
+            )
+    return labels
+
+
+def _folders(key: str) -> list[str]:
+    return [folder for folder in key.split("/")[:-1] if folder not in ("", ".")]
+
+
+def _where(reader: TarReader, sample: int) -> str:
+    return f"{reader.path}, {_shown(reader.keys[sample])}"
+
+
+def _shown(name: str) -> str:
+    """A name that can be printed in one line, even if its bytes are not UTF-8."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], name)
+
+
+def _joined(texts: Sequence[str]) -> NDArray[np.uint8]:
+    """Texts without zeros as an array, a zero behind each."""
+    data = "".join(f"{text}\0" for text in texts).encode(errors="surrogateescape")
+    return np.frombuffer(data, np.uint8)
+
+
+def _texts(joined: NDArray[Any]) -> list[str]:
+    return joined.tobytes().decode(errors="surrogateescape").split("\0")[:-1]

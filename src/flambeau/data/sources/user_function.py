@@ -1,0 +1,384 @@
+"""Labelled images of a user's own function, FILE.py:FUNCTION: any data set, any store.
+
+用户自己的函数 FILE.py:FUNCTION 所给的有标签图像：任何数据集，任何存储。
+
+Source: own; `.classes`, `.targets` and `.labels` are what torchvision's data sets have.
+
+The function is called once in each process that reads, because a connection, a lock or the place in an open
+file does not survive a fork, and because what it returns need not be picklable.
+"""
+
+import contextlib
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
+from tqdm import tqdm
+
+from flambeau.data.images.decode import DecodeError
+from flambeau.data.images.thread_pool import DecodePool
+from flambeau.data.loading.micro_batch import global_generators_kept, seed_globals
+from flambeau.data.sources.class_names import chosen_labels, named_labels, unlabelled
+from flambeau.data.sources.source import Stored
+from flambeau.data.sources.user_samples import (
+    Label,
+    WrongSample,
+    class_label,
+    image_of,
+    split_sample,
+    stored_image,
+)
+from flambeau.errors import InputError
+from flambeau.user_code import call_function, first_line, line_of, naming, read_source
+
+_PARTS = {1: ("",), 2: ("training ", "validation ")}
+_LOOKED_AT = 8  # samples that are read twice when the data are opened; chosen
+
+# A file that is damaged or missing; Pillow says SyntaxError of a PNG. The rest is an error of the program.
+_BAD_IMAGE = (OSError, SyntaxError, Image.DecompressionBombError)
+_STORE_IS_DOWN = (TimeoutError, ConnectionError)  # which says nothing about the image
+
+
+def open_function(name: str, *, labelled: bool = True) -> tuple["UserSource", "UserSource | None"]:
+    """What a function of the user's returns, to train on and, where it returns a pair, to validate on.
+
+    Args:
+        name: FILE.py:FUNCTION.
+        labelled: as for UserSource.
+
+    Raises:
+        InputError: the file, the function or what it returns do not do.
+    """
+    returned = _Returned(name)
+    train, *val = (
+        UserSource(returned, number, labelled=labelled) for number in range(len(returned.lengths))
+    )
+    return train, val[0] if val else None
+
+
+class UserSource:
+    """One of the data sets that the function of the user's returns.
+
+    Its samples are read under a lock, which the two data sets of a pair share, unless the data set says
+    `thread_safe = True` or has the methods of a Source; decoding, and reading a file that a sample names by
+    its path, needs no lock. A fork calls the function again, unless the data set says `fork_safe = True`.
+
+    Args:
+        returned: what the function has returned.
+        number: which part of it.
+        labelled: False for images that are not learnt from: where the data set does not tell its labels
+            beside its samples, a sample may be an image alone, and all are of class ''.
+
+    Raises:
+        InputError: no samples, samples or labels that do not do, or samples that are not the same each time
+            that they are read.
+    """
+
+    def __init__(self, returned: "_Returned", number: int, *, labelled: bool = True) -> None:
+        self._returned, self._number = returned, number
+        self._what = _PARTS[len(returned.lengths)][number]
+        data = returned.part(number)
+        self._thread_safe = _promise(data, "thread_safe")
+        with naming(returned.path):
+            names = getattr(data, "names", None) if _is_source(data) else None
+            self._names = None if names is None else list(map(str, names))
+            classes, known = _classes_of(data), _labels_of(data, len(self))
+            version = getattr(data, "fingerprint", None)
+        if known is None and _is_source(data):
+            raise InputError(
+                f"{returned.name}: .labels are not one for each of the {len(self)} {self._what}samples"
+            )
+        self._told, self._labelled = known is not None, labelled or known is not None
+        if self._labelled:
+            labels = self._read_labels() if known is None else self._plain_labels(known)
+            self.classes, self.labels = self._classes_and_labels(classes, labels)
+        else:
+            self.classes, self.labels = unlabelled(len(self), returned.path)
+        self._places = {name: place for place, name in enumerate(self.classes)}
+        self.fingerprint = self._fingerprint(version if isinstance(version, str) else "")
+        self._look()
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._names or [f"{index:08}" for index in range(len(self))]
+
+    def __len__(self) -> int:
+        return self._returned.lengths[self._number]
+
+    def describe(self, index: int) -> str:
+        name = f" ({self._names[index]})" if self._names else ""
+        return f"{self._returned.name}, {self._what}sample {index}{name}"
+
+    def read(self, index: int) -> Stored:
+        data = self._returned.part(self._number)
+        with self._errors(index):
+            with contextlib.nullcontext() if self._thread_safe else self._returned.lock:
+                if _is_source(data):
+                    stored = stored_image(data.read(index))
+                elif self._labelled:
+                    image, label = split_sample(data[index])
+                    self._check_label(index, class_label(label))
+                    stored = stored_image(image)
+                else:
+                    stored = stored_image(image_of(data[index]))
+            return stored.read_bytes() if isinstance(stored, Path) else stored
+
+    @contextlib.contextmanager
+    def _errors(self, index: int) -> Generator[None, None, None]:
+        """What goes wrong with a sample, with its number and the line of the user's file."""
+        try:
+            yield
+        except (InputError, DecodeError):
+            raise
+        except WrongSample as error:
+            raise InputError(f"{self.describe(index)}: {error}") from error
+        except Exception as error:
+            line = line_of(self._returned.path, error)
+            if isinstance(error, _BAD_IMAGE) and not isinstance(error, _STORE_IS_DOWN):
+                raise DecodeError(f"{_reason(error)}{f' (line {line})' if line else ''}") from error
+            where = f", line {line}" if line else ""
+            raise InputError(
+                f"{self.describe(index)}{where}: {type(error).__name__}: {first_line(error)}"
+            ) from error
+
+    # ------------------------------------------------------------ labels
+
+    def _read_labels(self) -> list[Label]:
+        """One pass over the samples."""
+        length, labels = len(self), dict[int, Label]()
+        data = self._returned.part(self._number)
+        is_first = os.environ.get("RANK", "0") == "0"
+        if is_first:
+            print(
+                f"{self._returned.name}: reading all {length} {self._what}samples for their labels; "
+                "a data set with .targets is spared this",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+
+        def work(index: int) -> None:
+            try:
+                with self._errors(index):
+                    labels[index] = class_label(split_sample(data[index])[1])
+            except DecodeError as error:
+                raise InputError(
+                    f"{self.describe(index)}: {error}\nIts label is not known without it: "
+                    "give the data set .targets, one a sample, to allow for bad images"
+                ) from error
+            bar.update()
+
+        with tqdm(
+            total=length, unit="sample", leave=False, disable=None if is_first else True
+        ) as bar:
+            DecodePool(None if self._thread_safe else 1).each(length, work)
+        return [labels[index] for index in range(length)]
+
+    def _plain_labels(self, labels: Sequence[object]) -> list[Label]:
+        plain = list[Label]()
+        for index, label in enumerate(labels):
+            with self._errors(index):
+                plain.append(class_label(label))
+        return plain
+
+    def _classes_and_labels(
+        self, classes: Sequence[str] | None, labels: list[Label]
+    ) -> tuple[tuple[str, ...], Tensor]:
+        words = isinstance(labels[0], str)
+        for index, label in enumerate(labels):
+            if isinstance(label, str) != words:
+                raise InputError(
+                    f"{self.describe(index)}: its label is {label!r}, that of sample 0 {labels[0]!r}\n"
+                    "Labels are all numbers, or all names of classes"
+                )
+        if classes is None:
+            return named_labels(labels, Path(self._returned.name), self.describe)
+        return chosen_labels(labels, classes, f"{self._returned.name}: .classes", self.describe)
+
+    def _check_label(self, index: int, label: Label) -> None:
+        """Labels that were known before are what is trained on: they have to be right."""
+        known = int(self.labels[index])
+        if (self._places.get(label, -1) if isinstance(label, str) else label) != known:
+            before = "in .targets or .labels" if self._told else "when all samples were read for it"
+            raise WrongSample(
+                f"its label is {label!r}, and {before} it is {self.classes[known]!r} (class {known})\n"
+                "Make them agree; a sample has the same label each time that it is read"
+            )
+
+    # ------------------------------------------------------------ identity
+
+    def _fingerprint(self, of_user: object) -> str:
+        """Not of the pixels, and not of the file: a mistake in it may be mended, and the run gone on with."""
+        name = Path(self._returned.name).name
+        facts = f"{name} {self._what}{len(self)} {self.classes} {of_user} {self._names}"
+        return hashlib.sha256(facts.encode() + self.labels.numpy().tobytes()).hexdigest()
+
+    def _look(self) -> None:
+        """Samples that differ from one reading to the next could not be gone on with exactly."""
+        for index in sorted({k * len(self) // _LOOKED_AT for k in range(_LOOKED_AT)}):
+            try:
+                same = _same(self.read(index), self.read(index))
+            except DecodeError:
+                continue  # a bad image, which is met and counted later
+            if not same:
+                raise InputError(
+                    f"{self.describe(index)}: its image is another one each time that it is read\n"
+                    "Leave random transforms out: flambeau crops, flips and augments, and repeats it exactly"
+                )
+
+
+class _Returned:
+    """What the function has returned, in this process; another process calls it again.
+
+    Attributes:
+        name: FILE.py:FUNCTION, with the path in full.
+        path: of the file.
+        lengths: of the data sets that it returns, one or two.
+    """
+
+    def __init__(self, name: str) -> None:
+        file, _, function = name.rpartition(":")
+        self.path = Path(file).absolute()  # the function may change the folder
+        self.name = f"{self.path}:{function}"
+        self._source = read_source(
+            self.name, what="DATA"
+        )  # edited during a run, it stays what it was
+        self._locks: dict[int, threading.Lock] = {}
+        self._pid, self._parts = os.getpid(), self._call()
+        self.lengths = [self._length(data) for data in self._parts]
+        self._fork_safe = all(_promise(data, "fork_safe") for data in self._parts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_locks": {}, "_pid": 0, "_parts": [], "_fork_safe": False}
+
+    @property
+    def lock(self) -> threading.Lock:
+        """One a process: that of a parent may be held by a thread that a fork does not have."""
+        return self._locks.setdefault(os.getpid(), threading.Lock())
+
+    def part(self, number: int) -> Any:
+        """One of the data sets; not to be called under the lock."""
+        if os.getpid() != self._pid and not self._fork_safe:
+            with self.lock:
+                if os.getpid() != self._pid:
+                    self._parts = self._same_again()
+                    self._pid = os.getpid()
+        return self._parts[number]
+
+    def _same_again(self) -> list[Any]:
+        parts = self._call()
+        lengths = [self._length(data) for data in parts]
+        if lengths != self.lengths:
+            before, now = (" and ".join(map(str, counts)) for counts in (self.lengths, lengths))
+            raise InputError(
+                f"{self.name} has returned {before} samples, and {now} in another process"
+                "\nIt must return the same data each time that it is called"
+            )
+        return parts
+
+    def _call(self) -> list[Any]:
+        # What it draws, as random_split does, is the same in each process and on a resume.
+        with global_generators_kept():
+            seed_globals(0)
+            returned = call_function(self.name, what="DATA", source=self._source)
+        # random_split gives its parts as a list, which otherwise is one of samples.
+        if isinstance(returned, list) and any(isinstance(one, Subset) for one in returned):
+            returned = tuple(returned)
+        if not isinstance(returned, tuple):
+            return [returned]
+        if len(returned) != 2:
+            raise InputError(
+                f"{self.name} has returned {len(returned)} things\n"
+                "Return one data set, or a pair: one to train on, one to validate on"
+            )
+        train, val = returned
+        return [train] if val is None else [train, val]
+
+    def _length(self, data: Any) -> int:
+        kind = type(data).__name__
+        if data is None or isinstance(data, str | bytes):
+            problem = "None" if data is None else kind
+        elif isinstance(data, Mapping):
+            problem = f"a {kind} with {', '.join(map(str, list(data)[:5]))}"
+        elif not hasattr(data, "__len__") or isinstance(data, IterableDataset):
+            problem = f"{kind}, which has no len()"
+        elif not hasattr(data, "__getitem__") and not _is_source(data):
+            problem = f"{kind}, which has no [index]"
+        else:
+            with naming(self.path):
+                length = len(data)
+            if not length:
+                raise InputError(f"{self.name} has returned a {kind} without any sample")
+            return length
+        raise InputError(
+            f"{self.name} has returned {problem}\n"
+            "Return a data set with len() and [index], or a pair of them: to train on, to validate on"
+        )
+
+
+def _is_source(data: object) -> bool:
+    """Whether it has the methods of a flambeau.data.sources.source.Source, and not those of a Dataset."""
+    return hasattr(data, "read") and hasattr(data, "labels") and not hasattr(data, "__getitem__")
+
+
+def _promise(data: Any, name: str) -> bool:
+    """What a data set says of itself; one that takes others along says what they say."""
+    if isinstance(data, Subset):
+        return _promise(data.dataset, name)
+    if isinstance(data, ConcatDataset):
+        return all(_promise(part, name) for part in data.datasets)
+    return bool(getattr(data, name, _is_source(data)))
+
+
+def _labels_of(data: Any, length: int) -> list[Any] | None:
+    """The labels that a data set has beside its samples, where there is one a sample."""
+    if isinstance(data, Subset):
+        inner = _labels_of(data.dataset, len(data.dataset))  # type: ignore[arg-type]  # it has a length
+        return None if inner is None else [inner[index] for index in data.indices]
+    if isinstance(data, ConcatDataset):
+        parts = [_labels_of(part, len(part)) for part in data.datasets]  # type: ignore[arg-type]
+        return None if None in parts else [label for part in parts for label in part or []]
+    for name in ("targets", "labels"):
+        found: Any = getattr(data, name, None)
+        if isinstance(found, torch.Tensor | np.ndarray):
+            # (N, 1) are labels too; one-hot rows are not.
+            found = found.reshape(-1).tolist() if np.prod(found.shape) == length else None
+        is_list = hasattr(found, "__len__") and not isinstance(found, str | bytes | Mapping)
+        if is_list and len(found) == length:
+            return list(found)
+    return None
+
+
+def _classes_of(data: Any) -> list[str] | None:
+    """Class names; several names of one class, as ImageNet has them, are joined."""
+    if isinstance(data, Subset):
+        return _classes_of(data.dataset)
+    if isinstance(data, ConcatDataset):
+        parts = [_classes_of(part) for part in data.datasets]
+        if any(part != parts[0] for part in parts):
+            raise ValueError("the parts of a ConcatDataset have different .classes")
+        return parts[0]
+    found = getattr(data, "classes", None)
+    if not isinstance(found, Iterable) or isinstance(found, str | Mapping):
+        return None
+    return [", ".join(map(str, n)) if isinstance(n, tuple | list) else str(n) for n in found]
+
+
+def _same(one: Stored, other: Stored) -> bool:
+    if isinstance(one, bytes) or isinstance(other, bytes):
+        return type(one) is type(other) and bool(one == other)
+    return np.array_equal(one, other)
+
+
+def _reason(error: BaseException) -> str:
+    """Of an image that cannot be read; a path keeps its capitals."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower() + (f": {error.filename}" if error.filename else "")
+    return first_line(error)

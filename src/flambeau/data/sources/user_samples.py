@@ -1,0 +1,168 @@
+"""What a user's data set may give as a sample, brought to what a source gives; the rest is refused.
+
+用户的数据集可以给出的样本，转换成来源所给的形式；其余一律拒绝。
+
+Source: own.
+"""
+
+import operator
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from flambeau.data.images.decode import DecodeError
+from flambeau.data.images.exif_orientation import exif_orientation, turn_upright
+from flambeau.data.sources.source import Stored
+
+Label = int | str
+"""The number of a class, or its name."""
+
+_PAIR = "Return the pair (image, label)"
+_AS_STORED = (
+    "Return images as they are stored, without ToTensor, Normalize and random transforms: "
+    "flambeau crops, augments and normalises them"
+)
+_KINDS = (
+    "Return the bytes of an image file, its path, a PIL image, a uint8 array (H, W[, C]) or a uint8 tensor "
+    "(C, H, W)"
+)
+_CHANNELS = (1, 3, 4)
+
+
+class WrongSample(TypeError):
+    """Not what a sample may be: two lines, of which the second says what to return instead."""
+
+
+def split_sample(sample: object) -> tuple[object, object]:
+    """The image and the label of a sample.
+
+    Raises:
+        WrongSample: it is no pair.
+    """
+    if isinstance(sample, Mapping):
+        keys = list(sample)
+        hint = ", such as (row['image'], row['label'])" if {"image", "label"} <= set(keys) else ""
+        raise WrongSample(
+            f"it is a {type(sample).__name__} with {', '.join(map(str, keys[:5]))}\n{_PAIR}{hint}"
+        )
+    if isinstance(sample, torch.Tensor | np.ndarray):
+        raise WrongSample(f"it is {_what(sample)}\n{_PAIR}; of arrays, list(zip(images, labels))")
+    if not isinstance(sample, tuple | list):
+        raise WrongSample(f"it is {_what(sample)}\n{_PAIR}")
+    if len(sample) != 2:
+        raise WrongSample(f"it is a {type(sample).__name__} of {len(sample)}\n{_PAIR}")
+    return sample[0], sample[1]
+
+
+def image_of(sample: object) -> object:
+    """The image of a sample that may have a label: one of two things is not the image."""
+    is_pair = isinstance(sample, tuple | list) and len(sample) == 2
+    return split_sample(sample)[0] if is_pair or isinstance(sample, Mapping) else sample
+
+
+def class_label(label: object) -> Label:
+    """The label of a sample as an int or a str.
+
+    Raises:
+        WrongSample: it is neither.
+    """
+    if isinstance(label, str):
+        return str(label)
+    plain = label
+    if isinstance(label, torch.Tensor | np.ndarray | np.generic) and np.prod(label.shape) == 1:
+        plain = label.item()
+    if isinstance(plain, str):
+        return plain
+    try:
+        return operator.index(plain)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        raise WrongSample(
+            f"its label is {_what(label)}\nReturn the number of the class (of a one-hot vector its argmax), "
+            "or its name"
+        ) from None
+
+
+def stored_image(image: object) -> Stored | Path:
+    """The image of a sample as a source gives it, or the path of its file.
+
+    Raises:
+        WrongSample: it is nothing that an image may be.
+        DecodeError: a PIL image of pixels without a defined brightness.
+
+    Example:
+        >>> stored_image(torch.zeros(3, 4, 5, dtype=torch.uint8)).shape
+        (4, 5, 3)
+    """
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, str | os.PathLike):
+        return Path(os.fsdecode(image))
+    if isinstance(image, Image.Image):
+        return _of_pil(image)
+    if isinstance(image, torch.Tensor):
+        return _of_tensor(image)
+    if isinstance(image, np.ndarray):
+        return _of_array(image)
+    none = "; where an image cannot be read, raise an OSError" if image is None else ""
+    raise WrongSample(f"its image is {_what(image)}\n{_KINDS}{none}")
+
+
+def _of_pil(image: Image.Image) -> NDArray[Any]:
+    """Pixels, upright: a PIL image still says how it has to be turned, unless it has been turned."""
+    orientation = exif_orientation(bytes(image.info.get("exif", b"")))
+    image.load()
+    if image.mode == "F":
+        raise WrongSample(f"its image is a PIL image of floating-point pixels\n{_AS_STORED}")
+    if image.mode.startswith("I"):
+        levels = np.asarray(image)
+        if levels.min() < 0 or levels.max() > 65535:
+            raise DecodeError("32-bit pixels beyond 0 .. 65535 have no defined brightness")
+        return turn_upright(levels.astype(np.uint16), orientation)
+    if image.mode == "1":
+        image = image.convert("L")
+    elif image.has_transparency_data:
+        image = image.convert("RGBA")  # 'P' and 'LA' too
+    elif image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")
+    return np.ascontiguousarray(turn_upright(np.asarray(image), orientation))
+
+
+def _of_tensor(tensor: torch.Tensor) -> Stored:
+    if tensor.dtype not in (torch.uint8, torch.uint16):
+        raise WrongSample(f"its image is {_what(tensor)}\n{_AS_STORED}")
+    plain = tensor.as_subclass(torch.Tensor).detach().cpu()  # torchvision has tensors of its own
+    if plain.ndim == 3:
+        if plain.shape[0] not in _CHANNELS:
+            raise WrongSample(f"its image is {_what(tensor)}\n{_KINDS}")
+        plain = plain.permute(1, 2, 0)
+    return _of_array(plain.numpy())
+
+
+def _of_array(array: NDArray[Any]) -> Stored:
+    if array.dtype not in (np.uint8, np.uint16):
+        raise WrongSample(f"its image is {_what(array)}\n{_AS_STORED}")
+    if array.ndim == 1 and array.dtype == np.uint8:
+        return array.tobytes()  # of a file, as torchvision.io.read_file and np.fromfile have it
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in _CHANNELS):
+        raise WrongSample(f"its image is {_what(array)}\n{_KINDS}")
+    return np.ascontiguousarray(array)
+
+
+def _what(value: object) -> str:
+    """What something is, in a few words."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        kind = "tensor" if isinstance(value, torch.Tensor) else "array"
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"a {dtype} {kind} of shape {tuple(value.shape)}"
+    if value is None:
+        return "None"
+    text = repr(value) if isinstance(value, bool | int | float) else ""
+    return f"{text or 'of type'} {'' if text else type(value).__name__}".strip()

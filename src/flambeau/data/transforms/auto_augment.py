@@ -1,0 +1,202 @@
+"""RandAugment and TrivialAugment: operations drawn at random from a fixed list.
+
+RandAugment 与 TrivialAugment：从固定列表中随机抽取操作。
+
+Source: Cubuk et al., "RandAugment: practical automated data augmentation with a reduced search space",
+NeurIPS 2020 (arXiv:1909.13719); Müller and Hutter, "TrivialAugment: tuning-free yet state-of-the-art data
+augmentation", ICCV 2021, the wide space (arXiv:2103.10158). Operations, magnitudes and signs are those of
+torchvision's RandAugment and TrivialAugmentWide, with nearest neighbour and black fill.
+
+What is drawn depends on the sample's seed alone. Not for data whose label is in a colour or a direction.
+"""
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from flambeau.data.images.decode import Pixels
+from flambeau.data.transforms import color
+from flambeau.data.transforms.color import uniform
+
+# Numbers of the random streams: three of TrivialAugment, and two an operation of RandAugment.
+_TRIVIAL, _RAND = 1100, 2000
+
+
+class Operation(NamedTuple):
+    """An operation and how strong it is.
+
+    Attributes:
+        name: one of OPERATIONS.
+        magnitude: in its unit: pixels (translation), degrees (rotation), pixels a pixel (shear), bits
+            (posterize), share of 255 (solarize), change of the factor 1 (brightness, colour, contrast,
+            sharpness); 0.0 for the others, which have none.
+    """
+
+    name: str
+    magnitude: float
+
+
+_Apply = Callable[[Pixels, float], Pixels]
+
+OPERATIONS: MappingProxyType[str, _Apply] = MappingProxyType(
+    {
+        "Identity": lambda pixels, _: np.ascontiguousarray(pixels),
+        "ShearX": color.shear_x,
+        "ShearY": color.shear_y,
+        "TranslateX": lambda pixels, pixels_right: color.translate_x(pixels, int(pixels_right)),
+        "TranslateY": lambda pixels, pixels_down: color.translate_y(pixels, int(pixels_down)),
+        "Rotate": color.rotate,
+        "Brightness": lambda pixels, change: color.adjust_brightness(pixels, 1.0 + change),
+        "Color": lambda pixels, change: color.adjust_saturation(pixels, 1.0 + change),
+        "Contrast": lambda pixels, change: color.adjust_contrast(pixels, 1.0 + change),
+        "Sharpness": lambda pixels, change: color.adjust_sharpness(pixels, 1.0 + change),
+        "Posterize": lambda pixels, bits: color.posterize(pixels, int(bits)),
+        "Solarize": lambda pixels, share: color.solarize(pixels, 255.0 * share),
+        "AutoContrast": lambda pixels, _: color.autocontrast(pixels),
+        "Equalize": lambda pixels, _: color.equalize(pixels),
+    }
+)
+"""By torchvision's names and in its order."""
+
+_NAMES = tuple(OPERATIONS)
+_WITHOUT_MAGNITUDE = ("Identity", "AutoContrast", "Equalize")
+_WITHOUT_SIGN = ("Posterize", "Solarize")
+
+# Largest magnitudes; of Posterize the number of bits that the largest one takes away.
+_RAND_LARGEST = {"Shear": 0.3, "Rotate": 30.0, "Posterize": 4, "Blend": 0.9}
+_WIDE_LARGEST = {"Shear": 0.99, "Translate": 32.0, "Rotate": 135.0, "Posterize": 6, "Blend": 0.99}
+
+
+def rand_augment(
+    pixels: Pixels, seed: int, *, num_ops: int = 2, magnitude: int = 9, num_magnitude_bins: int = 31
+) -> Pixels:
+    """Some operations, one after the other, each drawn at random and all of the same magnitude.
+
+    Args:
+        pixels: (H, W, C) uint8, C 1 or 3.
+        seed: the sample's seed, any integer; only its low 64 bits count.
+        num_ops: how many, at least 0.
+        magnitude: from 0, which changes nothing or little, to num_magnitude_bins - 1.
+        num_magnitude_bins: at least 2.
+
+    Returns:
+        (H, W, C) uint8, contiguous.
+
+    Raises:
+        ValueError: a setting out of range.
+
+    Example:
+        >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+        >>> bool((rand_augment(pixels, 5) == rand_augment(pixels, 5)).all())
+        True
+    """
+    height, width = pixels.shape[:2]
+    drawn = draw_rand_augment(
+        height, width, seed,
+        num_ops=num_ops, magnitude=magnitude, num_magnitude_bins=num_magnitude_bins,
+    )  # fmt: skip
+    return apply_operations(pixels, drawn)
+
+
+def trivial_augment_wide(pixels: Pixels, seed: int) -> Pixels:
+    """One operation drawn at random, with a magnitude drawn at random.
+
+    Args:
+        pixels: (H, W, C) uint8, C 1 or 3.
+        seed: the sample's seed, any integer; only its low 64 bits count.
+
+    Returns:
+        (H, W, C) uint8, contiguous.
+
+    Example:
+        >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+        >>> bool((trivial_augment_wide(pixels, 5) == trivial_augment_wide(pixels, 5)).all())
+        True
+    """
+    return apply_operations(pixels, [draw_trivial_augment_wide(seed)])
+
+
+def draw_rand_augment(
+    height: int,
+    width: int,
+    seed: int,
+    *,
+    num_ops: int = 2,
+    magnitude: int = 9,
+    num_magnitude_bins: int = 31,
+) -> list[Operation]:
+    """What `rand_augment` does to an image of this size.
+
+    Example:
+        >>> [name for name, _ in draw_rand_augment(32, 32, seed=5)]
+        ['Rotate', 'Contrast']
+    """
+    if num_ops < 0:
+        raise ValueError(f"num_ops must be at least 0, got {num_ops}")
+    if num_magnitude_bins < 2:
+        raise ValueError(f"num_magnitude_bins must be at least 2, got {num_magnitude_bins}")
+    if not 0 <= magnitude < num_magnitude_bins:
+        raise ValueError(f"magnitude must be in 0 .. {num_magnitude_bins - 1}, got {magnitude}")
+    share = 150 / 331  # of the side, in AutoAugment's images of 331 x 331
+    largest = {**_RAND_LARGEST, "TranslateX": share * width, "TranslateY": share * height}
+    return [
+        _signed(_name(seed, draw), magnitude, num_magnitude_bins, largest, uniform(seed, draw + 1))
+        for draw in range(_RAND, _RAND + 2 * num_ops, 2)
+    ]
+
+
+def draw_trivial_augment_wide(seed: int) -> Operation:
+    """What `trivial_augment_wide` does to an image.
+
+    Example:
+        >>> draw_trivial_augment_wide(seed=5)
+        Operation(name='Solarize', magnitude=0.7333333492279053)
+    """
+    num_bins = 31
+    bin_ = int(uniform(seed, _TRIVIAL + 1) * num_bins)
+    sign = uniform(seed, _TRIVIAL + 2)
+    return _signed(_name(seed, _TRIVIAL), bin_, num_bins, _WIDE_LARGEST, sign)
+
+
+def apply_operations(pixels: Pixels, operations: list[Operation]) -> Pixels:
+    """The operations, one after the other.
+
+    Args:
+        pixels: (H, W, C) uint8, C 1 or 3.
+        operations: as drawn.
+
+    Returns:
+        (H, W, C) uint8, contiguous.
+
+    Example:
+        >>> pixels = np.array([[[1], [2], [3]]], np.uint8)
+        >>> apply_operations(pixels, [Operation("TranslateX", -1.0)]).ravel().tolist()
+        [2, 3, 0]
+    """
+    for name, magnitude in operations:
+        pixels = OPERATIONS[name](pixels, magnitude)
+    return np.ascontiguousarray(pixels)
+
+
+def _name(seed: int, draw: int) -> str:
+    return _NAMES[int(uniform(seed, draw) * len(_NAMES))]
+
+
+def _signed(name: str, bin_: int, num_bins: int, largest: dict[str, Any], sign: float) -> Operation:
+    if name in _WITHOUT_MAGNITUDE:
+        return Operation(name, 0.0)
+    if name == "Posterize":
+        return Operation(name, float(round(8 - bin_ / ((num_bins - 1) / largest[name]))))
+    if name == "Solarize":
+        return Operation(name, _step(1.0, 0.0, bin_, num_bins))
+    group = name if name in largest else name.rstrip("XY")
+    magnitude = _step(0.0, largest.get(group, largest["Blend"]), bin_, num_bins)
+    return Operation(name, -magnitude if sign < 0.5 else magnitude)
+
+
+def _step(start: float, stop: float, bin_: int, num_bins: int) -> float:
+    # In float32, as torchvision: a translation by 15.999999 pixels is one by 15.
+    return float(torch.linspace(start, stop, num_bins)[bin_])

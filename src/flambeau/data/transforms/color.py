@@ -1,0 +1,394 @@
+"""Changes of colour and shape of one image, with the results of torchvision's functions of the same names.
+
+单张图像的颜色与几何变换，结果与 torchvision 的同名函数一致。
+
+Source: the definitions of torchvision 0.29, transforms.v2.functional on uint8 tensors, as formulas: blends of
+Haeberli and Voorhies, "Image processing by interpolation and extrapolation", IRIS Universe 28, 1994;
+histogram equalisation and autocontrast as Pillow's ImageOps; colour jitter: torchvision's ColorJitter.
+
+Everything is integer arithmetic or single float32 operations, never fused ones or sums that round, so that
+pixels do not depend on the instruction set; for the same reason a level may be off by one from torchvision's
+where the exact value is a whole number. Where an image is sampled at other places, Pillow does it, nearest
+neighbour, in fixed point with 16 bits of fraction: a place that lies within a hundredth of a pixel of the
+border between two pixels may go to the other one than on torchvision's tensors.
+
+Pixels are (H, W, C) uint8, C 1 or 3, everywhere; what is returned is contiguous, and the input never changes.
+H: height, W: width, C: channels.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from flambeau.data.images.decode import Pixels
+from flambeau.recipes.data.sample_order import mix
+
+Floats = NDArray[np.float32]
+
+# Luma of ITU-R 601 as torchvision has it (they add up to 0.9999), times 10,000: sums of these are integers
+# that float32 holds exactly.
+_LUMA = (2989, 5870, 1140)
+
+# The first of five random streams: the order of the operations, and their four factors.
+_JITTER = 1000
+_ORDERS = list(itertools.permutations(range(4)))
+
+
+def color_jitter(
+    pixels: Pixels,
+    seed: int,
+    *,
+    brightness: float = 0.0,
+    contrast: float = 0.0,
+    saturation: float = 0.0,
+    hue: float = 0.0,
+) -> Pixels:
+    """Brightness, contrast, saturation and hue changed at random, in random order.
+
+    Args:
+        pixels: (H, W, C) uint8.
+        seed: the sample's seed, any integer; only its low 64 bits count.
+        brightness, contrast, saturation: at least 0; the factor is uniform in [max(0, 1 - x), 1 + x]; 0
+            changes nothing.
+        hue: in [0, 0.5]; the turn is uniform in [-hue, hue] of the whole circle.
+
+    Returns:
+        (H, W, C) uint8, contiguous.
+
+    Raises:
+        ValueError: a strength out of range.
+
+    Example:
+        >>> pixels = np.full((2, 2, 3), 100, np.uint8)
+        >>> bool((color_jitter(pixels, 5, brightness=0.4) == color_jitter(pixels, 5, brightness=0.4)).all())
+        True
+        >>> bool((color_jitter(pixels, 5) == pixels).all())
+        True
+    """
+    strengths = (brightness, contrast, saturation, hue)
+    if min(strengths) < 0 or hue > 0.5:
+        raise ValueError(
+            f"brightness, contrast, saturation must be at least 0, hue in [0, 0.5], got {strengths}"
+        )
+    steps = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
+    for step in _ORDERS[int(uniform(seed, _JITTER) * len(_ORDERS))]:
+        strength = strengths[step]
+        low, high = max(0.0, 1.0 - strength), 1.0 + strength
+        if steps[step] is adjust_hue:
+            low, high = -strength, strength
+        if strength:
+            pixels = steps[step](pixels, low + (high - low) * uniform(seed, _JITTER + 1 + step))
+    return np.ascontiguousarray(pixels)
+
+
+def uniform(seed: int, draw: int) -> float:
+    """Number `draw` of a sample's random numbers, uniform in [0, 1).
+
+    Example:
+        >>> uniform(5, 1000) == uniform(5 + 2**64, 1000) != uniform(5, 1001)
+        True
+    """
+    return (mix(mix(seed) ^ mix(draw)) >> 11) * 2.0**-53
+
+
+def adjust_brightness(pixels: Pixels, factor: float) -> Pixels:
+    """Every level times `factor`, at least 0: 0 is black, 1 changes nothing.
+
+    Example:
+        >>> adjust_brightness(np.array([[[100, 180, 7]]], np.uint8), 1.5).tolist()
+        [[[150, 255, 10]]]
+    """
+    _check_factor(factor)
+    values = _floats(pixels)
+    values *= np.float32(factor)
+    return _levels(values)
+
+
+def adjust_contrast(pixels: Pixels, factor: float) -> Pixels:
+    """Distances to the image's mean grey times `factor`, at least 0: 0 is flat grey, 1 changes nothing.
+
+    Example:
+        >>> adjust_contrast(np.array([[[100], [200]]], np.uint8), 0.5).tolist()
+        [[[125], [175]]]
+    """
+    _check_factor(factor)
+    grey = pixels if pixels.shape[2] == 1 else _grey(pixels)
+    # To double precision: torchvision's float32 sum differs in the sixth digit.
+    return _blend(pixels, np.float32(grey.mean(dtype=np.float64)), factor)
+
+
+def adjust_saturation(pixels: Pixels, factor: float) -> Pixels:
+    """Distances of each pixel to its grey times `factor`, at least 0: 0 is grey, 1 changes nothing.
+
+    A grey image stays as it is.
+
+    Example:
+        >>> adjust_saturation(np.array([[[200, 100, 0]]], np.uint8), 0.0).tolist()
+        [[[118, 118, 118]]]
+    """
+    _check_factor(factor)
+    if pixels.shape[2] == 1:
+        return np.ascontiguousarray(pixels)
+    return _blend(pixels, _grey(pixels, columns=3), factor)
+
+
+def adjust_hue(pixels: Pixels, turn: float) -> Pixels:
+    """Hue turned by `turn` of the circle, in [-0.5, 0.5]; lightness and saturation (HSV) stay.
+
+    A grey image stays as it is.
+
+    Example:
+        >>> adjust_hue(np.array([[[200, 100, 0]]], np.uint8), 1 / 3).tolist()
+        [[[0, 200, 100]]]
+    """
+    if not -0.5 <= turn <= 0.5:
+        raise ValueError(f"turn must be in [-0.5, 0.5], got {turn}")
+    if pixels.shape[2] == 1:
+        return np.ascontiguousarray(pixels)
+    red, green, blue = _floats(pixels.transpose(2, 0, 1))
+    top = np.maximum(np.maximum(red, green), blue)
+    chroma = top - np.minimum(np.minimum(red, green), blue)
+    # The angle as part of the circle: red at 0, green at 1/3, blue at 2/3, the two colours beside the top one
+    # to its sides.
+    scale = np.float32(1 / 6) / np.maximum(chroma, np.float32(1))
+    angle = np.where(
+        top == red,
+        (green - blue) * scale,
+        np.where(
+            top == green,
+            (blue - red) * scale + np.float32(1 / 3),
+            (red - green) * scale + np.float32(2 / 3),
+        ),
+    )
+    result = np.empty(pixels.shape, np.uint8)
+    for channel in range(3):
+        # A channel is at the top up to a sixth from its own angle, at the bottom beyond two sixths from it.
+        away = angle + np.float32(turn - channel / 3)
+        away -= np.rint(away)
+        below = np.clip(np.abs(away) * np.float32(6) - np.float32(1), np.float32(0), np.float32(1))
+        # As torchvision makes levels of [0, 1]: 255.999 x, without the fraction.
+        level = (top - chroma * below) * np.float32(255.999 / 255)
+        np.copyto(result[:, :, channel], level, casting="unsafe")
+    return result
+
+
+def adjust_sharpness(pixels: Pixels, factor: float) -> Pixels:
+    """Distances to a smoothed image times `factor`, at least 0: 0 is smooth, 1 changes nothing.
+
+    The filter is 3 x 3 with 5 in the middle and 1 around; the outermost pixels stay as they are.
+
+    Example:
+        >>> spot = np.zeros((3, 3, 1), np.uint8)
+        >>> spot[1, 1] = 130
+        >>> adjust_sharpness(spot, 0.0)[1, 1].item()
+        50
+    """
+    _check_factor(factor)
+    height, width, channels = pixels.shape
+    # Rows as they lie in memory: the neighbour to the right is `channels` levels further on.
+    rows = pixels.reshape(height, width * channels).astype(np.int16)
+    inner = rows[1:-1, channels:-channels]
+    total = rows[:-2] + rows[1:-1] + rows[2:]
+    total = total[:, : -2 * channels] + total[:, channels:-channels] + total[:, 2 * channels :]
+    total += inner * np.int16(4)
+    smooth = (total * np.int16(2) + np.int16(13)) // np.int16(
+        26
+    )  # the nearest; thirteenths have no ties
+    values = _floats(smooth - inner)
+    values *= np.float32(1 - factor)
+    values += inner
+    result = pixels.reshape(height, width * channels).copy()
+    result[1:-1, channels:-channels] = _levels(values)
+    return result.reshape(pixels.shape)
+
+
+def posterize(pixels: Pixels, bits: int) -> Pixels:
+    """Only the highest `bits` bits of each level, 0 to 8.
+
+    Example:
+        >>> posterize(np.array([[[255, 100, 7]]], np.uint8), 2).tolist()
+        [[[192, 64, 0]]]
+    """
+    if not 0 <= bits <= 8:
+        raise ValueError(f"bits must be in 0 .. 8, got {bits}")
+    return np.bitwise_and(pixels, np.uint8(256 - (1 << 8 - bits)), order="C")
+
+
+def solarize(pixels: Pixels, threshold: float) -> Pixels:
+    """Levels from `threshold` on, at most 255, inverted.
+
+    Example:
+        >>> solarize(np.array([[[255, 128, 127]]], np.uint8), 128).tolist()
+        [[[0, 127, 127]]]
+    """
+    if threshold > 255:
+        raise ValueError(f"threshold must be at most 255, got {threshold}")
+    above = pixels >= np.uint8(max(0, math.ceil(threshold)))
+    return np.bitwise_xor(pixels, np.multiply(above, np.uint8(255)), order="C")
+
+
+def autocontrast(pixels: Pixels) -> Pixels:
+    """Each channel stretched so that its darkest level becomes 0 and its brightest 255.
+
+    Mostly 254, as in torchvision: float32 falls short. A channel of one level stays as it is.
+
+    Example:
+        >>> autocontrast(np.array([[[50], [72], [94]]], np.uint8)).ravel().tolist()
+        [0, 127, 255]
+    """
+    height, width, channels = pixels.shape
+    rows = pixels.reshape(height, width * channels)
+    low, high = (
+        ends(ends(rows, axis=0).reshape(width, channels), axis=0).astype(np.float32)
+        for ends in (np.min, np.max)
+    )
+    flat = low == high
+    low, scale = np.where(flat, np.float32(0), low), (high - low) * np.float32(1 / 255)
+    scale[flat] = 1
+    # A row's worth of each, so that the inner loops are as long as a row.
+    values = _floats(rows)
+    values -= np.tile(low, width)
+    values /= np.tile(scale, width)
+    return _levels(values).reshape(pixels.shape)
+
+
+def equalize(pixels: Pixels) -> Pixels:
+    """Each channel's levels respaced so that all ranges of levels are about as frequent.
+
+    Example:
+        >>> dark = np.arange(1024, dtype=np.uint16).reshape(32, 32, 1) // 16
+        >>> int(dark.max()), int(equalize(dark.astype(np.uint8)).max())
+        (63, 255)
+    """
+    image = _image(pixels)
+    counts = np.reshape(image.histogram(), (-1, 256))
+    return _pixels(image.point([level for row in counts for level in _equalizing(row)]))
+
+
+def invert(pixels: Pixels) -> Pixels:
+    """255 minus each level.
+
+    Example:
+        >>> invert(np.array([[[255, 128, 0]]], np.uint8)).tolist()
+        [[[0, 127, 255]]]
+    """
+    return np.invert(pixels, order="C")
+
+
+def shear_x(pixels: Pixels, amount: float) -> Pixels:
+    """Each row moved to the left by `amount` times its distance from the top; black comes in.
+
+    Example:
+        >>> shear_x(np.array([[[1], [2]], [[3], [4]]], np.uint8), 1.0)[:, :, 0].tolist()
+        [[2, 0], [0, 0]]
+    """
+    return _transformed(pixels, (1, amount, 0, 0, 1, 0))
+
+
+def shear_y(pixels: Pixels, amount: float) -> Pixels:
+    """Each column moved up by `amount` times its distance from the left; black comes in.
+
+    Example:
+        >>> shear_y(np.array([[[1], [2]], [[3], [4]]], np.uint8), -1.0)[:, :, 0].tolist()
+        [[1, 0], [3, 2]]
+    """
+    return _transformed(pixels, (1, 0, 0, amount, 1, 0))
+
+
+def translate_x(pixels: Pixels, shift: int) -> Pixels:
+    """Moved to the right by `shift` pixels (to the left where negative); black comes in.
+
+    Example:
+        >>> translate_x(np.array([[[1], [2], [3]]], np.uint8), 1).ravel().tolist()
+        [0, 1, 2]
+    """
+    return _moved(pixels, 0, shift)
+
+
+def translate_y(pixels: Pixels, shift: int) -> Pixels:
+    """Moved down by `shift` pixels (up where negative); black comes in.
+
+    Example:
+        >>> translate_y(np.array([[[1]], [[2]], [[3]]], np.uint8), -1).ravel().tolist()
+        [2, 3, 0]
+    """
+    return _moved(pixels, shift, 0)
+
+
+def rotate(pixels: Pixels, degrees: float) -> Pixels:
+    """Turned counter-clockwise about the middle, the size kept; black comes in.
+
+    Example:
+        >>> rotate(np.array([[[1], [2]], [[3], [4]]], np.uint8), 90)[:, :, 0].tolist()
+        [[2, 4], [1, 3]]
+    """
+    return _pixels(_image(pixels).rotate(degrees))
+
+
+def _check_factor(factor: float) -> None:
+    if not factor >= 0:
+        raise ValueError(f"factor must be at least 0, got {factor}")
+
+
+def _floats(values: NDArray[Any]) -> Floats:
+    return values.astype(np.float32, order="C")
+
+
+def _levels(values: Floats) -> Pixels:
+    """Clipped to levels, without their fractions; the values are overwritten."""
+    return np.clip(values, np.float32(0), np.float32(255), out=values).astype(np.uint8)
+
+
+def _blend(pixels: Pixels, other: Floats | np.float32, factor: float) -> Pixels:
+    values = _floats(pixels)
+    values *= np.float32(factor)
+    values += other * np.float32(1 - factor)
+    return _levels(values)
+
+
+def _grey(pixels: Pixels, *, columns: int = 1) -> Floats:
+    """(H, W, columns) float32, the luma of each pixel as whole numbers, the same in all columns."""
+    weights = np.array([_LUMA] * columns, np.float32).T
+    luma: Floats = (
+        _floats(pixels.reshape(-1, 3)) @ weights
+    )  # below 2**24: exact in any order of adding
+    luma *= np.float32(1e-4)  # whole results stay whole: 1e-4 is off by less than half a last place
+    np.floor(luma, out=luma)
+    return luma.reshape(*pixels.shape[:2], columns)
+
+
+def _equalizing(counts: NDArray[Any]) -> list[int]:
+    """The new level of each level: the share of pixels below it, so that it is reached in whole steps."""
+    last = counts[counts.nonzero()[0][-1]]
+    step = int(counts.sum() - last) // 255
+    if not step:
+        return list(range(256))
+    below = np.concatenate([[0], counts.cumsum()[:-1]])
+    return np.minimum((below + step // 2) // step, 255).tolist()  # type: ignore[no-any-return]
+
+
+def _moved(pixels: Pixels, down: int, right: int) -> Pixels:
+    result, (height, width) = np.zeros_like(pixels, order="C"), pixels.shape[:2]
+    if abs(down) < height and abs(right) < width:
+        result[max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = (
+            pixels[max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)]
+        )
+    return result
+
+
+def _transformed(pixels: Pixels, matrix: tuple[float, ...]) -> Pixels:
+    """Pixel (x, y) taken from (a x + b y + c, d x + e y + f)."""
+    image = _image(pixels)
+    return _pixels(image.transform(image.size, Image.Transform.AFFINE, matrix))
+
+
+def _image(pixels: Pixels) -> Image.Image:
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def _pixels(image: Image.Image) -> Pixels:
+    return np.array(image).reshape(image.height, image.width, -1)

@@ -1,0 +1,337 @@
+"""Augmentation as pure functions of the pixels and one 64-bit seed a sample.
+
+数据增强：只由像素与每个样本的一个 64 位种子决定的纯函数。
+
+Source: random resized crop: Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6, with the
+distribution of torchvision's RandomResizedCrop. Shift and flip: He et al., "Deep residual learning", CVPR
+2016, section 4.2. Resizing is torch's antialiased bilinear filter on uint8, in integer arithmetic: the same
+pixels with any instruction set and number of threads.
+
+No generator, global or not, is used: random numbers are hashes of the seed, so that a sample looks the same
+in any batch, worker and order of arrival.
+
+N: images, C: channels, H: height, W: width.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flambeau.data.images.decode import Picture, Pixels
+from flambeau.data.images.exif_orientation import Box
+from flambeau.data.sources.source import Stored
+from flambeau.recipes.data.sample_order import mix, sample_seeds
+
+# Smallest and largest part of the area that a crop keeps. Published ImageNet runs of 90 epochs and more go
+# down to 0.08; for the shorter runs and smaller data sets meant here, milder. Chosen, untested.
+CROP_SCALE = (0.25, 1.0)
+CROP_RATIO = (3 / 4, 4 / 3)  # width over height
+
+# Share of the shorter side that the evaluation crop keeps: 224 of 256, as in most published results.
+EVAL_SHARE = 0.875
+
+# Numbers of the random streams of a sample; a crop takes four draws a try from its own on.
+_FLIP, _SHIFT_DOWN, _SHIFT_RIGHT, _CROP = 1, 2, 3, 4
+_CROP_TRIES = 10  # as torchvision
+_SERIAL = (
+    32767  # elements of which torch makes no parallel region (at::internal::GRAIN_SIZE less one)
+)
+_MIXED = [mix(draw) for draw in range(_CROP + 4 * _CROP_TRIES)]  # a third of the time of a draw
+
+
+def random_resized_crop_box(
+    height: int,
+    width: int,
+    seed: int,
+    *,
+    scale: tuple[float, float] = CROP_SCALE,
+    ratio: tuple[float, float] = CROP_RATIO,
+) -> tuple[int, int, int, int]:
+    """A random box inside an image: area uniform, logarithm of the aspect ratio uniform, place uniform.
+
+    Args:
+        height: of the image, pixels.
+        width: of the image, pixels.
+        seed: any integer; only its low 64 bits count.
+        scale: smallest and largest area of the box as a fraction of the image's, within (0, 1].
+        ratio: smallest and largest width over height of the box, above 0.
+
+    Returns:
+        (top, left, height, width) in pixels. Where ten tries do not fit (a very long image), the largest
+        centred box of an allowed ratio.
+
+    Raises:
+        ValueError: an empty image; scale or ratio out of range or in the wrong order.
+
+    Example:
+        >>> top, left, height, width = random_resized_crop_box(375, 500, seed=7)
+        >>> 0 <= top <= 375 - height and 0 <= left <= 500 - width
+        True
+    """
+    if height < 1 or width < 1:
+        raise ValueError(f"the image must have a pixel, got height {height} and width {width}")
+    if not 0 < scale[0] <= scale[1] <= 1:
+        raise ValueError(f"scale must be (low, high) with 0 < low <= high <= 1, got {scale}")
+    if not 0 < ratio[0] <= ratio[1]:
+        raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio}")
+    for draw in range(_CROP, _CROP + 4 * _CROP_TRIES, 4):
+        area = height * width * _between(scale[0], scale[1], _uniform(seed, draw))
+        shape = math.exp(_between(math.log(ratio[0]), math.log(ratio[1]), _uniform(seed, draw + 1)))
+        w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < w <= width and 0 < h <= height:
+            top = int(_uniform(seed, draw + 2) * (height - h + 1))
+            return top, int(_uniform(seed, draw + 3) * (width - w + 1)), h, w
+    shape = min(max(width / height, ratio[0]), ratio[1])
+    h, w = min(height, round(width / shape)), min(width, round(height * shape))
+    return (height - h) // 2, (width - w) // 2, max(h, 1), max(w, 1)
+
+
+def train_image(
+    data: Stored,
+    seed: int,
+    size: int,
+    *,
+    channels: int | None = None,
+    flip: bool = True,
+    crop_scale: tuple[float, float] = CROP_SCALE,
+    out: Tensor | None = None,
+) -> Pixels:
+    """A random resized crop, mirrored in half of the cases.
+
+    The crop is chosen first, and no more of the image is decoded than it needs. Of a JPEG whose crop is at
+    least 2, 4 or 8 times as large as the result, the decoder is asked for that part of the size.
+
+    Args:
+        data: a whole image file, or pixels (H, W, C) uint8.
+        seed: the sample's seed, any integer; only its low 64 bits count.
+        size: side of the result, pixels.
+        channels: 1 for grey, 3 for RGB; may be left out with pixels: then as many as they have.
+        flip: False where left and right matter (digits, text).
+        crop_scale: as `scale` of `random_resized_crop_box`.
+        out: (size, size, C) uint8, contiguous: where to write the result.
+
+    Returns:
+        (size, size, C) uint8, contiguous; the memory of `out` where that is given.
+
+    Raises:
+        DecodeError: data that cannot be decoded.
+
+    Example:
+        >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+        >>> bool((train_image(pixels, 5, 2) == train_image(pixels, 5, 2)).all())
+        True
+    """
+    picture = Picture(data)
+    box = random_resized_crop_box(picture.height, picture.width, seed, scale=crop_scale)
+    scale = picture.scale_for(box[2], box[3], least=size)
+    part, mirror = _scaled(box, scale), flip and _uniform(seed, _FLIP) < 0.5
+    if out is None:
+        out = torch.empty(size, size, channels or _channels_of(data), dtype=torch.uint8)
+    result = out.numpy()
+    if not picture.resize_part(part, result, scale=scale, mirror=mirror):
+        pixels = picture.pixels(part, channels=result.shape[2], scale=scale)
+        _resize(pixels, size, size, out=out)
+        if mirror:
+            _mirror(out)
+    return result
+
+
+def eval_image(
+    data: Stored, size: int, *, channels: int | None = None, out: Tensor | None = None
+) -> Pixels:
+    """The shorter side resized to round(size / 0.875), then the centre; no randomness.
+
+    An image of exactly size x size is returned as it is: it has been prepared.
+    As little of the image is decoded as the centre needs.
+
+    Args:
+        data: a whole image file, or pixels (H, W, C) uint8.
+        size: side of the result, pixels.
+        channels: 1 for grey, 3 for RGB; may be left out with pixels: then as many as they have.
+        out: (size, size, C) uint8, contiguous: where to write the result.
+
+    Returns:
+        (size, size, C) uint8, contiguous; the memory of `out` where that is given.
+
+    Raises:
+        DecodeError: data that cannot be decoded.
+
+    Example:
+        >>> eval_image(np.zeros((30, 50, 3), np.uint8), 14).shape
+        (14, 14, 3)
+    """
+    picture = Picture(data)
+    channels = channels or _channels_of(data)
+    if out is None:
+        out = torch.empty(size, size, channels, dtype=torch.uint8)
+    if (picture.height, picture.width) == (size, size):
+        out.numpy()[:] = picture.pixels(channels=channels)
+        return out.numpy()
+    # Of a very long image only the middle is resized: enlarged whole, a line of pixels would fill the memory.
+    longest = 8 * min(picture.height, picture.width)
+    height, width = (min(side, longest + side % 2) for side in (picture.height, picture.width))
+    middle = (_centred(picture.height, height), _centred(picture.width, width), height, width)
+    shorter = eval_min_side(size)
+    scale = picture.scale_for(height, width, least=shorter)
+    top, left, rows, columns = _scaled(middle, scale)
+    sides = (
+        (shorter, shorter * width // height)
+        if height <= width
+        else (shorter * height // width, shorter)
+    )
+    first_row, first_column = (_centred(side, size) for side in sides)
+    row, rows_used = _sources(first_row, size, rows, sides[0])
+    column, columns_used = _sources(first_column, size, columns, sides[1])
+    # What is not decoded stays undefined in here, and what it becomes is cut off below.
+    canvas = np.empty((rows, columns, channels), np.uint8)
+    box = (top + row, left + column, rows_used, columns_used)
+    canvas[row : row + rows_used, column : column + columns_used] = picture.pixels(
+        box, channels=channels, scale=scale
+    )
+    resized = _resize(canvas, *sides).numpy()
+    out.numpy()[:] = resized[first_row : first_row + size, first_column : first_column + size]
+    return out.numpy()
+
+
+def eval_min_side(size: int) -> int:
+    """Shorter side to which `eval_image` resizes, in pixels.
+
+    Args:
+        size: as in `eval_image`.
+
+    Returns:
+        What to pass as `min_side` to `decode`.
+
+    Example:
+        >>> eval_min_side(224)
+        256
+    """
+    return round(size / EVAL_SHARE)
+
+
+def augment_small(x_NCHW: Tensor, seeds: Tensor, *, padding: int, flip: bool = True) -> Tensor:
+    """Small images shifted by up to `padding` pixels each way and mirrored in half of the cases.
+
+    What a shift uncovers is filled with the mirror image of what lies inside the border, which suits any
+    background. All images are done at once.
+
+    Args:
+        x_NCHW: (N, C, H, W), any dtype.
+        seeds: (N,) int64, one seed a sample.
+        padding: largest shift, pixels, at least 0 and below H and W; an eighth of the side is usual.
+        flip: False where left and right matter (digits, text).
+
+    Returns:
+        (N, C, H, W) of the dtype and on the device of the images, channels_last in memory.
+
+    Raises:
+        ValueError: not one seed an image, or padding out of range.
+
+    Example:
+        >>> x = torch.arange(2 * 4 * 4, dtype=torch.uint8).view(2, 1, 4, 4)
+        >>> both = augment_small(x, torch.tensor([5, 6]), padding=1)
+        >>> torch.equal(both[1:], augment_small(x[1:], torch.tensor([6]), padding=1))
+        True
+    """
+    num_images, _, height, width = x_NCHW.shape
+    if seeds.shape != (num_images,):
+        raise ValueError(f"seeds must have shape ({num_images},), got {tuple(seeds.shape)}")
+    if not 0 <= padding < min(height, width):
+        raise ValueError(f"padding must be in 0 .. {min(height, width) - 1}, got {padding}")
+    shift = _integers(seeds, _SHIFT_DOWN, 2 * padding + 1) - padding
+    rows = _mirrored(torch.arange(height, device=seeds.device) + shift[:, None], height)
+    shift = _integers(seeds, _SHIFT_RIGHT, 2 * padding + 1) - padding
+    columns = _mirrored(torch.arange(width, device=seeds.device) + shift[:, None], width)
+    if flip:
+        turn = _integers(seeds, _FLIP, 2)[:, None] == 1
+        columns = torch.where(turn, columns.flip(1), columns)
+    images = torch.arange(num_images, device=seeds.device)
+    x_NHWC = x_NCHW.permute(0, 2, 3, 1)
+    return x_NHWC[images[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def _uniform(seed: int, draw: int) -> float:
+    """Number `draw` of a sample's random numbers, in [0, 1)."""
+    return (mix(mix(seed) ^ _MIXED[draw]) >> 11) * 2.0**-53
+
+
+def _integers(seeds: Tensor, stream: int, below: int) -> Tensor:
+    # 53 bits against a handful of values: the bias of the remainder is below 1e-13.
+    return (sample_seeds(seeds, seed=stream, epoch=0) >> 11 & (1 << 53) - 1) % below
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return low + (high - low) * share
+
+
+def _mirrored(positions: Tensor, length: int) -> Tensor:
+    return (length - 1) - ((length - 1) - positions.abs()).abs()
+
+
+def _channels_of(data: Stored) -> int:
+    if isinstance(data, bytes):
+        raise ValueError("channels must be given with an encoded image")
+    return data.shape[2] if data.ndim == 3 else 1
+
+
+def _scaled(box: Box, scale: int) -> Box:
+    """A box in an image that is `scale` times smaller: each border at the nearest place."""
+    if scale == 1:
+        return box
+    top, left, height, width = box
+    top, bottom, left, right = (
+        (2 * at + scale) // (2 * scale) for at in (top, top + height, left, left + width)
+    )
+    return top, left, bottom - top, right - left
+
+
+def _resize(pixels: Pixels, height: int, width: int, *, out: Tensor | None = None) -> Tensor:
+    """Resized with antialiasing, (height, width, C): F.interpolate's operator, for the sake of `out`."""
+    channels = pixels.shape[2]
+    # Copied unless its strides are the usual ones. Of a view whose sides of length 1 have others, which
+    # count as contiguous, torch 2.15's uint8 kernel reads out of bounds: a segmentation fault.
+    if pixels.strides != (pixels.shape[1] * channels, channels, 1) or not pixels.flags.writeable:
+        pixels = pixels.copy()
+    if out is None:
+        out = torch.empty(height, width, channels, dtype=torch.uint8)
+    torch.ops.aten._upsample_bilinear2d_aa.out(
+        _as_batch(torch.from_numpy(pixels)), [height, width], False, None, None, out=_as_batch(out)
+    )
+    return out
+
+
+def _mirror(x_HWC: Tensor) -> None:
+    """Mirror an image where it is; ten times faster than NumPy's copy of columns in reverse.
+
+    In pieces so small that torch does not call for its own threads: these are for the network, and many
+    decoding threads with as many helpers each would stand in each other's way.
+    """
+    height, width, channels = x_HWC.shape
+    alone = torch.get_num_threads() == 1
+    rows = height if alone else max(1, _SERIAL // (width * channels))
+    for top in range(0, height, rows):
+        piece = x_HWC[top : top + rows]
+        piece.copy_(piece.flip(1))
+
+
+def _as_batch(x_HWC: Tensor) -> Tensor:
+    """(1, C, H, W) of a contiguous image, in one call: each takes microseconds after a decoder has run."""
+    height, width, channels = x_HWC.shape
+    return x_HWC.as_strided(
+        (1, channels, height, width), (x_HWC.numel(), 1, width * channels, channels)
+    )
+
+
+def _centred(length: int, part: int) -> int:
+    """Where a centred part begins; an odd rest is rounded to even, as torchvision's CenterCrop does it."""
+    return round((length - part) / 2)
+
+
+def _sources(first: int, count: int, length: int, resized: int) -> tuple[int, int]:
+    """The part of a side that `count` positions from `first` on of the resized side are computed from."""
+    step = length / resized
+    reach = max(step, 1.0) + 1  # of the filter, and one more against rounding
+    low = max(0, math.floor(first * step - reach))
+    return low, min(length, math.ceil((first + count) * step + reach)) - low

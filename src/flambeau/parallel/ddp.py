@@ -1,0 +1,290 @@
+"""Equal models on all ranks: torch's DistributedDataParallel without its wrapper around the model.
+
+The user's loop calls its own model. DDP holds the parameters alone, through a module whose forward pass does
+nothing: calling it before a batch is what prepares its reducer, which then averages the gradients while
+backward still runs, however the parameters are used.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks
+from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
+
+COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
+_WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_POWER_SGD_START = (
+    100  # steps without compression, in which gradients change most; chosen, untested
+)
+_Reduce = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
+
+
+class _Bucket(NamedTuple):
+    """What DDP reduces at once; the views are parts of the buffer."""
+
+    buffer: Tensor
+    views: list[Tensor]
+    parameters: list[Tensor]
+
+
+class Replicas:
+    """Averages the gradients of a model over the ranks, and keeps its other state equal.
+
+    The first step of a process is reduced after backward, in DDP's own buckets: only then it is known
+    whether every parameter gets a gradient on every rank. If so, DDP overlaps from the second step on.
+
+    Args:
+        model: the same on all ranks; must not be wrapped.
+        ranks: more than one.
+        compression: of the gradients on the wire: 'none', 'fp16', 'bf16' or 'powersgd'.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, *, compression: str = "none") -> None:
+        self._model, self._ranks, self._compression = model, ranks, compression
+        self._norms = [m for m in model.modules() if isinstance(m, SyncBatchNorm)]
+        self._start()
+
+    def _start(self) -> None:
+        named = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        self._names, self._parameters = list(named), list(named.values())
+        self._buckets: list[_Bucket] = []
+        self._overlaps: bool | None = None
+        self._broadcast: list[str] = []
+        self._versions: dict[str, tuple[int, int]] = {}
+        self._is_recorded = False
+        if not self._parameters:
+            raise InputError("the model has no parameter that is trained: there is nothing to do")
+        self._ddp = DistributedDataParallel(
+            _Carrier(self._parameters), gradient_as_bucket_view=True
+        )
+        self._reduce = _reduction(self._compression)
+        self._ddp.register_comm_hook(None, _annotated(self._on_bucket))
+        # After its first backward DDP forms its buckets anew, in the order in which gradients came. With an
+        # order that depends on the model alone, a resumed process adds in the order of one never stopped.
+        for _ in range(2):
+            self._buckets.clear()
+            self._ddp(touch=True).backward()
+        for p in self._parameters:
+            p.grad = None
+        self._is_recorded = True
+
+    def _on_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        if not self._is_recorded:
+            buffer, parameters = bucket.buffer(), bucket.parameters()
+            views = [_view(p, g) for p, g in zip(parameters, bucket.gradients(), strict=True)]
+            self._buckets.append(_Bucket(buffer, views, parameters))
+            return default_hooks.allreduce_hook(_world(), bucket)
+        return self._reduce(state, bucket)
+
+    def start_epoch(self) -> None:
+        """Look whether other parameters are trained now than before.
+
+        All get rank 0's running statistics: a normalisation that its owner froze normalises with them.
+        """
+        self.share_statistics({})
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        if list(map(id, trained)) != list(map(id, self._parameters)):
+            self._start()
+
+    def before_batch(self, micro: MicroBatch) -> None:
+        """Prepare for the forward pass and backward of a micro-batch."""
+        for norm in self._norms:
+            norm.counted = None if micro.all_have else bool(micro.size)
+        if self._overlaps is None:
+            # In the first step of a process, too: a resumed one goes on like one never stopped.
+            self._see_written(starts=micro.part == 1)
+        if self._broadcast:
+            buffers = dict(self._model.named_buffers())
+            self._ranks.broadcast_tensors([buffers[name] for name in self._broadcast])
+        if micro.ends_batch and self._overlaps:
+            self._ddp()
+
+    def after_backward(self) -> None:
+        """See to it that the gradients are the averages, before the optimizer's step.
+
+        Raises:
+            RuntimeError: another set of parameters got gradients than in the first step.
+        """
+        missing = [n for n, p in zip(self._names, self._parameters, strict=True) if p.grad is None]
+        if self._overlaps:
+            if missing:
+                raise RuntimeError(
+                    f"{_few(missing)} got no gradient in this step, but in the first one: "
+                    "freeze parameters only between epochs, or leave none out"
+                )
+            return
+        if self._overlaps is None:
+            self._decide(missing)
+            self._see_written()
+        self._average(has_missing=not self._overlaps)
+
+    def _see_written(self, *, starts: bool = False) -> None:
+        """Look which buffers a forward pass writes, from the start of a process's first step."""
+        now = _versions(self._model)
+        if starts:
+            self._versions = now
+        changed = [name for name in now if now[name] != self._versions.get(name)]
+        self._broadcast = sorted(set().union(*self._ranks.gather(changed)))
+
+    def _decide(self, missing: list[str]) -> None:
+        missing = sorted(set().union(*self._ranks.gather(missing)))
+        self._overlaps = not missing
+        if missing and self._compression != "none":
+            self._ranks.first(lambda: self._refuse(missing))
+
+    def _refuse(self, missing: list[str]) -> None:
+        raise InputError(
+            f"compression = {self._compression!r} needs a gradient for each parameter in each step, and "
+            f"{_few(missing)} got none; freeze them, or leave the compression out"
+        )
+
+    def _average(self, *, has_missing: bool) -> None:
+        """Average all gradients now; one that is missing here counts as zero if others have it."""
+        absent: set[Tensor] = set()
+        if has_missing:
+            present = torch.tensor([float(p.grad is not None) for p in self._parameters])
+            present = present.to(self._parameters[0].device)
+            self._ranks.worst(present)
+            absent = {
+                p for p, got in zip(self._parameters, present.tolist(), strict=True) if not got
+            }
+        works = []
+        for bucket in self._buckets:
+            for view, p in zip(bucket.views, bucket.parameters, strict=True):
+                if p.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(p.grad)
+            # The operations of DDP's hooks, so that the bits are the same.
+            sent = bucket.buffer.to(_WIRE.get(self._compression, bucket.buffer.dtype))
+            sent.div_(self._ranks.world)
+            works.append((dist.all_reduce(sent, async_op=True), sent))
+        for bucket, (work, sent) in zip(self._buckets, works, strict=True):
+            work.wait()
+            if sent is not bucket.buffer:
+                bucket.buffer.copy_(sent)
+        for bucket in self._buckets:
+            for view, p in zip(bucket.views, bucket.parameters, strict=True):
+                p.grad = None if p in absent else view
+
+    def go_back(self) -> None:
+        """Forget what compression has kept of earlier gradients: one that was not finite is still in it."""
+        self._reduce = _reduction(self._compression)
+
+    def share_statistics(self, also: Mapping[str, Tensor]) -> None:
+        """Give all ranks the running statistics of rank 0, which are the ones that are saved."""
+        self._ranks.broadcast_tensors([*self._model.buffers(), *also.values()])
+
+
+class _Carrier(nn.Module):
+    """Holds the parameters for DDP."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.held = nn.ParameterList(parameters)
+
+    def forward(self, *, touch: bool = False) -> Tensor | None:
+        """Nothing; with `touch` a zero whose backward reaches the parameters from the last to the first."""
+        if not touch:
+            return None
+        out = torch.zeros((), device=self.held[0].device)
+        for p in self.held:
+            out = _Touch.apply(p, out)
+        return out
+
+
+class _Touch(torch.autograd.Function):
+    """A link of a chain: hands a zero on, and gives its parameter a gradient of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, chain: Tensor) -> Tensor:
+        ctx.save_for_backward(parameter)
+        return chain.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (parameter,) = ctx.saved_tensors
+        return torch.zeros_like(parameter), gradient
+
+
+def _view(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The place of a gradient in its bucket, in the strides of the parameter, as DDP itself fills it.
+
+    Fused optimizers pair the two by their place in memory, whatever the strides say.
+    """
+    strides = torch.empty_like(parameter).stride()  # those of a dense parameter are its own
+    return gradient.as_strided(parameter.size(), strides, gradient.storage_offset())
+
+
+def _reduction(compression: str) -> _Reduce:
+    world = _world()
+    if compression == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            world, matrix_approximation_rank=4, start_powerSGD_iter=_POWER_SGD_START
+        )
+
+        def reduce(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+            # What it keeps from step to step would make all that follow a skipped step NaN, too.
+            for kept in (state.error_dict, state.q_memory_dict):
+                if (tensor := kept.get(bucket.index())) is not None:
+                    tensor.masked_fill_(~tensor.isfinite().all(), 0)
+            return _one_by_one(powerSGD_hook.powerSGD_hook(state, bucket), bucket)
+
+        return reduce
+    hook = {
+        "none": default_hooks.allreduce_hook,
+        "fp16": default_hooks.fp16_compress_hook,
+        "bf16": default_hooks.bf16_compress_hook,
+    }[compression]
+    return lambda _, bucket: hook(world, bucket)
+
+
+def _one_by_one(
+    future: torch.futures.Future[Tensor], bucket: GradBucket
+) -> torch.futures.Future[Tensor]:
+    """PowerSGD starts collectives from callbacks, which gloo runs in an order of each rank's own."""
+    if bucket.buffer().device.type == "cpu":
+        future.wait()
+    return future
+
+
+def _annotated(hook: _Reduce) -> _Reduce:
+    """As a function: DDP reads the annotations of its hook, which a bound method hides from it."""
+
+    def on_bucket(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return hook(state, bucket)
+
+    return on_bucket
+
+
+def _world() -> dist.ProcessGroup:
+    assert isinstance(dist.group.WORLD, dist.ProcessGroup)
+    return dist.group.WORLD
+
+
+def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """What tells whether a buffer was written, of all but the statistics of normalisation layers.
+
+    Those do not enter the training forward pass: rank 0's are the ones that count.
+    """
+    statistics = {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    return {n: (id(b), b._version) for n, b in model.named_buffers() if n not in statistics}
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

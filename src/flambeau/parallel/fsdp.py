@@ -1,0 +1,316 @@
+"""A model of which each rank keeps a part, by torch's FSDP2, for models too big for one device.
+
+A rank holds a piece of every parameter, of its gradient and of its optimizer state. A block of the model is
+gathered for its forward and for its backward pass, and dropped after each.
+
+The rest of a run works on the pieces as plain tensors that share FSDP's memory: fused optimizers (torch's
+fused SGD knows no DTensor), averages of the weights, copies for checkpoints, all as without sharding.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.errors import InputError
+from flambeau.parallel.ddp import _versions
+from flambeau.parallel.ranks import Ranks
+from flambeau.parallel.shard_layout import Layout, Piece
+from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
+
+UNIT_BYTES = 4 << 20  # smaller blocks are gathered with what is around them; chosen, untested
+# What they do to an element depends on that element alone, so a piece may be stepped without the others.
+_ELEMENTWISE = (
+    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad,
+    optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD,
+)  # fmt: skip
+
+
+def shard_model(
+    model: nn.Module,
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    gather_dtype: torch.dtype | None = None,
+    unit_bytes: int = UNIT_BYTES,
+) -> None:
+    """Leave each rank a piece of every parameter, in place; all ranks call it with the same model.
+
+    The weights and buffers of rank 0 count. The model may lie on the CPU: it moves to the device block by
+    block, so the device never holds all of it. Make the optimizer after it, over `model.parameters()`.
+
+    Args:
+        model: dense; not compiled, not sharded yet.
+        ranks: of the job; torch's process group must be up.
+        device: of this rank.
+        gather_dtype: gather parameters in bfloat16 or float16, for a model that is called under autocast
+            alone: half the traffic, and no half-precision copy of them lives until backward. It is not the
+            training of autocast any more: what that keeps in float32 (norms, position embeddings, sums of a
+            residual stream that starts from one) is rounded. A block with BatchNorm stays in float32.
+        unit_bytes: how large the parameters of a block must be to be gathered alone.
+
+    Raises:
+        InputError: no process group, or parameters that FSDP cannot shard.
+    """
+    _check(model)
+    mesh = init_device_mesh(device.type, (ranks.world,))
+    _settle(list(model.buffers()), ranks, device)
+    for unit in [*units(model, unit_bytes), model]:
+        _settle([p for p in unit.parameters() if not isinstance(p, DTensor)], ranks, device)
+        # Also the root: else an evaluation would leave its gathered weights behind, and the next forward
+        # pass would take them for the present ones.
+        fully_shard(
+            unit, mesh=mesh, reshard_after_forward=True, mp_policy=_policy(unit, gather_dtype)
+        )
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # The first gathering allocates for good. In an evaluation it would be done by inference_mode,
+            # whose tensors no backward pass may use.
+            module.unshard()
+            module.reshard()
+
+
+def units(model: nn.Module, unit_bytes: int = UNIT_BYTES) -> list[nn.Module]:
+    """The blocks of a model that are gathered one at a time, inner ones first; what is left goes together.
+
+    A block is an item of a Sequential, ModuleList or ModuleDict that is made of modules, has a sibling of
+    its class, shares no parameter with the rest of the model, and has at least `unit_bytes` of them that no
+    inner block has.
+    """
+    owners: dict[nn.Parameter, set[nn.Module]] = {}
+    for module in model.modules():
+        for p in module.parameters(recurse=False):
+            owners.setdefault(p, set()).add(module)
+    found: list[nn.Module] = []
+    taken: set[nn.Parameter] = set()
+    for block in _repeated(model):
+        inside, parameters = set(block.modules()), set(block.parameters())
+        size_bytes = sum(p.numel() * p.element_size() for p in parameters - taken)
+        if size_bytes >= unit_bytes and all(owners[p] <= inside for p in parameters):
+            found.append(block)
+            taken |= parameters
+    return found
+
+
+def _repeated(model: nn.Module) -> Iterator[nn.Module]:
+    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    for container in reversed(list(model.modules())):  # what is inside comes before what it is in
+        if isinstance(container, containers):
+            classes = Counter(map(type, container.children()))
+            for child in container.children():
+                has_forward = not isinstance(child, (nn.ModuleList, nn.ModuleDict))
+                if classes[type(child)] > 1 and has_forward and any(True for _ in child.children()):
+                    yield child
+
+
+def _check(model: nn.Module) -> None:
+    if not dist.is_initialized():
+        raise InputError(
+            "shard = 'fsdp' needs the processes of a job: start it with --procs or torchrun"
+        )
+    for name, p in model.named_parameters():
+        what = None
+        if not p.dim():
+            what = "is a single number of shape (): make its shape (1,)"
+        elif p.is_meta:
+            what = "is on the meta device: give it values first"
+        elif isinstance(p, DTensor):
+            what = "is sharded already"
+        if what is not None:
+            raise InputError(f"shard = 'fsdp' cannot shard the model: {name} {what}")
+
+
+def _policy(unit: nn.Module, gather_dtype: torch.dtype | None) -> MixedPrecisionPolicy:
+    if any(isinstance(module, _BatchNorm) for module in unit.modules()):
+        gather_dtype = None  # its kernels want weights of the type of its running statistics
+    # Autocast casts the inputs, where it has to, and not at every block.
+    return MixedPrecisionPolicy(
+        param_dtype=gather_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+
+
+def _settle(tensors: list[Tensor], ranks: Ranks, device: torch.device) -> None:
+    """Bring tensors to the device, contiguous as FSDP wants them, with the values of rank 0."""
+    for tensor in tensors:
+        tensor.data = tensor.data.to(device, memory_format=torch.contiguous_format)
+    ranks.broadcast_tensors(tensors)
+
+
+class Shards:
+    """What a rank holds of a sharded model, with the verbs of `Replicas`.
+
+    Gradients are averaged and dealt out in every backward pass, also where they are accumulated: leaving
+    that out would keep whole gradients on each rank.
+
+    Args:
+        model: what `shard_model` has sharded.
+        ranks: of the job.
+        max_norm: clip the norm of all gradients of all ranks together; None does not.
+
+    Attributes:
+        pieces: a module with the names and buffers of the model whose parameters are this rank's pieces.
+        norm: 0-d float32: of the last gradients, of all ranks, before clipping.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, *, max_norm: float | None = None) -> None:
+        self._model, self._ranks, self._max_norm = model, ranks, max_norm
+        self._norms = [m for m in model.modules() if isinstance(m, SyncBatchNorm)]
+        self._versions: dict[str, tuple[int, int]] | None = None
+        self._broadcast: list[str] = []
+        self._is_stepped = False
+        # FSDP keeps the memory of the pieces; only `model.to` and load_state_dict(assign=True) would move it.
+        self._pairs = {
+            p: nn.Parameter(_local(p.detach()), requires_grad=p.requires_grad)
+            for p in model.parameters()
+        }
+        self.pieces = self._mirror(model, {})
+        # Of the last rank: if it has a weight that is trained, all have.
+        sizes = [len(p) for p in model.parameters() if p.requires_grad]
+        last = ranks.world - 1
+        self._all_train = any(last * math.ceil(n / ranks.world) < n for n in sizes)
+        self.norm = torch.zeros((), device=next(iter(self._pairs.values())).device)
+
+    def _mirror(self, module: nn.Module, seen: dict[nn.Module, nn.Module]) -> nn.Module:
+        if module not in seen:
+            mirror = seen[module] = nn.Module()
+            mirror._buffers = module._buffers  # itself: a forward pass may put in another tensor
+            mirror._non_persistent_buffers_set = module._non_persistent_buffers_set
+            for name, p in module._parameters.items():
+                mirror._parameters[name] = None if p is None else self._pairs[p]
+            for name, child in module._modules.items():
+                mirror._modules[name] = None if child is None else self._mirror(child, seen)
+        return seen[module]
+
+    def adopt(self, optimizer: Optimizer) -> Layout:
+        """Let an optimizer step the pieces in place of the model's parameters; before its first step.
+
+        Args:
+            optimizer: over parameters of the model; must work element by element.
+
+        Returns:
+            Where the pieces lie, of the model and of this optimizer.
+
+        Raises:
+            InputError: an optimizer that looks at a whole parameter (Muon, Adafactor, LBFGS), or that is
+                not known not to.
+            ValueError: it has stepped already.
+        """
+        if not isinstance(optimizer, _ELEMENTWISE):
+            names = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
+            raise InputError(
+                f"shard = 'fsdp' steps every rank's piece of a parameter alone, which is right for {names} "
+                f"and those derived from them; {type(optimizer).__name__} is none of them"
+            )
+        # Adagrad's is born with it.
+        if any(float(own.get("step", 1)) for own in optimizer.state.values()):
+            raise ValueError("the optimizer has a state already: adopt it before the first step")
+        pieces = {id(piece): _piece(p) for p, piece in self._pairs.items()}
+        adopted = []
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                own = optimizer.state.pop(p, {})
+                if own and self._pairs[p].numel():  # as of all others: none for an empty piece
+                    optimizer.state[self._pairs[p]] = {
+                        name: t.to_local() if isinstance(t, DTensor) else t
+                        for name, t in own.items()
+                    }
+            group["params"] = [self._pairs[p] for p in group["params"]]
+            adopted += [pieces[id(p)] for p in group["params"]]
+        named = self.pieces.state_dict(keep_vars=True)
+        return Layout(
+            model={
+                name: pieces.get(id(t)) or Piece.whole(t.shape)
+                for name, t in named.items()
+                if isinstance(t, Tensor)
+            },
+            parameters=adopted,
+        )
+
+    def start_epoch(self) -> None:
+        """Nothing to do: FSDP looks in each step at what is frozen."""
+
+    def go_back(self) -> None:
+        """Nothing to do: no gradient is kept from one step to the next."""
+
+    def before_batch(self, micro: MicroBatch) -> None:
+        """Prepare for the forward pass of a micro-batch."""
+        for norm in self._norms:
+            norm.counted = None if micro.all_have else bool(micro.size)
+        if self._versions is None:
+            self._versions = _versions(self._model)
+        elif self._broadcast:
+            buffers = dict(self._model.named_buffers())
+            self._ranks.broadcast_tensors([buffers[name] for name in self._broadcast])
+
+    def after_backward(self, *, scale: Tensor | None = None) -> None:
+        """Hand the gradients to the pieces, clipped; before the optimizer's step.
+
+        If one is not finite on one rank, all become NaN on all, so that every rank skips the same step.
+
+        Args:
+            scale: 0-d: by what the loss was multiplied (fp16).
+
+        Raises:
+            InputError: in fp16 a rank has no weight that is trained.
+        """
+        if scale is not None and not self._all_train:
+            # No gradient could tell it that a step is skipped, and its loss scale would grow.
+            raise InputError(
+                f"shard = 'fsdp' leaves the last of {self._ranks.world} processes no weight that is trained, "
+                "which fp16 needs: use fewer processes, or bf16"
+            )
+        if not self._is_stepped:
+            # Buffers that a forward pass writes and may read again are rank 0's, as those of Replicas.
+            now, self._is_stepped = _versions(self._model), True
+            changed = [name for name in now if now[name] != (self._versions or {}).get(name)]
+            self._broadcast = sorted(set().union(*self._ranks.gather(changed)))
+        gradients: list[Tensor] = []
+        # In float64, as the square of a large norm is beyond float32.
+        total = torch.zeros((), dtype=torch.float64, device=self.norm.device)
+        with torch.no_grad():
+            for p, piece in self._pairs.items():
+                if p.grad is not None and piece.numel():
+                    piece.grad = _local(p.grad)
+                    gradients.append(piece.grad)
+                p.grad = None
+            if gradients:
+                norms = torch._foreach_norm(gradients)
+                total += torch.stack([norm.double() for norm in norms]).square_().sum()
+            dist.all_reduce(total)
+            self.norm = (total.sqrt() if scale is None else total.sqrt() / scale).float()
+            factor = self.norm * 0 + 1
+            if self._max_norm is not None:
+                # As torch.nn.utils.clip_grad_norm_.
+                factor = factor * (self._max_norm / (self.norm + 1e-6)).clamp_(max=1.0)
+            if gradients:
+                torch._foreach_mul_(gradients, factor)
+
+    def share_statistics(self, also: Mapping[str, Tensor]) -> None:
+        """Give all ranks the buffers of rank 0, which are the ones that are saved.
+
+        Args:
+            also: their averages, by the names of the model; those of parameters stay as they are.
+        """
+        pieces = {name for name, _ in self.pieces.named_parameters(remove_duplicate=False)}
+        averages = [t for name, t in also.items() if name not in pieces]
+        self._ranks.broadcast_tensors([*self._model.buffers(), *averages])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor), "shard_model has sharded every parameter"
+    return tensor.to_local()
+
+
+def _piece(parameter: Tensor) -> Piece:
+    assert isinstance(parameter, DTensor)
+    (chunk,) = parameter.__create_chunk_list__()  # torch's own interface to its checkpoints
+    return Piece(tuple(parameter.shape), tuple(chunk.offsets), tuple(chunk.sizes))

@@ -1,0 +1,200 @@
+"""Start the ranks of a job on this machine: by torch's elastic agent, alone or together with other nodes."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flambeau.errors import InputError
+from flambeau.parallel.launcher.rendezvous_address import LOOPBACK, find_place
+from flambeau.parallel.launcher.signal_forwarding import Asked, Relay
+from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED
+
+
+def launch(
+    command: Sequence[str],
+    *,
+    procs: int,
+    nodes: tuple[int, int] = (1, 1),
+    rendezvous: str | None = None,
+    job_id: str | None = None,
+    node_rank: int | None = None,
+    max_restarts: int = 0,
+    local_addr: str | None = None,
+    join_timeout_s: int = 600,
+    say: Callable[[str], None],
+) -> int:
+    """Run a command on ranks of this machine and wait for them.
+
+    Each rank has the environment that torchrun gives (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...). None
+    outlives this process. SIGTERM, SIGUSR1 and the first Ctrl-C go to the ranks, which have as long as they
+    need; the second Ctrl-C ends them. The other ranks end soon after one that fails.
+
+    Args:
+        command: program and arguments; `${local_rank}` in them becomes the rank's number on this machine.
+        procs: ranks on this machine.
+        nodes: the fewest and the most machines; with fewer than the most the job goes on without lost ones.
+        rendezvous: HOST:PORT, the same on all nodes, with one of them as HOST; needed for more than one.
+        job_id: a name, the same on all nodes.
+        node_rank: the place of this node among the others; without it torch sorts them.
+        max_restarts: how often all ranks are started again after one has failed.
+        local_addr: by which other nodes reach this machine.
+        join_timeout_s: how long to wait for other nodes.
+        say: prints a line to the user.
+
+    Returns:
+        0 if all ranks are done, 75 if they have saved themselves and want to be started again, 2 if one of
+        them has refused its input, 130 after Ctrl-C, 1 after any other failure: the last line names it.
+
+    Raises:
+        InputError: an argument is wrong, a port is taken, a host unknown, or other nodes have not come.
+    """
+    job = _Job(
+        command,
+        procs,
+        nodes,
+        rendezvous,
+        "flambeau" if job_id is None else job_id,
+        node_rank,
+        max_restarts,
+        local_addr,
+        join_timeout_s,
+    )
+    job.check()
+    relay = Relay()
+    try:
+        with relay, tempfile.TemporaryDirectory(prefix="flambeau-launch-") as folder:
+            code, line = job.run(relay, Path(folder), say)
+    except Asked:
+        is_interrupt = signal.SIGINT in relay.asked
+        code, line = (INTERRUPTED, "interrupted") if is_interrupt else (EXIT_CODE, None)
+    if line is not None:
+        # A rank may have left a progress bar in this line of a terminal.
+        say(("\n" if sys.stderr.isatty() else "") + f"flambeau: {line}")
+    return code
+
+
+def auto_procs() -> int:
+    """As many ranks as this machine has GPUs, or one."""
+    with _quiet_torch():
+        import torch
+    return max(1, torch.cuda.device_count())
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What `launch` was asked for."""
+
+    command: Sequence[str]
+    procs: int
+    nodes: tuple[int, int]
+    rendezvous: str | None
+    job_id: str
+    node_rank: int | None
+    max_restarts: int
+    local_addr: str | None
+    join_timeout_s: int
+
+    def check(self) -> None:
+        """Refuse what cannot be."""
+        if not self.command or shutil.which(self.command[0]) is None:
+            name = "".join(self.command[:1])
+            raise InputError(f"there is no program {name!r} to run on the ranks")
+        if self.procs < 1:
+            raise InputError(f"a machine needs at least one process; got {self.procs}")
+        if self.max_restarts < 0:
+            raise InputError(f"--max-restarts counts from 0; got {self.max_restarts}")
+        self._check_nodes()
+
+    def _check_nodes(self) -> None:
+        fewest, most = self.nodes
+        if not 1 <= fewest <= most:
+            raise InputError(
+                f"the number of nodes is N or MIN:MAX, from 1 and not falling; got {fewest}:{most}"
+            )
+        if most > 1 and self.rendezvous is None:
+            raise InputError(
+                f"{most} nodes need a place to meet: give each --rdzv HOST:PORT, with the name of one of them"
+            )
+        if self.local_addr is not None and self.rendezvous is None:
+            raise InputError("--local-addr is for several nodes, which meet at --rdzv HOST:PORT")
+        if self.node_rank is not None and not 0 <= self.node_rank < most:
+            raise InputError(
+                f"--node-rank of {most} nodes is from 0 to {most - 1}; got {self.node_rank}"
+            )
+        if not self.job_id.replace("-", "").replace("_", "").isalnum():
+            raise InputError(f"--job-id is made of letters, digits, - and _; got {self.job_id!r}")
+        if self.join_timeout_s < 1:
+            raise InputError(f"--join-timeout is at least 1 second; got {self.join_timeout_s}")
+
+    def run(self, relay: Relay, folder: Path, say: Callable[[str], None]) -> tuple[int, str | None]:
+        """The exit code, and a last line for the user."""
+        place = LOOPBACK
+        if self.rendezvous is not None:
+            place = find_place(
+                self.rendezvous, node_rank=self.node_rank, local_addr=self.local_addr
+            )
+        with _quiet_torch():
+            from flambeau.parallel.launcher.agent import run_ranks
+            from flambeau.parallel.launcher.rendezvous import meet
+        relay.check()
+        meeting = meet(
+            place,
+            nodes=self.nodes,
+            job_id=self.job_id,
+            node_rank=self.node_rank,
+            join_timeout_s=self.join_timeout_s,
+            say=say,
+        )
+        with _variables(_of_ranks(self.procs, place.interface if self.nodes[1] > 1 else None)):
+            return run_ranks(
+                self.command,
+                procs=self.procs,
+                meeting=meeting,
+                folder=folder,
+                max_restarts=self.max_restarts,
+                relay=relay,
+                say=say,
+            )
+
+
+def _of_ranks(procs: int, interface: str | None) -> dict[str, str]:
+    """Variables for the ranks that the user has not set."""
+    from flambeau.recipes.setup.environment import usable_cpus
+
+    found = {"OMP_NUM_THREADS": str(max(1, usable_cpus() // procs))}
+    if interface is not None:
+        # Gloo itself asks the host name, which may lead to 127.0.1.1.
+        found["GLOO_SOCKET_IFNAME"] = interface
+    found = {name: value for name, value in found.items() if not os.environ.get(name)}
+    # Torch's own handlers of signals would replace ours; a name that is none keeps them out.
+    return found | {"TORCHELASTIC_SIGNALS_TO_HANDLE": "none"}
+
+
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """For the first import of torch: its C++ code reports a store that is gone on 20 lines of its own."""
+    if "TORCH_CPP_LOG_LEVEL" in os.environ:
+        yield
+    else:
+        with _variables({"TORCH_CPP_LOG_LEVEL": "FATAL"}):
+            yield

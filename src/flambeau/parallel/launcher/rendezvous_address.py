@@ -1,0 +1,113 @@
+"""The place where the nodes of a job meet, as one of them sees it. No torch here: it is looked up at once."""
+
+import contextlib
+import socket
+import struct
+from typing import Any, NamedTuple
+
+from flambeau.errors import InputError
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+
+class Place(NamedTuple):
+    """The rendezvous as this machine sees it.
+
+    Attributes:
+        host: its name or address, as the user gave it.
+        port: 0 for any that is free.
+        is_here: this launcher holds it, if no other one of this machine does.
+        local_addr: how other nodes reach this machine.
+        interface: the network interface that has this address, if that can be told.
+    """
+
+    host: str
+    port: int
+    is_here: bool
+    local_addr: str
+    interface: str | None = None
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+LOOPBACK = Place("127.0.0.1", 0, True, "127.0.0.1")
+"""Where the only node of a job meets itself."""
+
+
+def find_place(
+    rendezvous: str, *, node_rank: int | None = None, local_addr: str | None = None
+) -> Place:
+    """Look a rendezvous up.
+
+    Args:
+        rendezvous: HOST:PORT.
+        node_rank: 0 says that it is here, even where the host's name does not lead here.
+        local_addr: how other nodes reach this machine; by default the address that leads to the host.
+
+    Raises:
+        InputError: that is no HOST:PORT, or nobody knows the host.
+    """
+    host, _, digits = rendezvous.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not digits.isdecimal() or not 0 < int(digits) < 2**16:
+        raise InputError(f"a rendezvous is HOST:PORT, such as node1:29500; got {rendezvous!r}")
+    found = _look_up(host, int(digits))
+    if local_addr is not None:
+        _look_up(local_addr, None)
+    family, _, _, _, address = found[0]
+    is_local = any(_is_of_this_machine(family, address) for family, _, _, _, address in found)
+    if local_addr is None:
+        # Other nodes reach the host by the name that they were given as well.
+        local_addr = host if is_local else _route(family, address)
+    is_here = is_local or node_rank == 0
+    return Place(host, int(digits), is_here, local_addr, _interface(local_addr))
+
+
+def _look_up(host: str, port: int | None) -> list[Any]:
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"no machine named {host!r} is known here ({error}); "
+            "give a name or an address by which the nodes reach each other"
+        ) from error
+
+
+def _is_of_this_machine(family: int, address: Any) -> bool:
+    """Only an address of one's own can be bound; torch asks the host name instead, and can be wrong."""
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address[0], 0, *address[2:]))
+        return True
+    return False
+
+
+def _route(family: int, address: Any) -> str:
+    """The address of this machine from which packets to another one leave; nothing is sent."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise InputError(f"{address[0]} cannot be reached from here: {error.strerror}") from error
+
+
+def _interface(local_addr: str) -> str | None:
+    """Which network interface has an address of this machine."""
+    try:
+        address = str(socket.getaddrinfo(local_addr, None, socket.AF_INET)[0][4][0])
+        if address.startswith("127.") and local_addr not in ("localhost", address):
+            # Debian's /etc/hosts has a machine's own name lead to 127.0.1.1, which no other node can reach.
+            address = _route(socket.AF_INET, ("192.0.2.1", 9))  # RFC 5737: nobody has it
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for _, name in socket.if_nameindex():
+                with contextlib.suppress(OSError):  # it has no address
+                    request = struct.pack("256s", name.encode())
+                    answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+                    if socket.inet_ntoa(answer[20:24]) == address:
+                        return name
+    except (OSError, InputError, ImportError):
+        return None
+    return None

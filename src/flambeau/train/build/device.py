@@ -1,0 +1,73 @@
+"""The device of a run: which it is, and the generators that a forward pass on it draws from."""
+
+import os
+
+import torch
+
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import local_world
+from flambeau.recipes.setup.environment import default_device, usable_cpus
+from flambeau.recipes.setup.float32_precision import set_float32_precision
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a setting.
+
+    Args:
+        name: 'auto' for the accelerator, if there is one, else the CPU; or such as 'cpu', 'cuda:1'.
+
+    Raises:
+        InputError: there is no such device on this machine, or not one for each process on it.
+    """
+    if name == "auto":
+        device = default_device()
+    else:
+        try:
+            device = torch.device(name)
+            torch.zeros(1, device=device).item()  # which 'meta' has not
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"device = {name!r} is not to be had here: {reason}") from error
+    if device.type == "cuda":
+        gpus = 1 if device.index is not None else torch.cuda.device_count()
+        if local_world() > gpus:
+            raise InputError(
+                f"{local_world()} processes on this machine, and {gpus} GPU{'s' * (gpus != 1)} for them: "
+                "each needs one of its own; start fewer, or use --device cpu"
+            )
+    return device
+
+
+def generators_of(device: torch.device) -> list[torch.Generator]:
+    """The default generators of the CPU and, where it is another one, of the device."""
+    if device.type == "cuda":
+        return [torch.default_generator, torch.cuda.default_generators[device.index or 0]]
+    return [torch.default_generator]
+
+
+def use_float32(precision: str, device: torch.device) -> None:
+    """Let products of float32 on a GPU be what the setting says, which torch's defaults are not.
+
+    Args:
+        precision: 'tf32' for TF32; any other word for full float32.
+        device: of the run.
+
+    Raises:
+        InputError: TF32 on another device than an NVIDIA GPU.
+    """
+    if device.type == "cuda":
+        set_float32_precision("tf32" if precision == "tf32" else "ieee")
+    elif precision == "tf32":
+        raise InputError(
+            f"precision = 'tf32' is for NVIDIA GPUs, and the device is {device}: use fp32"
+        )
+
+
+def use_threads() -> None:
+    """Let torch compute on this process's share of the CPUs it may use, or as OMP_NUM_THREADS says.
+
+    One thread more than there are CPUs can cost a factor of ten: each waits for the other by spinning.
+    """
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    share = max(1, usable_cpus() // local_world())
+    torch.set_num_threads(int(said) if said.isdigit() and int(said) else share)

@@ -1,0 +1,248 @@
+"""Models by name: timm's, torchvision's, the small one of the house, or a function in a file."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flambeau.errors import InputError
+from flambeau.user_code import first_line, is_function, load_function, naming
+from flambeau.train.settings.checks import nearest
+
+SMALL = "small_convnet"
+
+
+def build_model(
+    name: str,
+    *,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    pretrained: bool = False,
+    drop_path: float = 0.0,
+) -> nn.Module:
+    """Make a classifier.
+
+    Args:
+        name: a timm name, 'torchvision:NAME', 'small_convnet', or 'FILE.py:FUNCTION'.
+        num_classes: length of its logits.
+        channels: of its input, 1 or 3.
+        image_size: side of its input; models with positions for patches are made for it.
+        pretrained: start from published weights, with a new head where the number of classes differs.
+        drop_path: probability of stochastic depth (the deepest block's, where it rises with the depth).
+
+    Raises:
+        InputError: an unknown name, a file that does not do, weights that cannot be had, a model without
+            stochastic depth.
+    """
+    model = _build(name, num_classes, channels, image_size, pretrained, drop_path)
+    if drop_path and not any(_drops_paths(module) for module in model.modules()):
+        raise InputError(_without_effect(drop_path, name))
+    return model
+
+
+def _without_effect(drop_path: float, name: str) -> str:
+    return f"drop_path = {drop_path:g} has no effect: {name} has no stochastic depth; leave it out"
+
+
+def _drops_paths(module: nn.Module) -> bool:
+    """A layer of stochastic depth of timm's or torchvision's that does something."""
+    kind = {"DropPath": "drop_prob", "StochasticDepth": "p"}.get(type(module).__name__)
+    return kind is not None and bool(getattr(module, kind, 0))
+
+
+def _build(
+    name: str,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    pretrained: bool,
+    drop_path: float,
+) -> nn.Module:
+    if name == SMALL:
+        from flambeau.recipes.models.small_convnet import SmallConvNet
+
+        return SmallConvNet(channels, num_classes)
+    if name.startswith("torchvision:"):
+        known = name.removeprefix("torchvision:")
+        return _torchvision(known, num_classes, channels, pretrained, drop_path)
+    if is_function(name):
+        return _from_file(name, num_classes, channels, image_size)
+    return _timm(name, num_classes, channels, image_size, pretrained, drop_path)
+
+
+def input_channels(name: str, *, grey: bool) -> int:
+    """How many channels the images of a run should have: torchvision's models want three."""
+    return 1 if grey and not name.startswith("torchvision:") else 3
+
+
+def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], list[float]] | None:
+    """Mean and standard deviation a channel, in [0, 1], that published weights were trained with."""
+    if name.startswith("torchvision:"):
+        return [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # ImageNet's, in all of its presets
+    import timm
+
+    published = timm.get_pretrained_cfg(name)
+    if published is None:
+        return None
+    mean, std = list(published.mean), list(published.std)
+    if channels == 1:  # timm then sums the filters over the channels: one mean for all
+        mean, std = [sum(mean) / len(mean)], [sum(std) / len(std)]
+    return mean, std
+
+
+def _timm(
+    name: str, num_classes: int, channels: int, image_size: int, pretrained: bool, drop_path: float
+) -> nn.Module:
+    import timm
+
+    if name.endswith(".py"):
+        raise InputError(f"--model {name} names a file; say which function: {name}:FUNCTION")
+    if not timm.is_model(name):
+        known = timm.list_models() + timm.list_pretrained()
+        raise InputError(
+            f"unknown model '{name}'{nearest(name, [*known, SMALL])} "
+            "(timm names as they are; torchvision:NAME; FILE.py:FUNCTION)"
+        )
+    default = timm.get_pretrained_cfg(name)
+    extra: dict[str, Any] = (
+        {"img_size": image_size} if default is not None and default.fixed_input_size else {}
+    )
+    if drop_path:
+        extra["drop_path_rate"] = drop_path
+    try:
+        model = timm.create_model(
+            name, pretrained=pretrained, num_classes=num_classes, in_chans=channels, **extra
+        )
+    except Exception as error:
+        if drop_path and "drop_path_rate" in str(error):
+            raise InputError(_without_effect(drop_path, name)) from error
+        if pretrained:
+            raise InputError(
+                f"the published weights of '{name}' could not be had: {first_line(error)}; "
+                "check the connection, or leave --pretrained out"
+            ) from error
+        raise InputError(
+            f"timm cannot make '{name}' for {channels} channels at {image_size} pixels: {first_line(error)}"
+        ) from error
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _torchvision(
+    name: str, num_classes: int, channels: int, pretrained: bool, drop_path: float
+) -> nn.Module:
+    import torchvision.models
+    from torchvision.models import get_model, get_model_weights, list_models
+
+    known = {f"torchvision:{n}" for n in list_models(module=torchvision.models)}  # classifiers
+    if f"torchvision:{name}" not in known:
+        hint = nearest(f"torchvision:{name}", known)
+        raise InputError(f"unknown model 'torchvision:{name}'{hint} (a classifier of torchvision)")
+    if channels != 3:
+        raise InputError(f"torchvision:{name} takes 3 channels, got {channels}")
+    extra: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):
+        # Without the second classifiers, whose logits would come beside the others in training. Their
+        # published weights expect images normalised in another way, and transform_input does it.
+        extra = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
+    if drop_path:
+        extra["stochastic_depth_prob"] = drop_path
+    try:
+        model = get_model(name, num_classes=num_classes, **extra)
+    except TypeError as error:
+        if not drop_path:
+            raise
+        raise InputError(_without_effect(drop_path, f"torchvision:{name}")) from error
+    assert isinstance(model, nn.Module)
+    if pretrained:
+        try:
+            weights = get_model_weights(name).DEFAULT.get_state_dict(check_hash=True)
+        except (OSError, RuntimeError, AttributeError) as error:
+            raise InputError(
+                f"the published weights of 'torchvision:{name}' could not be had: {first_line(error)}; "
+                "check the connection, or leave --pretrained out"
+            ) from error
+        own = model.state_dict()
+        fitting = {k: v for k, v in weights.items() if k in own and own[k].shape == v.shape}
+        model.load_state_dict(fitting, strict=False)  # all but the head
+    return model
+
+
+def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> nn.Module:
+    function = load_function(name, what="--model")
+    offered = {"num_classes": num_classes, "channels": channels, "image_size": image_size}
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        wanted = offered
+    else:
+        by_name = {n for n, p in parameters.items() if p.kind is not p.POSITIONAL_ONLY}
+        wanted = {k: v for k, v in offered.items() if k in by_name}
+    missing = [
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty
+        and p.name not in wanted
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if missing:
+        raise InputError(
+            f"{name} asks for {missing[0]!r}; it is called with any of {', '.join(offered)}, by name"
+        )
+    with naming(Path(name.rpartition(":")[0])):
+        model = function(**wanted)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{name} must return a torch.nn.Module, it returned {type(model).__name__}"
+        )
+    return model
+
+
+def check_output(
+    model: nn.Module,
+    *,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    num_images: int = 1,
+    training: bool = False,
+) -> None:
+    """Run black images through the model, so that what is wrong with it is seen before the first step.
+
+    Args:
+        model: stays as it is, its buffers and modes too.
+        num_classes, channels, image_size: as for `build_model`.
+        num_images: how many.
+        training: in the modes that the modules are in; otherwise all in evaluation mode.
+
+    Raises:
+        InputError: the forward pass fails, the logits are not (N, num_classes), nothing can be trained.
+    """
+    device = next((p.device for p in model.parameters() if p.requires_grad), None)
+    if device is None:
+        raise InputError("the model has no parameter that can be trained")
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    if not training:
+        model.eval()
+    what = f"{'in training ' if training else ''}on {num_images} x {channels} x {image_size} x {image_size}"
+    try:
+        with torch.no_grad():  # not inference_mode: what a model keeps may be needed for gradients
+            images = torch.zeros(num_images, channels, image_size, image_size, device=device)
+            logits: Any = model(images)
+    except Exception as error:
+        raise InputError(
+            f"the model fails {what}: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if shape != (num_images, num_classes):
+        raise InputError(
+            f"the model must give logits of shape (N, {num_classes}); {what} it gives {shape}"
+        )

@@ -1,0 +1,244 @@
+"""Checkpoints of a run: taken between two steps, written by a thread, read back before older ones go."""
+
+import errno
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from flambeau.errors import InputError
+from flambeau.parallel.shard_layout import unsharded
+from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    Checkpoint,
+    CheckpointDamaged,
+    Disk,
+    from_bytes,
+    latest_checkpoint,
+    prune_checkpoints,
+    read_checkpoint,
+    remove_leftovers,
+    save_checkpoint,
+    set_aside,
+    to_bytes,
+    verify_checkpoint,
+)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run between two steps; its tensors are copies on the CPU that nothing writes to.
+
+    Attributes:
+        model: the model's state_dict.
+        ema: the averaged one, or None.
+        state: all else, as torch.load(weights_only=True) reads it.
+        meta: what `flambeau verify` and people want to know, as JSON.
+    """
+
+    model: Mapping[str, Tensor]
+    ema: Mapping[str, Tensor] | None
+    state: Mapping[str, Any]
+    meta: Mapping[str, Any]
+
+
+class SaveFailed(InputError):
+    """A checkpoint could not be written; the ones before it are whole."""
+
+
+class Saver:
+    """Writes snapshots as checkpoints, one at a time.
+
+    Args:
+        root: the folder `checkpoints/` of a run.
+        keep: how many of the newest stay, besides the best.
+        disk: all file operations go through it.
+    """
+
+    def __init__(self, root: Path, *, keep: int, disk: Disk | None = None) -> None:
+        self._root, self._keep, self._disk = root, keep, disk or Disk()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.last_good: str | None = None
+
+    def save(
+        self, name: str, snapshot: Snapshot, *, best: str | None, before: Callable[[], None]
+    ) -> None:
+        """Start writing; waits only for a save that is still under way.
+
+        Args:
+            name: of the checkpoint; one that is there already is left as it is.
+            snapshot: what to write.
+            best: name of a checkpoint that stays whatever its age.
+            before: runs first, in the thread (bring the journal to the disk).
+
+        Raises:
+            SaveFailed: the one before could not be written.
+        """
+        self.wait()
+        self._thread = threading.Thread(
+            target=self._write, args=(name, snapshot, best, before), name=f"save {name}"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when everything is on the disk.
+
+        Raises:
+            SaveFailed: something is not.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def restore_latest(self, *, say: Callable[[str], None]) -> "Restored | None":
+        """The newest checkpoint that is whole; damaged ones are set aside and named in one line each.
+
+        Raises:
+            InputError: there are checkpoints, and none is whole.
+        """
+        remove_leftovers(self._root)
+        checkpoint, damaged = latest_checkpoint(self._root)
+        if checkpoint is None and damaged:
+            raise InputError(
+                f"none of the {len(damaged)} checkpoints in {self._root} is whole ({damaged[0]}).\n"
+                "Restore one from a copy, or start again with --fresh."
+            )
+        if checkpoint is None:
+            return None
+        for error in damaged:
+            set_aside(error.folder)
+            say(f"damaged checkpoint set aside: {error}; going on from {checkpoint.folder.name}")
+        return _restored(checkpoint)
+
+    def _write(
+        self, name: str, snapshot: Snapshot, best: str | None, before: Callable[[], None]
+    ) -> None:
+        folder = self._root / name
+        try:
+            before()
+            if not folder.exists():
+                save_checkpoint(folder, _files(snapshot), meta=snapshot.meta, disk=self._disk)
+                verify_checkpoint(folder, disk=self._disk)
+            self.last_good = name
+            prune_checkpoints(
+                self._root, keep_last=self._keep, keep={best} if best else (), disk=self._disk
+            )
+        except (OSError, CheckpointDamaged) as error:
+            self._failure = self._failed(folder, error)
+        except Exception as error:  # raised by `wait`, in the thread that can do something about it
+            self._failure = error
+
+    def _failed(
+        self, folder: Path, error: OSError | CheckpointDamaged, *, by: str = ""
+    ) -> SaveFailed:
+        """What the user is told; `by` names another process, as in 'by rank 2: '."""
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        failure = SaveFailed(
+            f"checkpoint {folder} could not be written: {by}{reason}; "
+            f"the last good one is {self.last_good or 'none'}.\n"
+            f"{'Free some space' if full else 'Mend the disk'} and run the same command again."
+        )
+        failure.__cause__ = error
+        return failure
+
+
+def copies(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a state_dict on the CPU, each with memory of its own, as safetensors wants them."""
+    return {
+        name: t.detach().to("cpu", copy=True).contiguous()
+        for name, t in tensors.items()
+        if isinstance(t, Tensor)
+    }
+
+
+def copy_nested(value: Any) -> Any:
+    """A state with every tensor in it copied to the CPU; containers are new ones."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {k: copy_nested(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(copy_nested(v) for v in value)
+    return value
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint in memory, verified."""
+
+    name: str
+    model: dict[str, Tensor]
+    ema: dict[str, Tensor] | None
+    state: dict[str, Any]
+    meta: dict[str, Any]
+
+
+def restore(folder: Path) -> Restored:
+    """The checkpoint in this folder.
+
+    Raises:
+        InputError: it is not there or damaged.
+    """
+    try:
+        return _restored(read_checkpoint(folder))
+    except CheckpointDamaged as error:
+        raise InputError(f"{error}; choose another checkpoint") from error
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file.
+
+    Raises:
+        InputError: no such file, or not a whole one.
+    """
+    try:
+        return safetensors.torch.load(path.read_bytes())
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _files(snapshot: Snapshot) -> dict[str, bytes]:
+    files = {"model.safetensors": weights_bytes(snapshot.model)}
+    if snapshot.ema is not None:
+        files["ema.safetensors"] = weights_bytes(snapshot.ema)
+    files["training_state.pt"] = to_bytes(snapshot.state)
+    return files
+
+
+def weights_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """A .safetensors file of these tensors; 'format: pt' is what loaders look for."""
+    return bytes(safetensors.torch.save(dict(tensors), metadata={"format": "pt"}))
+
+
+def _restored(checkpoint: Checkpoint) -> Restored:
+    files = unsharded(checkpoint.files)
+    ema = files.get("ema.safetensors")
+    return Restored(
+        name=checkpoint.folder.name,
+        model=safetensors.torch.load(files["model.safetensors"]),
+        ema=None if ema is None else safetensors.torch.load(ema),
+        state=from_bytes(files["training_state.pt"]),
+        meta=dict(checkpoint.meta),
+    )
+
+
+def why_not_loadable(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
+    """Why `tensors` do not fit the model, or None where they do."""
+    own = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+    for name in (*own, *tensors):
+        if name not in own:
+            return f"the model has no '{name}'"
+        if name not in tensors:
+            return f"'{name}' is missing"
+        if own[name].shape != tensors[name].shape:
+            return f"'{name}' is {tuple(tensors[name].shape)}, the model's {tuple(own[name].shape)}"
+    return None

@@ -1,0 +1,116 @@
+"""What a finished run leaves for others: model.safetensors, and result.json, which says what it holds."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from flambeau.errors import InputError
+from flambeau.parallel.shard_layout import unsharded
+from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    CheckpointDamaged,
+    read_checkpoint,
+    write_file,
+)
+from flambeau.train.checkpoints.metrics_log import json_numbers
+from flambeau.train.checkpoints.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+        weights: which ones model.safetensors holds: the averaged, the best, or the last.
+        step: at which they were.
+        metrics: of the last evaluation of exactly these weights; None where one was not finite.
+    """
+
+    weights: Literal["ema", "best", "last"]
+    step: int
+    metrics: Mapping[str, float | None]
+
+
+class Best:
+    """The best value of one metric so far, and the step it was at.
+
+    Args:
+        metric: its name.
+        mode: 'max' or 'min', what is better. NaN never is; of equal values the later counts,
+            which has seen more.
+    """
+
+    def __init__(self, metric: str, mode: Literal["max", "min"]) -> None:
+        self._metric, self._sign = metric, 1.0 if mode == "max" else -1.0
+        self._value: float | None = None
+        self.step: int | None = None
+        self.metrics: dict[str, float] = {}
+
+    def see(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Take note of an evaluation."""
+        value = metrics.get(self._metric)
+        if value is None or value != value:
+            return
+        if self._value is None or value * self._sign >= self._value * self._sign:
+            self._value, self.step, self.metrics = value, step, dict(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"value": self._value, "step": self.step, "metrics": self.metrics}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._value, self.step, self.metrics = state["value"], state["step"], dict(state["metrics"])
+
+
+def publish(
+    folder: RunFolder,
+    results: Sequence[Result],
+    *,
+    name_of: Callable[[int], str],
+    say: Callable[[str], None],
+) -> Result:
+    """Copy the weights of a checkpoint to model.safetensors, verified, then write result.json.
+
+    Args:
+        folder: of the run.
+        results: what to publish; the next one where the checkpoint of one is damaged, which is said.
+        name_of: the checkpoint of a step.
+        say: takes lines for the user.
+
+    Returns:
+        What was published.
+
+    Raises:
+        InputError: all of them are damaged.
+    """
+    for result in results:
+        try:
+            files = unsharded(read_checkpoint(folder.checkpoints / name_of(result.step)).files)
+        except CheckpointDamaged as error:
+            say(f"the {result.weights} weights cannot be published: {error}")
+            continue
+        weights = "ema.safetensors" if result.weights == "ema" else "model.safetensors"
+        write_file(folder.weights, files[weights])
+        content = {**asdict(result), "metrics": json_numbers(result.metrics)}
+        write_file(folder.result, json.dumps(content, indent=2).encode() + b"\n")
+        return Result(**content)
+    raise InputError(
+        "no weights could be published; run the same command again to repeat the last steps"
+    )
+
+
+def published(folder: RunFolder) -> Result | None:
+    """The result of a finished run; None while there is none.
+
+    Raises:
+        InputError: the file is not what a run has written.
+    """
+    try:
+        return Result(**json.loads(folder.result.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"{folder.result} cannot be read: {error}; remove it and run the training again"
+        ) from error

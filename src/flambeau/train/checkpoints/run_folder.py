@@ -1,0 +1,132 @@
+"""The folder of a run: what lies where, who may write in it, and whether a command fits it."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flambeau.errors import InputError
+from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, write_file
+from flambeau.train.settings.settings import as_toml, differences
+
+
+class RunFolder:
+    """Paths inside a run folder, its lock and its configuration.
+
+    Args:
+        path: of the folder; nothing is made before `claim`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.dataset = path / "dataset.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.weights = path / "model.safetensors"
+        self.result = path / "result.json"
+        self.bad_images = path / "bad_images.txt"
+        self._lock: int | None = None
+
+    def read_config(self) -> dict[str, Any] | None:
+        """The configuration that the folder was made with; None where there is no run yet.
+
+        Raises:
+            InputError: something is there that is not a run, or the file is unreadable.
+        """
+        try:
+            return tomllib.loads(self.config.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            pass
+        except NotADirectoryError:
+            file = next(p for p in (self.path, *self.path.parents) if p.exists())
+            raise InputError(f"{file} is not a folder; choose another folder for the run") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InputError(
+                f"{self.config} cannot be read: {error}; choose another folder"
+            ) from error
+        if self.path.exists():
+            ours = {"checkpoints", "environment.json", "dataset.json"}  # of a start that was killed
+            foreign = sorted(
+                p.name for p in self.path.iterdir() if p.name[0] != "." and p.name not in ours
+            )
+            if foreign:
+                raise InputError(
+                    f"{self.path} is not a run folder (it holds {foreign[0]!r} but no config.toml); "
+                    "choose another folder"
+                )
+        return None
+
+    def claim(self, config: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+        """Make the folder or go on with it; from here on no other process may write in it.
+
+        Args:
+            config: of the run, for config.toml.
+            files: what else a new folder gets, by name.
+
+        Raises:
+            InputError: a run of another configuration, or another process trains here now.
+        """
+        toml = as_toml(config)
+        config = tomllib.loads(toml.decode())  # as it will be read: no None, lists for tuples
+        stored = self.read_config()
+        if stored is not None:
+            self.check_same(stored, config)
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        remove_leftovers(self.path)  # of files whose writing was killed
+        if stored is None:
+            for name, content in files.items():
+                write_file(self.path / name, content)
+            write_file(self.config, toml)  # last: with it the folder is a run
+        elif stored != config:  # in what a resume may change: the file says what holds now
+            write_file(self.config, toml)
+
+    def check_same(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Refuse a configuration under which a resume would not go on with the same run."""
+        different = differences(stored, config)
+        if different:
+            more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+            raise InputError(
+                f"{self.path} holds a run of another configuration ({'; '.join(different[:3])}{more}).\n"
+                "Give the same settings to go on with it, another folder, or --fresh to set it aside."
+            )
+
+    def set_aside(self) -> Path | None:
+        """Rename the folder to NAME.old-N, if there is one; nothing is deleted."""
+        if not self.path.exists():
+            return None
+        self.read_config()
+        self._take_lock()
+        path, number = self.path.absolute(), 1
+        while (target := path.with_name(f"{path.name}.old-{number}")).exists():
+            number += 1
+        path.rename(target)
+        self.release()
+        return target
+
+    def release(self) -> None:
+        """Let other processes write here again."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _take_lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # Windows: no lock, so two runs in one folder are the user's to avoid
+            return
+        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            # A POSIX lock belongs to the process: forked workers that outlive a killed one do not hold it.
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(handle, 20).decode(errors="replace").strip()
+            os.close(handle)
+            raise InputError(
+                f"process {owner} is training in {self.path} right now; wait for it or choose another folder"
+            ) from None
+        os.truncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        self._lock = handle

@@ -1,0 +1,132 @@
+"""What a run reads its batches with, for training and for evaluation, and how they reach the device."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from flambeau.data.loading.loader import Loader, Order, is_dataset
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.data.loading.user_dataloader import ReadyBatches
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks
+from flambeau.recipes.data.device_prefetch import prefetch_to_device
+from flambeau.recipes.data.sample_order import mix
+from flambeau.train.loop.rank_checks import BadReports
+
+OnBad = Callable[[Sequence[int]], None]
+
+
+class BatchDraws:
+    """What is drawn for a batch (dropout, mixup) depends on (seed, epoch, batch), never on what was before.
+
+    Args:
+        seed: of the run.
+        generators: torch's, of the CPU and of the device.
+    """
+
+    def __init__(self, seed: int, generators: Sequence[torch.Generator]) -> None:
+        self._seed, self._generators = mix(seed), generators
+        self._epoch, self._epoch_seed = -1, 0
+
+    def seed(self, epoch: int, micro: MicroBatch) -> None:
+        """Seed the generators for a batch."""
+        if epoch != self._epoch:
+            self._epoch, self._epoch_seed = epoch, mix(self._seed + epoch + 1)
+        self._set(mix(self._epoch_seed + micro.draw))
+
+    def seed_evaluation(self, epoch: int) -> None:
+        """Seed the generators for the evaluation after an epoch."""
+        self._set(mix(self._seed + epoch))
+
+    def _set(self, seed: int) -> None:
+        for generator in self._generators:
+            generator.manual_seed(seed)
+
+
+class BatchReader:
+    """Makes the loaders of a run.
+
+    Args:
+        device: of the model.
+        seed: of sample order and augmentation.
+        ranks: the processes that read together.
+        bad: takes what could not be read.
+        sharded: the model needs all ranks for each forward pass, also in an evaluation.
+        batch_size, workers, collate, stall_timeout: as `Run` has them.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        seed: int,
+        ranks: Ranks,
+        bad: BadReports,
+        sharded: bool,
+        batch_size: int,
+        workers: int,
+        collate: Callable[[list[Any]], Any],
+        stall_timeout: float,
+    ) -> None:
+        self._device, self._bad, self._sharded = device, bad, sharded
+        self._everywhere = {"seed": seed, "rank": ranks.rank, "world": ranks.world}
+        self._reading: dict[str, Any] = {
+            "micro_batch_size": batch_size, "workers": workers, "collate": collate,
+            "pin_memory": device.type == "cuda", "stall_timeout": stall_timeout,
+        }  # fmt: skip
+
+    def loader(
+        self,
+        data: Dataset[Any] | Iterable[Any],
+        *,
+        accumulate: int = 1,
+        evaluates: bool = False,
+        on_bad: OnBad | None,
+        sampler: Order | None = None,
+    ) -> Loader | ReadyBatches:
+        """The loader of a Dataset, or of what makes ready batches.
+
+        Raises:
+            InputError: a sampler for ready batches, or data that cannot be read in batches.
+        """
+        common: dict[str, Any] = {
+            "accumulate": accumulate, "keeps_empty": not evaluates or self._sharded,
+            **self._everywhere,
+        }  # fmt: skip
+        if is_dataset(data):
+            on_bad = self._bad.taker(on_bad)
+            return Loader(
+                data, shuffle=not evaluates, on_bad=on_bad, sampler=sampler,
+                **self._reading, **common,
+            )  # fmt: skip
+        if sampler is not None:
+            raise InputError("a sampler needs a Dataset to choose from: give it to your own loader")
+        return ReadyBatches(data, **common)
+
+    def to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """The same micro-batches with their data on the device, copied beside the computation."""
+        if self._device.type == "cpu":
+            return stream
+        # Without its data: the prefetcher moves whatever tensors it finds in a tuple.
+        pairs = ((micro._replace(data=None), micro.data) for micro in stream)
+        moved = prefetch_to_device(pairs, self._device)
+        return (micro._replace(data=data) for micro, data in moved)
+
+    def again(
+        self, loader: Loader | ReadyBatches, steps_before: int
+    ) -> Iterator[tuple[int, MicroBatch]]:
+        """The epoch and the micro-batches of the step after `steps_before` steps, read once more.
+
+        Nothing of what makes ready batches by itself: it may not give the same ones again.
+        """
+        if isinstance(loader, ReadyBatches):
+            return
+        epoch, batch = divmod(steps_before, loader.batches_per_epoch)
+        position = batch * len(loader.batch_indices(epoch=epoch, batch=0))
+        stream = loader.stream(epoch=epoch, position=position, epochs=1)
+        for micro in self.to_device(stream):
+            yield epoch, micro
+            if micro.ends_batch:
+                return

@@ -1,0 +1,175 @@
+"""A step whose loss or gradient was not finite: written down so that it can be run again, or survived."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from flambeau.data.loading.loader import Loader
+from flambeau.data.loading.user_dataloader import ReadyBatches
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.recipes.debugging.first_not_finite import first_not_finite
+from flambeau.train.checkpoints.checkpointer import Saver
+from flambeau.train.loop.batch_reader import BatchDraws, BatchReader
+from flambeau.train.loop.training_state import TrainingState
+
+Explain = Callable[[Any, Sequence[str]], Iterable[object]]
+
+ROLLBACKS = 3
+"""How often a run goes back before it gives up: then its learning rate is an eighth. Chosen."""
+LR_FACTOR = 0.5
+"""What a rollback multiplies the learning rate by. Chosen."""
+
+
+class NotFinite(InputError):
+    """A loss or gradient became NaN or infinite; the weights are those from before that step.
+
+    Attributes:
+        path: of the file that says which samples it was; None in a replay.
+    """
+
+    def __init__(self, message: str, *, path: Path | None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """Where it happened.
+
+    Attributes:
+        step: number of the step, from 1, as in metrics.jsonl.
+        epoch: from 0.
+        indices: the samples of its global batch, in order.
+        samples: what the data set calls them.
+        checkpoint: the last one before it, from which a replay starts.
+        findings: where it went bad first, as far as it was looked for.
+        lr_scale: what rollbacks had made of the learning rate by then.
+    """
+
+    step: int
+    epoch: int
+    indices: Sequence[int]
+    samples: Sequence[str]
+    checkpoint: str | None
+    findings: Sequence[str] = ()
+    lr_scale: float = 1.0
+
+    def __str__(self) -> str:
+        first = f": {self.findings[0]}" if self.findings else ""
+        return f"step {self.step} (epoch {self.epoch + 1}): the loss or a gradient is NaN or infinite{first}"
+
+    def write(self, folder: Path) -> Path:
+        """Write it into the run folder as not-finite-step-N.json."""
+        path = folder / f"not-finite-step-{self.step:08d}.json"
+        write_file(path, json.dumps(asdict(self), indent=2).encode() + b"\n")
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> "BadStep":
+        """What `write` wrote.
+
+        Raises:
+            InputError: no such file, or another kind of file.
+        """
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            why = "it holds something else" if isinstance(error, TypeError) else error
+            raise InputError(
+                f"{path} is not a file that a stopped run has written (not-finite-step-N.json): {why}"
+            ) from error
+
+
+class NotFiniteSteps:
+    """What a run does about steps that were not finite, but for going back.
+
+    Args:
+        folder: of the run; None in a replay, which writes nothing.
+        state: of the run.
+        loader: of the training data.
+        reader: which has made it.
+        draws: the generators of a batch.
+        ranks: all of them get here together.
+        on_nan, explain: as `Run` has them.
+
+    Raises:
+        InputError: another word for `on_nan`.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        state: TrainingState,
+        loader: Loader | ReadyBatches,
+        *,
+        reader: BatchReader,
+        draws: BatchDraws,
+        ranks: Ranks,
+        on_nan: str,
+        explain: Explain | None,
+    ) -> None:
+        if on_nan not in ("stop", "rollback"):
+            raise InputError(f"on_nan must be 'stop' or 'rollback', got {on_nan!r}")
+        self._folder, self._state, self._loader = folder, state, loader
+        self._reader, self._draws, self._ranks = reader, draws, ranks
+        self._goes_back, self._explain = on_nan == "rollback" and folder is not None, explain
+
+    def record(self, steps_before: int, saver: Saver) -> str:
+        """Write down the step after `steps_before` steps; returns a sentence about it, if the run goes back.
+
+        Args:
+            steps_before: steps of the run before the bad one.
+            saver: which knows the newest checkpoint.
+
+        Raises:
+            NotFinite: if the run stops.
+        """
+        findings = list(map(str, self._explained(steps_before)))
+        return self._ranks.first(lambda: self._record(steps_before, saver, findings))
+
+    def _record(self, steps_before: int, saver: Saver, findings: Sequence[str]) -> str:
+        saver.wait()
+        epoch, batch = divmod(steps_before, self._loader.batches_per_epoch)
+        indices = self._loader.batch_indices(epoch=epoch, batch=batch)
+        names = [self._loader.describe(index) for index in indices]
+        lr_scale = self._state.lr_scale
+        bad = BadStep(steps_before + 1, epoch, indices, names, saver.last_good, findings, lr_scale)
+        path = None if self._folder is None else bad.write(self._folder)
+        if self._goes_back and self._state.rollbacks < ROLLBACKS:
+            return str(bad)
+        again = f", after {ROLLBACKS} rollbacks" if self._goes_back else ""
+        listed = "" if path is None else f".\nIts samples are listed in {path}"
+        message = f"{bad}{again}; the weights are those from before it{listed}"
+        raise NotFinite(message, path=path)
+
+    def _explained(self, steps_before: int) -> Iterable[object]:
+        """Where the step went bad first: its batches once more, with the weights from before it."""
+        if self._explain is None or self._ranks.world > 1:
+            return ()  # a forward pass may need all ranks, and one alone may fail in it
+        state, step = self._state, self._state.step
+        findings: Sequence[object] = ()
+        state.step = steps_before
+        try:
+            for epoch, micro in self._reader.again(self._loader, steps_before):
+                self._draws.seed(epoch, micro)
+                names = [self._loader.describe(int(index)) for index in micro.indices]
+                findings = findings or list(self._explain(micro.data, names))
+        finally:
+            state.step = step
+        return findings
+
+
+def explain(model: nn.Module, loss_of: Callable[[], Tensor], names: Sequence[str]) -> list[str]:
+    """Where a batch goes bad first, with what the data set calls the samples of the batch."""
+    lines = []
+    for place in first_not_finite(model, loss_of, batch_size=len(names)):
+        called = ", ".join(names[row] for row in place.samples[:3])
+        more = " ..." if len(place.samples) > 3 else ""
+        lines.append(f"{place} of its batch: {called}{more}" if called else str(place))
+    return lines

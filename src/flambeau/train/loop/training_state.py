@@ -1,0 +1,139 @@
+"""All that a run must carry over a stop, in one object: taken as a snapshot, put back from a checkpoint."""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from flambeau.errors import InputError
+from flambeau.recipes.setup.seeding import rng_state, set_rng_state
+from flambeau.recipes.training.amp_step import AmpStep
+from flambeau.recipes.training.ema import EMA
+from flambeau.train.checkpoints.checkpointer import (
+    Restored,
+    Snapshot,
+    copies,
+    copy_nested,
+    why_not_loadable,
+)
+from flambeau.train.checkpoints.metrics_log import json_numbers
+from flambeau.train.checkpoints.published_weights import Best, Result
+from flambeau.train.loop.step_metrics import Window
+
+
+@dataclass
+class TrainingState:
+    """The parts of a run that change from step to step.
+
+    Attributes:
+        model: what torch.compile wraps, if it does.
+        user: objects of the user's with state_dict and load_state_dict.
+        data_length: of the training data, in the unit of `position`.
+        step: optimizer steps done.
+        epoch: from 0.
+        position: what of the epoch is consumed.
+        order_crc: CRC-32 over all sample indices consumed so far: two runs of equal order have equal ones.
+        metrics: of the last evaluation.
+        rollbacks: how often the run went back from a step that was not finite.
+        lr_scale: what they have made of the learning rate.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    amp: AmpStep
+    ema: EMA | None
+    window: Window
+    best: Best
+    user: Mapping[str, Any]
+    data_length: int
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    order_crc: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    rollbacks: int = 0
+    lr_scale: float = 1.0
+
+    def snapshot(self, *, metrics_bytes: int, exactness: Mapping[str, Any]) -> Snapshot:
+        """A copy of everything on the CPU; waits for the device.
+
+        Args:
+            metrics_bytes: the length of metrics.jsonl at this point.
+            exactness: what else decides the bits, for whoever resumes.
+        """
+        place = {name: getattr(self, name) for name in _PLACE}
+        state = {
+            **place,
+            "data_length": self.data_length,
+            "metrics_bytes": metrics_bytes,
+            "best": self.best.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "amp": self.amp.state_dict(),
+            "ema_updates": None if self.ema is None else self.ema.num_updates,
+            "rng": rng_state(),
+            "window": self.window.state_dict(),
+            "user": {name: thing.state_dict() for name, thing in self.user.items()},
+        }
+        meta = {
+            **place,
+            "metrics": json_numbers(self.metrics),
+            "metrics_bytes": metrics_bytes,
+            "exactness": exactness,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        return Snapshot(
+            model=copies(self.model.state_dict()),
+            ema=None if self.ema is None else copies(self.ema.shadow),
+            state=copy_nested(state),
+            meta=meta,
+        )
+
+    def results(self) -> list[Result]:
+        """Which weights the run publishes, the preferred first: the averaged, or the best, or the last."""
+        last = Result(weights="last", step=self.step, metrics=self.metrics)
+        if self.ema is not None:
+            return [dataclasses.replace(last, weights="ema")]
+        if self.best.step is not None:
+            return [Result("best", self.best.step, self.best.metrics), last]
+        return [last]
+
+    def load(self, found: Restored) -> None:
+        """Put a checkpoint back.
+
+        Raises:
+            InputError: the data have another length, the model other tensors.
+        """
+        state = found.state
+        if state["data_length"] != self.data_length:
+            raise InputError(
+                f"the run was started on {state['data_length']} samples (or batches) and there are "
+                f"{self.data_length} now; restore the data, or start again in another folder"
+            )
+        why = why_not_loadable(self.model, found.model)
+        if why is not None:
+            raise InputError(
+                f"checkpoint {found.name} is of another model: {why}; use another folder"
+            )
+        if set(state["user"]) != set(self.user):
+            raise InputError(
+                f"the run was saved with state={sorted(state['user'])}, now {sorted(self.user)}"
+            )
+        self.model.load_state_dict(found.model)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.amp.load_state_dict(state["amp"])
+        if self.ema is not None:
+            self.ema.load_state_dict({"shadow": found.ema, "num_updates": state["ema_updates"]})
+        self.best.load_state_dict(state["best"])
+        self.window.load_state_dict(state["window"])
+        for name, thing in self.user.items():
+            thing.load_state_dict(state["user"][name])
+        set_rng_state(state["rng"])
+        for name in _PLACE:
+            setattr(self, name, state.get(name, getattr(self, name)))
+
+
+_PLACE = ("step", "epoch", "position", "order_crc", "metrics", "rollbacks", "lr_scale")

@@ -1,0 +1,83 @@
+"""Runs the step again that stopped a run, and says where in the model it goes wrong first."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from flambeau.errors import InputError
+from flambeau.recipes.setup.seeding import rng_state, set_rng_state
+from flambeau.train.build.defaults import reopen_data
+from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.fit import Training, set_up
+from flambeau.train.loop.nan_guard import BadStep, NotFinite, explain
+from flambeau.train.settings.settings import from_stored
+
+
+def replay_step(path: Path, *, say: Callable[[str], None]) -> int:
+    """Go from the checkpoint before the step to the step itself, exactly as the run did.
+
+    Args:
+        path: the file that the stopped run has written.
+        say: takes lines for the user.
+
+    Returns:
+        0 if the step was bad again, 1 if it was not.
+
+    Raises:
+        InputError: the file, the run or its data are not there any more.
+    """
+    bad = BadStep.read(path)
+    folder = RunFolder(path.parent)
+    stored = folder.read_config()
+    if stored is None or "model" not in stored:
+        raise InputError(f"{path} is not in the folder of a `flambeau train` run, and needs that")
+    if bad.checkpoint is None:
+        raise InputError(f"{path} names no checkpoint to start from")
+    if not (folder.checkpoints / bad.checkpoint).exists():
+        raise InputError(
+            f"{bad.checkpoint}, from which {path.name} would be run again, has been removed since (--keep)"
+        )
+    settings = from_stored(stored, folder.config)
+    train, val, facts = reopen_data(settings, folder.dataset)
+    training = set_up(
+        settings,
+        facts,
+        train,
+        val,
+        folder=folder.path,
+        replay_from=folder.checkpoints / bad.checkpoint,
+    )
+    run = training.run
+    say(f"from step {run.state.step} to step {bad.step} of {folder.path}")
+    try:
+        run.state.lr_scale = bad.lr_scale
+        findings = _run_to(training, bad)
+    finally:
+        run.close()
+    for finding in findings:
+        say(finding)
+    samples = ", ".join(bad.samples[:3]) + (" ..." if len(bad.samples) > 3 else "")
+    say(
+        f"step {bad.step} is {'bad again' if findings else 'not bad this time'}; its samples: {samples}"
+    )
+    return 0 if findings else 1
+
+
+def _run_to(training: Training, bad: BadStep) -> list[str]:
+    """What is not finite in the bad step, in the order in which it happens."""
+    run, findings, seen = training.run, list[str](), 0
+    for _ in run.epochs():
+        for images, targets in run.batches():
+            compute = functools.partial(training.loss_of, images, targets)
+            if run.state.step == bad.step - 1:
+                names = bad.samples[seen : (seen := seen + len(images))]
+                generators = rng_state()
+                findings = findings or explain(training.model, compute, names)
+                set_rng_state(generators)
+            try:
+                run.step(compute())
+            except NotFinite as error:
+                return findings or [str(error)]
+            if run.state.step == bad.step:
+                return findings
+    raise InputError(f"the run has no step {bad.step}")

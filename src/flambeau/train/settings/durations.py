@@ -1,0 +1,64 @@
+"""Durations carry their unit: '90ep' (epochs), '5000st' (steps), '5%' (of the run)."""
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+from flambeau.errors import InputError
+
+_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ep|st|%)")
+_NAMES = {"ep": "epochs", "st": "steps", "%": "% of the run"}
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A length of training: `amount` in `unit`."""
+
+    amount: float
+    unit: Literal["ep", "st", "%"]
+
+    def __str__(self) -> str:
+        # In full: 1e+06st is no duration.
+        return f"{Decimal(repr(self.amount)):f}".removesuffix(".0") + self.unit
+
+    def steps(self, *, steps_per_epoch: int, total_steps: int | None = None) -> int:
+        """The duration in optimizer steps, rounded to the nearest.
+
+        Args:
+            steps_per_epoch: optimizer steps in one epoch.
+            total_steps: the whole run, which a percentage is of.
+        """
+        if self.unit == "st":
+            return int(self.amount)
+        if self.unit == "ep":
+            return round(self.amount * steps_per_epoch)
+        assert total_steps is not None
+        return round(self.amount / 100 * total_steps)
+
+
+def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:
+    """Read a duration.
+
+    Args:
+        text: such as '90ep', '5000st', '5%', '0.5ep'.
+        name: of the setting, for the message.
+        units: those that make sense here, separated by spaces.
+
+    Raises:
+        InputError: another form or unit, or a fraction of a step.
+
+    Example:
+        >>> parse_duration("2.5ep", name="warmup").steps(steps_per_epoch=10)
+        25
+    """
+    match = _PATTERN.fullmatch(text.strip())
+    allowed = " or ".join(f"'{5 if u == '%' else 10}{u}' ({_NAMES[u]})" for u in units.split())
+    if match is None or match[2] not in units.split():
+        zero = f"; '0{units.split()[0]}' is none" if text.strip() == "0" else ""
+        raise InputError(f"{name} must be a duration such as {allowed}, got {text!r}{zero}")
+    if match[2] == "st" and "." in match[1]:
+        raise InputError(f"{name} = {text!r}: steps are whole numbers")
+    if match[2] == "%" and float(match[1]) > 100:
+        raise InputError(f"{name} = {text!r}: at most 100%")
+    return Duration(float(match[1]), match[2])  # type: ignore[arg-type]

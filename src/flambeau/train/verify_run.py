@@ -1,0 +1,87 @@
+"""What `flambeau verify` says of a run: nothing is changed in it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flambeau.errors import InputError
+from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    CheckpointDamaged,
+    checkpoint_folders,
+    verify_checkpoint,
+)
+from flambeau.train.build.defaults import reopen_data
+from flambeau.train.build.device import pick_device, use_threads
+from flambeau.train.checkpoints.checkpointer import read_weights
+from flambeau.train.checkpoints.exactness import POWERSGD_FORGETS, changes, exactness_facts
+from flambeau.train.checkpoints.published_weights import published
+from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.settings.settings import from_stored
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Lines for the user; `good` if everything is whole and a resume would be exact."""
+
+    lines: Sequence[str]
+    good: bool
+
+
+def inspect_run(path: Path) -> Inspection:
+    """Verify every checkpoint, and compare what a resume depends on with what is here now.
+
+    Raises:
+        InputError: not a run folder.
+    """
+    folder = RunFolder(path)
+    stored = folder.read_config() if path.exists() else None
+    if stored is None:
+        raise InputError(f"{path} is not a run folder: there is no config.toml in it")
+    lines: list[str] = []
+    damaged, newest = 0, None
+    for checkpoint in checkpoint_folders(folder.checkpoints):
+        try:
+            newest = verify_checkpoint(checkpoint)
+            lines.append(f"{checkpoint.name}: whole")
+        except CheckpointDamaged as error:
+            damaged += 1
+            lines.append(f"{checkpoint.name}: DAMAGED: {error.name} {error.what}")
+    result = published(folder)
+    if result is not None:
+        read_weights(folder.weights)
+        lines.append(f"model.safetensors: readable ({result.weights} weights, step {result.step})")
+        lines.append("finished: there is nothing to resume")
+        return Inspection(lines, good=not damaged)
+    why = _inexact(folder, stored, newest)
+    if why:
+        lines += [f"a resume would not be exact: {reason}" for reason in why]
+    elif newest is not None:
+        lines.append(f"a resume would be exact, from step {newest['step']}")
+    return Inspection(lines, good=not damaged and not why)
+
+
+def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] | None) -> list[str]:
+    """Why going on would not give the bits of a run that was never stopped."""
+    if newest is None:
+        return ["there is no whole checkpoint"]
+    if "model" not in stored:  # a run of the user's own loop: its data are not known here
+        return changes(newest["exactness"], {**newest["exactness"], "torch": torch.__version__})
+    settings = from_stored(stored, folder.config)
+    reasons = []
+    try:
+        reopen_data(settings, folder.dataset)
+        use_threads()
+        now, then = exactness_facts(pick_device(settings.device)), newest["exactness"]
+        if (processes := then.get("processes", 1)) > 1:
+            # As many as then, with as many threads each, is what whoever starts the command decides.
+            now["threads"] = then["threads"]
+            reasons += [POWERSGD_FORGETS] if settings.compression == "powersgd" else []
+        reasons += changes(then, now | {"processes": processes})
+    except InputError as error:
+        reasons.append(str(error).splitlines()[0])
+    if folder.metrics.exists() and folder.metrics.stat().st_size < newest.get("metrics_bytes", 0):
+        reasons.append(f"{folder.metrics.name} is shorter than at the checkpoint")
+    return reasons

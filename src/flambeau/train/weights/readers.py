@@ -1,0 +1,317 @@
+"""Weights out of files and folders of any kind; nothing that a file names is run."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from flambeau.errors import InputError
+from flambeau.parallel.shard_layout import unsharded
+from flambeau.recipes.checkpoints import checkpoint_tensors
+from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    MANIFEST,
+    CheckpointDamaged,
+    latest_checkpoint,
+    read_checkpoint,
+)
+from flambeau.recipes.checkpoints.checkpoint_tensors import state_dicts_in, tensors_in
+from flambeau.recipes.checkpoints.safe_pickle import (
+    Foreign,
+    PickleRefused,
+    load_pickle,
+    pickle_contents,
+)
+from flambeau.recipes.checkpoints.state_dict_prefixes import strip_prefixes
+from flambeau.train.checkpoints.published_weights import published
+from flambeau.train.checkpoints.run_folder import RunFolder
+
+SAFETENSORS_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+}  # fmt: skip
+MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+_PLAIN = (str, bytes, int, float, type(None), Tensor)
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a model, on the CPU, mostly mapped from the file and not in memory.
+
+    Attributes:
+        tensors: by name.
+        source: where they came from, for people: 'model.pth, key state_dict'.
+        others: keys under which there are other weights.
+        dropped: what the file names and was not made.
+        lost: the places where it would have stood, such as 'w (torch._utils._rebuild_sparse_tensor)'.
+    """
+
+    tensors: Mapping[str, Tensor]
+    source: str
+    others: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+def shown(text: str) -> str:
+    """Text out of a file, fit for a terminal: what is not printable is escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def no_file_of_weights(path: Path) -> str | None:
+    """What a file is that stands in the place of weights after a download that went wrong."""
+    with path.open("rb") as file:
+        head = file.read(200).lstrip().lower()
+    if head.startswith(b"version https://git-lfs"):
+        return "a pointer of Git LFS and not the weights: fetch them by `git lfs pull`"
+    if head.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "a web page and not the weights: open it to see what the server said, download anew"
+    return None
+
+
+def weights_kind(path: Path) -> str:
+    """'safetensors', 'index' (of a model in several files) or 'pickle', by what a file begins with."""
+    if path.suffix == ".json":
+        return "index"
+    with path.open("rb") as file:
+        head = file.read(9)
+    begins = head[8:] == b"{" and int.from_bytes(head[:8], "little") <= MAX_HEADER
+    return "safetensors" if begins or path.suffix == ".safetensors" else "pickle"
+
+
+def open_weights(path: Path, *, key: str | None = None, drop_objects: bool = False) -> Weights:
+    """The weights of a file, or of the folder of a run or checkpoint.
+
+    Args:
+        path: .pth, .pt, .pth.tar, .bin, .safetensors, the .index.json of several of them, the folder of
+            a run, or of one checkpoint.
+        key: which of several: a key of the dict in the file; 'model' or 'ema' of a checkpoint.
+        drop_objects: take the weights of a file that names other objects too, such as a whole model.
+
+    Raises:
+        InputError: not there, damaged, no weights, or it names objects.
+    """
+    if not path.exists():
+        raise InputError(f"{path} does not exist")
+    if path.is_dir():
+        return _of_folder(path, key)
+    other = no_file_of_weights(path)
+    if other is not None:
+        raise InputError(f"{path} is {other}")
+    kind = weights_kind(path)
+    if kind == "index":
+        return _of_index(path, key, drop_objects)
+    if kind == "safetensors":
+        if key is not None:
+            raise InputError(f"{path} is a safetensors file, which has no keys: leave --key out")
+        return Weights(read_safetensors(path), path.name)
+    return _of_pickle(path, key, drop_objects)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, mapped where safetensors does so.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    try:
+        return dict(safetensors.torch.load_file(path))
+    except (ValueError, RuntimeError, KeyError, safetensors.SafetensorError) as error:
+        raise InputError(
+            f"{path} is no whole safetensors file: {error}\n`flambeau verify {path}` says more"
+        ) from error
+
+
+def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
+    try:
+        refused = pickle_contents(path).refused
+        if refused and not drop_objects:
+            names = ", ".join(refused[:3]) + (" ..." if len(refused) > 3 else "")
+            raise InputError(
+                f"{path} names {names}: a whole model or other objects; nothing was run\n"
+                "`flambeau convert --drop-objects` takes the weights, and still runs nothing"
+            )
+        value = with_tensors(load_pickle(path, drop_objects=drop_objects, mapped=True))
+        found = weights_in(value)
+    except PickleRefused as error:
+        raise InputError(str(error)) from error
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: {error}") from error
+    taken, tensors = _chosen(path, found, key)
+    source = f"{path.name}, key {taken}" if taken else path.name
+    others = tuple(k for k in found if k != taken)
+    return Weights(tensors, source, others, refused, tuple(_lost(value)))
+
+
+def weights_in(value: Any) -> dict[str, dict[str, Tensor]]:
+    """The state dicts in what `load_pickle` gave, by key; none where no tensor has a name."""
+    found = state_dicts_in(value)
+    return {} if any("" in tensors for tensors in found.values()) else found
+
+
+def with_tensors(value: Any) -> Any:
+    """Weights that were saved as arrays, without any tensor, as tensors; other data as it is.
+
+    Args:
+        value: dicts in each other, of arrays of a type that torch has.
+    """
+    if not isinstance(value, dict) or tensors_in(value):
+        return value
+    done: dict[int, Any] = {}  # what stands in several places is made once
+
+    def made(item: Any) -> Any:
+        if id(item) not in done:
+            done[id(item)] = _tensor_of(item)
+        return done[id(item)]
+
+    for item in value.values():
+        if isinstance(item, dict) and id(item) not in done:
+            done[id(item)] = {key: made(inner) for key, inner in item.items()}
+    return {key: made(item) for key, item in value.items()}
+
+
+def _tensor_of(array: Any) -> Any:
+    name = getattr(getattr(array, "dtype", None), "name", "")
+    if not isinstance(getattr(torch, name, None), torch.dtype):
+        return array
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _lost(value: Any) -> Iterator[str]:
+    """The places of objects that were not made and are no modules, and of arrays."""
+    seen: set[int] = set()
+    todo: list[tuple[str, Any]] = [("", value)]
+    while todo:
+        place, item = todo.pop()
+        if id(item) in seen or len(place) > 200:
+            continue
+        seen.add(id(item))
+        modules = checkpoint_tensors._modules_of(item)
+        if modules is not None:
+            parts = [modules.get(part) for part in ("_parameters", "_buffers", "_modules")]
+            pairs = [pair for part in parts if isinstance(part, dict) for pair in part.items()]
+        elif isinstance(item, dict | list | tuple):
+            pairs = [*(item.items() if isinstance(item, dict) else enumerate(item))]
+        elif isinstance(item, Foreign) and isinstance(item.state, dict) and item.state:
+            pairs = [*item.state.items()]
+        else:
+            pairs = []
+            if isinstance(item, Foreign) or type(item).__name__ == "ndarray":
+                what = item.name if isinstance(item, Foreign) else "a NumPy array"
+                yield f"{place or 'the object itself'} ({what})"
+        todo += [
+            (f"{place}.{key}" if place else str(key), child)
+            for key, child in reversed(pairs)
+            if not isinstance(child, _PLAIN)
+        ]
+
+
+def _chosen(
+    path: Path, found: Mapping[str, dict[str, Tensor]], key: str | None
+) -> tuple[str, dict[str, Tensor]]:
+    if not found:
+        raise InputError(f"{path} holds no weights by name")
+    taken, names = next(iter(found)) if key is None else key, shown(", ".join(found))[:1000]
+    if taken not in found:
+        raise InputError(f"{path} has no weights under {key!r}; there are: {names}")
+    if key is None and len(found) > 1 and taken not in checkpoint_tensors._KEYS:
+        raise InputError(
+            f"{path} holds several weights, and which are meant is not known: {names}\n"
+            f"`flambeau convert {path} OUT --key {shown(taken)}` takes those, and so on"
+        )
+    return taken, found[taken]
+
+
+def _of_index(path: Path, key: str | None, drop_objects: bool) -> Weights:
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        files = dict.fromkeys(weight_map.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{path} is no index of weights (a JSON object with weight_map)"
+        ) from error
+    held: dict[str, Weights] = {}
+    for file in files:
+        is_name = isinstance(file, str) and Path(file).name == file and file[-5:] != ".json"
+        if not is_name or not (path.parent / file).is_file():
+            raise InputError(f"{path} lists {file!r}, which is no file of weights beside it")
+        held[file] = open_weights(path.parent / file, key=key, drop_objects=drop_objects)
+    for name, file in weight_map.items():
+        if name not in held[file].tensors:
+            raise InputError(f"{path} lists {name!r}, which {file} does not hold")
+    tensors = {name: held[file].tensors[name] for name, file in weight_map.items()}
+    dropped = dict.fromkeys(name for weights in held.values() for name in weights.dropped)
+    lost = tuple(f"{file}: {place}" for file, weights in held.items() for place in weights.lost)
+    source = f"{path.name}, {len(files)} files"
+    return Weights(tensors, source, dropped=tuple(dropped), lost=lost)
+
+
+def _of_folder(path: Path, key: str | None) -> Weights:
+    if key not in (None, "model", "ema"):
+        raise InputError(f"{path} is a folder of flambeau: --key is model or ema, got {key!r}")
+    folder = RunFolder(path)
+    if (path / MANIFEST).exists():
+        try:
+            return _of_checkpoint(read_checkpoint(path).files, path.name, key)
+        except CheckpointDamaged as error:
+            raise InputError(str(error)) from error
+    if folder.read_config() is None:
+        raise InputError(f"{path} is neither the folder of a run nor of a checkpoint")
+    result = published(folder)
+    if result is not None and key is None:
+        source = f"{path.name}, {result.weights} weights of step {result.step}"
+        return Weights(read_safetensors(folder.weights), source)
+    checkpoint, _ = latest_checkpoint(folder.checkpoints)
+    if checkpoint is None:
+        raise InputError(f"{path} has no whole checkpoint yet")
+    return _of_checkpoint(checkpoint.files, f"{path.name}, {checkpoint.folder.name}", key)
+
+
+def _of_checkpoint(files: Mapping[str, bytes], source: str, key: str | None) -> Weights:
+    whole = unsharded(files)
+    there = [name for name in ("ema", "model") if f"{name}.safetensors" in whole]
+    taken = key or next(iter(there), "model")
+    if taken not in there:
+        raise InputError(
+            f"{source} holds no {taken} weights; there are: {', '.join(there) or 'none'}"
+        )
+    tensors = safetensors.torch.load(whole[f"{taken}.safetensors"])
+    return Weights(tensors, f"{source}, {taken}", tuple(name for name in there if name != taken))
+
+
+def plain_names(tensors: Mapping[str, Tensor], strip: str | None = None) -> dict[str, Tensor]:
+    """Tensors under the names of the model: without what wrappers prefix, and without `strip`.
+
+    Args:
+        tensors: by name.
+        strip: a prefix of the user's, such as 'model' or 'model.'; other names stay.
+
+    Raises:
+        InputError: two names would become one; no name has the prefix.
+    """
+    try:
+        names = dict(strip_prefixes(tensors))
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    if strip is None:
+        return names
+    if any(name.startswith(f"{strip}.") for name in names):
+        strip += "."  # else names would begin with the dot
+    if not any(name.startswith(strip) for name in names):
+        raise InputError(f"no name begins with {strip!r}; the first is {next(iter(names), None)!r}")
+    stripped = {name.removeprefix(strip): tensor for name, tensor in names.items()}
+    if len(stripped) < len(names) or "" in stripped:
+        raise InputError(
+            f"without {strip!r} two tensors would have one name, or one would have none"
+        )
+    return stripped

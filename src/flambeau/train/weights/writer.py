@@ -1,0 +1,205 @@
+"""Weights into one new file, whole or not at all, one tensor in memory at a time."""
+
+import errno
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+
+from flambeau.errors import InputError
+from flambeau.recipes.checkpoints import atomic_checkpoint as atomic
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
+from flambeau.train.weights.readers import MAX_HEADER, SAFETENSORS_DTYPES, shown
+
+_NAME_OF = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+_PICKLES = (".pth", ".pt", ".bin")
+_SPREAD = 1 << 30  # bytes; a tensor of more than this, laid over less, is no weight but an attack
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `write_weights` did.
+
+    Attributes:
+        num_tensors, size_bytes: of the file.
+        num_shared: tensors that were one in memory with another; .safetensors holds each in full.
+    """
+
+    num_tensors: int
+    size_bytes: int
+    num_shared: int
+
+
+def write_weights(
+    tensors: Mapping[str, Tensor],
+    out: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    source: str = "",
+    force: bool = False,
+    disk: Disk | None = None,
+) -> Written:
+    """Write tensors into a file, whole or not at all, one tensor in memory at a time (.safetensors).
+
+    Args:
+        tensors: by name.
+        out: NAME.safetensors, or NAME.pth, .pt or .bin: a plain dict, as weights_only reads it.
+        dtype: of all floating tensors; the others stay as they are.
+        source: what they came from, for the metadata of a safetensors file.
+        force: replace a file.
+        disk: all file operations go through it.
+
+    Raises:
+        InputError: another ending, `out` exists, a value that `dtype` cannot hold, a tensor that the
+            format has no type for.
+    """
+    if out.suffix != ".safetensors" and out.suffix not in _PICKLES:
+        raise InputError(f"{out}: OUT ends with .safetensors, .pth, .pt or .bin")
+    if out.is_dir() or (out.exists() and not force):
+        raise InputError(f"{out} exists\nName another OUT, or give --force to replace the file")
+    for name, tensor in tensors.items():
+        _check(name, tensor, dtype)
+    if out.suffix == ".safetensors":
+        size = _write(out, _safetensors(tensors, dtype, source), disk or Disk())
+    else:
+        size = _save(out, tensors, dtype, disk or Disk())
+    places = {(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors.values() if t.numel()}
+    num_filled = sum(tensor.numel() > 0 for tensor in tensors.values())
+    return Written(len(tensors), size, num_filled - len(places))
+
+
+def _check(name: str, tensor: Tensor, dtype: torch.dtype | None) -> None:
+    if name.encode(errors="replace").decode() != name:
+        raise InputError(f"the name {shown(name)} is no text that a file could hold: rename it")
+    size, held = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
+    if size > max(_SPREAD, held):
+        raise InputError(f"{shown(name)} is {size} bytes laid over {held}: that is no weight")
+    if dtype is not None and tensor.is_floating_point():
+        wide = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no isfinite
+        finite = wide[torch.isfinite(wide)]
+        if not bool(torch.isfinite(finite.to(dtype)).all()):
+            # 3.4e38 is the limit of bf16 and of fp32 alike.
+            other = "; --dtype bf16 can" if bool(torch.isfinite(finite.bfloat16()).all()) else ""
+            raise InputError(f"{shown(name)} has values that {dtype} cannot hold{other}")
+
+
+def _wanted(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
+def _safetensors(
+    tensors: Mapping[str, Tensor], dtype: torch.dtype | None, source: str
+) -> Iterator[bytes | memoryview]:
+    """The format: length of the header, header in JSON, the tensors one behind the other."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    if source:
+        header["__metadata__"]["source"] = source
+    place = 0
+    wanted = {name: _wanted(tensor, dtype) for name, tensor in tensors.items()}
+    # Large elements first, so that each tensor lies on a multiple of its element size.
+    order = sorted(tensors, key=lambda name: (-wanted[name].itemsize, name))
+    for name in order:
+        if wanted[name] not in _NAME_OF or name == "__metadata__":
+            raise InputError(
+                f"safetensors has no type for {shown(name)} of {wanted[name]}; write a .pth"
+            )
+        size = tensors[name].numel() * wanted[name].itemsize
+        header[name] = {
+            "dtype": _NAME_OF[wanted[name]],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [place, place + size],
+        }
+        place += size
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER:
+        raise InputError(
+            f"the header would have {len(text)} bytes; safetensors allows {MAX_HEADER}"
+        )
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in order:
+        if tensors[name].numel():
+            flat = tensors[name].detach().to(wanted[name]).reshape(-1)
+            yield flat.view(torch.uint8).numpy().data
+
+
+def _write(out: Path, parts: Iterator[bytes | memoryview], disk: Disk) -> int:
+    def write(put: Callable[[bytes | memoryview], int]) -> None:
+        for part in parts:
+            put(part)
+
+    return _write_atomically(out, write, disk)
+
+
+def _save(out: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, disk: Disk) -> int:
+    made: dict[Any, Tensor] = {}
+    plain = {}
+    for name, tensor in tensors.items():
+        place: Any = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        place = place if tensor.numel() else name  # what is empty has no place
+        if place not in made:
+            whole = tensor.detach().to(_wanted(tensor, dtype)).contiguous()
+            if whole.untyped_storage().nbytes() > whole.numel() * whole.element_size():
+                whole = whole.clone()  # else torch.save writes all of what it is a part of
+            made[place] = whole
+        plain[name] = made[place]
+
+    def write(put: Callable[[bytes | memoryview], int]) -> None:
+        try:
+            torch.save(plain, cast(IO[bytes], _Sink(put)))
+        except RuntimeError as error:
+            if error.__context__ is None:
+                raise
+            # Closing its archive, torch raises over a full disk or Ctrl-C, which is what counts.
+            raise error.__context__ from None
+
+    return _write_atomically(out, write, disk)
+
+
+class _Sink:
+    """What torch.save writes to."""
+
+    def __init__(self, put: Callable[[bytes | memoryview], int]) -> None:
+        self.write = put
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def _write_atomically(
+    out: Path, write: Callable[[Callable[[bytes | memoryview], int]], None], disk: Disk
+) -> int:
+    """As `write_file` of atomic_checkpoint, for what need not be in memory at once."""
+    temporary, written = atomic._hidden(out, "tmp"), 0
+    out.parent.mkdir(parents=True, exist_ok=True)
+    file = disk.create(temporary)
+
+    def put(data: bytes | memoryview) -> int:
+        nonlocal written
+        left = memoryview(data).cast("B")
+        while left:
+            count = disk.write(file, left)
+            written, left = written + count, left[count:]
+        return len(data)
+
+    try:
+        try:
+            write(put)
+            disk.sync(file)
+        finally:
+            disk.close(file)
+        disk.rename(temporary, out)
+    except BaseException as error:
+        with suppress(OSError):
+            disk.remove(temporary)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
+            error.filename = str(out)
+        raise
+    disk.sync_folder(out.parent)
+    return written

@@ -1,0 +1,132 @@
+"""A function in a file of the user's, named on the command line as FILE.py:FUNCTION.
+
+用户文件中的函数，在命令行上写作 FILE.py:FUNCTION。
+
+Source: own. The file is run as it is, with all that this process may do: it is the user's own program.
+"""
+
+import contextlib
+import inspect
+import sys
+import traceback
+import types
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from flambeau.errors import InputError
+
+
+def is_function(text: object) -> bool:
+    """Whether a word of the command line names a function in a file."""
+    return ".py:" in str(text)
+
+
+def read_source(name: str, *, what: str) -> bytes:
+    """The text of a file, as it is now.
+
+    Args:
+        name: FILE.py:FUNCTION.
+        what: it is given for, such as '--model' or 'DATA', for messages.
+
+    Raises:
+        InputError: no such file, or one that cannot be read.
+    """
+    path = Path(name.rpartition(":")[0])
+    if not path.is_file():
+        raise InputError(f"{what}: {path} is not a file")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {(error.strerror or '').lower()}") from error
+
+
+def load_function(name: str, *, what: str, source: bytes | None = None) -> Callable[..., Any]:
+    """Run a file anew, and take a function out of it.
+
+    Args:
+        name, what: as of `read_source`.
+        source: what the file has held, if it may have changed meanwhile.
+
+    Raises:
+        InputError: no such file or function, or the file itself fails.
+    """
+    path_text, _, function_name = name.rpartition(":")
+    source = read_source(name, what=what) if source is None else source
+    module = _load_module(Path(path_text), source, prefix=what.strip("-").lower())
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise InputError(f"{path_text} has no function '{function_name}'; {what} FILE.py:FUNCTION")
+    found: Callable[..., Any] = function
+    return found
+
+
+def call_function(name: str, *, what: str, source: bytes | None = None) -> Any:
+    """What a function that is called without arguments returns.
+
+    Args:
+        name, what, source: as of `load_function`.
+
+    Raises:
+        InputError: there is none, it asks for arguments, or it fails.
+    """
+    function = load_function(name, what=what, source=source)
+    with naming(Path(name.rpartition(":")[0])):
+        missing = [
+            p.name
+            for p in inspect.signature(function).parameters.values()
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        if missing:
+            raise InputError(f"{name} asks for {missing[0]!r}; it is called without arguments")
+        return function()
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Generator[None, None, None]:
+    """Around what a user's file does: its errors become an InputError that names the line.
+
+    What it prints goes to standard error, for results alone go to standard output; and a folder that it
+    changes to is left again.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr), contextlib.chdir(Path.cwd()):
+            yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failed(path, error) from error
+
+
+def failed(path: Path, error: BaseException) -> InputError:
+    """An error in the user's file: which, and in which line."""
+    number = line_of(path, error)
+    line = f", line {number}" if number else ""
+    hint = ""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        beside = path.parent / error.name.partition(".")[0]
+        if beside.is_dir() or beside.with_suffix(".py").is_file():
+            hint = f"\nIt lies beside the file: run the command with PYTHONPATH={path.parent}"
+    return InputError(f"{path}{line}: {type(error).__name__}: {first_line(error)}{hint}")
+
+
+def line_of(path: Path, error: BaseException) -> int | None:
+    """The last line of a file that an error has come through."""
+    file = path.absolute()
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno for f in reversed(frames) if Path(f.filename) == file), None)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, at most 200 characters of it."""
+    text = str(error).strip().splitlines()
+    return text[0][:200] if text else type(error).__name__
+
+
+def _load_module(path: Path, source: bytes, *, prefix: str) -> types.ModuleType:
+    module = types.ModuleType(f"flambeau_{prefix}_{path.stem}")
+    module.__file__ = str(path.absolute())
+    sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+    with naming(path):
+        exec(compile(source, module.__file__, "exec", dont_inherit=True), module.__dict__)
+    return module

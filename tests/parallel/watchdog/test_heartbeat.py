@@ -1,0 +1,139 @@
+"""Who stands still, judged from heartbeats that are written down here."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from flambeau.parallel.watchdog.heartbeat import (
+    LEFT,
+    Beat,
+    Process,
+    Pulse,
+    frames_of,
+    hindmost_ranks,
+    odd_ranks,
+    silent_ranks,
+    stack_text,
+)
+
+
+def _beat(
+    number: int, point: int = 0, beats: int = 0, *, over: bool = True, phase: str = "x"
+) -> Beat:
+    return Beat(number, point, beats, phase, 60.0, over)
+
+
+def test_silent_is_who_wrote_nothing_and_has_not_left() -> None:
+    before = [_beat(4), _beat(4), _beat(9, phase=LEFT), None, None]
+    after = [_beat(5), _beat(4), _beat(9, phase=LEFT), None, _beat(1)]
+    assert silent_ranks(before, after) == [1, 3]
+
+
+def test_behind_is_who_has_come_least_far_and_has_no_time_left() -> None:
+    assert hindmost_ranks([_beat(9, 3, 2), _beat(9, 3, 1), _beat(9, 2, 8)]) == [2]
+    assert hindmost_ranks([_beat(9, 3, 2), _beat(9, 3, 1), None]) == [1]
+    assert hindmost_ranks([_beat(9, 3, 2), _beat(9, 3, 1, over=False)]) == []
+    assert hindmost_ranks([_beat(9, 0, 0, phase=LEFT), _beat(9, 3, 1)]) == [1]
+    assert hindmost_ranks([_beat(9, 3, 1), _beat(9, 3, 1)]) == [0, 1]
+    assert hindmost_ranks([_beat(9, phase=LEFT)]) == []
+
+
+def test_of_equals_the_one_at_another_place_is_odd() -> None:
+    assert odd_ranks({0: "a", 1: "a", 2: "b", 3: "a"}) == [2]
+    assert odd_ranks({0: "a", 3: "a"}) == [0, 3]
+
+
+def test_time_is_counted_while_the_main_thread_stands_still() -> None:
+    pulse = Pulse(timeout_s=0.05, tick_s=10.0)
+    pulse.beat("forward")
+    pulse.keep_time()
+    time.sleep(0.06)
+    pulse.keep_time()
+    assert pulse.still_s >= 0.06
+    assert not pulse.take().is_over  # the first time it may take ten times as long
+    pulse.reach_point()
+    pulse.beat("forward")
+    pulse.keep_time()
+    assert pulse.still_s == 0
+    time.sleep(0.06)
+    pulse.keep_time()
+    taken = pulse.take()
+    assert taken.is_over
+    assert (taken.number, taken.point, taken.beats, taken.phase) == (2, 1, 1, "forward")
+
+
+def test_a_suspended_process_has_not_stood_still() -> None:
+    pulse = Pulse(timeout_s=0.05, tick_s=0.001)
+    pulse.keep_time()
+    time.sleep(0.1)  # nothing of this process runs, not even what keeps the time
+    pulse.keep_time()
+    assert pulse.still_s == 0.001
+
+
+def test_no_timeout_is_never_over() -> None:
+    pulse = Pulse(timeout_s=0, tick_s=10.0)
+    pulse.keep_time()
+    time.sleep(0.01)
+    pulse.keep_time()
+    assert not pulse.take().is_over
+    assert pulse.allowed_s == 0
+
+
+def test_a_stack_has_the_innermost_frames_the_newest_last_with_their_source() -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def deep(levels: int) -> None:
+        deeper(levels)
+
+    def deeper(levels: int) -> None:
+        if levels:
+            deep(levels - 1)
+        else:
+            reached.set()
+            go_on.wait(20)
+
+    thread = threading.Thread(target=deep, args=(30,), daemon=True)
+    thread.start()
+    assert reached.wait(20)
+    assert thread.ident is not None
+    time.sleep(0.05)
+    lines = stack_text(frames_of(thread.ident)).splitlines()
+    go_on.set()
+    thread.join(20)
+    assert sum(line.startswith("  File") for line in lines) == 20
+    assert "in wait" in lines[-2]
+    assert any(__file__ in line and "in deep" in line for line in lines)
+    assert "    go_on.wait(20)" in lines
+    assert stack_text(frames_of(0)) == ""  # no such thread
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_a_process_is_gone_when_it_is_dead_though_nobody_has_waited_for_it() -> None:
+    child = subprocess.Popen(["/bin/sleep", "60"])
+    this = Process.this("a")
+    assert not this.is_gone
+    assert this.pid == os.getpid()
+    process = this._replace(pid=child.pid, started=Process.this("a").started)
+    assert process.is_gone  # another process with that number: it has started at another time
+    started = _started(child.pid)
+    process = process._replace(started=started)
+    assert not process.is_gone
+    child.send_signal(signal.SIGSTOP)
+    assert not process.is_gone
+    child.kill()
+    deadline = time.monotonic() + 20
+    while not process.is_gone and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process.is_gone  # a zombie
+    child.wait()
+    assert process.is_gone
+
+
+def _started(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+        return stat.read().rpartition(")")[2].split()[19]
