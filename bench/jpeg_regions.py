@@ -6,8 +6,8 @@ Up to 300 JPEGs of three colours found in DIR, held in memory, and for each roun
 100 % of the area, as torchvision's RandomResizedCrop takes it. Contenders decode the whole image, or what
 the box needs, of the file as it is or packed (flambeau.data.images.jpeg.scan_segments); CPU time of one
 thread. All but Pillow must give the same pixels: who skips work is refused. Each round runs every
-contender once over all images, in a new order; the ratio is to simplejpeg of the same round. One JSON line a contender; `bytes` is
-what packing makes of the files, as a share of their size.
+contender once over all images, in a new order; the ratio is to simplejpeg of the same round. One JSON line a
+contender; `bytes` is what packing makes of the files, as a share of their size.
 """
 
 import argparse

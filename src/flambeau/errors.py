@@ -1,4 +1,7 @@
-"""The one exception that means 'the user can mend this': what, where, what to do."""
+"""The exceptions of flambeau that a user can act on, and how a message suggests the word that was meant."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class InputError(ValueError):
@@ -13,3 +16,13 @@ class WorkerLost(RuntimeError):
 
     The command prints the message without a traceback and exits with 1: the same command may go on.
     """
+
+
+class DecodeError(ValueError):
+    """These bytes are no image that can be used; the message is the reason, without a path."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """'; did you mean X?' for the most similar of the known words, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""

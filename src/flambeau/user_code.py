@@ -1,8 +1,6 @@
 """A function in a file of the user's, named on the command line as FILE.py:FUNCTION.
 
-用户文件中的函数，在命令行上写作 FILE.py:FUNCTION。
-
-Source: own. The file is run as it is, with all that this process may do: it is the user's own program.
+The file is run as it is, with all that this process may do: it is the user's own program.
 """
 
 import contextlib

@@ -23,8 +23,7 @@ from flambeau.recipes.data.lmdb_records import LMDBWriter
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.recipes.data.tf_example import build_example
 from flambeau.recipes.data.tfrecord import TFRecordWriter
-from flambeau.train.inference import load_trained
-from flambeau.train.predict_images import predict
+from flambeau.train.inference import load_trained, predict
 
 PACKED = ("x.rec", "x.tfrecord", "x.tar", "x.lmdb", "x.h5", "x.npz", "x.npy", "x.pth")
 

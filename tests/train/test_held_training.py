@@ -16,7 +16,8 @@ from flambeau.data.loading.loader import Loader
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.train.build import defaults as resolve_module
-from flambeau.train.build.defaults import DataFacts, datasets, resolve
+from flambeau.train.build.data import DataFacts, datasets
+from flambeau.train.build.defaults import resolve
 from flambeau.train.fit import Training, fit, set_up
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from flambeau import __version__
-from flambeau.errors import InputError, WorkerLost
+from flambeau.errors import InputError, WorkerLost, nearest
 from flambeau.parallel.preemption import INTERRUPTED
-from flambeau.train.settings.checks import nearest
 
 VERBS = ("train", "launch", "predict", "evaluate", "pack", "convert", "verify", "recipes", "env")
 _USER_ERRNOS = {

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flambeau.errors import InputError
-from flambeau.train.settings.checks import nearest
+from flambeau.errors import InputError, nearest
 
 HELP = "run train, or a script, on several processes and machines"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flambeau.train.predict_images import Sample
+    from flambeau.train.inference import Sample
 
 HELP = "classify images with the model of a run"
 
@@ -45,8 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the classes of each image."""
     from flambeau.errors import InputError
-    from flambeau.train.inference import load_trained
-    from flambeau.train.predict_images import predict
+    from flambeau.train.inference import load_trained, predict
 
     for name, least in (("top", 1), ("workers", 0), ("skip_bad_images", 0)):
         if getattr(arguments, name) < least:

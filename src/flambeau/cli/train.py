@@ -192,7 +192,8 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
 
     settings, exists = ranks.first(lambda: _settle(settings, explicit, place, fresh=fresh))
 
-    from flambeau.train.build.defaults import DataFacts, check_unchanged, open_data, resolve
+    from flambeau.train.build.data import DataFacts, check_unchanged, open_data
+    from flambeau.train.build.defaults import resolve
     from flambeau.train.checkpoints.published_weights import published
     from flambeau.train.fit import set_up
 

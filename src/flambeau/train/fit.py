@@ -20,7 +20,7 @@ from flambeau.recipes.setup.seeding import seed_everything
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.plateau import ReduceOnPlateau
-from flambeau.train.build.defaults import DataFacts, datasets
+from flambeau.train.build.data import DataFacts, datasets
 from flambeau.train.build.device import pick_device, use_float32, use_threads
 from flambeau.train.build.fine_tuning import (
     freeze_parts,
@@ -29,7 +29,7 @@ from flambeau.train.build.fine_tuning import (
     recompute_parts,
     report,
 )
-from flambeau.train.build.network import check_training, make_model, normalizer
+from flambeau.train.build.model import check_training, make_model, normalizer
 from flambeau.train.build.optimizer import new_optimizer
 from flambeau.train.loop.nan_guard import explain
 from flambeau.train.loss import TrainingLoss, make_teacher

@@ -13,7 +13,7 @@ from flambeau.recipes.training.cutmix import cutmix
 from flambeau.recipes.training.distillation import Teacher, distillation_loss
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.mixup import mixup
-from flambeau.train.build.defaults import DataFacts, teacher_sha256
+from flambeau.train.build.data import DataFacts, teacher_sha256
 from flambeau.train.inference import Trained, load_trained
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings

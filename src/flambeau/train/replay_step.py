@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flambeau.errors import InputError
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
-from flambeau.train.build.defaults import reopen_data
+from flambeau.train.build.data import reopen_data
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.fit import Training, set_up
 from flambeau.train.loop.nan_guard import BadStep, NotFinite, explain

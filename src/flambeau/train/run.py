@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
-from flambeau.data.loading.loader import Order, is_dataset
+from flambeau.data.loading.batch_plan import Order
+from flambeau.data.loading.loader import is_dataset
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.parallel.ddp import COMPRESSIONS, Replicas
@@ -41,11 +42,16 @@ from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.build.device import generators_of
 from flambeau.train.checkpoints.checkpointer import Restored, Saver, restore
-from flambeau.train.checkpoints.exactness import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.checkpoints.metrics_log import Journal
 from flambeau.train.checkpoints.published_weights import Best, Result, publish, published
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.checkpoints.run_identity import identity_of_optimizer, identity_of_sampler
+from flambeau.train.checkpoints.run_identity import (
+    POWERSGD_FORGETS,
+    changes,
+    exactness_facts,
+    identity_of_optimizer,
+    identity_of_sampler,
+)
 from flambeau.train.loop.batch_reader import BatchDraws, BatchReader, OnBad
 from flambeau.train.loop.lr_schedule import LearningRate
 from flambeau.train.loop.nan_guard import LR_FACTOR, ROLLBACKS, Explain, NotFiniteSteps

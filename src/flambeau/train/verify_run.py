@@ -13,12 +13,12 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     checkpoint_folders,
     verify_checkpoint,
 )
-from flambeau.train.build.defaults import reopen_data
+from flambeau.train.build.data import reopen_data
 from flambeau.train.build.device import pick_device, use_threads
 from flambeau.train.checkpoints.checkpointer import read_weights
-from flambeau.train.checkpoints.exactness import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.settings.settings import from_stored
 
 

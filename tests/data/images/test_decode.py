@@ -12,9 +12,10 @@ import pytest
 from PIL import Image, ImageOps, ImageSequence
 
 from flambeau.data.images import decode as module
-from flambeau.data.images.decode import MAX_PIXELS, DecodeError, Picture, decode, inspect
+from flambeau.data.images.decode import MAX_PIXELS, Picture, decode, inspect
 from flambeau.data.images.jpeg.region_decode import read_header
 from flambeau.data.images.jpeg.scan_segments import segment
+from flambeau.errors import DecodeError
 
 RGB = np.random.default_rng(0).integers(0, 256, (13, 17, 3), dtype=np.uint8)
 GREY = RGB[:, :, 0]

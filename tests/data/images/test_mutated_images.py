@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.images.decode import DecodeError, Picture, decode, inspect
+from flambeau.data.images.decode import Picture, decode, inspect
 from flambeau.data.images.jpeg.scan_segments import segment
 from flambeau.data.images.native import kernel as native
+from flambeau.errors import DecodeError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
 PIXELS[8:30, 8:40] = 90  # a flat part: short codes, and runs in all formats

@@ -13,7 +13,8 @@ from PIL import Image
 
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.images.decode import decode
-from flambeau.data.sources.open_data import hold_out, open_source, open_sources
+from flambeau.data.sources.hold_out import hold_out
+from flambeau.data.sources.open_data import open_source, open_sources
 from flambeau.data.sources.tfrecord_file import TFRecordSource
 from flambeau.errors import InputError
 from flambeau.recipes.data.tf_example import build_example

@@ -11,19 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from flambeau.errors import InputError
-from flambeau.data.sources.source import Source
 from flambeau.data.sources.open_data import open_sources
+from flambeau.data.sources.source import Source
+from flambeau.errors import InputError
 from flambeau.train.build import defaults as resolve_module
-from flambeau.train.settings.settings import Settings, as_dict, canonical
+from flambeau.train.build.data import DataFacts, check_unchanged, datasets, model_file_sha256
+from flambeau.train.build.defaults import resolve
 from flambeau.train.build.device import pick_device
-from flambeau.train.build.defaults import (
-    DataFacts,
-    check_unchanged,
-    datasets,
-    model_file_sha256,
-    resolve,
-)
+from flambeau.train.settings.settings import Settings, as_dict, canonical
 
 CPU = {"device": "cpu"}
 

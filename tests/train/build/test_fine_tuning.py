@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flambeau.errors import InputError
 from flambeau.data.sources.open_data import open_sources
-from flambeau.train.settings.settings import Settings
+from flambeau.errors import InputError
+from flambeau.train.build.data import DataFacts, datasets
+from flambeau.train.build.defaults import resolve
+from flambeau.train.build.model import build_model, normalizer
 from flambeau.train.fit import Training, fit, set_up
-from flambeau.train.loss import AskedTeacher
-from flambeau.train.build.model import build_model
-from flambeau.train.build.network import normalizer
-from flambeau.train.build.defaults import DataFacts, datasets, resolve
 from flambeau.train.inference import Trained
+from flambeau.train.loss import AskedTeacher
+from flambeau.train.settings.settings import Settings
 
 QUICK = "--epochs 2 --batch-size 4 --precision fp32 --warmup 0st --schedule constant"
 MODEL = """

@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 from flambeau.errors import InputError
 from flambeau.recipes.models.param_groups import param_groups
 from flambeau.recipes.training.amp_step import AmpStep
-from flambeau.train.settings.settings import FIELDS, Settings
 from flambeau.train.build.optimizer import BASE_LR, new_optimizer
 from flambeau.train.run import Run
 from flambeau.train.settings.checks import MOMENTUM
+from flambeau.train.settings.settings import FIELDS, Settings
 
 NAMES = FIELDS["optimizer"].metadata["choices"]
 TORCHS: dict[str, tuple[type[Any], dict[str, Any]]] = {

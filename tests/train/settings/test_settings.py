@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from flambeau.errors import InputError
-from flambeau.train.settings.checks import nearest
+from flambeau.errors import InputError, nearest
 from flambeau.train.settings.durations import parse_duration
 from flambeau.train.settings.settings import (
     FIELDS,

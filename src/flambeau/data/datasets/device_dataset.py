@@ -1,7 +1,5 @@
 """A small data set decoded once and held on the device, augmented there batch by batch.
 
-小数据集只解码一次，整体放在设备上，逐批在设备上做增强。
-
 Source: own; Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024 (arXiv:2404.00498) loads data so.
 
 S: side in pixels, N: images, C: channels, H: height, W: width.
@@ -12,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flambeau.data.datasets.image_dataset import SMALL_SIDE, ImageDataset, probe
+from flambeau.data.datasets.image_dataset import SMALL_SIDE, ImageDataset
+from flambeau.data.datasets.image_statistics import probe
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError

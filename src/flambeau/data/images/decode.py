@@ -1,9 +1,5 @@
 """Image bytes to pixels, all or a part; whatever is wrong with them is one exception.
 
-把图像字节解码成像素（全部或一部分）；无论哪里出错，都只抛出一种异常。
-
-Source: own.
-
 The decoder is picked by the bytes, never by the file name, and only from FORMATS: Pillow knows some forty
 more, one of which (EPS) starts another program. Usual JPEGs are decoded by libjpeg-turbo
 (jpeg/region_decode.py), of which no more than what is needed; everything else by Pillow: right, not fast.
@@ -37,9 +33,12 @@ from flambeau.data.images.jpeg.region_decode import (
     read_header,
 )
 from flambeau.data.images.native import kernel as native
-from flambeau.data.sources.source import Stored
+from flambeau.errors import DecodeError
 
 Pixels = NDArray[np.uint8]
+Stored = bytes | NDArray[Any]
+"""An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), C 1, 3 or 4
+(the last one alpha), uint8 or uint16."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
@@ -52,10 +51,6 @@ _SCALABLE = ("JPEG", "MPO")
 # Damaged metadata (EXIF, TIFF tags, MPO index) beside pixels that are fine: the pixels are what counts.
 # In the form of warnings.filters, so that its presence is quickly seen.
 _PILLOW_METADATA = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
-
-
-class DecodeError(ValueError):
-    """These bytes are no image that can be used; the message is the reason, without a path."""
 
 
 class ImageInfo(NamedTuple):
@@ -248,7 +243,7 @@ def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixel
         [[97, 98, 99], [100, 101, 102]]
         >>> decode(b"", channels=1)
         Traceback (most recent call last):
-        flambeau.data.images.decode.DecodeError: the file is empty
+        flambeau.errors.DecodeError: the file is empty
     """
     if channels not in (1, 3):
         raise ValueError(f"channels must be 1 or 3, got {channels}")

@@ -1,7 +1,5 @@
 """EXIF orientation: which way up the stored pixels are, and how to turn them and a box in them.
 
-EXIF 方向：存储的像素哪一边朝上，以及如何旋转像素与其中的矩形框。
-
 Source: EXIF 2.32 (CIPA DC-008), section 4.6.4 A, tag 0x0112.
 """
 

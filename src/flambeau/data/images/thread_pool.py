@@ -1,8 +1,6 @@
 """Threads that share the images of a batch.
 
-多个线程分担一个批次的图像。
-
-Source: own. The decoders and torch's resizing hold no lock of Python, so threads do what processes would,
+The decoders and torch's resizing hold no lock of Python, so threads do what processes would,
 without copies of the data, pickling or shared memory.
 """
 

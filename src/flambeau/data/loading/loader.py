@@ -9,20 +9,17 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from flambeau.data.loading.batch_plan import BatchPart, BatchPlan, Order
 from flambeau.data.loading.micro_batch import (
     MicroBatch,
     count_samples,
-    global_generators_kept,
-    seed_globals,
     settle_before_fork,
-    share_of,
 )
 from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.data.loading.seeded_dataset import SeededDataset
@@ -31,6 +28,7 @@ from flambeau.data.loading.workers.progress import hold_deaths, reading
 from flambeau.data.loading.workers.transport import Uncollated, has_room, pinned, received, to_send
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import sample_order, sample_seeds
+from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 
 
 class Loader:
@@ -143,7 +141,7 @@ class Loader:
             position: samples of it that are already consumed.
             epochs: how many in all; None goes on for ever.
         """
-        plan = _Plan(self, epoch, position, epochs)
+        plan = BatchPlan(self, epoch, position, epochs)
         with contextlib.closing(self._fetched(plan)) as parts:
             for part, data, size, bad in parts:
                 if isinstance(data, InputError):
@@ -156,7 +154,7 @@ class Loader:
                     part.all_have, part.draw,
                 )  # fmt: skip
 
-    def _fetched(self, plan: "_Plan") -> Generator["_Fetched"]:
+    def _fetched(self, plan: "BatchPlan") -> Generator["_Fetched"]:
         """What is read of each part, in order: by workers, by a thread, or here."""
         if self._workers.count or not isinstance(self._dataset, SeededDataset):
             yield from self._through_torch(plan)
@@ -167,11 +165,11 @@ class Loader:
         else:
             yield from map(self._fetch_here, plan)
 
-    def _fetch_here(self, part: "_Part") -> "_Fetched":
+    def _fetch_here(self, part: "BatchPart") -> "_Fetched":
         part, data, size, bad = self._fetch[part]
         return part, pinned(data) if self._pins else data, size, bad
 
-    def _through_torch(self, plan: "_Plan") -> Iterator["_Fetched"]:
+    def _through_torch(self, plan: "BatchPlan") -> Iterator["_Fetched"]:
         with signals_held(), warnings.catch_warnings():
             # More workers than cores is the user's choice, and torch would say so at every evaluation.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -229,67 +227,7 @@ def _start_on(pins: bool) -> Callable[[], object]:
     return functools.partial(torch.accelerator.set_device_index, device)
 
 
-class Order(Protocol):
-    """An order of samples that is a function of the epoch; see flambeau.recipes.data.samplers."""
-
-    def __len__(self) -> int: ...
-
-    def order(self, epoch: int) -> torch.Tensor:
-        """(len,) int64 on the CPU: indices of samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What a worker is asked for; NumPy, because a tensor would travel through shared memory."""
-
-    epoch: int
-    indices: np.ndarray[Any, np.dtype[np.int64]]
-    own: slice
-    is_stand_in: bool
-    total: int
-    part: int
-    ends_batch: bool
-    position: int
-    all_have: bool
-    draw: int
-
-
-_Fetched = tuple[_Part, Any, int, Sequence[int]]
-
-
-class _Plan(Sampler[_Part]):
-    """The parts in order. A Sampler only because DataLoader wants one."""
-
-    def __init__(self, loader: Loader, epoch: int, position: int, epochs: int | None) -> None:
-        self._loader, self._start, self._position, self._epochs = loader, epoch, position, epochs
-
-    def __iter__(self) -> Iterator[_Part]:
-        it, epoch = self._loader, self._start
-        position = self._position
-        while self._epochs is None or epoch < self._start + self._epochs:
-            order = it.order(epoch)
-            while position < it.length:
-                stop = min(position + it._global, it.length)
-                low, part = position, 0
-                while low < stop:
-                    part += 1
-                    left = stop - low
-                    # A lone last sample joins the part before it: BatchNorm cannot train on one.
-                    joins = left == it._micro + 1 > 2
-                    high = stop if joins else min(low + it._micro, stop)
-                    own, last = (
-                        share_of(high - low, rank=rank, world=it._world, usual=it._micro)
-                        for rank in (it._rank, it._world - 1)
-                    )
-                    if own is not None or it._keeps_empty:
-                        yield _Part(
-                            epoch, order[low:high], own or slice(0, 2), own is None, stop - position,
-                            part, high == stop, high, last is not None,
-                            low + own.stop if own else high,
-                        )  # fmt: skip
-                    low = high
-                position = stop
-            epoch, position = epoch + 1, 0
+_Fetched = tuple[BatchPart, Any, int, Sequence[int]]
 
 
 class _Fetch(Dataset[Any]):
@@ -305,14 +243,14 @@ class _Fetch(Dataset[Any]):
         self._dataset, self._seed, self._collate = dataset, seed, collate
         self._workers = workers
 
-    def __getitem__(self, part: _Part) -> _Fetched:
+    def __getitem__(self, part: BatchPart) -> _Fetched:
         part, data, size, bad = self._read(part)
         if self._workers:
             data = to_send(data, workers=self._workers)
         # What a stand-in cannot read is told by the rank that it stands for.
         return (part, data, 0, ()) if part.is_stand_in else (part, data, size, bad)
 
-    def _read(self, part: _Part) -> _Fetched:
+    def _read(self, part: BatchPart) -> _Fetched:
         indices = torch.from_numpy(part.indices[part.own])
         size = len(indices)
         if isinstance(self._dataset, TensorDataset):
@@ -327,10 +265,10 @@ class _Fetch(Dataset[Any]):
                 # As a value: raised, it would arrive wrapped in a traceback.
                 return part, error, 0, ()
             return part, batch, count_samples(batch), bad
-        with global_generators_kept():
+        with cpu_generators_restored():
             samples = []
             for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
-                seed_globals(seed)
+                seed_cpu(seed)
                 with reading(index), heard(f"sample {index}", workers=self._workers):
                     samples.append(self._dataset[index])
             return part, self.collated(samples), size, ()

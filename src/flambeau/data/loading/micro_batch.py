@@ -1,9 +1,7 @@
 """What a loader hands to a run: one forward pass worth of samples, and which of them are this rank's."""
 
-import contextlib
-import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,25 +67,6 @@ def count_samples(batch: Any) -> int:
     while not isinstance(batch, torch.Tensor):
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     return len(batch)
-
-
-def seed_globals(seed: int) -> None:
-    """Seed the default generators of torch (CPU), random and NumPy, by 64 bits (NumPy: 32 of them)."""
-    torch.default_generator.manual_seed(seed & 0xFFFFFFFFFFFFFFFF)
-    random.seed(seed & 0xFFFFFFFFFFFFFFFF)
-    np.random.seed(seed & 0xFFFFFFFF)
-
-
-@contextlib.contextmanager
-def global_generators_kept() -> Iterator[None]:
-    """The generators come out as they went in, so that reading here or in a worker is the same."""
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
 
 
 def settle_before_fork(world: int) -> None:

@@ -1,8 +1,6 @@
 """A thread that reads the next batches while the present one is computed.
 
-在计算当前批次的同时，由一个线程读取后续批次。
-
-Source: own. The decoders and torch's resizing hold no lock of Python, so that the training goes on meanwhile.
+The decoders and torch's resizing hold no lock of Python, so that the training goes on meanwhile.
 
 Not for a dataset that draws from the global generators, which the training draws from at the same time.
 """

@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader
 from flambeau.data.loading.micro_batch import (
     MicroBatch,
     count_samples,
-    seed_globals,
     settle_before_fork,
     share_of,
 )
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import mix
+from flambeau.recipes.setup.seeding import seed_cpu
 
 _NO_INDICES = np.empty(0, dtype=np.int64)
 
@@ -83,7 +83,7 @@ class ReadyBatches:
         draws between two of them, must not change the next one.
         """
         seed = mix(mix(self._seed) + epoch)
-        seed_globals(seed)
+        seed_cpu(seed)
         if getattr(self._batches, "num_workers", 0):
             settle_before_fork(self._world)
         batches = iter(self._batches)
@@ -91,7 +91,7 @@ class ReadyBatches:
         for number in itertools.count():
             # The first batch comes after the sampler's draw, which must be the same with workers.
             if draws_here and number:
-                seed_globals(mix(seed + number))
+                seed_cpu(mix(seed + number))
             try:
                 batch = next(batches)
             except StopIteration:

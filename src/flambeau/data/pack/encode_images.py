@@ -1,7 +1,5 @@
 """What `flambeau pack` does to one image on its way into a packed file.
 
-`flambeau pack` 在打包时对每一张图像所做的处理。
-
 Source: own; the geometry is that of MXNet 1.9.1 `tools/im2rec.py` (centre crop, then the shorter side, the
 other one rounded down), with antialiasing, and without enlarging.
 """
@@ -16,8 +14,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from flambeau.data.images.decode import Pixels, decode, inspect
-from flambeau.data.sources.source import Stored
+from flambeau.data.images.decode import Pixels, Stored, decode, inspect
 
 _MAGICS = (
     (b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"RIFF", ".webp"), (b"BM", ".bmp"),

@@ -1,7 +1,5 @@
 """Images of .rec files with label vectors, which no classifier takes and `flambeau pack` carries along.
 
-.rec 文件中带标签向量的图像：分类器不接受，`flambeau pack` 原样带走。
-
 Source: own; MXNet's im2rec writes such labels with `--pack-label`: several classes, boxes, landmarks.
 """
 
@@ -12,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from flambeau.data.images.decode import Stored
 from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
-from flambeau.data.sources.source import Stored
 from flambeau.errors import InputError
 from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack
 

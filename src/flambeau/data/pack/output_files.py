@@ -1,9 +1,4 @@
-"""The files of `flambeau pack`: the hidden folder they grow in, their final names, and what is noted of them.
-
-`flambeau pack` 的文件：它们在其中生成的隐藏文件夹、最终的名字，以及为它们所做的记录。
-
-Source: own.
-"""
+"""The files of `flambeau pack`: the hidden folder they grow in, their final names, what is noted of them."""
 
 import contextlib
 import json

@@ -1,9 +1,5 @@
 """`flambeau pack`: images of any source into files of any format, in parallel, to be killed at any moment.
 
-`flambeau pack`：把任何来源的图像并行装入任何格式的文件，随时可以被中断。
-
-Source: own.
-
 Everything is written into a hidden folder beside DST, unit by unit (a shard, or 2,000 images of a folder).
 A unit's folder gets its name when it is whole, so what has that name is never done again; the files of all
 units get their final names at the end. A file DST.pack.json says how they were made, with a CRC-32 of each
@@ -26,7 +22,7 @@ import PIL
 import simplejpeg
 from tqdm import tqdm
 
-from flambeau.data.images.decode import DecodeError
+from flambeau.data.images.decode import Stored
 from flambeau.data.pack.encode_images import (
     CannotStore,
     Conversion,
@@ -53,8 +49,8 @@ from flambeau.data.pack.writers import (
     open_writer,
     require_package,
 )
-from flambeau.data.sources.source import Source, Stored
-from flambeau.errors import InputError
+from flambeau.data.sources.source import Source
+from flambeau.errors import DecodeError, InputError
 
 _LITTLE = 1 << 20  # bytes that a file system may keep back
 _AHEAD = 4  # images in work for each thread, so that a large one does not hold up the others

@@ -1,7 +1,5 @@
 """Labelled images in files of arrays that are cut short or have lost their directory: what is there of them.
 
-被截断或丢失目录的数组文件中的有标签图像：读取其中仍然存在的部分。
-
 Source: APPNOTE.TXT of PKWARE, 4.3.7 and 4.3.9 (local headers and data descriptors of a zip file); PyTorch's
 notes on serialization semantics.
 

@@ -1,7 +1,5 @@
 """The records of a .rec or .tfrecord file, past damage.
 
-.rec 或 .tfrecord 文件中的记录，越过损坏处继续读取。
-
 Source: own; the formats are those of the recipes recordio and tfrecord. A damaged .rec file is gone on with
 at the next magic, which nothing but a header can hold; a .tfrecord at the next 12 bytes that are a length and
 its checksum, if the checksum of the data fits too.
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from flambeau.data.sources.source import Stored
+from flambeau.data.images.decode import Stored
 from flambeau.data.sources.tfrecord_file import IMAGES, LABELS
 from flambeau.recipes.data.recordio import RecordError, unpack
 from flambeau.recipes.data.tf_example import parse_example

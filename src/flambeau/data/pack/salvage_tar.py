@@ -1,7 +1,5 @@
 """The samples of a .tar file, past damage.
 
-.tar 文件中的样本，越过损坏处继续读取。
-
 Source: own; the format is that of the recipe tar_shards. A damaged file is gone on with at the next header
 that fits its sum, wherever that lies: where bytes are missing, headers no longer stand at multiples of 512.
 """

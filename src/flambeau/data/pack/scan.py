@@ -1,9 +1,4 @@
-"""Packed images one by one, past damage: what `flambeau verify` checks and `--salvage` keeps.
-
-逐个读取打包的图像并越过损坏处：`flambeau verify` 检查的内容，也是 `--salvage` 保留的内容。
-
-Source: own.
-"""
+"""Packed images one by one, past damage: what `flambeau verify` checks and `--salvage` keeps."""
 
 import mmap
 from collections.abc import Generator, Iterator

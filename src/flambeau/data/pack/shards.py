@@ -1,7 +1,5 @@
 """Which images `flambeau pack` puts into which file, under which name; and the lists of im2rec.
 
-`flambeau pack` 把哪些图像以什么名字放进哪个文件；以及 im2rec 的列表。
-
 Source: MXNet 1.9.1 `tools/im2rec.py`: how it shuffles, and what chunks and ratios mean.
 """
 

@@ -1,9 +1,4 @@
-"""`flambeau verify FILE`: every checksum, record and image header of packed images; and what is good, saved.
-
-`flambeau verify FILE`：检查打包图像的每个校验和、每条记录和每个图像头；并保存完好的部分。
-
-Source: own.
-"""
+"""`flambeau verify FILE`: each checksum, record and image header of packed images; and what is good, saved."""
 
 import contextlib
 import itertools
@@ -17,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flambeau.data.images.decode import DecodeError, decode, inspect
+from flambeau.data.images.decode import Stored, decode, inspect
 from flambeau.data.pack.encode_images import Layout
 from flambeau.data.pack.output_files import MANIFEST, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
@@ -27,8 +22,7 @@ from flambeau.data.pack.shards import target_kind
 from flambeau.data.pack.writers import Record, open_writer
 from flambeau.data.sources.class_names import classes_file, named_labels
 from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
-from flambeau.data.sources.source import Stored
-from flambeau.errors import InputError
+from flambeau.errors import DecodeError, InputError
 
 _ZIPS = ("npz", "pth")  # zip files, with a CRC-32 of each member
 _MAX_CLASSES = 1 << 24  # as class_names.named_labels has it

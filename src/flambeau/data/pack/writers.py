@@ -1,7 +1,5 @@
 """How `flambeau pack` writes each format: one function a format, which gives a function that adds a record.
 
-`flambeau pack` 如何写出每种格式：每种格式一个函数，返回添加一条记录的函数。
-
 Source: own; each layout is the one that the source of the same format reads.
 """
 
@@ -20,10 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flambeau.data.images.decode import Stored
 from flambeau.data.pack.encode_images import CannotStore, Layout, suffix_of
 from flambeau.data.pack.shards import record_paths
 from flambeau.data.sources.optional_packages import extra
-from flambeau.data.sources.source import Source, Stored
+from flambeau.data.sources.source import Source
 
 ARRAY_KINDS = ("npy", "npz", "hdf5", "n5", "pth")
 PIXELS_ONLY = (

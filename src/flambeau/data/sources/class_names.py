@@ -1,9 +1,4 @@
-"""Class names of packed images: the lines of a text file beside them, or the labels themselves.
-
-打包图像的类别名：旁边文本文件中的各行，或者标签本身。
-
-Source: own.
-"""
+"""Class names of packed images: the lines of a text file beside them, or the labels themselves."""
 
 import contextlib
 from collections import Counter

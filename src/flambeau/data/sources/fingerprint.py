@@ -1,9 +1,4 @@
-"""What tells a file of packed images from another one, at little cost.
-
-以很小的代价区分一个打包图像文件与另一个。
-
-Source: own.
-"""
+"""What tells a file of packed images from another one, at little cost."""
 
 import hashlib
 import os

@@ -1,9 +1,4 @@
-"""Labelled images in a folder with a sub-folder a class.
-
-每类一个子文件夹的有标签图像。
-
-Source: own.
-"""
+"""Labelled images in a folder with a sub-folder a class."""
 
 import hashlib
 import os

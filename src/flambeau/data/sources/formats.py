@@ -1,9 +1,4 @@
-"""Which format a path is in, and the sources that read it.
-
-一个路径是什么格式，以及读取它的来源。
-
-Source: own.
-"""
+"""Which format a path is in, and the sources that read it."""
 
 import re
 from collections.abc import Sequence

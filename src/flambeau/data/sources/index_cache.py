@@ -1,9 +1,4 @@
-"""An index of a file that has none of its own, built once and kept beside the file.
-
-没有自带索引的文件的索引：只建一次，保存在文件旁边。
-
-Source: own.
-"""
+"""An index of a file that has none of its own, built once and kept beside the file."""
 
 import contextlib
 import hashlib

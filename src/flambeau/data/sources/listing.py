@@ -1,7 +1,5 @@
 """Labelled images that a text file lists: .csv and .tsv tables, and MXNet's .lst.
 
-文本文件所列出的有标签图像：.csv 与 .tsv 表格，以及 MXNet 的 .lst。
-
 Source: own; RFC 4180 for quotes; mxnet 1.9.1 tools/im2rec.py for .lst: index, labels and path, between tabs.
 """
 

@@ -1,7 +1,5 @@
 """Labelled images in an LMDB file.
 
-LMDB 文件中的有标签图像。
-
 Source: own; the format is that of flambeau.recipes.data.lmdb_records. The pickled pairs are those of
 `tools/folder2lmdb.py` in Lyken17/Efficient-PyTorch and its copies; pickle's operations are described in
 `Lib/pickletools.py` of CPython.
@@ -18,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flambeau.data.images.decode import Stored
 from flambeau.data.sources.class_names import named_labels, unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import stored_index
-from flambeau.data.sources.source import Stored
 from flambeau.errors import InputError
 from flambeau.recipes.data.lmdb_records import LMDBError, LMDBIndex, LMDBReader, lmdb_key
 from flambeau.recipes.data.recordio import RecordError, unpack

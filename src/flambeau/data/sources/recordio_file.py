@@ -1,7 +1,5 @@
 """Labelled images in a RecordIO file.
 
-RecordIO 文件中的有标签图像。
-
 Source: own; the format is that of flambeau.recipes.data.recordio.
 """
 

@@ -1,23 +1,15 @@
-"""What a source of labelled images is, and parts of one.
-
-有标签图像来源的定义，以及取其一部分的来源。
-
-Source: own.
-"""
+"""What a source of labelled images is, and parts of one."""
 
 import bisect
 import hashlib
 import itertools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Stored = bytes | NDArray[Any]
-"""An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), C 1, 3 or 4
-(the last one alpha), uint8 or uint16."""
+from flambeau.data.images.decode import Stored
 
 
 class Source(Protocol):

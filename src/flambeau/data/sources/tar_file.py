@@ -1,7 +1,5 @@
 """Labelled images in a tar file, by WebDataset's convention.
 
-tar 文件中的有标签图像，遵循 WebDataset 的约定。
-
 Source: own; the convention is that of flambeau.recipes.data.tar_shards.
 """
 

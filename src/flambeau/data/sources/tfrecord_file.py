@@ -1,7 +1,5 @@
 """Labelled images in a TFRecord file.
 
-TFRecord 文件中的有标签图像。
-
 Source: own; the formats are those of flambeau.recipes.data.tfrecord and tf_example. The names of features are
 those of TensorFlow's ImageNet scripts (`image/encoded`), TFDS (`image`, `label`), Kaggle's TPU data sets
 (`class`, `target`, `image_name`) and the usual names of files in a sample (`jpg`, `cls`).
@@ -16,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flambeau.data.images.decode import Stored
 from flambeau.data.sources.class_names import named_labels, unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import Arrays, stored_index
 from flambeau.data.sources.listing import numbers_or_words
-from flambeau.data.sources.source import Stored
 from flambeau.errors import InputError
 from flambeau.recipes.data.tf_example import parse_example
 from flambeau.recipes.data.tfrecord import TFRecordError, TFRecordReader

@@ -1,7 +1,5 @@
 """Data sets that are known by name, such as cifar10, through torchvision's own classes.
 
-以名字称呼的数据集（例如 cifar10），通过 torchvision 自己的类读取。
-
 Source: torchvision.datasets, which knows the files, their checksums and where they are downloaded from. The
 numbers of images are those of the data sets' own pages.
 """

@@ -1,7 +1,5 @@
 """Labelled images of a user's own function, FILE.py:FUNCTION: any data set, any store.
 
-用户自己的函数 FILE.py:FUNCTION 所给的有标签图像：任何数据集，任何存储。
-
 Source: own; `.classes`, `.targets` and `.labels` are what torchvision's data sets have.
 
 The function is called once in each process that reads, because a connection, a lock or the place in an open
@@ -24,11 +22,9 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from tqdm import tqdm
 
-from flambeau.data.images.decode import DecodeError
+from flambeau.data.images.decode import Stored
 from flambeau.data.images.thread_pool import DecodePool
-from flambeau.data.loading.micro_batch import global_generators_kept, seed_globals
 from flambeau.data.sources.class_names import chosen_labels, named_labels, unlabelled
-from flambeau.data.sources.source import Stored
 from flambeau.data.sources.user_samples import (
     Label,
     WrongSample,
@@ -37,7 +33,8 @@ from flambeau.data.sources.user_samples import (
     split_sample,
     stored_image,
 )
-from flambeau.errors import InputError
+from flambeau.errors import DecodeError, InputError
+from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 from flambeau.user_code import call_function, first_line, line_of, naming, read_source
 
 _PARTS = {1: ("",), 2: ("training ", "validation ")}
@@ -285,8 +282,8 @@ class _Returned:
 
     def _call(self) -> list[Any]:
         # What it draws, as random_split does, is the same in each process and on a resume.
-        with global_generators_kept():
-            seed_globals(0)
+        with cpu_generators_restored():
+            seed_cpu(0)
             returned = call_function(self.name, what="DATA", source=self._source)
         # random_split gives its parts as a list, which otherwise is one of samples.
         if isinstance(returned, list) and any(isinstance(one, Subset) for one in returned):

@@ -1,9 +1,4 @@
-"""What a user's data set may give as a sample, brought to what a source gives; the rest is refused.
-
-用户的数据集可以给出的样本，转换成来源所给的形式；其余一律拒绝。
-
-Source: own.
-"""
+"""What a user's data set may give as a sample, brought to what a source gives; the rest is refused."""
 
 import operator
 import os
@@ -16,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from flambeau.data.images.decode import DecodeError
+from flambeau.data.images.decode import Stored
 from flambeau.data.images.exif_orientation import exif_orientation, turn_upright
-from flambeau.data.sources.source import Stored
+from flambeau.errors import DecodeError
 
 Label = int | str
 """The number of a class, or its name."""

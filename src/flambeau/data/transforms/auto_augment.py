@@ -1,7 +1,5 @@
 """RandAugment and TrivialAugment: operations drawn at random from a fixed list.
 
-RandAugment 与 TrivialAugment：从固定列表中随机抽取操作。
-
 Source: Cubuk et al., "RandAugment: practical automated data augmentation with a reduced search space",
 NeurIPS 2020 (arXiv:1909.13719); Müller and Hutter, "TrivialAugment: tuning-free yet state-of-the-art data
 augmentation", ICCV 2021, the wide space (arXiv:2103.10158). Operations, magnitudes and signs are those of
@@ -11,6 +9,7 @@ What is drawn depends on the sample's seed alone. Not for data whose label is in
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ import torch
 
 from flambeau.data.images.decode import Pixels
 from flambeau.data.transforms import color
-from flambeau.data.transforms.color import uniform
+from flambeau.data.transforms.color import color_jitter, uniform
 
 # Numbers of the random streams: three of TrivialAugment, and two an operation of RandAugment.
 _TRIVIAL, _RAND = 1100, 2000
@@ -200,3 +199,29 @@ def _signed(name: str, bin_: int, num_bins: int, largest: dict[str, Any], sign: 
 def _step(start: float, stop: float, bin_: int, num_bins: int) -> float:
     # In float32, as torchvision: a translation by 15.999999 pixels is one by 15.
     return float(torch.linspace(start, stop, num_bins)[bin_])
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Colour jitter, then a policy of random operations; a function of the pixels and the sample's seed.
+
+    Args:
+        policy: 'none', 'randaugment' or 'trivialaugment', with torchvision's default magnitudes.
+        jitter: brightness, contrast and saturation are changed by up to this factor, each by itself.
+    """
+
+    policy: str = "none"
+    jitter: float = 0.0
+
+    def __call__(self, pixels: Pixels, seed: int) -> Pixels:
+        """(H, W, C) uint8 to the same; only the low 64 bits of the seed count."""
+        if self.jitter:
+            pixels = color_jitter(
+                pixels, seed, brightness=self.jitter, contrast=self.jitter, saturation=self.jitter
+            )
+        if self.policy == "randaugment":
+            return rand_augment(pixels, seed)
+        return trivial_augment_wide(pixels, seed) if self.policy == "trivialaugment" else pixels
+
+    def __bool__(self) -> bool:
+        return self.policy != "none" or self.jitter > 0

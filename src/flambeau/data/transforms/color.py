@@ -1,7 +1,5 @@
 """Changes of colour and shape of one image, with the results of torchvision's functions of the same names.
 
-单张图像的颜色与几何变换，结果与 torchvision 的同名函数一致。
-
 Source: the definitions of torchvision 0.29, transforms.v2.functional on uint8 tensors, as formulas: blends of
 Haeberli and Voorhies, "Image processing by interpolation and extrapolation", IRIS Universe 28, 1994;
 histogram equalisation and autocontrast as Pillow's ImageOps; colour jitter: torchvision's ColorJitter.

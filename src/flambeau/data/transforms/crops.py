@@ -1,7 +1,5 @@
 """Augmentation as pure functions of the pixels and one 64-bit seed a sample.
 
-数据增强：只由像素与每个样本的一个 64 位种子决定的纯函数。
-
 Source: random resized crop: Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6, with the
 distribution of torchvision's RandomResizedCrop. Shift and flip: He et al., "Deep residual learning", CVPR
 2016, section 4.2. Resizing is torch's antialiased bilinear filter on uint8, in integer arithmetic: the same
@@ -19,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flambeau.data.images.decode import Picture, Pixels
+from flambeau.data.images.decode import Picture, Pixels, Stored
 from flambeau.data.images.exif_orientation import Box
-from flambeau.data.sources.source import Stored
 from flambeau.recipes.data.sample_order import mix, sample_seeds
 
 # Smallest and largest part of the area that a crop keeps. Published ImageNet runs of 90 epochs and more go

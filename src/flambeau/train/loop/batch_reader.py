@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from flambeau.data.loading.loader import Loader, Order, is_dataset
+from flambeau.data.loading.batch_plan import Order
+from flambeau.data.loading.loader import Loader, is_dataset
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.loading.user_dataloader import ReadyBatches
 from flambeau.errors import InputError

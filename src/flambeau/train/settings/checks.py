@@ -1,11 +1,10 @@
 """What is refused of settings: values out of range, contradictions, and what would do nothing."""
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, nearest
 from flambeau.train.settings.durations import parse_duration
 
 if TYPE_CHECKING:
@@ -13,12 +12,6 @@ if TYPE_CHECKING:
 
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
 """The momentum of the optimizers that take one, where it is left open."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' for the most similar of the known words, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def check_ranges(s: "Settings", choices: Mapping[str, tuple[str, ...]]) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flambeau.errors import InputError
-from flambeau.train.settings.checks import check_ranges, check_takes_effect, check_together, nearest
+from flambeau.errors import InputError, nearest
+from flambeau.train.settings.checks import check_ranges, check_takes_effect, check_together
 from flambeau.train.settings.durations import parse_duration
 
 

@@ -14,7 +14,6 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
-from flambeau.data.images.decode import DecodeError
 from flambeau.data.images.jpeg import scan_segments as segments
 from flambeau.data.images.jpeg.scan_segments import (
     CannotSegment,
@@ -23,6 +22,7 @@ from flambeau.data.images.jpeg.scan_segments import (
     segment,
 )
 from flambeau.data.images.native import kernel as native
+from flambeau.errors import DecodeError
 
 Pixels = NDArray[np.uint8]
 PHOTOS = Path(__file__).parents[5] / "shared" / "datasets" / "photos.tar"

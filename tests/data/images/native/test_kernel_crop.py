@@ -9,10 +9,11 @@ import torch
 from PIL import Image
 
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.images.decode import DecodeError, Picture
+from flambeau.data.images.decode import Picture
 from flambeau.data.images.jpeg.scan_segments import segment
 from flambeau.data.images.native import kernel as native
 from flambeau.data.transforms.crops import train_image
+from flambeau.errors import DecodeError
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (90, 130, 3), dtype=np.uint8)

@@ -1,7 +1,5 @@
 """What the markers of a JPEG say, up to its first scan.
 
-读取 JPEG 第一个扫描之前的各个标记段。
-
 Source: ITU-T T.81 (JPEG), annex B. The index of segments: docs/packed_jpeg.md.
 """
 

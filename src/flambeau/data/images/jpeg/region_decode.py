@@ -1,8 +1,6 @@
 """The part of a JPEG that is needed, by the C kernel or libjpeg-turbo; what they cannot do is left to Pillow.
 
-用 C 内核或 libjpeg-turbo 只解码 JPEG 中需要的部分；做不到的交给 Pillow。
-
-Source: own. JPEG: ITU-T T.81, annex B (markers), A.2.3 (order of the units in a scan). libjpeg-turbo's own
+JPEG: ITU-T T.81, annex B (markers), A.2.3 (order of the units in a scan). libjpeg-turbo's own
 documentation says which sizes and regions it decodes: turbojpeg.h of version 3.
 
 The pixels are those of a full decode, cut out: which library does it changes the speed alone.
@@ -12,8 +10,8 @@ Three things are saved.
   stops there. That needs all components in one sequential scan, which is the usual JPEG.
 - What lies above and beside the part is only read, not transformed, by the C kernel (data/images/native),
   which takes JPEGs of one sequential scan that are not damaged, and by libjpeg-turbo 3
-  (tj3SetCroppingRegion). simplejpeg brings libjpeg-turbo along but cannot do that, so without the kernel a `libturbojpeg` of the
-  system is used where there is one.
+  (tj3SetCroppingRegion). simplejpeg brings libjpeg-turbo along but cannot do that, so without the kernel a
+  `libturbojpeg` of the system is used where there is one.
 """
 
 import ctypes

@@ -1,7 +1,5 @@
 """Random access inside a JPEG: cut it losslessly into segments, and decode only those under a box.
 
-在 JPEG 内部随机访问：无损切段，只解码矩形之下的段。
-
 Source: own, after ITU-T T.81 (JPEG), B.2.1 and B.2.4.4 (restart markers). The format: docs/packed_jpeg.md.
 When not to use it: for pictures that are always used whole, where it only costs some bytes.
 """
@@ -13,7 +11,6 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from flambeau.data.images.decode import DecodeError
 from flambeau.data.images.jpeg.headers import (
     Jpeg,
     JpegError,
@@ -24,6 +21,7 @@ from flambeau.data.images.jpeg.headers import (
 )
 from flambeau.data.images.jpeg.scan_segments_numpy import transcode
 from flambeau.data.images.native import kernel as native
+from flambeau.errors import DecodeError
 
 Pixels = NDArray[np.uint8]
 

@@ -1,7 +1,5 @@
 """Cut the entropy-coded data of a JPEG into segments without the C kernel, byte for byte as it does.
 
-不用 C 内核，把 JPEG 的熵编码数据切成段；结果与内核逐字节相同。
-
 Source: ITU-T T.81 (JPEG): decoding F.2, encoding F.1.2, the making of Huffman codes K.2 and K.3.
 When not to use it: where the kernel is, which also takes progressive files and is some fifty times as fast.
 """

@@ -1,7 +1,5 @@
 """The C kernel beside this file, if it was built; everything works without it, only slower.
 
-本文件旁的 C 内核（若已编译）；没有它一切照常，只是更慢。
-
 Source: own; the sources of the kernel are the C files in this folder, hatch_build.py compiles them.
 """
 

@@ -1,7 +1,5 @@
 """Which of the named arrays of a file are images, labels or class names, and of which part.
 
-一个文件中的各个命名数组，哪个是图像、标签或类别名，属于哪一部分。
-
 Source: own; the names are those in use: Keras' x_train and y_test, torchvision's data and targets,
 HDF5 files with groups train/ and val/.
 """

@@ -1,9 +1,5 @@
 """Labelled images that are stored as arrays: .npz, .npy, HDF5, N5 and .pth files.
 
-以数组形式存储的有标签图像：.npz、.npy、HDF5、N5 和 .pth 文件。
-
-Source: own.
-
 N: images, H: height, W: width, C: channels, 1, 3 or 4.
 """
 
@@ -16,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from flambeau.data.images.decode import MAX_PIXELS
+from flambeau.data.images.decode import MAX_PIXELS, Stored
 from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS, names_by_part
 from flambeau.data.sources.arrays.hdf5_file import open_hdf5
 from flambeau.data.sources.arrays.labels import classes_and_labels, read_labels
@@ -31,7 +27,7 @@ from flambeau.data.sources.arrays.npy_pth import (
 )
 from flambeau.data.sources.class_names import unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
-from flambeau.data.sources.source import Source, Stored
+from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 
 _OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {

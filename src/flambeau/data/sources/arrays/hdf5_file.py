@@ -1,7 +1,5 @@
 """Arrays in HDF5 files.
 
-HDF5 文件中的数组。
-
 Source: HDF5 File Format Specification 3.0, III.E (global heap), IV.A.2.l (filter pipeline); h5py's
 documentation.
 

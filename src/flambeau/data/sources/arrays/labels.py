@@ -1,9 +1,4 @@
-"""Labels and class names that are stored as arrays.
-
-以数组形式存储的标签和类别名。
-
-Source: own.
-"""
+"""Labels and class names that are stored as arrays."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Decompression of blocks of a known size; what is damaged is found out in little memory.
 
-解压大小已知的数据块；数据损坏时，不占多少内存就能发现。
-
 Source: the README of N5, "Currently supported compression schemes"; RFC 8878 (Zstandard); c-blosc's
 README_CHUNK_FORMAT; lz4-java's LZ4BlockOutputStream, which is what N5's `lz4` means.
 """

@@ -1,7 +1,5 @@
 """Arrays stored in blocks, and N5 data sets, which are such.
 
-按块存储的数组，以及属于此类的 N5 数据集。
-
 Source: N5's README, "File-system specification".
 
 N5 is read here, without TensorStore: once used, that ends every process that is forked afterwards ("fork()

@@ -1,7 +1,5 @@
 """Arrays in .npy, .npz and .pth files, read row by row where they lie.
 
-.npy、.npz 和 .pth 文件中的数组，就地逐行读取。
-
 Source: numpy.lib.format (NEP 1); PyTorch's notes on serialization semantics.
 
 Arrays are read by position (pread), not through a memory map: with one, a file that is cut short while it
