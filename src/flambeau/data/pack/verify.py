@@ -1,4 +1,4 @@
-"""`flambeau verify FILE`: each checksum, record and image header of packed images; and what is good, saved."""
+"""`flambeau verify FILE`: each checksum, record and image header of packed images; salvage of what is good."""
 
 import contextlib
 import itertools
