@@ -26,8 +26,9 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from flambeau.data import jpeg, segments
 from flambeau.data.images.exif_orientation import Box
+from flambeau.data.images.jpeg import region_decode as jpeg
+from flambeau.data.images.jpeg import scan_segments as segments
 from flambeau.data.images.native import kernel as native
 from flambeau.data.transforms.crops import random_resized_crop_box
 from provenance import commit, cpu_model  # beside this script

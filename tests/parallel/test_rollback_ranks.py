@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from flambeau.parallel.fsdp import shard_model
 from flambeau.parallel.ranks import FailedElsewhere, join_ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
-from flambeau.train.checkpoints import checkpointer as saver
 from flambeau.train.loop.nan_guard import NotFinite
 from flambeau.train.run import Run
 
@@ -193,15 +192,15 @@ def test_gives_up_after_three_times(
     start_ranks: StartRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     """While the checkpoint is read the others have the patience of a save."""
-    restore_latest = saver.Saver.restore_latest
+    restore_latest = checkpointer.Saver.restore_latest
 
-    def watched(self: saver.Saver, **settings: Any) -> Any:
+    def watched(self: checkpointer.Saver, **settings: Any) -> Any:
         watch = join_ranks().watch
         assert watch is not None
         assert watch._pulse._phase == ("starting" if self.last_good is None else SAVING)
         return restore_latest(self, **settings)
 
-    monkeypatch.setattr(saver.Saver, "restore_latest", watched)
+    monkeypatch.setattr(checkpointer.Saver, "restore_latest", watched)
 
     def work() -> str:
         try:

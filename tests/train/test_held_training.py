@@ -15,7 +15,7 @@ from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading.loader import Loader
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
-from flambeau.train.build import defaults as resolve_module
+from flambeau.train.build import data
 from flambeau.train.build.data import DataFacts, datasets
 from flambeau.train.build.defaults import resolve
 from flambeau.train.fit import Training, fit, set_up
@@ -77,7 +77,7 @@ def usual(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, 
 
 @pytest.fixture
 def holding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve_module, "_HOLDING", {"cpu"})
+    monkeypatch.setattr(data, "_HOLDING", {"cpu"})
 
 
 @pytest.mark.usefixtures("holding")
@@ -108,7 +108,7 @@ def test_a_run_goes_on_exactly_held_or_not(
 
     for is_first in (True, False):
         with monkeypatch.context() as patch:
-            patch.setattr(resolve_module, "_HOLDING", {"cpu"} if is_first == held_first else set())
+            patch.setattr(data, "_HOLDING", {"cpu"} if is_first == held_first else set())
             training = prepare(images, tmp_path / "run", checkpoint_every="3st")
             assert isinstance(training.train, HeldDataset) == (is_first == held_first)
             if is_first:
@@ -153,8 +153,8 @@ def test_cuda_holds_and_a_cpu_does_not(images: Path, monkeypatch: pytest.MonkeyP
         def __init__(self, *_: Any, device: torch.device, **settings: Any) -> None:
             seen.append((device, settings["train"]))
 
-    monkeypatch.setattr(resolve_module, "pick_device", lambda _: torch.device("cuda", 1))
-    monkeypatch.setattr(resolve_module, "HeldDataset", Held)
+    monkeypatch.setattr(data, "pick_device", lambda _: torch.device("cuda", 1))
+    monkeypatch.setattr(data, "HeldDataset", Held)
     train, val = open_sources(images, seed=0)
     settings = Settings(data=str(images), workers=0, image_size=16, skip_bad_images=1)
     facts = DataFacts(["0", "1"], 1, [0.5], [0.5], len(train), len(val), "", "", None)
@@ -185,9 +185,9 @@ def test_on_cuda_the_same_losses_without_workers(images: Path, tmp_path: Path) -
     given: dict[str, Any] = {"device": "cuda"}
     training = learn(images, tmp_path / "held", **given)
     assert {type(training.train), type(training.val)} == {HeldDataset}
-    resolve_module._HOLDING.discard("cuda")
+    data._HOLDING.discard("cuda")
     try:
         learn(images, tmp_path / "usual", **given)
     finally:
-        resolve_module._HOLDING.add("cuda")
+        data._HOLDING.add("cuda")
     assert outcome(tmp_path / "held") == outcome(tmp_path / "usual")

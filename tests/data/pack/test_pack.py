@@ -20,7 +20,8 @@ import pytest
 import torch
 from PIL import Image
 
-from flambeau.data import pack_writers, packing
+from flambeau.data.pack import pack as pack_module
+from flambeau.data.pack import writers
 from flambeau.data.pack.encode_images import Conversion, common_layout, layout_of
 from flambeau.data.pack.pack import pack, record_crc
 from flambeau.data.pack.shards import Split, deal, list_files, named_parts, record_paths
@@ -524,7 +525,7 @@ def test_finished_shards_are_kept(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    original = packing._Work._one
+    original = pack_module._Work._one
 
     def counted(self: Any, source: Any, index: int) -> Any:
         seen.append(index)
@@ -532,7 +533,7 @@ def test_finished_shards_are_kept(
             raise KeyboardInterrupt
         return original(self, source, index)
 
-    monkeypatch.setattr(packing._Work, "_one", counted)
+    monkeypatch.setattr(pack_module._Work, "_one", counted)
     stop = True
     with pytest.raises(KeyboardInterrupt):
         packed(small, tmp_path / "a.rec", shards=3, workers=1)
@@ -607,10 +608,10 @@ def test_a_full_disk_is_told_where_a_library_has_its_own_error(
     def fail(*_: object) -> None:
         raise RuntimeError("cannot write: 17")
 
-    monkeypatch.setitem(pack_writers._SAVERS, "npz", fail)
+    monkeypatch.setitem(writers._SAVERS, "npz", fail)
     with pytest.raises(RuntimeError, match="cannot write"):
         packed(small, tmp_path / "a.npz", RAW)
-    monkeypatch.setattr(packing, "_LITTLE", 1 << 60)  # so is every disk as good as full
+    monkeypatch.setattr(pack_module, "_LITTLE", 1 << 60)  # so is every disk as good as full
     with pytest.raises(OSError, match="No space left") as told:
         packed(small, tmp_path / "a.npz", RAW)
     assert told.value.filename == "a.npz"

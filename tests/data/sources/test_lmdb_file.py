@@ -15,9 +15,9 @@ import torchvision
 from PIL import Image
 
 from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.sources import lmdb_file
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.lmdb_file import LMDBSource, image_key, plain_pickle
-from flambeau.data.sources.open_data import lmdb_file as lmdb_source
 from flambeau.data.sources.open_data import open_sources
 from flambeau.errors import InputError
 from flambeau.recipes.data.lmdb_records import LMDBWriter
@@ -383,7 +383,7 @@ def test_opening_again_reads_no_value(tmp_path, monkeypatch, make):
     path = make(tmp_path / "x.lmdb")
     first = LMDBSource(path)
     assert {file.name for file in tmp_path.iterdir()} >= {"x.lmdb", "x.lmdb.flambeau-index"}
-    monkeypatch.setattr(lmdb_source, "_index", lambda path: pytest.fail("the values are read"))
+    monkeypatch.setattr(lmdb_file, "_index", lambda path: pytest.fail("the values are read"))
     again = LMDBSource(path)
     assert (again.names, again.classes, again.fingerprint) == (
         first.names,

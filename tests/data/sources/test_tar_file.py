@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from flambeau.data.sources import tar_file
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.open_data import open_source, open_sources
-from flambeau.data.sources.open_data import tar_file as tar_source
 from flambeau.data.sources.tar_file import TarSource, open_tar
 from flambeau.errors import InputError
 
@@ -272,7 +272,7 @@ def test_headers_and_labels_are_read_once(tmp_path, monkeypatch):
     path = put(tmp_path / "a.tar", numbered(*"0123012"))
     first = TarSource(path)
     assert (tmp_path / "a.tar.flambeau-index").is_file()
-    monkeypatch.setattr(tar_source, "_index", None)
+    monkeypatch.setattr(tar_file, "_index", None)
     again = TarSource(path)
     assert again.labels.tolist() == first.labels.tolist() == [0, 1, 2, 3, 0, 1, 2]
     assert (again.names, again.classes, again.fingerprint) == (

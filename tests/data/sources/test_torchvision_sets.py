@@ -21,7 +21,7 @@ from PIL import Image
 
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.images.decode import decode
-from flambeau.data.sources.open_data import torchvision_sets as named_sets
+from flambeau.data.sources import torchvision_sets
 from flambeau.data.sources.torchvision_sets import NAMES, open_named
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import sample_seeds
@@ -41,8 +41,8 @@ def _no_network(monkeypatch):
 @pytest.fixture(autouse=True)
 def _any_number_of_images(monkeypatch):
     for name in NAMES:
-        few = named_sets._SETS[name]._replace(num_images=0)
-        monkeypatch.setitem(named_sets._SETS, name, few)
+        few = torchvision_sets._SETS[name]._replace(num_images=0)
+        monkeypatch.setitem(torchvision_sets._SETS, name, few)
 
 
 def complaint(name, root, **settings) -> str:
@@ -302,7 +302,7 @@ def test_each_name_has_a_maker():
 def test_a_set_gives_what_torchvision_gives(tmp_path, monkeypatch, name):
     MAKERS[name](tmp_path / "data", monkeypatch)
     parts = open_named(name, tmp_path / "data", download=False)
-    class_name = named_sets._SETS[name].class_name
+    class_name = torchvision_sets._SETS[name].class_name
     settings = PEERS.get(name, [{"train": True}, {"train": False}])
     assert [part is not None for part in parts] == [True, len(settings) == 2]
     for part, arguments in zip(parts, settings, strict=False):
@@ -423,7 +423,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, name):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # scipy is not reached
     for download in (False, True):
         message = complaint(name, tmp_path, download=download)
-        assert message.startswith(f"{name}: {tmp_path / named_sets._SETS[name].files[0]}")
+        assert message.startswith(f"{name}: {tmp_path / torchvision_sets._SETS[name].files[0]}")
         assert " not found" in message
         assert ("and the download failed: " in message) == download
         assert f"\nFetch it with --download, which only unpacks what lies in {tmp_path}" in message
@@ -470,8 +470,8 @@ def test_a_label_beyond_the_classes(tmp_path, monkeypatch):
 
 def test_unpacking_that_was_interrupted(tmp_path, monkeypatch):
     MAKERS["imagenette-160"](tmp_path, monkeypatch)
-    known = named_sets._SETS["imagenette-160"]._replace(num_images=9469 + 3925)
-    monkeypatch.setitem(named_sets._SETS, "imagenette-160", known)
+    known = torchvision_sets._SETS["imagenette-160"]._replace(num_images=9469 + 3925)
+    monkeypatch.setitem(torchvision_sets._SETS, "imagenette-160", known)
     message = complaint("imagenette-160", tmp_path)
     assert f"imagenette-160 in {tmp_path} has 12 images instead of 13394: unpacking was" in message
     assert "\nRemove it there (imagenette2-160 ...) and fetch it with --download, which" in message

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from flambeau.errors import InputError
-from flambeau.parallel import meeting_place, news, rendezvous
+from flambeau.parallel.launcher import node_status, rendezvous, rendezvous_address
 from flambeau.parallel.launcher.launch import launch
 
 pytestmark = pytest.mark.skipif(
@@ -280,12 +280,12 @@ ENDS = {  # what ranks do, the exit code, and how the last line says that rank 1
 
 QUICK: dict[Any, Any] = {  # what else takes half a minute
     (rendezvous, "_LAST_CALL_S"): 1,
-    (news, "_SILENT_S"): 3.0,
+    (node_status, "_SILENT_S"): 3.0,
     (rendezvous, "RendezvousParameters"): functools.partial(
         rendezvous.RendezvousParameters, keep_alive_interval=1
     ),
 }
-NOT_HERE: dict[Any, Any] = {(meeting_place, "_is_of_this_machine"): lambda *_: False}
+NOT_HERE: dict[Any, Any] = {(rendezvous_address, "_is_of_this_machine"): lambda *_: False}
 
 Scene = Generator[None, None, list[Ended]]
 Scenes = dict[str, list[Ended]]
@@ -756,7 +756,7 @@ def has_handlers(pid: int) -> bool:
     return bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
-NOT_HERE: dict[Any, Any] = {(meeting_place, "_is_of_this_machine"): lambda *_: False}
+NOT_HERE: dict[Any, Any] = {(rendezvous_address, "_is_of_this_machine"): lambda *_: False}
 
 
 @pytest.mark.parametrize("patch", [{}, NOT_HERE], ids=["holds the rendezvous", "looks for it"])
@@ -908,20 +908,24 @@ def test_a_program_that_is_not_there_is_named(command: list[str]) -> None:
 
 def test_a_host_is_found_by_its_addresses() -> None:
     """A name, an address of version 4 or 6; another machine's address is no place to hold it."""
-    place = meeting_place.find_place("localhost:29500")
+    place = rendezvous_address.find_place("localhost:29500")
     assert (place.is_here, place.local_addr, place.interface) == (True, "localhost", "lo")
     assert str(place) == "localhost:29500"
-    assert meeting_place.find_place("127.0.0.1:1").interface == "lo"
-    assert meeting_place.find_place("localhost:1", local_addr="127.0.0.1").local_addr == "127.0.0.1"
+    assert rendezvous_address.find_place("127.0.0.1:1").interface == "lo"
+    assert (
+        rendezvous_address.find_place("localhost:1", local_addr="127.0.0.1").local_addr
+        == "127.0.0.1"
+    )
     if Path("/proc/sys/net/ipv6/conf/lo/disable_ipv6").exists():
-        place = meeting_place.find_place("[::1]:29500")
+        place = rendezvous_address.find_place("[::1]:29500")
         assert (place.host, str(place)) == ("::1", "[::1]:29500")
 
 
 def test_a_host_behind_a_name_that_leads_elsewhere_says_so_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(meeting_place, "_is_of_this_machine", lambda *_: False)
+    monkeypatch.setattr(rendezvous_address, "_is_of_this_machine", lambda *_: False)
     assert [
-        meeting_place.find_place("localhost:29500", node_rank=rank).is_here for rank in (0, 1, None)
+        rendezvous_address.find_place("localhost:29500", node_rank=rank).is_here
+        for rank in (0, 1, None)
     ] == [True, False, False]

@@ -14,7 +14,7 @@ from PIL import Image
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
-from flambeau.train.build import defaults as resolve_module
+from flambeau.train.build import defaults
 from flambeau.train.build.data import DataFacts, check_unchanged, datasets, model_file_sha256
 from flambeau.train.build.defaults import resolve
 from flambeau.train.build.device import pick_device
@@ -160,11 +160,11 @@ def test_channels_and_normalization() -> None:
 
 
 def test_workers_and_precision_follow_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve_module, "usable_cpus", lambda: 12)
+    monkeypatch.setattr(defaults, "usable_cpus", lambda: 12)
     gpu = SimpleNamespace(type="cuda")
-    monkeypatch.setattr(resolve_module, "pick_device", lambda name: gpu)
+    monkeypatch.setattr(defaults, "pick_device", lambda name: gpu)
     for native, precision in ((True, "bf16"), (False, "fp16")):
-        monkeypatch.setattr(resolve_module, "native_bf16", lambda device, n=native: n)
+        monkeypatch.setattr(defaults, "native_bf16", lambda device, n=native: n)
         settings, _ = resolve(Settings(), Memory(100, 100), Memory(100, 100))
         assert (settings.workers, settings.precision, settings.device) == (8, precision, "cuda")
     assert resolve(Settings(), Memory(28, 28), Memory(28, 28))[0].workers == 0

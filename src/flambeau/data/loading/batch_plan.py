@@ -1,6 +1,6 @@
 """Which samples make up which batch, and which part of a batch a worker is asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,10 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from flambeau.data.loading.loader import Loader
-from flambeau.data.loading.micro_batch import (
-    share_of,
-)
+from flambeau.data.loading.micro_batch import share_of
 
 
 class Order(Protocol):
@@ -39,36 +36,83 @@ class BatchPart:
     draw: int
 
 
-class BatchPlan(Sampler[BatchPart]):
-    """The parts in order. A Sampler only because DataLoader wants one."""
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """How samples are grouped into batches and shared by processes.
 
-    def __init__(self, loader: Loader, epoch: int, position: int, epochs: int | None) -> None:
-        self._loader, self._start, self._position, self._epochs = loader, epoch, position, epochs
+    Attributes:
+        micro_batch_size: samples per forward pass, of all ranks together.
+        accumulate: micro-batches per optimizer step.
+        rank: of this process.
+        world: how many processes read together.
+        keeps_empty: a rank for which no sample is left gets a stand-in, so that it takes part in the step.
+    """
+
+    micro_batch_size: int
+    accumulate: int = 1
+    rank: int = 0
+    world: int = 1
+    keeps_empty: bool = True
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step."""
+        return self.micro_batch_size * self.accumulate
+
+
+class BatchPlan(Sampler[BatchPart]):
+    """The parts of the batches in order, from a point on. A Sampler only because DataLoader wants one.
+
+    Args:
+        layout: of the batches.
+        order: the samples of an epoch, (length,) int64.
+        length: samples per epoch.
+        epoch, position: the point: an epoch, and samples of it that are already consumed.
+        epochs: how many in all; None goes on for ever.
+    """
+
+    def __init__(
+        self,
+        layout: BatchLayout,
+        order: Callable[[int], np.ndarray[Any, np.dtype[np.int64]]],
+        *,
+        length: int,
+        epoch: int,
+        position: int,
+        epochs: int | None,
+    ) -> None:
+        self._layout, self._order, self._length = layout, order, length
+        self._epoch, self._position, self._epochs = epoch, position, epochs
 
     def __iter__(self) -> Iterator[BatchPart]:
-        it, epoch = self._loader, self._start
-        position = self._position
-        while self._epochs is None or epoch < self._start + self._epochs:
-            order = it.order(epoch)
-            while position < it.length:
-                stop = min(position + it._global, it.length)
-                low, part = position, 0
-                while low < stop:
-                    part += 1
-                    left = stop - low
-                    # A lone last sample joins the part before it: BatchNorm cannot train on one.
-                    joins = left == it._micro + 1 > 2
-                    high = stop if joins else min(low + it._micro, stop)
-                    own, last = (
-                        share_of(high - low, rank=rank, world=it._world, usual=it._micro)
-                        for rank in (it._rank, it._world - 1)
-                    )
-                    if own is not None or it._keeps_empty:
-                        yield BatchPart(
-                            epoch, order[low:high], own or slice(0, 2), own is None, stop - position,
-                            part, high == stop, high, last is not None,
-                            low + own.stop if own else high,
-                        )  # fmt: skip
-                    low = high
+        epoch, position, size = self._epoch, self._position, self._layout.global_batch_size
+        while self._epochs is None or epoch < self._epoch + self._epochs:
+            order = self._order(epoch)
+            while position < self._length:
+                stop = min(position + size, self._length)
+                yield from self._parts(epoch, order, position, stop)
                 position = stop
             epoch, position = epoch + 1, 0
+
+    def _parts(
+        self, epoch: int, order: np.ndarray[Any, np.dtype[np.int64]], start: int, stop: int
+    ) -> Iterator[BatchPart]:
+        """The parts of one global batch, the samples from `start` to `stop` of the order."""
+        layout, low, part = self._layout, start, 0
+        usual = layout.micro_batch_size
+        while low < stop:
+            part += 1
+            left = stop - low
+            # A lone last sample joins the part before it: BatchNorm cannot train on one.
+            joins = left == usual + 1 > 2
+            high = stop if joins else min(low + usual, stop)
+            own, last = (
+                share_of(high - low, rank=rank, world=layout.world, usual=usual)
+                for rank in (layout.rank, layout.world - 1)
+            )
+            if own is not None or layout.keeps_empty:
+                yield BatchPart(
+                    epoch, order[low:high], own or slice(0, 2), own is None, stop - start,
+                    part, high == stop, high, last is not None, low + own.stop if own else high,
+                )  # fmt: skip
+            low = high

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from flambeau.data.loading.batch_plan import BatchPart, BatchPlan, Order
+from flambeau.data.loading.batch_plan import BatchLayout, BatchPart, BatchPlan, Order
 from flambeau.data.loading.micro_batch import (
     MicroBatch,
     count_samples,
@@ -74,7 +74,7 @@ class Loader:
         world: int = 1,
         keeps_empty: bool | None = None,
         stall_timeout: float = 60.0,
-        sampler: "Order | None" = None,
+        sampler: Order | None = None,
         ahead: int | None = None,
     ) -> None:
         self.length = len(dataset if sampler is None else sampler)  # type: ignore[arg-type]
@@ -85,11 +85,9 @@ class Loader:
                 f"a batch of {micro_batch_size} cannot be shared by {world} processes: batch_size counts "
                 f"the samples of all of them together; make it {world} or more"
             )
-        self._rank, self._world = rank, world
         # Evaluation has no gradients to share: a rank without a sample has nothing to do.
-        self._keeps_empty = shuffle if keeps_empty is None else keeps_empty
-        self._micro = micro_batch_size
-        self._global = micro_batch_size * accumulate
+        keeps_empty = shuffle if keeps_empty is None else keeps_empty
+        self._layout = BatchLayout(micro_batch_size, accumulate, rank, world, keeps_empty)
         self._seed = seed
         self._shuffle = shuffle
         self._dataset, self._on_bad, self._sampler = dataset, on_bad, sampler
@@ -105,17 +103,17 @@ class Loader:
     @property
     def batches_per_epoch(self) -> int:
         """Global batches (optimizer steps) in an epoch, an uneven last one included."""
-        return -(-self.length // self._global)
+        return -(-self.length // self._layout.global_batch_size)
 
     @property
     def last_batch_size(self) -> int:
         """Samples of the last global batch of an epoch."""
-        return self.length - (self.batches_per_epoch - 1) * self._global
+        return self.length - (self.batches_per_epoch - 1) * self._layout.global_batch_size
 
     def batch_indices(self, *, epoch: int, batch: int) -> list[int]:
         """The samples of global batch `batch` of an epoch, in order."""
-        low = batch * self._global
-        return list(map(int, self.order(epoch)[low : low + self._global]))
+        size = self._layout.global_batch_size
+        return list(map(int, self.order(epoch)[batch * size : (batch + 1) * size]))
 
     def describe(self, index: int) -> str:
         """What the dataset calls a sample."""
@@ -141,7 +139,14 @@ class Loader:
             position: samples of it that are already consumed.
             epochs: how many in all; None goes on for ever.
         """
-        plan = BatchPlan(self, epoch, position, epochs)
+        plan = BatchPlan(
+            self._layout,
+            self.order,
+            length=self.length,
+            epoch=epoch,
+            position=position,
+            epochs=epochs,
+        )
         with contextlib.closing(self._fetched(plan)) as parts:
             for part, data, size, bad in parts:
                 if isinstance(data, InputError):
@@ -154,7 +159,7 @@ class Loader:
                     part.all_have, part.draw,
                 )  # fmt: skip
 
-    def _fetched(self, plan: "BatchPlan") -> Generator["_Fetched"]:
+    def _fetched(self, plan: BatchPlan) -> Generator["_Fetched"]:
         """What is read of each part, in order: by workers, by a thread, or here."""
         if self._workers.count or not isinstance(self._dataset, SeededDataset):
             yield from self._through_torch(plan)
@@ -165,11 +170,11 @@ class Loader:
         else:
             yield from map(self._fetch_here, plan)
 
-    def _fetch_here(self, part: "BatchPart") -> "_Fetched":
+    def _fetch_here(self, part: BatchPart) -> "_Fetched":
         part, data, size, bad = self._fetch[part]
         return part, pinned(data) if self._pins else data, size, bad
 
-    def _through_torch(self, plan: "BatchPlan") -> Iterator["_Fetched"]:
+    def _through_torch(self, plan: BatchPlan) -> Iterator["_Fetched"]:
         with signals_held(), warnings.catch_warnings():
             # More workers than cores is the user's choice, and torch would say so at every evaluation.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -184,7 +189,7 @@ class Loader:
                 pin_memory=self._pins,
             )
             if self._workers.count:
-                settle_before_fork(self._world)
+                settle_before_fork(self._layout.world)
             batches = iter(loader)  # forks the workers
             hold_deaths()
         try:
