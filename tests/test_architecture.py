@@ -384,14 +384,16 @@ def test_file_keeps_the_house_rules(path: PurePosixPath) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
-def test_recipe_has_its_test_and_its_page(recipe: PurePosixPath) -> None:
+def test_recipe_has_its_test_and_its_pages(recipe: PurePosixPath) -> None:
     test = ROOT / "tests" / recipe.parent / f"test_{recipe.name}"
-    page = ROOT / "docs" / "recipes" / f"{recipe.stem}.md"
-    assert [str(path.relative_to(ROOT)) for path in (test, page) if not path.is_file()] == []
+    pages = [
+        ROOT / "docs" / language / "recipes" / f"{recipe.stem}.md" for language in ("en", "zh")
+    ]
+    assert [str(path.relative_to(ROOT)) for path in (test, *pages) if not path.is_file()] == []
 
 
 def test_every_recipe_page_has_its_recipe() -> None:
-    pages = {path.stem for path in (ROOT / "docs" / "recipes").glob("*.md")}
+    pages = {path.stem for path in (ROOT / "docs" / "en" / "recipes").glob("*.md")}
     assert pages - {recipe.stem for recipe in RECIPES} == set()
 
 

@@ -1,4 +1,4 @@
-"""Every page is true: its Python blocks run, its links resolve, it speaks both languages.
+"""Every page is true: its Python blocks run, its links resolve, and both languages show the same code.
 
 The blocks of a page run in order in one namespace, in a temporary folder, with every warning an error.
 There is no way to skip one.
@@ -25,10 +25,12 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = sorted((ROOT / "docs").rglob("*.md"))
+ENGLISH_PAGES = sorted((ROOT / "docs" / "en").rglob("*.md"))
+CHINESE_PAGES = sorted((ROOT / "docs" / "zh").rglob("*.md"))
+DOCS = [*ENGLISH_PAGES, *CHINESE_PAGES]
 READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
 PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
-RECIPE_PAGES = [page for page in DOCS if page.parent.name == "recipes"]
+RECIPE_PAGES = [page for page in ENGLISH_PAGES if page.parent.name == "recipes"]
 
 FENCE = re.compile(r"(?P<indent> *)(?P<marks>`{3,}|~{3,}) *(?P<word>[^`]*)")
 INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
@@ -163,7 +165,9 @@ def kept_process_state() -> Iterator[None]:
         os.environ.update(environment)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
+@pytest.mark.parametrize(
+    "path", [READMES[0], ROOT / "CONTRIBUTING.md", *ENGLISH_PAGES], ids=name_of
+)
 def test_blocks_run(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_ranks: Callable[..., Any]
 ) -> None:
@@ -245,12 +249,13 @@ def link_breaches(page: Page, path: Path) -> Iterator[str]:
             yield f"line {number}: {name_of(goal)} has no heading #{anchor}"
 
 
-def language_breaches(page: Page) -> Iterator[str]:
+def language_breaches(page: Page, language: str) -> Iterator[str]:
+    """A page speaks one language; names and quotations of the other may stand in it."""
     lines = [line for _, line in page.prose]
-    if not any(CJK.search(line) for line in lines):
-        yield "no Chinese part"
-    if not any(ENGLISH.search(line) for line in lines if not CJK.search(line)):
-        yield "no English part"
+    num_chinese = sum(bool(CJK.search(line)) for line in lines)
+    num_english = sum(bool(ENGLISH.search(line)) for line in lines if not CJK.search(line))
+    if (num_chinese > num_english) != (language == "zh"):
+        yield f"{num_chinese} lines are Chinese and {num_english} English"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
@@ -260,32 +265,43 @@ def test_prose_and_links(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_page_speaks_both_languages(path: Path) -> None:
-    assert list(language_breaches(read(path))) == []
+def test_page_speaks_its_language(path: Path) -> None:
+    language = path.relative_to(ROOT / "docs").parts[0]
+    assert list(language_breaches(read(path), language)) == []
 
 
-def test_index_lists_every_page() -> None:
+@pytest.mark.parametrize("folder", ["en", "zh"])
+def test_index_lists_every_page(folder: str) -> None:
     """But those of the recipes: their folder is the list, so that a recipe is three files."""
-    index = ROOT / "docs" / "index.md"
+    index = ROOT / "docs" / folder / "index.md"
     linked = {(index.parent / target).resolve() for _, target in links(read(index))}
     assert {index.parent / "recipes"} <= linked
-    assert set(DOCS) - {index, *RECIPE_PAGES} - linked == set()
+    pages = {page for page in index.parent.rglob("*.md") if page.parent.name != "recipes"}
+    assert pages - {index} - linked == set()
 
 
-def test_readmes_show_the_same_code() -> None:
-    """Two languages, one set of commands and scripts; the comments are translated."""
-    english, chinese = ([code(block) for block in read(path).blocks] for path in READMES)
-    assert english == chinese
-    assert english, "the README shows no code"
+def test_both_languages_have_the_same_pages() -> None:
+    english = [page.relative_to(ROOT / "docs" / "en") for page in ENGLISH_PAGES]
+    assert [page.relative_to(ROOT / "docs" / "zh") for page in CHINESE_PAGES] == english
+
+
+@pytest.mark.parametrize(
+    ("english", "chinese"),
+    [READMES, *zip(ENGLISH_PAGES, CHINESE_PAGES, strict=False)],
+    ids=[name_of(path) for path in (READMES[0], *ENGLISH_PAGES)],
+)
+def test_both_languages_show_the_same_code(english: Path, chinese: Path) -> None:
+    """So the Chinese blocks run because the English ones do; comments are translated."""
+    assert [code(block) for block in read(english).blocks] == [
+        code(block) for block in read(chinese).blocks
+    ]
 
 
 def code(block: Block) -> str:
     if block.word == "python":
         return ast.unparse(ast.parse(block.source))
-    if block.word in ("bash", "console"):
-        lines = [re.sub(r"(^| +)#.*", "", line).rstrip() for line in block.source.splitlines()]
-        return "\n".join(line for line in lines if line)
-    return block.word
+    lines = [re.sub(r"(^| +)(#|//).*", "", line).rstrip() for line in block.source.splitlines()]
+    return "\n".join([block.word, *(line for line in lines if line)])
 
 
 def test_pages_were_found() -> None:
@@ -397,17 +413,27 @@ def test_two_sentences_on_a_line_are_found(line: str, expected: int) -> None:
         ("![a](https://example.org/missing.png) `[b](missing.md)`", []),
         ("[a](missing.md)", ["line 1: missing.md leads nowhere"]),
         ("[a]: missing.md", ["line 1: missing.md leads nowhere"]),
-        ("[a](design.md#nothing)", ["line 1: docs/design.md has no heading #nothing"]),
-        ("[a](../..)", ["line 1: ../.. leaves the project"]),
+        ("[a](design.md#nothing)", ["line 1: docs/en/design.md has no heading #nothing"]),
+        ("[a](../../..)", ["line 1: ../../.. leaves the project"]),
     ],
 )
 def test_broken_link_is_found(line: str, expected: list[str]) -> None:
-    assert list(link_breaches(parse(line), ROOT / "docs" / "index.md")) == expected
+    assert list(link_breaches(parse(line), ROOT / "docs" / "en" / "index.md")) == expected
 
 
-def test_missing_language_is_found() -> None:
-    assert list(language_breaches(parse("# Title\n\nOnly these words."))) == ["no Chinese part"]
-    assert list(language_breaches(parse("# Title\n\n只有中文 with two words。"))) == [
-        "no English part"
-    ]
-    assert list(language_breaches(parse("Some words here.\n\n中文。"))) == []
+def test_other_language_is_found() -> None:
+    english, chinese = (
+        parse("# Title\n\nOnly these words."),
+        parse("# 标题\n\n只有中文，还有 two words。"),
+    )
+    assert list(language_breaches(english, "en")) == list(language_breaches(chinese, "zh")) == []
+    assert list(language_breaches(english, "zh")) == ["0 lines are Chinese and 1 English"]
+    assert list(language_breaches(chinese, "en")) == ["2 lines are Chinese and 0 English"]
+
+
+def test_other_code_is_found() -> None:
+    page = parse(PAGE)
+    changed = parse(PAGE.replace("exit 1", "exit 2"))
+    commented = parse(PAGE.replace("x = 1", "x = 1  # 一").replace("exit 1", "exit 1  # 一"))
+    assert list(map(code, page.blocks)) == list(map(code, commented.blocks))
+    assert list(map(code, page.blocks)) != list(map(code, changed.blocks))

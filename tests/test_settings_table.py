@@ -1,4 +1,4 @@
-"""docs/train.md shows every setting as the code has it, and its Chinese half names the same ones."""
+"""docs/en/train.md shows every setting as the code has it, and the Chinese page names the same ones."""
 
 import dataclasses
 import importlib.util
@@ -13,7 +13,9 @@ from flambeau.train.settings.settings import FIELDS
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "settings_table.py"
-PAGE = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+PAGE, CHINESE_PAGE = (
+    (ROOT / "docs" / language / "train.md").read_text(encoding="utf-8") for language in ("en", "zh")
+)
 CHINESE_HEAD = "| 设置 | 默认值 | 含义 | 恢复时 |"
 
 
@@ -57,7 +59,7 @@ def test_table_says_what_the_settings_are(table: str) -> None:
 def test_chinese_table_has_the_same_settings(table: str) -> None:
     """Its words are written by hand, and so is each default that is a sentence."""
     resume = {"may change": "可以改变", "stays": "不变"}
-    chinese = list(rows(PAGE[PAGE.index(CHINESE_HEAD) :]))
+    chinese = list(rows(CHINESE_PAGE[CHINESE_PAGE.index(CHINESE_HEAD) :]))
     for english, translated in zip(rows(table), chinese, strict=True):
         assert translated[0] == english[0]
         assert translated[3] == resume[english[3]]

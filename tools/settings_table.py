@@ -1,4 +1,4 @@
-"""Print the table of all settings of `flambeau train`, as docs/train.md shows it.
+"""Print the table of all settings of `flambeau train`, as docs/en/train.md shows it.
 
     python tools/settings_table.py
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flambeau.parallel.fsdp import shard_model
 from flambeau.parallel.ranks import FailedElsewhere, join_ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
+from flambeau.train.checkpoints import checkpointer
 from flambeau.train.loop.nan_guard import NotFinite
 from flambeau.train.run import Run
 

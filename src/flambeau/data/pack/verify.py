@@ -1,4 +1,4 @@
-"""`flambeau verify FILE`: each checksum, record and image header of packed images; salvage of the good ones."""
+"""`flambeau verify FILE`: each checksum, record and image header of packed images; salvage of good ones."""
 
 import contextlib
 import itertools

@@ -778,7 +778,9 @@ def test_a_format_whose_package_is_missing(tmp_path, monkeypatch):
     assert "pip install 'flambeau[formats]'" in complaint(open_arrays, path, kind)
 
 
-@pytest.mark.parametrize("write", [npz, npy, pth, hdf5, with_settings()], ids=str)
+@pytest.mark.parametrize(
+    "write", [npz, npy, pth, hdf5, with_settings()], ids=["npz", "npy", "pth", "hdf5", "settings"]
+)
 def test_a_file_that_is_cut_while_it_is_used(tmp_path, write):
     images = pixels(24, 64, 64)
     path, kind = write(tmp_path, images, LABELS)

@@ -1,6 +1,6 @@
 """What the markers of a JPEG say, up to its first scan.
 
-Source: ITU-T T.81 (JPEG), annex B. The index of segments: docs/packed_jpeg.md.
+Source: ITU-T T.81 (JPEG), annex B. The index of segments: docs/en/packed_jpeg.md.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Random access inside a JPEG: cut it losslessly into segments, and decode only those under a box.
 
-Source: own, after ITU-T T.81 (JPEG), B.2.1 and B.2.4.4 (restart markers). The format: docs/packed_jpeg.md.
+Source: own, after ITU-T T.81 (JPEG), B.2.1 and B.2.4.4 (restart markers). The format: docs/en/packed_jpeg.md.
 When not to use it: for pictures that are always used whole, where it only costs some bytes.
 """
 

@@ -1,7 +1,7 @@
 /* Random access inside a baseline JPEG: what the files of this kernel share.
  *
  * The input is hostile until proven otherwise: every read is bounded by the end of the data, every write by
- * sizes derived from checked header fields.  See docs/packed_jpeg.md for the format of the index.
+ * sizes derived from checked header fields.  See docs/en/packed_jpeg.md for the format of the index.
  */
 #ifndef FLAMBEAU_JPEG_H
 #define FLAMBEAU_JPEG_H
