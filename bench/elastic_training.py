@@ -207,7 +207,7 @@ def train(plan: Plan, folder: Path, *, workers: int, note: Callable[..., None]) 
     for epoch in run.epochs():
         for rows, targets, indices in run.batches():
             # A rank without a share gets samples that stand in; only the run knows that they do not count.
-            note("train", run.state.step, epoch, indices if run._num_samples else indices[:0])
+            note("train", run.state.step, epoch, indices if run._loop.num_samples else indices[:0])
             logits = model(rows)
             run.log(confidence=logits.detach().softmax(1)[:, 0])
             run.step(cross_entropy(logits, targets))

@@ -20,7 +20,8 @@ from flambeau.cli.train import default_folder
 from flambeau.recipes.checkpoints.atomic_checkpoint import from_bytes, read_checkpoint
 from flambeau.recipes.models.small_convnet import SmallConvNet
 from flambeau.train.run import Run
-from flambeau.train.settings.settings import FIELDS, Settings, canonical
+from flambeau.train.settings.config_file import canonical
+from flambeau.train.settings.settings import FIELDS, Settings
 
 LINEAR = """
 from torch import nn

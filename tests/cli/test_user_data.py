@@ -17,7 +17,8 @@ from flambeau.cli.train import default_folder
 from flambeau.data.images.decode import decode
 from flambeau.data.sources.open_data import open_parts
 from flambeau.train.run import Run
-from flambeau.train.settings.settings import Settings, canonical
+from flambeau.train.settings.config_file import canonical
+from flambeau.train.settings.settings import Settings
 
 DATA = """
 from pathlib import Path

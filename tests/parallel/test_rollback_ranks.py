@@ -241,8 +241,8 @@ def test_powersgd_forgets_what_was_not_finite(
                 if run.state.step == 5 and join_ranks().rank == 1:
                     loss = loss + (model[2].weight * 0).sum().sqrt()  # only the gradient is NaN
                 run.step(loss)
-                skipped.append(run._amp.skipped.clone())
-        return skipped, run._amp.loss_scale()
+                skipped.append(run._parts.amp.skipped.clone())
+        return skipped, run._parts.amp.loss_scale()
 
     for skipped, scale in start_ranks(2, work, group=True).results():
         assert [step for step, was in enumerate(skipped) if was] == [5]

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
-from flambeau.train import run as run_module
 from flambeau.train.build.defaults import resolve
 from flambeau.train.fit import Training, set_up
+from flambeau.train.loop.step_metrics import Window, add_value
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings
 
@@ -128,7 +128,7 @@ def test_no_step_waits(
     while run.state.step < 24:
         step, num_events = run.state.step, len(events)
         with counting(monkeypatch) as seen:
-            run.step(training.loss_of(x, y))
+            run.step(training.loss_of(x, y, step=run.state.step))
         per_step.append((step, len(events) > num_events, dict(seen)))
         # The data come from a queue of ready batches where they are read by workers; here they are made in
         # this process, from NumPy arrays and lists on the host, which is not counted.
@@ -152,18 +152,18 @@ def test_reading_a_batch_asks_nothing_either(
     x, y = next(batches)
     for _ in range(6):
         with counting(monkeypatch) as seen:
-            run.step(training.loss_of(x, y))
+            run.step(training.loss_of(x, y, step=run.state.step))
             x, y = next(batches)
         assert seen == {}
     run.close()
 
 
 def test_a_line_costs_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    window = run_module.Window(torch.device("cpu"))
+    window = Window(torch.device("cpu"))
     for size in (3, 4):
         window.add_loss(torch.tensor(float(size)), size)
-        run_module.add_value(window.logged, "a", torch.ones(size), size, window.device)
-        run_module.add_value(window.logged, "b", 0.5, size, window.device)
+        add_value(window.logged, "a", torch.ones(size), size, window.device)
+        add_value(window.logged, "b", 0.5, size, window.device)
     with counting(monkeypatch) as seen:
         row, halted = window.read(torch.tensor(2.0))
     assert (row["train_loss"], row["a"], row["b"], halted) == (25 / 7, 1.0, 0.5, 2)

@@ -480,7 +480,7 @@ def test_not_finite_leaves_the_weights_of_the_step_before(
     (path,) = (tmp_path / "run").glob("not-finite-*.json")
     record = json.loads(path.read_text())
     assert record["step"] == 9
-    assert record["indices"] == run._loader.batch_indices(epoch=0, batch=8)
+    assert record["indices"] == run._parts.loader.batch_indices(epoch=0, batch=8)
     assert record["checkpoint"] == "step-00000000"
     names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == ["step-00000000"]  # nothing was saved after it
@@ -577,9 +577,9 @@ def test_a_bad_step_is_explained_as_it_was(tmp_path: Path) -> None:
     model = network()
     seen: list[tuple[Tensor, list[str], float, int]] = []
 
-    def explain(batch: Any, names: Any) -> list[str]:
-        seen.append((batch[0], list(names), float(model(batch[0]).detach().sum()), run.state.step))
-        return ["the loss"] if run.state.step == 13 else []
+    def explain(batch: Any, names: Any, step: int) -> list[str]:
+        seen.append((batch[0], list(names), float(model(batch[0]).detach().sum()), step))
+        return ["the loss"] if step == 13 else []
 
     run = start(tmp_path / "run", model, **{**SURVIVES, "on_nan": "stop", "explain": explain})
     sums: list[float] = []
@@ -606,7 +606,7 @@ def test_a_bad_step_is_explained_as_it_was(tmp_path: Path) -> None:
         ({"warmup": "100%"}, "warmup"),
         ({"schedule": lambda step: 1.0}, "warmup"),
         ({"checkpoint_every": "soon"}, "checkpoint_every"),
-        ({"on_nan": "skip"}, "on_nan must be 'stop' or 'rollback', got 'skip'"),
+        ({"on_nan": "skip"}, "on_nan must be one of stop, rollback; got 'skip'"),
     ],
 )
 def test_refused_settings(tmp_path: Path, settings: dict[str, Any], text: str) -> None:

@@ -57,7 +57,7 @@ def train(
                 loss = cross_entropy(model(x), y)
             run.step(loss)
             if run.state.step == crash_at:
-                run._saver.wait()
+                run._recorder.saver.wait()
                 raise Crash
         for x, y in run.evaluate(rows(9, 2)):
             with run.autocast():

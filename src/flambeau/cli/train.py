@@ -1,4 +1,4 @@
-"""`flambeau train`: flags in, a trained model in a run folder out."""
+"""`flambeau train`: the flags of train/settings/settings.py in, a trained model in a run folder out."""
 
 import argparse
 import dataclasses
@@ -11,14 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.errors import InputError
-from flambeau.train.settings.settings import (
-    FIELDS,
-    Settings,
-    allowed_types,
-    canonical,
-    from_stored,
-    read_config,
-)
+from flambeau.train.settings.config_file import canonical, from_stored, read_config
+from flambeau.train.settings.fields import allowed_types
+from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
 
 if TYPE_CHECKING:
     from flambeau.train.checkpoints.run_folder import RunFolder
@@ -190,24 +185,26 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
 
     place, ranks = RunFolder(folder), join_ranks()
 
-    settings, exists = ranks.first(lambda: _settle(settings, explicit, place, fresh=fresh))
+    stored = None if fresh else ranks.first(lambda: _stored(explicit, place))
+    ranks.first(lambda: _check_outside(folder, (stored or settings).data))
 
     from flambeau.train.build.data import DataFacts, check_unchanged, open_data
     from flambeau.train.build.defaults import resolve
     from flambeau.train.checkpoints.published_weights import published
     from flambeau.train.fit import set_up
 
-    if settings.download:
-        ranks.first(lambda: bool(open_data(settings)))  # one fetches, all read
-    train, val = ranks.each(lambda: open_data(settings))
-    if exists:
-        facts = ranks.first(lambda: DataFacts.read(place.dataset))
+    told = stored or settings
+    if told.download:
+        ranks.first(lambda: bool(open_data(told)))  # one fetches, all read
+    train, val = ranks.each(lambda: open_data(told))
+    if stored is not None:
+        resolved, facts = stored, ranks.first(lambda: DataFacts.read(place.dataset))
     else:
-        settings, facts = ranks.first(lambda: resolve(settings, train, val))
-    ranks.each(lambda: check_unchanged(facts, train, val, model=settings.model or ""))
-    if exists and ranks.first(lambda: published(place)) is not None:
+        resolved, facts = ranks.first(lambda: resolve(settings, train, val))
+    ranks.each(lambda: check_unchanged(facts, train, val, model=resolved.model))
+    if stored is not None and ranks.first(lambda: published(place)) is not None:
         if ranks.is_first:
-            _report(place, settings.data, already=True)
+            _report(place, resolved.data, already=True)
         return 0
 
     def before_run() -> None:
@@ -215,25 +212,22 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
             _say(f"the run that was in {folder} is now in {aside}")
 
     if ranks.is_first:
-        _show(settings, train_images=len(train), val_images=len(val), folder=folder)
-    training = set_up(settings, facts, train, val, folder=folder, before_run=before_run)
+        _show(resolved, train_images=len(train), val_images=len(val), folder=folder)
+    training = set_up(resolved, facts, train, val, folder=folder, before_run=before_run)
     _fit(training)
     if ranks.is_first:
-        _report(place, settings.data, already=False)
+        _report(place, resolved.data, already=False)
     return 0
 
 
-def _settle(
-    settings: Settings, explicit: Mapping[str, Any], place: "RunFolder", *, fresh: bool
-) -> tuple[Settings, bool]:
-    """The settings of the run, and whether it exists already: then what was not said again is as it was."""
-    stored = None if fresh else place.read_config()
-    if stored is not None:
-        # Also what a machine or an older default had chosen.
-        place.check_same({k: v for k, v in stored.items() if k in explicit}, explicit)
-        settings = dataclasses.replace(from_stored(stored, place.config), **explicit)
-    _check_outside(place.path, settings.data)
-    return settings, stored is not None
+def _stored(explicit: Mapping[str, Any], place: "RunFolder") -> ResolvedSettings | None:
+    """The settings of the run that exists already: what is not said again is as it was. Else None."""
+    stored = place.read_config()
+    if stored is None:
+        return None
+    # Also what a machine or an older default had chosen.
+    place.check_same({k: v for k, v in stored.items() if k in explicit}, explicit)
+    return dataclasses.replace(from_stored(stored, place.config), **explicit)
 
 
 def _fit(training: "Training") -> None:

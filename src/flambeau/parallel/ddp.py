@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
+from flambeau.parallel.gradient_sync import buffer_versions
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 
@@ -109,8 +109,8 @@ class Replicas:
         if micro.ends_batch and self._overlaps:
             self._ddp()
 
-    def after_backward(self) -> None:
-        """See to it that the gradients are the averages, before the optimizer's step.
+    def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
+        """Make the gradients the averages over the ranks, see GradientSync.
 
         Raises:
             RuntimeError: another set of parameters got gradients than in the first step.
@@ -122,15 +122,16 @@ class Replicas:
                     f"{_few(missing)} got no gradient in this step, but in the first one: "
                     "freeze parameters only between epochs, or leave none out"
                 )
-            return
+            return ()
         if self._overlaps is None:
             self._decide(missing)
             self._see_written()
         self._average(has_missing=not self._overlaps)
+        return ()
 
     def _see_written(self, *, starts: bool = False) -> None:
         """Look which buffers a forward pass writes, from the start of a process's first step."""
-        now = _versions(self._model)
+        now = buffer_versions(self._model)
         if starts:
             self._versions = now
         changed = [name for name in now if now[name] != self._versions.get(name)]
@@ -177,7 +178,7 @@ class Replicas:
             for view, p in zip(bucket.views, bucket.parameters, strict=True):
                 p.grad = None if p in absent else view
 
-    def go_back(self) -> None:
+    def roll_back(self) -> None:
         """Forget what compression has kept of earlier gradients: one that was not finite is still in it."""
         self._reduce = _reduction(self._compression)
 
@@ -270,20 +271,6 @@ def _annotated(hook: _Reduce) -> _Reduce:
 def _world() -> dist.ProcessGroup:
     assert isinstance(dist.group.WORLD, dist.ProcessGroup)
     return dist.group.WORLD
-
-
-def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """What tells whether a buffer was written, of all but the statistics of normalisation layers.
-
-    Those do not enter the training forward pass: rank 0's are the ones that count.
-    """
-    statistics = {
-        f"{prefix}.{name}".lstrip(".")
-        for prefix, module in model.named_modules()
-        if isinstance(module, _BatchNorm)
-        for name in ("running_mean", "running_var", "num_batches_tracked")
-    }
-    return {n: (id(b), b._version) for n, b in model.named_buffers() if n not in statistics}
 
 
 def _few(names: Sequence[str]) -> str:

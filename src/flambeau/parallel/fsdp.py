@@ -9,7 +9,7 @@ fused SGD knows no DTensor), averages of the weights, copies for checkpoints, al
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
-from flambeau.parallel.ddp import _versions
+from flambeau.parallel.gradient_sync import buffer_versions
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout, Piece
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
@@ -146,7 +146,7 @@ def _settle(tensors: list[Tensor], ranks: Ranks, device: torch.device) -> None:
 
 
 class Shards:
-    """What a rank holds of a sharded model, with the verbs of `Replicas`.
+    """What a rank holds of a sharded model, with the methods of GradientSync.
 
     Gradients are averaged and dealt out in every backward pass, also where they are accumulated: leaving
     that out would keep whole gradients on each rank.
@@ -238,7 +238,7 @@ class Shards:
     def start_epoch(self) -> None:
         """Nothing to do: FSDP looks in each step at what is frozen."""
 
-    def go_back(self) -> None:
+    def roll_back(self) -> None:
         """Nothing to do: no gradient is kept from one step to the next."""
 
     def before_batch(self, micro: MicroBatch) -> None:
@@ -246,18 +246,21 @@ class Shards:
         for norm in self._norms:
             norm.counted = None if micro.all_have else bool(micro.size)
         if self._versions is None:
-            self._versions = _versions(self._model)
+            self._versions = buffer_versions(self._model)
         elif self._broadcast:
             buffers = dict(self._model.named_buffers())
             self._ranks.broadcast_tensors([buffers[name] for name in self._broadcast])
 
-    def after_backward(self, *, scale: Tensor | None = None) -> None:
+    def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
         """Hand the gradients to the pieces, clipped; before the optimizer's step.
 
         If one is not finite on one rank, all become NaN on all, so that every rank skips the same step.
 
         Args:
             scale: 0-d: by what the loss was multiplied (fp16).
+
+        Returns:
+            The norm, which tells of gradients that are not finite; in fp16 they tell it themselves.
 
         Raises:
             InputError: in fp16 a rank has no weight that is trained.
@@ -270,7 +273,7 @@ class Shards:
             )
         if not self._is_stepped:
             # Buffers that a forward pass writes and may read again are rank 0's, as those of Replicas.
-            now, self._is_stepped = _versions(self._model), True
+            now, self._is_stepped = buffer_versions(self._model), True
             changed = [name for name in now if now[name] != (self._versions or {}).get(name)]
             self._broadcast = sorted(set().union(*self._ranks.gather(changed)))
         gradients: list[Tensor] = []
@@ -293,6 +296,7 @@ class Shards:
                 factor = factor * (self._max_norm / (self.norm + 1e-6)).clamp_(max=1.0)
             if gradients:
                 torch._foreach_mul_(gradients, factor)
+        return [self.norm] if scale is None else []
 
     def share_statistics(self, also: Mapping[str, Tensor]) -> None:
         """Give all ranks the buffers of rank 0, which are the ones that are saved.

@@ -1,9 +1,10 @@
 """The training of `flambeau train`, from top to bottom; the loop uses nothing but Run's public verbs."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -34,7 +35,9 @@ from flambeau.train.build.optimizer import new_optimizer
 from flambeau.train.loop.nan_guard import explain
 from flambeau.train.loss import TrainingLoss, make_teacher
 from flambeau.train.run import Run
-from flambeau.train.settings.settings import Settings, as_dict
+from flambeau.train.settings.config_file import as_dict
+from flambeau.train.settings.run_options import RunKeywords
+from flambeau.train.settings.settings import ResolvedSettings
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Training:
     train: ImageDataset | HeldDataset
     val: ImageDataset | HeldDataset
     normalize: Callable[[Tensor], Tensor]
-    loss_of: Callable[[Tensor, Tensor], Tensor]
+    loss_of: TrainingLoss
     bad_images: BadImages
 
 
@@ -56,7 +59,7 @@ def fit(training: Training) -> None:
     bad_val_images = training.bad_images.report_to(training.val.describe)
     for _ in run.epochs():
         for images, targets in run.batches():
-            run.step(training.loss_of(images, targets))
+            run.step(training.loss_of(images, targets, step=run.state.step))
         for images, targets in run.evaluate(training.val, on_bad=bad_val_images):
             with run.autocast():
                 logits = model(normalize(images))
@@ -65,7 +68,7 @@ def fit(training: Training) -> None:
 
 
 def set_up(
-    settings: Settings,
+    settings: ResolvedSettings,
     facts: DataFacts,
     train: Source,
     val: Source,
@@ -78,7 +81,7 @@ def set_up(
     """Make everything that `fit` runs.
 
     Args:
-        settings: resolved: nothing in it is left open.
+        settings: of the run.
         facts: of the data.
         train, val: the sources.
         folder: of the run.
@@ -87,14 +90,12 @@ def set_up(
         before_run: called when all but the run is made, so when most mistakes have been found.
 
     Raises:
-        InputError: whatever the user can mend.
+        InputError: whatever the user can fix.
     """
     make_deterministic(warn_only=True)
     use_float32(settings.precision, pick_device(settings.device))
     use_threads()
     seed_everything(settings.seed)
-    assert settings.batch_size is not None
-    assert settings.duration is not None
     ranks = join_ranks()
     train_data, val_data = datasets(settings, facts, train, val)
 
@@ -130,54 +131,51 @@ def set_up(
     lines = [*loaded, *report(settings, model, optimizer)]
     ranks.first(before_run)
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
-    run = Run(
-        folder,
-        model,
-        optimizer,
-        train_data,
-        duration=settings.duration,
-        batch_size=settings.batch_size,
-        accumulate=settings.accumulate,
-        seed=settings.seed,
-        workers=settings.workers or 0,
-        precision=settings.precision.replace("tf32", "fp32"),  # type: ignore[arg-type]  # Settings has checked the choice
-        compression=settings.compression,
-        stall_timeout=settings.stall_timeout,
-        schedule=make_schedule(settings),
-        warmup=settings.warmup,
-        clip_norm=settings.clip_norm,
-        ema=settings.ema,
-        checkpoint_every=settings.checkpoint_every,
-        keep=settings.keep,
-        log_every=settings.log_every,
-        config=as_dict(settings),
-        attachments={"dataset.json": facts.as_json()},
-        on_bad=bad_images.report_to(train_data.describe),
-        on_nan=settings.on_nan,  # type: ignore[arg-type]  # as above
-        explain=lambda batch, names: explain(model, lambda: loss_of(*batch), names),
-        bar=bar,
-        replay_from=replay_from,
+    device = pick_device(settings.device)
+    normalize = normalizer(facts, device)
+    loss_of = TrainingLoss(
+        model, settings, facts, device=device, normalize=normalize, teacher=teacher
     )
+
+    def explain_batch(batch: Any, names: Sequence[str], step: int) -> list[str]:
+        return explain(model, lambda: loss_of(*batch, step=step), names)
+
+    options = run_options(settings)
+    options["attachments"] = {"dataset.json": facts.as_json()}
+    options["on_bad"] = bad_images.report_to(train_data.describe)
+    options["explain"] = explain_batch
+    options["bar"], options["replay_from"] = bar, replay_from
+    run = Run(folder, model, optimizer, train_data, **options)
     for line in lines if run.state.step == 0 else ():
         run.progress.say(line)
-    normalize = normalizer(facts, run.device)
-    loss_of = TrainingLoss(run, model, settings, facts, normalize=normalize, teacher=teacher)
     return Training(run, model, train_data, val_data, normalize, loss_of, bad_images)
 
 
-def make_optimizer(settings: Settings, model: nn.Module) -> Optimizer:
+def run_options(settings: ResolvedSettings) -> RunKeywords:
+    """What `Run` is told of the settings: those that it has too, and all of them for config.toml."""
+    return {
+        "duration": settings.duration, "batch_size": settings.batch_size,
+        "accumulate": settings.accumulate, "seed": settings.seed, "workers": settings.workers,
+        "precision": settings.autocast, "warmup": settings.warmup,
+        "compression": settings.compression, "clip_norm": settings.clip_norm, "ema": settings.ema,
+        "checkpoint_every": settings.checkpoint_every, "keep": settings.keep,
+        "log_every": settings.log_every, "on_nan": settings.on_nan,
+        "stall_timeout": settings.stall_timeout, "schedule": make_schedule(settings),
+        "settings": as_dict(settings),
+    }  # fmt: skip
+
+
+def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> Optimizer:
     """The optimizer of a run."""
-    assert settings.lr is not None
     groups = parameter_groups(settings, model)
     return new_optimizer(
         settings.optimizer, model, groups, lr=settings.lr, momentum=settings.momentum
     )
 
 
-def make_schedule(settings: Settings) -> str | ReduceOnPlateau:
+def make_schedule(settings: ResolvedSettings) -> str | ReduceOnPlateau:
     """What `Run` takes as the schedule."""
-    if settings.schedule != "plateau":
+    if settings.plateau is None:
         return settings.schedule
-    assert settings.patience is not None
-    assert settings.plateau_factor is not None
-    return ReduceOnPlateau(mode="max", patience=settings.patience, factor=settings.plateau_factor)
+    patience, factor = settings.plateau
+    return ReduceOnPlateau(mode="max", patience=patience, factor=factor)

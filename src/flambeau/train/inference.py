@@ -28,7 +28,8 @@ from flambeau.train.build.model import make_model, normalizer
 from flambeau.train.checkpoints.checkpointer import read_weights, why_not_loadable
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.settings.settings import Settings, from_stored
+from flambeau.train.settings.config_file import from_stored
+from flambeau.train.settings.settings import ResolvedSettings
 
 _BATCH = 64  # images a forward pass; chosen, untested
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -39,7 +40,7 @@ class Trained:
     """A model in evaluation mode, and what it needs to know of its run."""
 
     model: nn.Module
-    settings: Settings
+    settings: ResolvedSettings
     facts: DataFacts
     device: torch.device
     normalize: Callable[[Tensor], Tensor]
@@ -69,7 +70,6 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
         raise InputError(f"{path} is not a run folder: there is no config.toml in it")
     facts = DataFacts.read(folder.dataset)
     settings = from_stored(stored, folder.config)
-    assert settings.model is not None
     if model_file_sha256(settings.model) != facts.model_file_sha256:
         say(f"{settings.model.rpartition(':')[0]} has changed since the run was started")
     use_threads()
@@ -96,7 +96,6 @@ def read_for(
     Raises:
         InputError: while it is iterated: more than `skip_bad_images` cannot be read.
     """
-    assert trained.settings.image_size is not None
     dataset = ImageDataset(
         source,
         image_size=trained.settings.image_size,

@@ -9,62 +9,62 @@ from torch import Tensor, nn
 
 from flambeau.errors import InputError
 from flambeau.recipes.data.random_erasing import random_erasing
+from flambeau.recipes.training.amp_step import autocast
 from flambeau.recipes.training.cutmix import cutmix
 from flambeau.recipes.training.distillation import Teacher, distillation_loss
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.mixup import mixup
 from flambeau.train.build.data import DataFacts, teacher_sha256
 from flambeau.train.inference import Trained, load_trained
-from flambeau.train.run import Run
-from flambeau.train.settings.settings import Settings
+from flambeau.train.settings.settings import ResolvedSettings
 
 
 class TrainingLoss:
     """From uint8 images (N, C, S, S) and targets (N,) to the loss, 0-d float32.
 
     Args:
-        run: whose autocast and step count.
         model: that is trained.
         settings: of the run.
         facts: of its data.
+        device: of the model.
         normalize: from uint8 images to float32 ones.
         teacher: None learns from the labels alone.
     """
 
     def __init__(
         self,
-        run: Run,
         model: nn.Module,
-        settings: Settings,
+        settings: ResolvedSettings,
         facts: DataFacts,
         *,
+        device: torch.device,
         normalize: Callable[[Tensor], Tensor],
         teacher: "AskedTeacher | None",
     ) -> None:
-        self._run, self._model, self._settings = run, model, settings
+        self._model, self._settings = model, settings
+        self._device, self._precision = device, settings.autocast
         self._num_classes = len(facts.classes)
         self._normalize, self._teacher = normalize, teacher
 
-    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch; what is random in it comes from torch's default generator."""
+    def __call__(self, images: Tensor, targets: Tensor, *, step: int) -> Tensor:
+        """The loss of a batch of a step; what is random in it comes from torch's default generator."""
         settings, draw = self._settings, torch.default_generator
         x = self._normalize(images)
         if settings.random_erasing:
             x = random_erasing(x, generator=draw, probability=settings.random_erasing)
-        odd = self._run.state.step % 2
+        odd = step % 2
         mix = cutmix if settings.cutmix and (odd or not settings.mixup) else mixup
         if alpha := settings.cutmix if mix is cutmix else settings.mixup:
             x, targets = mix(x, targets, alpha=alpha, num_classes=self._num_classes, generator=draw)
-        with self._run.autocast():
+        with autocast(self._device, self._precision):
             logits = self._model(x)
-            asked = None if self._teacher is None else self._teacher(x)
+            if self._teacher is not None:
+                asked = self._teacher(x)
         loss = cross_entropy(logits, targets, smoothing=settings.label_smoothing)
-        if asked is None:
+        if self._teacher is None:
             return loss
-        assert settings.temperature is not None
-        assert settings.teacher_weight is not None
-        learned = distillation_loss(logits, asked, temperature=settings.temperature)
-        return torch.lerp(loss, learned, settings.teacher_weight)
+        learned = distillation_loss(logits, asked, temperature=self._teacher.temperature)
+        return torch.lerp(loss, learned, self._teacher.weight)
 
 
 class AskedTeacher:
@@ -75,14 +75,24 @@ class AskedTeacher:
         facts: of the student's data.
         image_size: of the student, pixels.
         device: of the student.
+        weight: share of the teacher in the loss.
+        temperature: that softens the probabilities of both.
 
     Raises:
         InputError: other classes, or another number of channels.
     """
 
     def __init__(
-        self, trained: Trained, facts: DataFacts, *, image_size: int, device: torch.device
+        self,
+        trained: Trained,
+        facts: DataFacts,
+        *,
+        image_size: int,
+        device: torch.device,
+        weight: float,
+        temperature: float,
     ) -> None:
+        self.weight, self.temperature = weight, temperature
         theirs, ours = trained.facts, facts
         if set(theirs.classes) != set(ours.classes):
             odd = min(set(theirs.classes) ^ set(ours.classes))
@@ -118,19 +128,24 @@ class AskedTeacher:
         return logits if self._order is None else logits.index_select(1, self._order)
 
 
-def make_teacher(settings: Settings, facts: DataFacts, device: torch.device) -> AskedTeacher | None:
+def make_teacher(
+    settings: ResolvedSettings, facts: DataFacts, device: torch.device
+) -> AskedTeacher | None:
     """The teacher that a run is to have, on the device of the training.
 
     Raises:
         InputError: not a finished run, of other data, or changed since this run was started.
     """
-    if settings.teacher is None:
+    if settings.distillation is None:
         return None
-    if teacher_sha256(settings.teacher) != facts.teacher_sha256:
+    teacher, weight, temperature = settings.distillation
+    if teacher_sha256(teacher) != facts.teacher_sha256:
         raise InputError(
-            f"the weights in {settings.teacher} have changed since the run was started; restore them, or "
+            f"the weights in {teacher} have changed since the run was started; restore them, or "
             "start again with --fresh or another --out"
         )
-    trained = load_trained(Path(settings.teacher), say=lambda text: None)
-    assert settings.image_size is not None
-    return AskedTeacher(trained, facts, image_size=settings.image_size, device=device)
+    trained = load_trained(Path(teacher), say=lambda text: None)
+    return AskedTeacher(
+        trained, facts, image_size=settings.image_size, device=device, weight=weight,
+        temperature=temperature,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from flambeau.train.build.data import reopen_data
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.fit import Training, set_up
 from flambeau.train.loop.nan_guard import BadStep, NotFinite, explain
-from flambeau.train.settings.settings import from_stored
+from flambeau.train.settings.config_file import from_stored
 
 
 def replay_step(path: Path, *, say: Callable[[str], None]) -> int:
@@ -68,7 +68,7 @@ def _run_to(training: Training, bad: BadStep) -> list[str]:
     run, findings, seen = training.run, list[str](), 0
     for _ in run.epochs():
         for images, targets in run.batches():
-            compute = functools.partial(training.loss_of, images, targets)
+            compute = functools.partial(training.loss_of, images, targets, step=run.state.step)
             if run.state.step == bad.step - 1:
                 names = bad.samples[seen : (seen := seen + len(images))]
                 generators = rng_state()

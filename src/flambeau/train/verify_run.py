@@ -19,7 +19,7 @@ from flambeau.train.checkpoints.checkpointer import read_weights
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
-from flambeau.train.settings.settings import from_stored
+from flambeau.train.settings.config_file import from_stored
 
 
 @dataclass(frozen=True)

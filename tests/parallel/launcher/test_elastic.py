@@ -25,7 +25,7 @@ SEED = 0
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[ModuleType]:
-    path = f"{Path(__file__).parents[2] / 'bench'}"
+    path = f"{Path(__file__).parents[3] / 'bench'}"
     before = set(sys.modules)
     sys.path.insert(0, path)
     try:

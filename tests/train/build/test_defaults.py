@@ -18,7 +18,8 @@ from flambeau.train.build import defaults
 from flambeau.train.build.data import DataFacts, check_unchanged, datasets, model_file_sha256
 from flambeau.train.build.defaults import resolve
 from flambeau.train.build.device import pick_device
-from flambeau.train.settings.settings import Settings, as_dict, canonical
+from flambeau.train.settings.config_file import as_dict, canonical
+from flambeau.train.settings.settings import Settings
 
 CPU = {"device": "cpu"}
 

@@ -35,6 +35,10 @@ def net(num_classes, channels):
     )
 """
 
+ASKED: Any = {
+    "image_size": 8, "device": torch.device("cpu"), "weight": 0.5, "temperature": 4.0,
+}  # fmt: skip
+
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +167,9 @@ def test_recomputing_gives_the_same_bits(images: Path, model_file: Path, tmp_pat
             lambda tensor: sizes.append(tensor.numel()) or tensor,  # type: ignore[func-returns-value]
             lambda tensor: tensor,
         ):
-            training.loss_of(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4) % 2)
+            training.loss_of(
+                torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4) % 2, step=0
+            )
         return sum(sizes)
 
     ends, sizes = [], []
@@ -273,7 +279,7 @@ def test_a_teacher_sees_the_images_as_it_was_trained(
 ) -> None:
     teacher, ours = trained(classes, size, mean), facts(["a", "b", "c"], 0.3)
     images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
-    asked = AskedTeacher(teacher, ours, image_size=8, device=torch.device("cpu"))
+    asked = AskedTeacher(teacher, ours, **ASKED)
     got = asked(normalizer(ours, torch.device("cpu"))(images))
     seen = teacher.normalize(images)
     if size != 8:
@@ -295,7 +301,7 @@ def test_a_teacher_sees_the_images_as_it_was_trained(
 )
 def test_a_teacher_of_something_else_is_refused(ours: DataFacts, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        AskedTeacher(trained(["a", "b", "c"], 8), ours, image_size=8, device=torch.device("cpu"))
+        AskedTeacher(trained(["a", "b", "c"], 8), ours, **ASKED)
 
 
 def test_learning_from_a_run(flambeau: Any, images: Path, model_file: Path, tmp_path: Path) -> None:
@@ -314,7 +320,7 @@ def test_learning_from_a_run(flambeau: Any, images: Path, model_file: Path, tmp_
     assert not torch.equal(own, theirs)
     soft = F.kl_div((own / 3).log_softmax(1), (theirs / 3).softmax(1), reduction="batchmean") * 9
     expected = 0.75 * F.cross_entropy(own, targets) + 0.25 * soft
-    loss = training.loss_of(pixels, targets)
+    loss = training.loss_of(pixels, targets, step=0)
     torch.testing.assert_close(loss, expected)
     gradients = torch.autograd.grad(loss, list(training.model.parameters()))
     torch.testing.assert_close(

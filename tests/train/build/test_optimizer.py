@@ -16,8 +16,7 @@ from flambeau.recipes.models.param_groups import param_groups
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.train.build.optimizer import BASE_LR, new_optimizer
 from flambeau.train.run import Run
-from flambeau.train.settings.checks import MOMENTUM
-from flambeau.train.settings.settings import FIELDS, Settings
+from flambeau.train.settings.settings import FIELDS, MOMENTUM, Settings
 
 NAMES = FIELDS["optimizer"].metadata["choices"]
 TORCHS: dict[str, tuple[type[Any], dict[str, Any]]] = {

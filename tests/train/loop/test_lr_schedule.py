@@ -17,7 +17,7 @@ from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.fit import make_schedule
 from flambeau.train.loop.step_plan import SCHEDULES, Plan
 from flambeau.train.run import Run
-from flambeau.train.settings.settings import FIELDS, Settings
+from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
 
 
 def rates(name: str, *, total: int = 100, warmup: str = "10%") -> list[float]:
@@ -200,11 +200,19 @@ def test_plateau_without_its_metric(tmp_path: Path, logged: str, message: str) -
         loop()
 
 
+RESOLVED: dict[str, Any] = {
+    "image_size": 8, "workers": 0, "model": "small_convnet", "duration": "2ep", "batch_size": 4,
+    "lr": 0.1,
+}  # fmt: skip
+
+
 def test_settings_reach_the_plateau() -> None:
-    made = make_schedule(Settings(schedule="plateau", patience=0, plateau_factor=0.5))
+    made = make_schedule(
+        ResolvedSettings(**RESOLVED, schedule="plateau", patience=0, plateau_factor=0.5)
+    )
     assert isinstance(made, ReduceOnPlateau)
     assert [made.step(0.5), made.step(0.5), made.step(0.6)] == [1.0, 0.5, 0.5]
-    assert make_schedule(Settings(schedule="wsd")) == "wsd"
+    assert make_schedule(ResolvedSettings(**RESOLVED, schedule="wsd")) == "wsd"
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 
 from flambeau.errors import InputError, nearest
-from flambeau.train.settings.durations import parse_duration
-from flambeau.train.settings.settings import (
-    FIELDS,
-    Settings,
-    allowed_types,
+from flambeau.train.checkpoints.run_identity import differences
+from flambeau.train.settings.config_file import (
     as_dict,
     as_toml,
     canonical,
-    differences,
     from_stored,
     read_config,
 )
+from flambeau.train.settings.durations import parse_duration
+from flambeau.train.settings.fields import allowed_types
+from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
 
 KINDS = {name: allowed_types(field)[0] for name, field in FIELDS.items()}
 NUMBERS = [name for name, kind in KINDS.items() if kind in (int, float)]
@@ -86,7 +85,9 @@ def test_every_number_is_tested() -> None:
 def test_lowest_whole_numbers(name: str) -> None:
     low = LOWEST[name]
     assert getattr(Settings(**{name: low}, **NEEDS.get(name, {})), name) == low
-    with pytest.raises(InputError, match=f"^{name} must be at least {low}, got {low - 1}$"):
+    with pytest.raises(
+        InputError, match=f"^{name} must be at least {low}(?: and below.*)?, got {low - 1}$"
+    ):
         Settings(**{name: low - 1})
 
 
@@ -221,7 +222,19 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = write(tmp_path, as_toml(as_dict(settings)).decode())
     assert tomllib.loads(path.read_text(encoding="utf-8")) == as_dict(settings)
     assert Settings(**read_config(path)) == settings
-    assert from_stored(read_config(path), path) == settings
+
+
+def test_settings_of_a_run_are_read_as_they_were_resolved(tmp_path: Path) -> None:
+    open_ones = {"image_size": 8, "workers": 0, "model": "small_convnet", "duration": "2ep"}
+    resolved = ResolvedSettings(**open_ones, batch_size=4, lr=0.1)
+    path = write(tmp_path, as_toml(as_dict(resolved)).decode())
+    assert from_stored(read_config(path), path) == resolved
+    with pytest.raises(InputError, match="says no batch_size"):
+        from_stored(
+            {name: v for name, v in as_dict(resolved).items() if name != "batch_size"}, path
+        )
+    with pytest.raises(InputError, match="lr needs a value"):
+        ResolvedSettings(**open_ones, batch_size=4, lr=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

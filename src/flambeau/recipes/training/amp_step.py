@@ -28,6 +28,19 @@ _run_engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[Any]:
+    """The context of a precision for the forward pass and the loss; backward belongs outside of it.
+
+    Example:
+        >>> with autocast(torch.device("cpu"), "bf16"):
+        ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        torch.bfloat16
+    """
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, _DTYPES[precision])
+
+
 class AmpStep:
     """Runs backward and step for one optimizer.
 
@@ -100,9 +113,7 @@ class AmpStep:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context for the forward pass and the loss; backward belongs outside of it."""
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, _DTYPES[self.precision])
+        return autocast(self.device, self.precision)
 
     def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
         """Add the gradients of `weight * loss` to the parameters, scaled in fp16.

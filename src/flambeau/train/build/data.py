@@ -17,7 +17,7 @@ from flambeau.errors import InputError
 from flambeau.train.build.device import pick_device
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.settings.settings import Settings
+from flambeau.train.settings.settings import ResolvedSettings, Settings
 
 # Where small images are held. Not on a CPU, where it saves nothing: a batch of 128 of Fashion-MNIST takes
 # 0.79 ms instead of 0.82 ms, and its step over 100 ms (one core of an EPYC).
@@ -79,7 +79,7 @@ def open_data(settings: Settings) -> tuple[Source, Source]:
     return open_sources(path, seed=0, download=settings.download)
 
 
-def reopen_data(settings: Settings, facts_path: Path) -> tuple[Source, Source, DataFacts]:
+def reopen_data(settings: ResolvedSettings, facts_path: Path) -> tuple[Source, Source, DataFacts]:
     """The sources and facts of a run that exists, which must be as they were.
 
     Args:
@@ -91,7 +91,6 @@ def reopen_data(settings: Settings, facts_path: Path) -> tuple[Source, Source, D
     """
     facts = DataFacts.read(facts_path)
     train, val = open_data(settings)
-    assert settings.model is not None
     check_unchanged(facts, train, val, model=settings.model)
     return train, val, facts
 
@@ -119,10 +118,9 @@ def check_unchanged(facts: DataFacts, train: Source, val: Source, *, model: str)
 
 
 def datasets(
-    settings: Settings, facts: DataFacts, train: Source, val: Source
+    settings: ResolvedSettings, facts: DataFacts, train: Source, val: Source
 ) -> tuple[ImageDataset | HeldDataset, ImageDataset | HeldDataset]:
     """The two data sets of a run: held on its device where that pays and nothing asks for the CPU."""
-    assert settings.image_size is not None
     shape: Mapping[str, Any] = {"image_size": settings.image_size, "channels": facts.channels}
     augmentation = Augmentation(settings.augment, settings.color_jitter)
     device = pick_device(settings.device)

@@ -20,11 +20,10 @@ from flambeau.train.build.device import pick_device
 from flambeau.train.build.model import SMALL, input_channels, pretrained_normalization
 from flambeau.train.build.optimizer import BASE_LR, SMALL_LR
 from flambeau.train.loop.lr_schedule import FACTOR, PATIENCE
-from flambeau.train.settings.checks import MOMENTUM
-from flambeau.train.settings.settings import Settings
+from flambeau.train.settings.settings import MOMENTUM, ResolvedSettings, Settings
 
 
-def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, DataFacts]:
+def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSettings, DataFacts]:
     """Fill in what was left open.
 
     Args:
@@ -32,7 +31,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
         train, val: its sources.
 
     Returns:
-        Settings without a None, and the facts of the data.
+        The settings with nothing left open, and the facts of the data.
 
     Raises:
         InputError: settings that do not go with these data.
@@ -56,8 +55,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
         raise InputError(
             f"crop_scale has no effect on images that are all of {size} x {size}: leave it out"
         )
-    resolved = dataclasses.replace(
-        settings,
+    chosen: dict[str, Any] = dict(
         image_size=size,
         model=model,
         device=device.type if settings.device == "auto" else settings.device,
@@ -69,12 +67,12 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[Settings, D
         precision=precision if settings.precision == "auto" else settings.precision,
         **_of_choices(settings),
     )
-    return resolved, _facts(resolved, train, val, model=model, channels=channels)
+    resolved = ResolvedSettings(**{**dataclasses.asdict(settings), **chosen})
+    return resolved, _facts(resolved, train, val, channels=channels)
 
 
-def _facts(
-    settings: Settings, train: Source, val: Source, *, model: str, channels: int
-) -> DataFacts:
+def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: int) -> DataFacts:
+    model = settings.model
     published = pretrained_normalization(model, channels=channels) if settings.pretrained else None
     mean, std = published or mean_std(train, channels=channels)
     return DataFacts(

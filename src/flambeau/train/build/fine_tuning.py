@@ -14,7 +14,7 @@ from flambeau.recipes.models.classifier_head import Head, find_head
 from flambeau.recipes.models.freezing import count_frozen, freeze
 from flambeau.recipes.models.layer_decay import group_table, layerwise_lr
 from flambeau.recipes.models.param_groups import param_groups
-from flambeau.train.settings.settings import Settings
+from flambeau.train.settings.settings import ResolvedSettings
 from flambeau.train.weights.readers import open_weights, plain_names
 
 BACKBONE = "backbone"
@@ -102,13 +102,12 @@ def recompute_parts(model: nn.Module, what: str) -> None:
         raise InputError(f"recompute = {what!r}: {error}") from error
 
 
-def parameter_groups(settings: Settings, model: nn.Module) -> list[dict[str, Any]]:
+def parameter_groups(settings: ResolvedSettings, model: nn.Module) -> list[dict[str, Any]]:
     """The parameter groups of a run: no decay on biases and norms, and the learning rates of the layers.
 
     Raises:
         InputError: a model whose head or layers are not known.
     """
-    assert settings.lr is not None
     groups = param_groups(model, weight_decay=settings.weight_decay)
     if settings.head_lr is None and settings.layer_decay == 1:
         return groups
@@ -138,7 +137,7 @@ def parameter_groups(settings: Settings, model: nn.Module) -> list[dict[str, Any
     return groups
 
 
-def report(settings: Settings, model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
+def report(settings: ResolvedSettings, model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
     """Lines for the user on what of this is in effect."""
     if settings.freeze != "none":
         yield str(count_frozen(model))

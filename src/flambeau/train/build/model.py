@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flambeau.errors import InputError, nearest
 from flambeau.train.build.data import DataFacts
 from flambeau.train.build.device import pick_device
-from flambeau.train.settings.settings import Settings
+from flambeau.train.settings.settings import ResolvedSettings
 from flambeau.user_code import first_line, is_function, load_function, naming
 
 SMALL = "small_convnet"
@@ -252,9 +252,10 @@ def check_output(
         )
 
 
-def make_model(settings: Settings, facts: DataFacts, *, pretrained: bool = False) -> nn.Module:
+def make_model(
+    settings: ResolvedSettings, facts: DataFacts, *, pretrained: bool = False
+) -> nn.Module:
     """The model of a run on its device, in the memory format that convolutions are fastest in."""
-    assert settings.model is not None
     shape = _shape(settings, facts)
     model = build_model(
         settings.model, pretrained=pretrained, drop_path=settings.drop_path, **shape
@@ -275,10 +276,9 @@ def normalizer(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Ten
 
 
 def check_training(
-    model: nn.Module, settings: Settings, facts: DataFacts, *, world: int = 1
+    model: nn.Module, settings: ResolvedSettings, facts: DataFacts, *, world: int = 1
 ) -> None:
     """Refuse a model that cannot train, or not on the smallest batch of an epoch, if that is one image."""
-    assert settings.batch_size is not None
     num_images, accumulate = facts.train_samples, settings.accumulate
     lone = num_images % (settings.batch_size * accumulate) == 1
     lone = lone or settings.batch_size < 2 * (1 if settings.sync_bn else world)
@@ -295,8 +295,7 @@ def check_training(
         ) from error
 
 
-def _shape(settings: Settings, facts: DataFacts) -> dict[str, Any]:
-    assert settings.image_size is not None
+def _shape(settings: ResolvedSettings, facts: DataFacts) -> dict[str, Any]:
     return {
         "num_classes": len(facts.classes),
         "channels": facts.channels,

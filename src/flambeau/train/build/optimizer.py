@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from flambeau.errors import InputError
 from flambeau.recipes.training.muon import Muon, hidden_matrices
-from flambeau.train.settings.checks import MOMENTUM
+from flambeau.train.settings.settings import MOMENTUM
 
 # At a batch of 256. sgd: He et al., CVPR 2016, section 3.4. The others: near torch's defaults, chosen.
 BASE_LR = {

@@ -8,7 +8,8 @@ from typing import Any
 
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, write_file
-from flambeau.train.settings.settings import as_toml, differences
+from flambeau.train.checkpoints.run_identity import differences
+from flambeau.train.settings.config_file import as_toml
 
 
 class RunFolder:

@@ -1,5 +1,10 @@
-"""What tells one run from another, in words that config.toml can hold and a person can compare."""
+"""What tells one run from another, and what must be equal for a resume to give the same bits.
 
+A run is identified by values that config.toml can hold and a person can compare: the settings of
+`flambeau train`, or the options of `Run` with the user's `config` in a table of its own.
+"""
+
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -8,20 +13,86 @@ import torch
 from torch.optim import Optimizer
 
 from flambeau.data.loading.batch_plan import Order
+from flambeau.train.settings.run_options import RunOptions
+from flambeau.train.settings.settings import FIELDS
+
+_OBJECTS = {  # of RunOptions: not values that a file can hold, or not of the run
+    "sampler", "schedule", "collate", "state", "on_bad", "explain", "config", "settings",
+    "attachments", "bar", "replay_from",
+}  # fmt: skip
+_SINCE_0_2 = {"best", "best_mode"}  # what config.toml of 0.1 does not hold
 
 
-def identity_of_sampler(sampler: Order) -> str:
+def identity(options: RunOptions, optimizer: Optimizer, *, schedule: str) -> dict[str, Any]:
+    """What config.toml holds of a run.
+
+    Args:
+        options: of the run.
+        optimizer: whose groups know their `initial_lr`.
+        schedule: the name of the schedule.
+    """
+    if options.settings is not None:
+        return dict(options.settings)
+    values = {
+        option.name: getattr(options, option.name)
+        for option in dataclasses.fields(options)
+        if option.name not in _OBJECTS
+    }
+    values |= {"optimizer": _optimizer(optimizer), "schedule": schedule}
+    if options.sampler is not None:
+        values["sampler"] = _sampler(options.sampler)
+    return {**values, "config": {k: v for k, v in (options.config or {}).items() if v is not None}}
+
+
+def _sampler(sampler: Order) -> str:
     """Its class and a digest of its first epoch."""
     digest = hashlib.sha256(sampler.order(0).numpy().tobytes()).hexdigest()
     return f"{type(sampler).__name__}, {len(sampler)} samples, {digest[:16]}"
 
 
-def identity_of_optimizer(optimizer: Optimizer) -> str:
+def _optimizer(optimizer: Optimizer) -> str:
     """The class and the settings that decide what a step does, as they are before the first one."""
     group = {**optimizer.param_groups[0], "lr": optimizer.param_groups[0]["initial_lr"]}
     named = ("lr", "momentum", "nesterov", "betas", "alpha", "weight_decay")
     settings = ", ".join(f"{name}={group[name]}" for name in named if name in group)
     return f"{type(optimizer).__name__}({settings})"
+
+
+def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """What keeps `wanted` from going on with a run of `stored`, as 'name: X there, Y now'."""
+    if "config" in wanted:
+        stored = _with_table(stored, wanted)
+    found = []
+    for name in sorted({*stored, *wanted}):
+        field = FIELDS.get(name)
+        if field is not None and field.metadata["neutral"]:
+            continue
+        if name == "config":
+            found += _in_table(stored[name], wanted[name])
+            continue
+        # What an older version did not know was as it is by default.
+        there = stored.get(name, None if field is None else field.default)
+        if there != wanted.get(name) and not (name in _SINCE_0_2 and name not in stored):
+            found.append(f"{name}: {there!r} there, {wanted.get(name)!r} now")
+    return found
+
+
+def _with_table(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As it is now written: version 0.1 mixed the user's `config` with the options."""
+    if isinstance(stored.get("config"), dict):
+        return stored
+    options = {*wanted, *(option.name for option in dataclasses.fields(RunOptions))} - {"config"}
+    mine = {name: value for name, value in stored.items() if name not in options}
+    rest = {name: value for name, value in stored.items() if name in options}
+    return {**rest, "config": mine}
+
+
+def _in_table(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    return [
+        f"config {name}: {stored.get(name)!r} there, {wanted.get(name)!r} now"
+        for name in sorted({*stored, *wanted})
+        if name not in stored or name not in wanted or stored[name] != wanted[name]
+    ]
 
 
 POWERSGD_FORGETS = "PowerSGD's errors, which each process carries from step to step, start at zero"

@@ -1,10 +1,10 @@
 """What a run reads its batches with, for training and for evaluation, and how they reach the device."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from flambeau.data.loading.batch_plan import Order
 from flambeau.data.loading.loader import Loader, is_dataset
@@ -15,8 +15,7 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.data.device_prefetch import prefetch_to_device
 from flambeau.recipes.data.sample_order import mix
 from flambeau.train.loop.rank_checks import BadReports
-
-OnBad = Callable[[Sequence[int]], None]
+from flambeau.train.settings.run_options import OnBad, RunOptions
 
 
 class BatchDraws:
@@ -51,31 +50,27 @@ class BatchReader:
 
     Args:
         device: of the model.
-        seed: of sample order and augmentation.
+        options: of the run.
         ranks: the processes that read together.
         bad: takes what could not be read.
         sharded: the model needs all ranks for each forward pass, also in an evaluation.
-        batch_size, workers, collate, stall_timeout: as `Run` has them.
     """
 
     def __init__(
         self,
         device: torch.device,
+        options: RunOptions,
         *,
-        seed: int,
         ranks: Ranks,
         bad: BadReports,
         sharded: bool,
-        batch_size: int,
-        workers: int,
-        collate: Callable[[list[Any]], Any],
-        stall_timeout: float,
     ) -> None:
         self._device, self._bad, self._sharded = device, bad, sharded
-        self._everywhere = {"seed": seed, "rank": ranks.rank, "world": ranks.world}
+        self._everywhere = {"seed": options.seed, "rank": ranks.rank, "world": ranks.world}
         self._reading: dict[str, Any] = {
-            "micro_batch_size": batch_size, "workers": workers, "collate": collate,
-            "pin_memory": device.type == "cuda", "stall_timeout": stall_timeout,
+            "micro_batch_size": options.batch_size, "workers": options.workers,
+            "collate": options.collate or default_collate, "pin_memory": device.type == "cuda",
+            "stall_timeout": options.stall_timeout,
         }  # fmt: skip
 
     def loader(

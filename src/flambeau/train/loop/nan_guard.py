@@ -4,21 +4,18 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
-from flambeau.data.loading.loader import Loader
-from flambeau.data.loading.user_dataloader import ReadyBatches
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.debugging.first_not_finite import first_not_finite
-from flambeau.train.checkpoints.checkpointer import Saver
-from flambeau.train.loop.batch_reader import BatchDraws, BatchReader
+from flambeau.train.checkpoints.checkpointer import Restored, Saver
+from flambeau.train.loop.assemble import RunParts
+from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.training_state import TrainingState
-
-Explain = Callable[[Any, Sequence[str]], Iterable[object]]
+from flambeau.train.settings.run_options import RunOptions
 
 ROLLBACKS = 3
 """How often a run goes back before it gives up: then its learning rate is an eighth. Chosen."""
@@ -86,39 +83,33 @@ class BadStep:
             ) from error
 
 
-class NotFiniteSteps:
-    """What a run does about steps that were not finite, but for going back.
+class NanGuard:
+    """What a run does about steps that were not finite: it stops, or goes back to a checkpoint.
 
     Args:
         folder: of the run; None in a replay, which writes nothing.
         state: of the run.
-        loader: of the training data.
-        reader: which has made it.
+        parts: its loader, and what reads it.
         draws: the generators of a batch.
         ranks: all of them get here together.
-        on_nan, explain: as `Run` has them.
-
-    Raises:
-        InputError: another word for `on_nan`.
+        options: of the run.
     """
 
     def __init__(
         self,
         folder: Path | None,
         state: TrainingState,
-        loader: Loader | ReadyBatches,
+        parts: RunParts,
         *,
-        reader: BatchReader,
         draws: BatchDraws,
         ranks: Ranks,
-        on_nan: str,
-        explain: Explain | None,
+        options: RunOptions,
     ) -> None:
-        if on_nan not in ("stop", "rollback"):
-            raise InputError(f"on_nan must be 'stop' or 'rollback', got {on_nan!r}")
-        self._folder, self._state, self._loader = folder, state, loader
-        self._reader, self._draws, self._ranks = reader, draws, ranks
-        self._goes_back, self._explain = on_nan == "rollback" and folder is not None, explain
+        self._folder, self._state, self._loader = folder, state, parts.loader
+        self._reader, self._draws, self._ranks = parts.reader, draws, ranks
+        self._goes_back = options.on_nan == "rollback" and folder is not None
+        self._explain = options.explain
+        self._lines: list[dict[str, float]] = []
 
     def record(self, steps_before: int, saver: Saver) -> str:
         """Write down the step after `steps_before` steps; returns a sentence about it, if the run goes back.
@@ -132,6 +123,29 @@ class NotFiniteSteps:
         """
         findings = list(map(str, self._explained(steps_before)))
         return self._ranks.first(lambda: self._record(steps_before, saver, findings))
+
+    def roll_back(
+        self, steps_before: int, found: Restored, go_to: Callable[[Restored], None]
+    ) -> list[dict[str, float]]:
+        """Go back to a checkpoint, and on from there with a lower learning rate.
+
+        Args:
+            steps_before: steps of the run before the bad one.
+            found: the newest checkpoint.
+            go_to: puts a checkpoint back.
+
+        Returns:
+            The lines of metrics.jsonl that tell of this rollback, and of those after the checkpoint.
+        """
+        state = self._state
+        rollbacks, lr_scale = state.rollbacks + 1, state.lr_scale * LR_FACTOR
+        go_to(found)
+        state.rollbacks, state.lr_scale = rollbacks, lr_scale
+        self._lines.append(
+            {"rollback": rollbacks, "bad_step": steps_before + 1, "lr_scale": lr_scale}
+        )
+        told = found.state.get("rollbacks", 0)  # the lines of the others were cut off
+        return [line for line in self._lines if line["rollback"] > told]
 
     def _record(self, steps_before: int, saver: Saver, findings: Sequence[str]) -> str:
         saver.wait()
@@ -152,16 +166,11 @@ class NotFiniteSteps:
         """Where the step went bad first: its batches once more, with the weights from before it."""
         if self._explain is None or self._ranks.world > 1:
             return ()  # a forward pass may need all ranks, and one alone may fail in it
-        state, step = self._state, self._state.step
         findings: Sequence[object] = ()
-        state.step = steps_before
-        try:
-            for epoch, micro in self._reader.again(self._loader, steps_before):
-                self._draws.seed(epoch, micro)
-                names = [self._loader.describe(int(index)) for index in micro.indices]
-                findings = findings or list(self._explain(micro.data, names))
-        finally:
-            state.step = step
+        for epoch, micro in self._reader.again(self._loader, steps_before):
+            self._draws.seed(epoch, micro)
+            names = [self._loader.describe(int(index)) for index in micro.indices]
+            findings = findings or list(self._explain(micro.data, names, steps_before))
         return findings
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.loop.step_metrics import merged
-
-_OnBad = Callable[[Sequence[int]], None]
+from flambeau.train.settings.run_options import OnBad
 
 
 def check_ranks(
@@ -89,10 +88,10 @@ class BadReports:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._takers: list[_OnBad] = []
+        self._takers: list[OnBad] = []
         self._found: list[tuple[int, int]] = []
 
-    def taker(self, on_bad: _OnBad | None) -> _OnBad | None:
+    def taker(self, on_bad: OnBad | None) -> OnBad | None:
         """What a loader calls in the place of `on_bad`."""
         if on_bad is None or self._ranks.world == 1:
             return on_bad

@@ -125,6 +125,7 @@ class TrainingState:
         self.model.load_state_dict(found.model)
         self.optimizer.load_state_dict(state["optimizer"])
         self.amp.load_state_dict(state["amp"])
+        self.amp.halted.zero_()  # of a step that is undone
         if self.ema is not None:
             self.ema.load_state_dict({"shadow": found.ema, "num_updates": state["ema_updates"]})
         self.best.load_state_dict(state["best"])

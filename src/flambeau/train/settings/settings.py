@@ -4,145 +4,178 @@ Torch is not imported here, so that `--help` answers at once.
 """
 
 import dataclasses
-import tomllib
-import types
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
-from flambeau.errors import InputError, nearest
-from flambeau.train.settings.checks import check_ranges, check_takes_effect, check_together
+from flambeau.errors import InputError
 from flambeau.train.settings.durations import parse_duration
+from flambeau.train.settings.fields import (
+    ABOVE_0,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    SHARE,
+    SHARE_ABOVE_0,
+    SHARE_BELOW_1,
+    Range,
+    check_value,
+    setting,
+    typed,
+)
 
-
-def _setting(
-    default: Any,
-    text: str,
-    *,
-    group: str,
-    auto: str = "",
-    choices: tuple[str, ...] = (),
-    neutral: bool = False,
-) -> Any:
-    """A field: its help text, its group, what None resolves to, and whether a resume may change it."""
-    metadata = {"help": text, "group": group, "auto": auto, "choices": choices, "neutral": neutral}
-    return dataclasses.field(default=default, metadata=metadata)
+MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
+"""The momentum of the optimizers that have one, where it is left open."""
+_ALPHA = Range(1e-6, 1e6, or_zero=True)  # beyond, a Beta(alpha, alpha) cannot be drawn
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting of a training run. None means: chosen from the data, then written down."""
+    """Every setting of a training run, as it was said. None means: chosen from the data."""
 
-    data: str | None = _setting(
+    data: str | None = setting(
         None, "folder with a sub-folder a class (or train/ and val/), packed images, torchvision:NAME, or "
         "FILE.py:FUNCTION",
         group="data", auto="the embedded Fashion-MNIST", neutral=True,
     )  # fmt: skip
-    image_size: int | None = _setting(
-        None, "side of the square images", group="data", auto="from the images, at most 224"
+    image_size: int | None = setting(
+        None,
+        "side of the square images",
+        group="data",
+        range=Range(8),
+        auto="from the images, at most 224",
     )
-    download: bool = _setting(
+    download: bool = setting(
         False, "fetch what is missing of torchvision:NAME", group="data", neutral=True
     )
-    skip_bad_images: int = _setting(
-        0, "how many unreadable images to replace instead of stopping", group="data", neutral=True
+    skip_bad_images: int = setting(
+        0,
+        "how many unreadable images to replace instead of stopping",
+        group="data",
+        range=AT_LEAST_0,
+        neutral=True,
     )
-    flip: bool = _setting(
+    flip: bool = setting(
         True, "mirror half of the training images; not for digits or text", group="data"
     )
-    crop_scale: float | None = _setting(
-        None, "least share of the area that a training crop keeps", group="data", auto="0.25"
+    crop_scale: float | None = setting(
+        None,
+        "least share of the area that a training crop keeps",
+        group="data",
+        range=SHARE_ABOVE_0,
+        auto="0.25",
     )
-    augment: str = _setting(
+    augment: str = setting(
         "none", "random operations on training images, after crop and flip",
         group="data", choices=("none", "randaugment", "trivialaugment"),
     )  # fmt: skip
-    color_jitter: float = _setting(
+    color_jitter: float = setting(
         0.0, "change brightness, contrast and saturation by up to this factor, such as 0.4; 0 is off",
+        group="data", range=SHARE,
+    )  # fmt: skip
+    random_erasing: float = setting(
+        0.0,
+        "probability that a rectangle of a training image is erased; 0 is off",
         group="data",
-    )  # fmt: skip
-    random_erasing: float = _setting(
-        0.0, "probability that a rectangle of a training image is erased; 0 is off", group="data"
+        range=SHARE,
     )
-    workers: int | None = _setting(
+    workers: int | None = setting(
         None, "processes that read data, for each that trains; 0 reads in the training process",
-        group="data", auto="0 for small images or on a CPU, else the cores, at most 8", neutral=True,
+        group="data", range=AT_LEAST_0, neutral=True,
+        auto="0 for small images or on a CPU, else the cores, at most 8",
     )  # fmt: skip
-    model: str | None = _setting(
+    model: str | None = setting(
         None, "a timm name, torchvision:NAME, small_convnet, or FILE.py:FUNCTION",
         group="model", auto="small_convnet up to 64 pixels, else resnet18",
     )  # fmt: skip
-    pretrained: bool = _setting(False, "start from published weights", group="model")
-    weights: str | None = _setting(
+    pretrained: bool = setting(False, "start from published weights", group="model")
+    weights: str | None = setting(
         None, "start from the weights in this file or run, as far as they fit", group="model"
     )
-    drop_path: float = _setting(
-        0.0, "probability of stochastic depth, of models that have it; 0 is off", group="model"
+    drop_path: float = setting(
+        0.0,
+        "probability of stochastic depth, of models that have it; 0 is off",
+        group="model",
+        range=SHARE_BELOW_1,
     )
-    recompute: str = _setting(
+    recompute: str = setting(
         "none", "modules that keep no activations, such as layer*.* or blocks.*: less memory, more time",
         group="model", neutral=True,
     )  # fmt: skip
-    ema: float = _setting(
-        0.0, "decay of the averaged weights, such as 0.999; 0 keeps none", group="model"
+    ema: float = setting(
+        0.0,
+        "decay of the averaged weights, such as 0.999; 0 keeps none",
+        group="model",
+        range=SHARE_BELOW_1,
     )
-    freeze: str = _setting(
+    freeze: str = setting(
         "none", "what is not trained, with its statistics: backbone, or names such as stem,layer1,*.bn*",
         group="fine-tuning",
     )  # fmt: skip
-    head_lr: float | None = _setting(
-        None, "peak learning rate of the last layer, where it is another", group="fine-tuning"
-    )
-    layer_decay: float = _setting(
-        1.0, "factor of the learning rate from each layer to the one before, such as 0.75",
+    head_lr: float | None = setting(
+        None,
+        "peak learning rate of the last layer, where it is another",
         group="fine-tuning",
+        range=ABOVE_0,
+    )
+    layer_decay: float = setting(
+        1.0, "factor of the learning rate from each layer to the one before, such as 0.75",
+        group="fine-tuning", range=SHARE_ABOVE_0,
     )  # fmt: skip
-    teacher: str | None = _setting(
+    teacher: str | None = setting(
         None, "folder of a run, whose model's probabilities are learned beside the labels",
         group="fine-tuning",
     )  # fmt: skip
-    teacher_weight: float | None = _setting(
-        None, "share of the teacher in the loss, up to 1", group="fine-tuning", auto="0.5"
+    teacher_weight: float | None = setting(
+        None,
+        "share of the teacher in the loss, up to 1",
+        group="fine-tuning",
+        range=SHARE_ABOVE_0,
+        auto="0.5",
     )
-    temperature: float | None = _setting(
-        None, "that softens the probabilities of teacher and student", group="fine-tuning", auto="4"
+    temperature: float | None = setting(
+        None,
+        "that softens the probabilities of teacher and student",
+        group="fine-tuning",
+        range=ABOVE_0,
+        auto="4",
     )
-    epochs: int | None = _setting(None, "short for --duration Nep", group="length")
-    duration: str | None = _setting(
+    epochs: int | None = setting(None, "short for --duration Nep", group="length", range=AT_LEAST_1)
+    duration: str | None = setting(
         None, "such as 90ep or 5000st", group="length",
         auto="16ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
     )  # fmt: skip
-    batch_size: int | None = _setting(
+    batch_size: int | None = setting(
         None,
         "samples a forward pass, of all processes together",
         group="length",
+        range=AT_LEAST_1,
         auto="128 for small images, 64 for others, less for few",
     )
-    accumulate: int = _setting(1, "forward passes an optimizer step", group="length")
-    optimizer: str = _setting(
+    accumulate: int = setting(
+        1, "forward passes an optimizer step", group="length", range=AT_LEAST_1
+    )
+    optimizer: str = setting(
         "sgd", "sgd is with Nesterov momentum; muon does the inner weight matrices, adamw the rest",
         group="optimization",
         choices=(
             "sgd", "adam", "adamw", "nadam", "radam", "adamax", "adagrad", "rmsprop", "muon"
         ),
     )  # fmt: skip
-    momentum: float | None = _setting(
-        None, "of sgd, rmsprop and muon; from 0 to below 1", group="optimization",
+    momentum: float | None = setting(
+        None, "of sgd, rmsprop and muon; from 0 to below 1", group="optimization", range=SHARE_BELOW_1,
         auto="sgd and rmsprop 0.9, muon 0.95",
     )  # fmt: skip
-    lr: float | None = _setting(
-        None, "peak learning rate", group="optimization",
+    lr: float | None = setting(
+        None, "peak learning rate", group="optimization", range=ABOVE_0,
         auto="grows with the batch; at 256: sgd 0.1 (small_convnet 0.4), adamw 0.001; "
         "pretrained or weights a tenth",
     )  # fmt: skip
-    weight_decay: float = _setting(
+    weight_decay: float = setting(
         5e-4,
         "on weights of two or more dimensions; never on biases and norms",
         group="optimization",
+        range=AT_LEAST_0,
     )
-    schedule: str = _setting(
+    schedule: str = setting(
         "cosine", "of the learning rate; multistep divides by 10 at 50%% and 75%%",
         group="optimization",
         choices=(
@@ -150,181 +183,176 @@ class Settings:
             "cosine-restarts", "plateau",
         ),
     )  # fmt: skip
-    warmup: str = _setting("10%", "such as 5%%, 2ep or 500st", group="optimization")
-    patience: int | None = _setting(
+    warmup: str = setting("10%", "such as 5%%, 2ep or 500st", group="optimization")
+    patience: int | None = setting(
         None, "for plateau: epochs without a better val_accuracy before the rate falls",
-        group="optimization", auto="3",
+        group="optimization", range=AT_LEAST_0, auto="3",
     )  # fmt: skip
-    plateau_factor: float | None = _setting(
-        None, "for plateau: what the rate is multiplied by", group="optimization", auto="0.1"
-    )
-    clip_norm: float = _setting(
-        0.0, "clip the norm of the gradient to this; 0 does not", group="optimization"
-    )
-    label_smoothing: float = _setting(0.1, "from 0 to below 1", group="optimization")
-    mixup: float = _setting(0.0, "alpha of mixup; 0 is off", group="optimization")
-    cutmix: float = _setting(
-        0.0, "alpha of CutMix; 0 is off; with --mixup each batch gets one of the two",
+    plateau_factor: float | None = setting(
+        None,
+        "for plateau: what the rate is multiplied by",
         group="optimization",
+        range=Range(0, 1, above_low=True, below_high=True),
+        auto="0.1",
+    )
+    clip_norm: float = setting(
+        0.0,
+        "clip the norm of the gradient to this; 0 does not",
+        group="optimization",
+        range=AT_LEAST_0,
+    )
+    label_smoothing: float = setting(
+        0.1, "from 0 to below 1", group="optimization", range=SHARE_BELOW_1
+    )
+    mixup: float = setting(0.0, "alpha of mixup; 0 is off", group="optimization", range=_ALPHA)
+    cutmix: float = setting(
+        0.0, "alpha of CutMix; 0 is off; with --mixup each batch gets one of the two",
+        group="optimization", range=_ALPHA,
     )  # fmt: skip
-    on_nan: str = _setting(
+    on_nan: str = setting(
         "stop", "where a loss or gradient is not finite; rollback goes on from before with half the rate",
         group="optimization", choices=("stop", "rollback"), neutral=True,
     )  # fmt: skip
-    precision: str = _setting(
+    precision: str = setting(
         "auto", "of the forward pass; auto takes bf16 where the hardware has it natively",
         group="machine", choices=("auto", "fp32", "tf32", "bf16", "fp16"),
     )  # fmt: skip
-    device: str = _setting("auto", "such as cpu, cuda or cuda:1", group="machine")
-    seed: int = _setting(0, "of everything random", group="machine")
-    sync_bn: bool = _setting(
+    device: str = setting("auto", "such as cpu, cuda or cuda:1", group="machine")
+    seed: int = setting(
+        0, "of everything random", group="machine", range=Range(0, 2**64, below_high=True)
+    )
+    sync_bn: bool = setting(
         False, "normalise over the batch of all processes, not over each one's share",
         group="processes",
     )  # fmt: skip
-    shard: str = _setting(
+    shard: str = setting(
         "none", "how the weights are spread over the processes: all on each, or a part on each",
         group="processes", choices=("none", "fsdp"), neutral=True,
     )  # fmt: skip
-    compression: str = _setting(
+    compression: str = setting(
         "none", "of the gradients that processes exchange", group="processes",
         choices=("none", "fp16", "bf16", "powersgd"),
     )  # fmt: skip
-    stall_timeout: float = _setting(
+    stall_timeout: float = setting(
         60.0,
         "seconds without progress after which a process or data worker is named and the job ends; 0 is never",
-        group="processes", neutral=True,
+        group="processes", range=AT_LEAST_0, neutral=True,
     )  # fmt: skip
-    checkpoint_every: str = _setting(
-        "1ep", "such as 1ep or 500st", group="run folder", neutral=True
+    checkpoint_every: str = setting("1ep", "such as 1ep or 500st", group="run folder", neutral=True)
+    keep: int = setting(
+        2,
+        "newest checkpoints kept, besides the best",
+        group="run folder",
+        range=AT_LEAST_1,
+        neutral=True,
     )
-    keep: int = _setting(
-        2, "newest checkpoints kept, besides the best", group="run folder", neutral=True
+    log_every: int = setting(
+        50, "steps a line of metrics.jsonl", group="run folder", range=AT_LEAST_1
     )
-    log_every: int = _setting(50, "steps a line of metrics.jsonl", group="run folder")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _typed(field, getattr(self, field.name)))
-        choices = {f.name: f.metadata["choices"] for f in FIELDS.values() if f.metadata["choices"]}
-        check_ranges(self, choices)
-        check_together(self)
-        check_takes_effect(self)
+            value = typed(field, getattr(self, field.name))
+            check_value(field, value)
+            object.__setattr__(self, field.name, value)
+        self._check_contradictions()
+        self._check_durations()
+        self._check_effects()
+
+    def _check_contradictions(self) -> None:
+        """Refuse settings that contradict each other."""
+        if self.epochs is not None and self.duration is not None:
+            raise InputError(
+                f"epochs = {self.epochs} and duration = {self.duration!r} contradict each other: "
+                "give one of them"
+            )
+        if self.pretrained and self.weights is not None:
+            raise InputError("pretrained and weights contradict each other: give one of them")
+        if self.pretrained and (self.model == "small_convnet" or ".py:" in (self.model or "")):
+            raise InputError(
+                "pretrained needs a timm or torchvision model: there are no published weights of "
+                f"{self.model}"
+            )
+
+    def _check_durations(self) -> None:
+        """Refuse durations that are none, and a warm-up as long as the run."""
+        warmup = parse_duration(self.warmup, name="warmup", units="% ep st")
+        if self.duration is not None:
+            length = parse_duration(self.duration, name="duration")
+            if length.amount <= 0:
+                raise InputError(f"duration must be above 0, got {self.duration!r}")
+            if warmup.unit == length.unit and warmup.amount >= length.amount:
+                raise InputError(
+                    f"warmup = {self.warmup!r} is not shorter than duration = {self.duration!r}"
+                )
+        if warmup.unit == "%" and warmup.amount >= 100:
+            raise InputError(f"warmup = {self.warmup!r} leaves nothing of the run")
+        if parse_duration(self.checkpoint_every, name="checkpoint_every").amount <= 0:
+            raise InputError(f"checkpoint_every must be above 0, got {self.checkpoint_every!r}")
+
+    def _check_effects(self) -> None:
+        """Refuse settings of something that is not chosen."""
+        for name in ("patience", "plateau_factor"):
+            if getattr(self, name) is not None and self.schedule != "plateau":
+                raise InputError(
+                    f"{name} has no effect with schedule = {self.schedule!r}: leave it out"
+                )
+        if self.momentum is not None and self.optimizer not in MOMENTUM:
+            raise InputError(
+                f"momentum has no effect with optimizer = {self.optimizer!r}: leave it out"
+            )
+        for name in ("teacher_weight", "temperature"):
+            if getattr(self, name) is not None and self.teacher is None:
+                raise InputError(f"{name} has no effect without a teacher: leave it out")
+        if self.shard != "none" and self.compression != "none":
+            raise InputError(
+                f"compression = {self.compression!r} has no effect with shard = {self.shard!r}: leave one "
+                "of them out"
+            )
+        if self.shard != "none" and self.optimizer == "muon":
+            raise InputError(
+                f"shard = {self.shard!r} leaves each process a piece of a matrix, and optimizer = 'muon' "
+                "needs whole ones: leave one of them out"
+            )
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}
 
 
-def allowed_types(field: dataclasses.Field[Any]) -> tuple[type, ...]:
-    """The types of a setting, without None."""
-    hint = field.type
-    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return tuple(t for t in members if isinstance(t, type) and t is not type(None))
+def _resolved(name: str) -> Any:
+    """A field of Settings that is not left open any more."""
+    return dataclasses.field(metadata=FIELDS[name].metadata, kw_only=True)
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The settings that a TOML file holds.
+@dataclass(frozen=True)
+class ResolvedSettings(Settings):
+    """The settings of a run that exists: nothing is left open, and config.toml holds them.
 
-    Raises:
-        InputError: no such file, not TOML, an unknown key.
+    What stays None has no part in the run: a temperature without a teacher, say.
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"--config {path}: no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"{path} cannot be read as TOML: {error}") from error
-    _check_keys(values, path)
-    return values
 
+    image_size: int = _resolved("image_size")
+    workers: int = _resolved("workers")
+    model: str = _resolved("model")
+    duration: str = _resolved("duration")
+    batch_size: int = _resolved("batch_size")
+    lr: float = _resolved("lr")
 
-def from_stored(values: Mapping[str, Any], path: Path) -> Settings:
-    """The settings of a run, from what its config.toml (at `path`) holds.
+    @property
+    def autocast(self) -> Literal["fp32", "bf16", "fp16"]:
+        """The precision of the forward pass; tf32 is float32 with another kernel for its products."""
+        return "fp32" if self.precision == "tf32" else cast(Any, self.precision)
 
-    Raises:
-        InputError: an unknown key or a wrong value: of another version, or edited by hand.
-    """
-    _check_keys(values, path)
-    return Settings(**values)
+    @property
+    def plateau(self) -> tuple[int, float] | None:
+        """Patience in epochs and factor, where the schedule is 'plateau'."""
+        if self.patience is None or self.plateau_factor is None:
+            return None
+        return self.patience, self.plateau_factor
 
-
-def as_dict(settings: Settings) -> dict[str, Any]:
-    """The settings that are not None."""
-    return {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
-
-
-def canonical(settings: Settings) -> Settings:
-    """The same settings in one spelling: `epochs` as `duration`, durations and paths in full."""
-    duration = settings.duration or (f"{settings.epochs}ep" if settings.epochs else None)
-    model = settings.model
-    if model is not None and ".py:" in model:
-        path, _, function = model.rpartition(":")
-        model = f"{Path(path).resolve()}:{function}"
-    return dataclasses.replace(
-        settings,
-        data=_full(settings.data),
-        teacher=_full(settings.teacher),
-        weights=_full(settings.weights),
-        model=model,
-        epochs=None,
-        duration=None if duration is None else str(parse_duration(duration, name="duration")),
-        warmup=str(parse_duration(settings.warmup, name="warmup", units="% ep st")),
-        checkpoint_every=str(parse_duration(settings.checkpoint_every, name="checkpoint_every")),
-    )
-
-
-def _full(data: str | None) -> str | None:
-    """A path in full; a data set by name stays what it is."""
-    if data is None or data.startswith("torchvision:"):
-        return data
-    return str(Path(data).resolve())
-
-
-def as_toml(values: Mapping[str, Any]) -> bytes:
-    """Settings as a TOML document, those that are None left out."""
-    import tomli_w
-
-    return tomli_w.dumps({k: v for k, v in values.items() if v is not None}).encode()
-
-
-def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """What keeps `wanted` from going on with a run of `stored`, as 'name: stored X, now Y'."""
-    found = []
-    for name in sorted({*stored, *wanted}):
-        field = FIELDS.get(name)
-        if field is not None and field.metadata["neutral"]:
-            continue
-        # What an older version did not know was as it is by default.
-        there = stored.get(name, None if field is None else field.default)
-        if there != wanted.get(name):
-            found.append(f"{name}: {there!r} there, {wanted.get(name)!r} now")
-    return found
-
-
-def _check_keys(values: Mapping[str, Any], path: Path) -> None:
-    for key in values:
-        if key not in FIELDS:
-            raise InputError(f"{path}: unknown key '{key}'{nearest(key, FIELDS)}")
-
-
-def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
-    """The value in the field's type; whole numbers pass as floats, nothing else is converted."""
-    if value is None:
-        if None is not field.default:
-            raise InputError(f"{field.name} needs a value")
-        return None
-    wanted = allowed_types(field)
-    if float in wanted and type(value) is int:
-        return float(value)
-    if type(value) not in wanted:
-        names = " or ".join(
-            {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[t]
-            for t in wanted
-        )
-        raise InputError(f"{field.name} must be {names}, got {value!r}")
-    if value == "":
-        raise InputError(f"{field.name} is empty; give it a value or leave it out")
-    if isinstance(value, str) and "\\udc" in ascii(
-        value
-    ):  # bytes that are no text, as Python holds them
-        raise InputError(f"{field.name} must be UTF-8, got {value!r}; rename it")
-    return value
+    @property
+    def distillation(self) -> tuple[str, float, float] | None:
+        """The teacher, its weight in the loss and the temperature, where there is a teacher."""
+        if self.teacher is None or self.teacher_weight is None or self.temperature is None:
+            return None
+        return self.teacher, self.teacher_weight, self.temperature

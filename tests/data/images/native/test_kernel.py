@@ -194,7 +194,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 def checkout(folder: Path) -> Path:
-    target = folder / "src" / "flambeau" / "data" / "native"
+    target = folder / "src" / "flambeau" / "data" / "images" / "native"
     target.mkdir(parents=True)
     for source in LIBRARY.parent.glob("*.[ch]"):
         shutil.copy(source, target)

@@ -1,0 +1,67 @@
+"""What a training loop asks of the processes that share its model, however they share it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flambeau.data.loading.micro_batch import MicroBatch
+
+
+class GradientSync(Protocol):
+    """Keeps the gradients and the other state of a model equal over the ranks.
+
+    `Replicas` (ddp.py) has the whole model on each rank, `Shards` (fsdp.py) a part of it.
+    """
+
+    def start_epoch(self) -> None:
+        """Look whether other parameters are trained now than before; before the first batch of an epoch."""
+
+    def before_batch(self, micro: MicroBatch) -> None:
+        """Prepare for the forward and the backward pass of a micro-batch."""
+
+    def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
+        """Make the gradients those of the global batch, before the optimizer's step.
+
+        Args:
+            scale: 0-d: by what the loss was multiplied (fp16), else None.
+
+        Returns:
+            What must be finite too for the step to count.
+        """
+
+    def share_statistics(self, also: Mapping[str, Tensor]) -> None:
+        """Give all ranks the buffers of rank 0, which are the ones that are saved, and these averages."""
+
+    def roll_back(self) -> None:
+        """Forget what is kept of earlier gradients: the run goes back to a checkpoint."""
+
+
+class SingleProcess:
+    """A `GradientSync` of one process: there is nothing to do."""
+
+    def start_epoch(self) -> None: ...
+
+    def before_batch(self, micro: MicroBatch) -> None: ...
+
+    def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
+        return ()
+
+    def share_statistics(self, also: Mapping[str, Tensor]) -> None: ...
+
+    def roll_back(self) -> None: ...
+
+
+def buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """What tells whether a buffer was written, of all but the statistics of normalisation layers.
+
+    Those do not enter the training forward pass: rank 0's are the ones that count.
+    """
+    statistics = {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    return {n: (id(b), b._version) for n, b in model.named_buffers() if n not in statistics}

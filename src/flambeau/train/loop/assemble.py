@@ -1,0 +1,132 @@
+"""The parts of a run, made from its options: what needs no other process, no file and no signal."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from flambeau.data.loading.loader import Loader
+from flambeau.data.loading.user_dataloader import ReadyBatches
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks
+from flambeau.parallel.shard_layout import Layout, is_sharded
+from flambeau.recipes.training.amp_step import AmpStep
+from flambeau.recipes.training.ema import EMA
+from flambeau.train.checkpoints.published_weights import Best
+from flambeau.train.checkpoints.run_identity import identity
+from flambeau.train.loop.batch_reader import BatchReader
+from flambeau.train.loop.lr_schedule import LearningRate
+from flambeau.train.loop.rank_checks import BadReports
+from flambeau.train.loop.step_metrics import Window
+from flambeau.train.loop.step_plan import Plan
+from flambeau.train.loop.training_state import TrainingState
+from flambeau.train.settings.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from flambeau.parallel.fsdp import Shards
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a run is made of, before it is tied to its folder and to other processes.
+
+    Attributes:
+        model: what torch.compile wraps, if it does.
+        shards: this rank's pieces of a sharded model, and where they lie; else None.
+        amp: precision and clipping; its device is that of the run.
+        bad: brings unreadable samples to rank 0.
+        reader: makes loaders.
+        loader: of the training data.
+        plan: durations in steps.
+        schedule: of the learning rate.
+        identity: what config.toml will hold.
+    """
+
+    model: nn.Module
+    shards: "tuple[Shards, Layout] | None"
+    amp: AmpStep
+    bad: BadReports
+    reader: BatchReader
+    loader: Loader | ReadyBatches
+    plan: Plan
+    schedule: LearningRate
+    identity: dict[str, Any]
+
+
+def assemble(
+    model: nn.Module,
+    optimizer: Optimizer,
+    data: Dataset[Any] | Iterable[Any],
+    options: RunOptions,
+    ranks: Ranks,
+) -> RunParts:
+    """Make the parts; the optimizer's groups get their `initial_lr`.
+
+    Raises:
+        InputError: options that do not go together, or with the data.
+    """
+    plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    sharded = is_sharded(plain)
+    if sharded and options.compression != "none":
+        raise InputError(f"compression = {options.compression!r} has no effect on a sharded model")
+    # Before all that looks at the optimizer's parameters, which are pieces from then on.
+    shards = _shards(plain, optimizer, options, ranks) if sharded else None
+    amp = AmpStep(
+        optimizer, precision=options.precision, halt=True,
+        # Shards clip by the norm over all ranks.
+        max_norm=options.clip_norm if options.clip_norm and not sharded else None,
+        agree=ranks.worst if ranks.world > 1 else None,
+    )  # fmt: skip
+    bad = BadReports(ranks)
+    reader = BatchReader(amp.device, options, ranks=ranks, bad=bad, sharded=sharded)
+    loader = reader.loader(
+        data, accumulate=options.accumulate, on_bad=options.on_bad, sampler=options.sampler
+    )
+    plan = Plan(
+        steps_per_epoch=loader.batches_per_epoch, duration=options.duration,
+        checkpoint_every=options.checkpoint_every, log_every=options.log_every,
+    )  # fmt: skip
+    schedule = LearningRate(
+        plan, options.schedule, warmup=options.warmup, metric=options.best, mode=options.best_mode
+    )
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    return RunParts(
+        plain, shards, amp, bad, reader, loader, plan, schedule,
+        identity(options, optimizer, schedule=schedule.name),
+    )  # fmt: skip
+
+
+def _shards(
+    model: nn.Module, optimizer: Optimizer, options: RunOptions, ranks: Ranks
+) -> "tuple[Shards, Layout]":
+    from flambeau.parallel.fsdp import Shards  # imports what only sharded models need
+
+    shards = Shards(model, ranks, max_norm=options.clip_norm or None)
+    return shards, shards.adopt(optimizer)
+
+
+def make_state(
+    parts: RunParts, model: nn.Module, optimizer: Optimizer, options: RunOptions
+) -> TrainingState:
+    """The state of a run before its first step; the average starts from the weights as they are now.
+
+    Args:
+        parts: of the run.
+        model: whose weights are saved: the model, or this rank's pieces of it.
+        optimizer: over them.
+        options: of the run.
+    """
+    return TrainingState(
+        model=model,
+        optimizer=optimizer,
+        amp=parts.amp,
+        ema=EMA(model, decay=options.ema) if options.ema else None,
+        window=Window(parts.amp.device),
+        best=Best(options.best, options.best_mode),
+        user={**(options.state or {}), **parts.schedule.parts()},
+        data_length=parts.loader.length,
+    )

@@ -1,0 +1,39 @@
+"""What the loop of a run remembers from one method to the next; none of it is in a checkpoint."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.recipes.training.metrics import MeanOnDevice
+
+
+@dataclass
+class LoopState:
+    """The place of the loop between and within its methods.
+
+    Attributes:
+        halted_steps: 0-d, on the device: steps since the first one whose loss or gradient was not finite.
+        next_event: the step after which a line, a checkpoint or the end is due.
+        saved_step: of the newest checkpoint; -1 before the first.
+        stream: the batches of the epochs to come; None until they are asked for.
+        micro: the batch that was yielded and waits for its step.
+        num_samples: of the last batch, for the means that are logged.
+        evaluated: the means of an evaluation under way.
+    """
+
+    halted_steps: Tensor
+    next_event: int = 0
+    saved_step: int = -1
+    stream: Iterator[MicroBatch] | None = None
+    micro: MicroBatch | None = None
+    num_samples: int = 0
+    evaluated: dict[str, MeanOnDevice] | None = None
+
+    def restart(self, *, saved_step: int, next_event: int) -> None:
+        """As in a new process that goes on from a checkpoint."""
+        self.halted_steps.zero_()
+        self.next_event, self.saved_step = next_event, saved_step
+        self.stream = self.micro = self.evaluated = None
+        self.num_samples = 0

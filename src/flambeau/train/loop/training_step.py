@@ -1,0 +1,59 @@
+"""The training step: backward, and at the end of a global batch clip, step, average and count."""
+
+import zlib
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.parallel.gradient_sync import GradientSync
+from flambeau.train.loop.loop_state import LoopState
+from flambeau.train.loop.lr_schedule import LearningRate
+from flambeau.train.loop.training_state import TrainingState
+
+
+@dataclass
+class TrainingStep:
+    """One step of a run. Nothing here waits for the device.
+
+    Attributes:
+        state: of the run: its model, optimizer, precision, average and position.
+        loop: counts the steps that were not finite.
+        schedule: of the learning rate.
+        sync: shares the gradients between processes.
+        world: how many processes there are.
+    """
+
+    state: TrainingState
+    loop: LoopState
+    schedule: LearningRate
+    sync: GradientSync
+    world: int
+
+    def __call__(self, loss: Tensor, micro: MicroBatch) -> None:
+        """Count the loss of a micro-batch, and finish the step if the global batch ends with it.
+
+        Args:
+            loss: 0-d, the mean over the samples of the micro-batch.
+            micro: the batch that it was computed from.
+        """
+        state = self.state
+        # Gradients are averaged over the ranks, and are to be the sum of their shares.
+        state.amp.backward(loss, weight=self.world * micro.size / micro.total)
+        losses = state.window.add_loss(loss, micro.size)
+        state.position = micro.position
+        state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
+        if micro.ends_batch:
+            self._finish(losses[-micro.part :])
+
+    def _finish(self, losses: list[Tensor]) -> None:
+        state = self.state
+        watch = [*losses, *self.sync.after_backward(scale=state.amp.scale)]
+        multiplier = self.schedule(state.step) * state.lr_scale
+        for group in state.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * multiplier
+        state.amp.step(watch=watch)
+        self.loop.halted_steps += state.amp.halted
+        if state.ema is not None:
+            state.ema.update()
+        state.step += 1

@@ -1,0 +1,135 @@
+"""One setting: its help text, type, range and words, kept beside the field that they are about."""
+
+import dataclasses
+import math
+import types
+import typing
+from typing import Any, NamedTuple
+
+from flambeau.errors import InputError, nearest
+
+_TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+class Range(NamedTuple):
+    """Which numbers a setting may be.
+
+    Attributes:
+        low, high: the bounds.
+        above_low: the lower bound itself is refused.
+        below_high: the upper bound itself is refused.
+        or_zero: 0 is allowed too, and switches something off.
+    """
+
+    low: float
+    high: float = math.inf
+    above_low: bool = False
+    below_high: bool = False
+    or_zero: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, (int, float)):
+            return False
+        if self.or_zero and value == 0:
+            return True
+        is_low = value <= self.low if self.above_low else value < self.low
+        is_high = value >= self.high if self.below_high else value > self.high
+        return not is_low and not is_high
+
+    def __str__(self) -> str:
+        zero = "0 or " if self.or_zero else ""
+        if self.high == math.inf:
+            return f"{zero}{'above' if self.above_low else 'at least'} {_number(self.low)}"
+        if not self.above_low and not self.below_high:
+            return f"{zero}from {_number(self.low)} to {_number(self.high)}"
+        low, high = (
+            "above" if self.above_low else "at least",
+            "below" if self.below_high else "at most",
+        )
+        return f"{zero}{low} {_number(self.low)} and {high} {_number(self.high)}"
+
+
+AT_LEAST_0, AT_LEAST_1, ABOVE_0 = Range(0), Range(1), Range(0, above_low=True)
+SHARE = Range(0, 1)
+SHARE_ABOVE_0 = Range(0, 1, above_low=True)
+SHARE_BELOW_1 = Range(0, 1, below_high=True)
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    group: str,
+    auto: str = "",
+    choices: tuple[str, ...] = (),
+    range: Range | None = None,
+    neutral: bool = False,
+) -> Any:
+    """A field of a dataclass of settings.
+
+    Args:
+        default: None leaves the value to be chosen.
+        text: for `--help` and the docs; percent signs doubled, as argparse wants them.
+        group: under which heading it is listed.
+        auto: what is chosen for None, in words.
+        choices: the words that it may be.
+        range: the numbers that it may be.
+        neutral: a resume may change it.
+    """
+    metadata = {
+        "help": text, "group": group, "auto": auto, "choices": choices, "range": range,
+        "neutral": neutral,
+    }  # fmt: skip
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def allowed_types(field: dataclasses.Field[Any]) -> tuple[type, ...]:
+    """The types of a setting, without None."""
+    hint = field.type
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return tuple(t for t in members if isinstance(t, type) and t is not type(None))
+
+
+def typed(field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value in the field's type; whole numbers pass as floats, nothing else is converted.
+
+    Raises:
+        InputError: another type, an empty text, or a text that is not UTF-8.
+    """
+    if value is None:
+        if None is not field.default:
+            raise InputError(f"{field.name} needs a value")
+        return None
+    wanted = allowed_types(field)
+    if float in wanted and type(value) is int:
+        return float(value)
+    if type(value) not in wanted:
+        names = " or ".join(_TYPE_NAMES[kind] for kind in wanted)
+        raise InputError(f"{field.name} must be {names}, got {value!r}")
+    if value == "":
+        raise InputError(f"{field.name} is empty; give it a value or leave it out")
+    if isinstance(value, str) and "\\udc" in ascii(value):  # bytes that are no text
+        raise InputError(f"{field.name} must be UTF-8, got {value!r}; rename it")
+    return value
+
+
+def check_value(field: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse what is not among the choices, not finite, or out of range.
+
+    Raises:
+        InputError: it is.
+    """
+    choices, allowed = field.metadata["choices"], field.metadata["range"]
+    if value is None:
+        return
+    if choices and value not in choices:
+        hint = nearest(str(value), choices)
+        raise InputError(f"{field.name} must be one of {', '.join(choices)}; got {value!r}{hint}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{field.name} must be a finite number, got {value}")
+    if allowed is not None and value not in allowed:
+        raise InputError(f"{field.name} must be {allowed}, got {value}")
+
+
+def _number(value: float) -> str:
+    return "2**64" if value == 2**64 else f"{value:g}"

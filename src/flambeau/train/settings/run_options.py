@@ -1,0 +1,155 @@
+"""What `Run` is told besides model, optimizer and data, as one value."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from flambeau.errors import nearest
+from flambeau.train.settings.fields import check_value
+from flambeau.train.settings.settings import FIELDS
+
+if TYPE_CHECKING:
+    from flambeau.data.loading.batch_plan import Order
+    from flambeau.recipes.training.plateau import ReduceOnPlateau
+
+OnBad = Callable[[Sequence[int]], None]
+"""Takes the indices of samples that a data set could not read."""
+Explain = Callable[[Any, Sequence[str], int], Iterable[object]]
+"""Takes the data of a batch, what the data set calls its samples, and the number of steps before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of a run, which `Run` takes by name.
+
+    Those that `flambeau train` has too take the same values, and a resume may change the same ones.
+
+    Args:
+        duration: such as '90ep' or '5000st'.
+        batch_size: samples a forward pass (of a Dataset), of all processes together.
+        accumulate: forward passes an optimizer step. The last batch of an epoch may be smaller; each part
+            is weighted so that the gradient is that of the mean loss over the whole batch.
+        seed: of sample order, augmentation and dropout.
+        workers: processes that read a Dataset, for each process that trains.
+        precision: of `autocast()`: 'fp32', 'bf16' or 'fp16'.
+        schedule: a name of `flambeau train --schedule`, or a function from the step (from 0) to the
+            multiplier of the learning rate; 'plateau', or a ReduceOnPlateau, needs `best` once an epoch.
+        warmup: such as '5%', '2ep', '500st'; for the named schedules.
+        compression: of the gradients that processes exchange: 'none', 'fp16', 'bf16' or 'powersgd'.
+        clip_norm: clip the norm of all gradients together to this; 0 does not.
+        ema: decay of averaged weights, which are then evaluated and published; 0 keeps none.
+        checkpoint_every: such as '1ep' or '500st'.
+        keep: newest checkpoints kept, besides the best.
+        log_every: steps a line of metrics.jsonl.
+        best: the metric that chooses the best checkpoint.
+        best_mode: 'max' or 'min', what is better.
+        config: what else identifies the run, in TOML's types; it stands in a table of its own in config.toml,
+            and a resume with another value is refused.
+        attachments: files for the folder of a new run, by name.
+        state: objects with state_dict and load_state_dict that belong to the run.
+        collate: makes a batch of a list of samples (of a Dataset).
+        sampler: one of flambeau.recipes.data.samplers, or anything with `len()` and `order(epoch)`: the
+            samples of an epoch (of a Dataset), instead of a permutation of all.
+        on_bad: called with the indices of samples that the dataset could not read.
+        on_nan: what to do where a loss or gradient was NaN or infinite: 'stop', or 'rollback' to the newest
+            checkpoint and go on with half the learning rate, three times at most.
+        explain: called with the data of a bad batch, what the dataset calls its samples and the number of
+            steps before it, the weights and generators as they were; says where it goes wrong. See
+            recipes/debugging/first_not_finite.py.
+        settings: of a command of your own, which hold the options above as well: they stand in config.toml in
+            place of these.
+        stall_timeout: seconds without progress after which a process of several, or a worker that still
+            reads the same sample, is named and the job ends; 0 waits for ever.
+        bar: show a progress bar on a terminal.
+        replay_from: a checkpoint folder: start there, and write nothing anywhere.
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    duration: str
+    batch_size: int = 64
+    accumulate: int = 1
+    seed: int = 0
+    workers: int = 0
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    schedule: "str | Callable[[int], float] | ReduceOnPlateau" = "constant"
+    warmup: str = "0st"
+    compression: str = "none"
+    clip_norm: float = 0.0
+    ema: float = 0.0
+    checkpoint_every: str = "1ep"
+    keep: int = 2
+    log_every: int = 50
+    best: str = "val_accuracy"
+    best_mode: Literal["max", "min"] = "max"
+    on_nan: str = "stop"
+    stall_timeout: float = 60.0
+    sampler: "Order | None" = None
+    collate: Callable[[list[Any]], Any] | None = None
+    state: Mapping[str, Any] | None = None
+    on_bad: OnBad | None = None
+    explain: Explain | None = None
+    config: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] | None = None
+    attachments: Mapping[str, bytes] | None = None
+    bar: bool = True
+    replay_from: Path | None = None
+
+    def __post_init__(self) -> None:
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            if option.name in FIELDS and isinstance(value, (int, float)):
+                check_value(FIELDS[option.name], value)
+        for name in ("compression", "on_nan"):
+            check_value(FIELDS[name], getattr(self, name))
+
+    @classmethod
+    def of(cls, options: "RunKeywords") -> "RunOptions":
+        """The options that were given to `Run` by name.
+
+        Raises:
+            TypeError: there is none of that name, or no duration.
+        """
+        known = [option.name for option in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                raise TypeError(f"Run has no argument {name!r}{nearest(name, known)}")
+        if "duration" not in options:
+            raise TypeError("Run needs a duration, such as duration='90ep' or '5000st'")
+        return cls(**options)
+
+
+class RunKeywords(TypedDict, total=False):
+    """The fields of RunOptions as keyword arguments, for type checkers and editors."""
+
+    duration: str
+    batch_size: int
+    accumulate: int
+    seed: int
+    workers: int
+    precision: Literal["fp32", "bf16", "fp16"]
+    schedule: "str | Callable[[int], float] | ReduceOnPlateau"
+    warmup: str
+    compression: str
+    clip_norm: float
+    ema: float
+    checkpoint_every: str
+    keep: int
+    log_every: int
+    best: str
+    best_mode: Literal["max", "min"]
+    on_nan: str
+    stall_timeout: float
+    sampler: "Order | None"
+    collate: Callable[[list[Any]], Any] | None
+    state: Mapping[str, Any] | None
+    on_bad: OnBad | None
+    explain: Explain | None
+    config: Mapping[str, Any] | None
+    settings: Mapping[str, Any] | None
+    attachments: Mapping[str, bytes] | None
+    bar: bool
+    replay_from: Path | None

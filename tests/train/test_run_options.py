@@ -1,0 +1,177 @@
+"""The options of `Run`: their names, their ranges, and what of them identifies a run."""
+
+import dataclasses
+import gc
+import signal
+import tomllib
+import typing
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from flambeau.errors import InputError
+from flambeau.parallel.preemption import FLAG
+from flambeau.train.run import Run
+from flambeau.train.settings.run_options import RunKeywords, RunOptions
+
+
+def start(folder: Path, **options: Any) -> Run:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 2)
+    return Run(folder, model, optimizer, data, **{"duration": "2st", "batch_size": 4, **options})
+
+
+def train(run: Run) -> None:
+    for _ in run.epochs():
+        for x, y in run.batches():
+            run.step(nn.functional.cross_entropy(run.model(x), y))
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_they_were() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_keywords_are_the_fields() -> None:
+    fields = {field.name: field.type for field in dataclasses.fields(RunOptions)}
+    assert list(RunKeywords.__annotations__) == list(fields)
+    hints = typing.get_type_hints(RunKeywords, localns={"Order": int, "ReduceOnPlateau": float})
+    assert hints == typing.get_type_hints(
+        RunOptions, localns={"Order": int, "ReduceOnPlateau": float}
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batchsize": 3}, "Run has no argument 'batchsize'; did you mean 'batch_size'"),
+        ({"duration": ...}, "Run needs a duration, such as"),
+    ],
+)
+def test_names_that_are_wrong_or_missing(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    told = {"duration": "2st", **options}
+    told = {name: value for name, value in told.items() if value is not ...}
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=message):
+        Run(tmp_path / "run", model, optimizer, TensorDataset(torch.ones(4, 2)), **told)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"ema": 1.0}, "ema must be at least 0 and below 1, got 1.0"),
+        ({"seed": -1}, r"seed must be at least 0 and below 2\*\*64, got -1"),
+        ({"clip_norm": float("nan")}, "clip_norm must be a finite number"),
+        ({"compression": "zip"}, "compression must be one of none, fp16, bf16, powersgd"),
+    ],
+)
+def test_ranges_are_those_of_the_settings(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        start(tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_config_has_a_table_of_its_own(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", config={"seed": 7, "note": "a", "none": None}, seed=3)
+    run.close()
+    stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text(encoding="utf-8"))
+    assert stored["config"] == {"seed": 7, "note": "a"}
+    assert (stored["seed"], stored["batch_size"], stored["best"]) == (3, 4, "val_accuracy")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({"config": {"seed": 7}}, {"config": {"seed": 7}, "seed": 1}, "seed: 0 there, 1 now"),
+        ({"config": {"seed": 7}}, {"config": {"seed": 8}}, "config seed: 7 there, 8 now"),
+        ({"config": {"data": "v1"}}, {"config": {"data": "v2"}}, "config data: 'v1' there, 'v2'"),
+        ({"config": {"keep": 1}}, {"config": {"keep": 2}}, "config keep: 1 there, 2 now"),
+        ({"config": {"a": 1}}, {}, "config a: 1 there, None now"),
+        ({}, {"config": {"a": 1}}, "config a: None there, 1 now"),
+        ({}, {"best": "val_loss"}, "best: 'val_accuracy' there, 'val_loss' now"),
+        ({}, {"best_mode": "min"}, "best_mode: 'max' there, 'min' now"),
+    ],
+)
+def test_another_identity_is_refused(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], message: str
+) -> None:
+    start(tmp_path / "run", **before).close()
+    with pytest.raises(InputError, match=message):
+        start(tmp_path / "run", **after)
+    start(tmp_path / "run", **before).close()  # and nothing was changed
+
+
+def test_what_a_resume_may_change(tmp_path: Path) -> None:
+    start(tmp_path / "run").close()
+    start(tmp_path / "run", workers=1, keep=3, stall_timeout=5.0, on_nan="rollback").close()
+    stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text(encoding="utf-8"))
+    assert (stored["workers"], stored["keep"], stored["on_nan"]) == (1, 3, "rollback")
+
+
+def test_a_run_that_fails_to_start_gives_back_what_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every point after the lock: the next start on the same folder is not refused."""
+    handler = signal.getsignal(signal.SIGTERM)
+    for owner, name in ((FLAG, "install"), (Run, "_resume"), (Run, "_share_model")):
+        with monkeypatch.context() as patch:
+
+            def fail(*_: Any, **__: Any) -> None:
+                raise OSError("no space")
+
+            patch.setattr(owner, name, fail)
+            with pytest.raises(OSError, match="no space"):
+                start(tmp_path / "run")
+        assert signal.getsignal(signal.SIGTERM) is handler
+        assert not is_locked(tmp_path / "run")
+    start(tmp_path / "run").close()
+
+
+def test_a_run_that_is_dropped_unused_gives_back_what_it_took(tmp_path: Path) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    run = start(tmp_path / "run")
+    assert signal.getsignal(signal.SIGTERM) is not handler
+    assert is_locked(tmp_path / "run")
+    gone = weakref.ref(run)
+    gc.disable()
+    try:
+        del run
+        assert gone() is None, "a reference circle keeps the run"
+    finally:
+        gc.enable()
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert not is_locked(tmp_path / "run")
+
+
+def test_a_run_is_closed_once(tmp_path: Path) -> None:
+    run = start(tmp_path / "run")
+    train(run)
+    run.close()
+    assert run.result is not None
+    assert not is_locked(tmp_path / "run")
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether this process holds a descriptor of the lock: its own locks never refuse a process."""
+    return any(
+        str(path.resolve()) == str((folder / ".lock").resolve())
+        for path in Path("/proc/self/fd").iterdir()
+        if path.exists()
+    )
