@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from PIL import Image
@@ -115,6 +115,20 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+Start = Callable[..., Any]
+"""Takes the words of `flambeau`, and `output` and `environ` of its process, which starts a session."""
+
+
+def start_python(
+    words: Sequence[str], *, output: IO[Any], environ: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
+    """The command as a user starts it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "flambeau", *words],
+        stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True, env=environ,
+    )  # fmt: skip
+
+
 class Life:
     """One start of the command, in a process group of its own.
 
@@ -124,6 +138,7 @@ class Life:
         workers: processes that read.
         core: it and its workers run there.
         environ: added to the environment.
+        start: how: as a new Python by default.
     """
 
     def __init__(
@@ -134,17 +149,17 @@ class Life:
         workers: int,
         core: int,
         environ: Mapping[str, str] | None = None,
+        start: "Start | None" = None,
     ) -> None:
         self.run, self.workers, self._log = run, workers, log_of(run)
         self.first_step, self._leftovers_before = newest_step(run), leftovers(run)
         with on_core(core), self._log.open("a") as output:
             self._log_start = output.tell()
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "flambeau", "train", *arguments, "--out", f"{run}",
-                 "--workers", f"{workers}"],
-                stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
-            )  # fmt: skip
+            words = ["train", *arguments, "--out", f"{run}", "--workers", f"{workers}"]
+            environ = {**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})}
+            # torch's data workers, forked by a fork of a server, hang now and then: seen with torch 2.15.
+            how = start_python if start is None or workers else start
+            self.process = how(words, output=output, environ=environ)
 
     @property
     def output(self) -> str:
@@ -300,9 +315,15 @@ def wait_for_moment(life: Life, kind: str, rng: random.Random, *, stride: int) -
 
 
 def storm_one_run(
-    arguments: Sequence[str], run: Path, *, kills: int, rng: random.Random, core: int
+    arguments: Sequence[str],
+    run: Path,
+    *,
+    kills: int,
+    rng: random.Random,
+    core: int,
+    start: Start | None = None,
 ) -> list[Kill]:
-    """Kill one run again and again, then let it finish.
+    """Kill one run again and again, then let it finish; with `start`, but where it dies while torch loads.
 
     Returns:
         The kills; fewer than asked for where the run came to its end too early.
@@ -312,19 +333,26 @@ def storm_one_run(
     stride = TOTAL_STEPS // SAVE_EVERY // (moments.count("steps") + moments.count("save") + 2)
     workers = itertools.cycle(rng.sample((0, 2), 2))
     for moment in moments:
-        life = Life(arguments, run, workers=next(workers), core=core)
+        how = None if moment == "start" else start
+        life = Life(arguments, run, workers=next(workers), core=core, start=how)
         if not wait_for_moment(life, moment, rng, stride=stride):
             life.finish()
             break
         parent_alone = life.workers > 0 and rng.random() < 0.3
         life.kill(whole_group=not parent_alone)
         done.append(Kill(moment, parent_alone, life.has_open_save(), newest_step(run)))
-    Life(arguments, run, workers=next(workers), core=core).finish()
+    Life(arguments, run, workers=next(workers), core=core, start=start).finish()
     return done
 
 
 def storm(
-    folder: Path, *, kills: int, seed: int, arguments: Sequence[str], cores: Sequence[int]
+    folder: Path,
+    *,
+    kills: int,
+    seed: int,
+    arguments: Sequence[str],
+    cores: Sequence[int],
+    start: Start | None = None,
 ) -> tuple[list[Kill], list[str], Path]:
     """As many runs as it takes for so many kills, one a core at a time, each compared with an unkilled one.
 
@@ -334,6 +362,7 @@ def storm(
         seed: of the moments.
         arguments: of the command, without --out and --workers.
         cores: to use.
+        start: of lives that are not killed while torch loads.
 
     Returns:
         The kills, the differences from the unkilled run, and its folder.
@@ -346,7 +375,7 @@ def storm(
     def work(core: int) -> None:
         nonlocal open_kills
         if core == cores[0]:
-            Life(arguments, unkilled, workers=0, core=core).finish()
+            Life(arguments, unkilled, workers=0, core=core, start=start).finish()
         while not stop.is_set():
             with lock:
                 share = min(KILLS_A_RUN, open_kills)
@@ -355,7 +384,7 @@ def storm(
                 open_kills -= share
                 runs.append(folder / f"run-{len(runs):03}")
                 run, rng = runs[-1], random.Random(f"{seed} {len(runs)}")
-            new = storm_one_run(arguments, run, kills=share, rng=rng, core=core)
+            new = storm_one_run(arguments, run, kills=share, rng=rng, core=core, start=start)
             with lock:
                 open_kills += share - len(new)
                 done.extend(new)

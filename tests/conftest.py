@@ -87,6 +87,15 @@ def has_group() -> bool:
     return any("gloo" in name for name in names)
 
 
+@pytest.fixture(scope="session")
+def forked_command() -> Any:
+    """The class `ForkedCommand`: `flambeau` in a process of its own that need not load torch again."""
+    sys.path.append(str(Path(__file__).parent))
+    from forked_command import ForkedCommand  # type: ignore[import-not-found]
+
+    return ForkedCommand
+
+
 class Answer(NamedTuple):
     """What a command gave: its exit code and what it printed."""
 

@@ -65,15 +65,19 @@ def bench() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def stopped(bench: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+def stopped(
+    bench: ModuleType, forked_command: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Stopped:
     folder = tmp_path_factory.mktemp("preemption")
     arguments = [*bench.make_inputs(folder), "--log-every", "1", "--checkpoint-every", "1ep"]
     cores = (sorted(os.sched_getaffinity(0)) * 2)[:2]
 
-    def life(run: str, workers: int, sleep_s: float = 0.0) -> Any:
+    def life(run: str, workers: int, sleep_s: float = 0.0, start: Any = forked_command) -> Any:
         """On the core of its run: the first of the two does the unstopped run as well."""
         core, environ = cores[run == "b"], {"FORWARD_SLEEP_S": f"{sleep_s}"}
-        return bench.Life(arguments, folder / run, workers=workers, core=core, environ=environ)
+        return bench.Life(
+            arguments, folder / run, workers=workers, core=core, environ=environ, start=start
+        )
 
     def first() -> dict[str, Stop]:
         life("unstopped", 0).finish()
@@ -89,7 +93,7 @@ def stopped(bench: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Stop
 
     def second() -> dict[str, Stop]:
         stops = {
-            "TERM while torch loads": stop_at_start(life("b", 2), signal.SIGTERM),
+            "TERM while torch loads": stop_at_start(life("b", 2, start=None), signal.SIGTERM),
             "INT to the group": stop(life("b", 2), signal.SIGINT, after_steps=13, group=True),
             "USR1": stop(life("b", 0), signal.SIGUSR1, after_steps=2),
             "INT twice": stop_twice(life("b", 2, sleep_s=300.0)),

@@ -42,11 +42,18 @@ def bench() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def storm(bench: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Storm:
+def storm(
+    bench: ModuleType, forked_command: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Storm:
     folder = tmp_path_factory.mktemp("storm")
     cores = sorted(os.sched_getaffinity(0))[:2]
     return bench.storm(
-        folder, kills=KILLS, seed=0, arguments=bench.make_inputs(folder), cores=cores
+        folder,
+        kills=KILLS,
+        seed=0,
+        arguments=bench.make_inputs(folder),
+        cores=cores,
+        start=forked_command,
     )
 
 
