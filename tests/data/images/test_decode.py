@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, ImageSequence
 
-from flambeau.data.images import decode as module
 from flambeau.data.images.decode import MAX_PIXELS, Picture, decode, inspect
-from flambeau.data.images.jpeg.region_decode import read_header
+from flambeau.data.images.jpeg.headers import read_header
 from flambeau.data.images.jpeg.scan_segments import segment
+from flambeau.data.images.native import kernel as native
 from flambeau.errors import DecodeError
 
+needs_kernel = pytest.mark.skipif(native.kernel() is None, reason=native.kernel_status())
 RGB = np.random.default_rng(0).integers(0, 256, (13, 17, 3), dtype=np.uint8)
 GREY = RGB[:, :, 0]
 
@@ -292,48 +293,52 @@ def test_a_part_is_that_of_the_whole(kind, channels):
         np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
 
 
-def test_of_a_segmented_jpeg_the_segments_are_decoded(monkeypatch):
+@needs_kernel
+def test_a_segmented_jpeg_is_one_as_any_other(monkeypatch):
     plain = encode(photo(150, 200), "JPEG", exif=with_orientation(6))
     data = segment(plain)
     assert read_header(data).segmented
     assert not read_header(plain).segmented
-    expected = {
-        (box, channels, scale): Picture(plain).pixels(box, channels=channels, scale=scale)
-        for box in ((0, 0, 50, 37), (31, 20, 9, 17), (49, 36, 1, 1))
-        for channels in (1, 3)
-        for scale in (1, 2, 4)
-    }
-    monkeypatch.setattr(module, "decode_region", None)  # what plain files are decoded with
-    for (box, channels, scale), part in expected.items():
-        found = Picture(data).pixels(box, channels=channels, scale=scale)
-        np.testing.assert_array_equal(found, part)
-    with pytest.raises(DecodeError):
-        decode(data[: len(data) // 2], channels=3)
+    for has_kernel in (True, False):
+        if not has_kernel:
+            monkeypatch.setattr(native, "kernel", lambda: None)
+        for box in ((0, 0, 50, 37), (31, 20, 9, 17), (49, 36, 1, 1)):
+            for channels, eighths in itertools.product((1, 3), (8, 4, 2)):
+                part = Picture(plain).pixels(box, channels=channels, scale_eighths=eighths)
+                found = Picture(data).pixels(box, channels=channels, scale_eighths=eighths)
+                np.testing.assert_array_equal(found, part)
+        with pytest.raises(DecodeError):
+            decode(data[: len(data) // 2], channels=3)
 
 
+@needs_kernel
 def test_a_tiny_segmented_jpeg_is_scaled_like_another():
-    plain = encode(photo(5, 6), "JPEG")
-    np.testing.assert_array_equal(
-        decode(segment(plain), channels=3, min_side=1), decode(plain, channels=3, min_side=1)
-    )
+    for height, width in ((5, 6), (5, 90)):
+        plain = encode(photo(height, width), "JPEG")
+        np.testing.assert_array_equal(
+            decode(segment(plain), channels=3, min_side=1), decode(plain, channels=3, min_side=1)
+        )
 
 
 def test_a_cmyk_jpeg_is_scaled_by_pillow():
     data = encode(photo(80, 120).convert("CMYK"), "JPEG")
     picture = Picture(data)
-    assert picture.scale_for(80, 120, least=20) == 4
+    assert picture.scale_eighths_for(80, 120, least=20) == 2
     small = decode(data, channels=3, min_side=20)
     assert small.shape == (20, 30, 3)
-    part = Picture(data).pixels((5, 6, 7, 8), channels=3, scale=4)
+    part = Picture(data).pixels((5, 6, 7, 8), channels=3, scale_eighths=2)
     np.testing.assert_array_equal(part, small[5:12, 6:14])
 
 
 def test_how_much_smaller_a_picture_may_be_decoded():
     jpeg = Picture(encode(photo(104, 144), "JPEG"))
-    for side, scale in [(105, 1), (53, 1), (52, 2), (27, 2), (26, 4), (14, 4), (13, 8), (1, 8)]:
-        assert jpeg.scale_for(104, 144, least=side) == scale
-    assert Picture(encode(photo(104, 144), "PNG")).scale_for(104, 144, least=1) == 1
-    assert Picture(RGB).scale_for(13, 17, least=1) == 1
+    for side, eighths in [(105, 8), (53, 8), (52, 4), (27, 4), (26, 2), (14, 2), (13, 1), (1, 1)]:
+        assert jpeg.scale_eighths_for(104, 144, least=side) == eighths
+    assert Picture(encode(photo(104, 144), "PNG")).scale_eighths_for(104, 144, least=1) == 8
+    assert Picture(RGB).scale_eighths_for(13, 17, least=1) == 8
+    for scale_eighths in (0, 3, 16):
+        with pytest.raises(ValueError, match="scale_eighths must be 1, 2, 4 or 8"):
+            jpeg.pixels(channels=3, scale_eighths=scale_eighths)
 
 
 def test_pixels_of_a_source():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flambeau.data.images.decode import Pixels
+from flambeau.data.images.pixels import Pixels
 from flambeau.data.transforms import color
 from flambeau.data.transforms.color import color_jitter, uniform
 

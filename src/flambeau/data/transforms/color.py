@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flambeau.data.images.decode import Pixels
+from flambeau.data.images.pixels import Pixels
 from flambeau.recipes.data.sample_order import mix
 
 Floats = NDArray[np.float32]

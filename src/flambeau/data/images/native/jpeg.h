@@ -23,11 +23,10 @@
 enum { /* The same numbers as in kernel.py. */
     OK = 0,
     BAD_HEADER = -1,
-    NO_INDEX = -2,
-    UNSUPPORTED = -3,
-    DAMAGED = -4,
-    BAD_BOX = -5,
-    NO_MEMORY = -6
+    UNSUPPORTED = -2,
+    DAMAGED = -3,
+    BAD_BOX = -4,
+    NO_MEMORY = -5
 };
 
 enum { MAX_COMPONENTS = 3, MAX_PARTS = 64, LOOK_BITS = 10 };
