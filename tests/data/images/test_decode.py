@@ -44,17 +44,17 @@ def with_orientation(value):
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM", "WEBP"])
 def test_lossless_files_come_back_exactly(kind):
     settings = {"lossless": True} if kind == "WEBP" else {}
-    colour = decode(encode(Image.fromarray(RGB), kind, **settings), channels=3)
-    np.testing.assert_array_equal(colour, RGB)
-    assert colour.dtype == np.uint8
-    assert colour.flags.writeable
-    assert colour.flags.c_contiguous
+    color = decode(encode(Image.fromarray(RGB), kind, **settings), channels=3)
+    np.testing.assert_array_equal(color, RGB)
+    assert color.dtype == np.uint8
+    assert color.flags.writeable
+    assert color.flags.c_contiguous
     if kind != "WEBP":
         grey = decode(encode(Image.fromarray(GREY), kind), channels=1)
         np.testing.assert_array_equal(grey, GREY[:, :, None])
 
 
-def test_colour_and_grey_convert_into_each_other():
+def test_color_and_grey_convert_into_each_other():
     data = encode(Image.fromarray(RGB), "PNG")
     luma = (RGB @ np.array([0.299, 0.587, 0.114])).round()  # ITU-R 601
     assert np.abs(decode(data, channels=1)[:, :, 0] - luma).max() <= 1
@@ -190,10 +190,10 @@ def test_a_jpeg_is_decoded_no_smaller_than_min_side():
     assert decode(encode(photo(100, 140), "PNG"), channels=3, min_side=10).shape == (100, 140, 3)
 
 
-def test_a_colour_jpeg_as_grey_is_its_luma():
+def test_a_color_jpeg_as_grey_is_its_luma():
     data = encode(photo(40, 60), "JPEG", quality=95)
-    by_colour = np.array(Image.fromarray(decode(data, channels=3)).convert("L"))
-    assert np.abs(decode(data, channels=1)[:, :, 0].astype(int) - by_colour).max() <= 2
+    by_color = np.array(Image.fromarray(decode(data, channels=3)).convert("L"))
+    assert np.abs(decode(data, channels=1)[:, :, 0].astype(int) - by_color).max() <= 2
 
 
 def test_of_several_images_the_first_counts():
@@ -210,11 +210,11 @@ def test_of_several_images_the_first_counts():
     assert decode(mpo, channels=3, min_side=8).shape == (8, 12, 3)
 
 
-def test_inspect_tells_grey_from_colour():
+def test_inspect_tells_grey_from_color():
     grey_palette = Image.new("P", (4, 3))
     grey_palette.putpalette([0, 0, 0, 90, 90, 90])
-    colour_palette = Image.new("P", (4, 3))
-    colour_palette.putpalette([0, 0, 0, 90, 91, 90])
+    color_palette = Image.new("P", (4, 3))
+    color_palette.putpalette([0, 0, 0, 90, 91, 90])
     for image, kind, grey in (
         (Image.new("L", (4, 3)), "PNG", True),
         (Image.new("1", (4, 3)), "TIFF", True),
@@ -222,8 +222,8 @@ def test_inspect_tells_grey_from_colour():
         (Image.new("I;16", (4, 3)), "PNG", True),
         (Image.new("L", (4, 3)), "JPEG", True),
         (grey_palette, "PNG", True),
-        (colour_palette, "PNG", False),
-        (colour_palette, "BMP", False),
+        (color_palette, "PNG", False),
+        (color_palette, "BMP", False),
         (Image.new("RGB", (4, 3)), "JPEG", False),
         (Image.new("RGBA", (4, 3)), "WEBP", False),
     ):

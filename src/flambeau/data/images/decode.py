@@ -58,7 +58,7 @@ class ImageInfo(NamedTuple):
     Attributes:
         height: pixels, at least 1.
         width: pixels, at least 1.
-        grey: the file stores no colour; a colour file of grey pixels does not count.
+        grey: the file stores no color; a color file of grey pixels does not count.
     """
 
     height: int
@@ -116,7 +116,7 @@ class Picture:
 
     @property
     def grey(self) -> bool:
-        """The file stores no colour; a colour file of grey pixels does not count."""
+        """The file stores no color; a color file of grey pixels does not count."""
         if self._header is not None:
             return self._header.channels == 1
         if isinstance(self._data, np.ndarray):
@@ -219,7 +219,7 @@ class Picture:
         with _decode_errors():
             image = self._image or _open(data)
             self._image = None  # its pixels are not kept
-            # Luma is stored as such in a JPEG: with 'L' the colour is not even decoded.
+            # Luma is stored as such in a JPEG: with 'L' the color is not even decoded.
             size = None
             if scale_eighths < 8:
                 size = (image.width * scale_eighths // 8, image.height * scale_eighths // 8)
@@ -387,9 +387,9 @@ def _is_grey(image: Image.Image) -> bool:
     if image.mode != "P" or image.palette is None:
         return image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I")
     mode, palette = image.palette.getdata()  # RGB, RGBA, or BGRX of a BMP
-    colours = np.frombuffer(palette, np.uint8)
-    colours = colours[: len(palette) // len(mode) * len(mode)].reshape(-1, len(mode))
-    return bool((colours[:, :3] == colours[:, :1]).all())
+    colors = np.frombuffer(palette, np.uint8)
+    colors = colors[: len(palette) // len(mode) * len(mode)].reshape(-1, len(mode))
+    return bool((colors[:, :3] == colors[:, :1]).all())
 
 
 def _reason(error: Exception) -> str:

@@ -1,8 +1,8 @@
-"""Changes of colour and shape of one image, with the results of torchvision's functions of the same names.
+"""Changes of color and shape of one image, with the results of torchvision's functions of the same names.
 
 Source: the definitions of torchvision 0.29, transforms.v2.functional on uint8 tensors, as formulas: blends of
 Haeberli and Voorhies, "Image processing by interpolation and extrapolation", IRIS Universe 28, 1994;
-histogram equalisation and autocontrast as Pillow's ImageOps; colour jitter: torchvision's ColorJitter.
+histogram equalisation and autocontrast as Pillow's ImageOps; color jitter: torchvision's ColorJitter.
 
 Everything is integer arithmetic or single float32 operations, never fused ones or sums that round, so that
 pixels do not depend on the instruction set; for the same reason a level may be off by one from torchvision's
@@ -150,7 +150,7 @@ def adjust_hue(pixels: Pixels, turn: float) -> Pixels:
     red, green, blue = _floats(pixels.transpose(2, 0, 1))
     top = np.maximum(np.maximum(red, green), blue)
     chroma = top - np.minimum(np.minimum(red, green), blue)
-    # The angle as part of the circle: red at 0, green at 1/3, blue at 2/3, the two colours beside the top one
+    # The angle as part of the circle: red at 0, green at 1/3, blue at 2/3, the two colors beside the top one
     # to its sides.
     scale = np.float32(1 / 6) / np.maximum(chroma, np.float32(1))
     angle = np.where(

@@ -28,7 +28,7 @@ SAMPLINGS = ["444", "422", "420", "440", "411"]
 
 
 def photo(height, width, seed=0):
-    """Waves and some noise: every row, column and colour differs."""
+    """Waves and some noise: every row, column and color differs."""
     y, x = np.mgrid[:height, :width]
     waves = [np.sin(x / 9 + k) + np.cos(y / 7 - k) for k in range(3)]
     noise = np.random.default_rng(seed).normal(0, 8, (height, width, 3))

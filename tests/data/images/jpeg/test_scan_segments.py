@@ -57,7 +57,7 @@ def refusal(data: bytes, box: Box) -> int:
 
 
 def picture(height: int, width: int, seed: int = 0) -> Pixels:
-    """Smooth colours, edges and noise: all of what the entropy coder meets."""
+    """Smooth colors, edges and noise: all of what the entropy coder meets."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     smooth = np.stack([128 + 100 * np.sin(x / 23 + k) * np.cos(y / (17 + k)) for k in range(3)], -1)
@@ -82,8 +82,8 @@ def by_pillow(image: Pixels, **settings: object) -> bytes:
 def whole(data: bytes, eighths: int = 8, channels: int = 3) -> Pixels:
     """The whole image by libjpeg-turbo."""
     height, width = (-(-side * eighths // 8) for side in simplejpeg.decode_jpeg_header(data)[:2])
-    colours = "RGB" if channels == 3 else "GRAY"
-    pixels: Pixels = simplejpeg.decode_jpeg(data, colours, min_height=height, min_width=width)
+    colors = "RGB" if channels == 3 else "GRAY"
+    pixels: Pixels = simplejpeg.decode_jpeg(data, colors, min_height=height, min_width=width)
     assert pixels.shape == (height, width, channels)
     return pixels
 

@@ -259,7 +259,7 @@ static const uint8_t *upsample(const Region *r, const Plane *p, int y, int left,
 }
 
 static void write_row(const Region *r, const uint8_t *const rows[3], int width, int channels, uint8_t *out) {
-    Colours stored = stored_colours(&r->header);
+    Colors stored = stored_colors(&r->header);
     if (channels == 1 && stored != RGB) {
         memcpy(out, rows[0], (size_t)width);
     } else if (channels == 1) { /* ITU-R 601 luma, as libjpeg rounds it */
@@ -313,7 +313,7 @@ EXPORT int flambeau_decode_region(const uint8_t *data, size_t size, const int *b
     if (!error) error = check_box(j, box, scale_eighths);
     if (!error && to && (to[0] < 1 || to[1] < 1 || to[0] > MAX_SIDE || to[1] > MAX_SIDE)) error = BAD_BOX;
     if (!error) {
-        lay_out(r, box, scale_eighths, channels == 1 && stored_colours(j) != RGB ? 1 : j->num_components);
+        lay_out(r, box, scale_eighths, channels == 1 && stored_colors(j) != RGB ? 1 : j->num_components);
         for (int k = 0; k < j->num_components; k++) {
             int s = r->planes[k].size;
             r->planes[k].idct = s == 8 ? r->use->idct8 : s == 4 ? r->use->idct4 : s == 2 ? r->use->idct2 : r->use->idct1;
