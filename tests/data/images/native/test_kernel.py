@@ -1,10 +1,8 @@
 """The C kernel: scalar and AVX2 alike, no write out of bounds on damaged files, and how it is built."""
 
-import importlib.util
 import io
 import shutil
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from PIL import Image
 
 from flambeau.data.images.native import kernel as native
 from flambeau.data.images.native.kernel import LIBRARY, Kernel, KernelError, kernel_status
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -174,22 +170,6 @@ def test_another_library_is_not_used() -> None:
         Kernel(Path(_ctypes.__file__))
 
 
-@pytest.fixture
-def hook(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """hatch_build.py, which only the build imports; hatchling need not be here."""
-    path = ROOT / "hatch_build.py"
-    if not path.exists():
-        pytest.skip("not in a checkout")
-    interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
-    interface.BuildHookInterface = type("BuildHookInterface", (), {})  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, interface.__name__, interface)
-    spec = importlib.util.spec_from_file_location("hatch_build", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def checkout(folder: Path) -> Path:
     target = folder / "src" / "flambeau" / "data" / "images" / "native"
     target.mkdir(parents=True)
@@ -211,7 +191,7 @@ def test_build_without_a_compiler(
 
 
 def test_build(hook: Any, tmp_path: Path) -> None:
-    if hook.find_compiler() is None:
+    if not hook.find_compiler():
         pytest.skip("no C compiler")
     target = checkout(tmp_path)
     assert hook.build(tmp_path) == ""
@@ -222,3 +202,18 @@ def test_build(hook: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         decoded(built, cut, (40, 60, 3), scale_eighths=8), simplejpeg.decode_jpeg(cut)
     )
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_a_wheel_is_tagged_for_the_target_of_its_compiler(
+    hook: Any, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("compilers for Linux")
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "$1 $2" >{tmp_path}/asked\necho {machine}-linux-gnu\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", f"{compiler} --option")
+    assert hook.find_compiler() == [str(compiler), "--option"]
+    assert hook.platform_tag() == f"linux_{machine}"
+    assert (tmp_path / "asked").read_text() == "--option -dumpmachine\n"
