@@ -4,7 +4,7 @@ JPEG: ITU-T T.81, annex B (markers), A.2.3 (order of the units in a scan). libjp
 documentation says which sizes and regions it decodes: turbojpeg.h of version 3.
 
 The pixels are those of a full decode, cut out: which library does it changes the speed alone.
-Three things are saved.
+What is saved:
 - A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size.
 - Rows below the part are not decoded: the decoder gets the JPEG with a smaller height in its header, and
   stops there. That needs all components in one sequential scan, which is the usual JPEG.
@@ -12,8 +12,8 @@ Three things are saved.
   which takes JPEGs of one sequential scan that are not damaged, and by libjpeg-turbo 3
   (tj3SetCroppingRegion). simplejpeg brings libjpeg-turbo along but cannot do that, so without the kernel a
   `libturbojpeg` of the system is used where there is one.
-- Of a JPEG whose scan is cut into segments (scan_segments.py) the kernel reads only those under the part. To
-  the others it is a JPEG as any other.
+- Of a JPEG whose scan is cut into segments (scan_segments.py) the kernel reads only those under the part.
+  To the others it is a JPEG like any other.
 """
 
 import ctypes
