@@ -1,9 +1,8 @@
 """Builds the optional C kernel of flambeau.data.images.native with the package.
 
-编译安装包时，一并编译 flambeau.data.images.native 的可选 C 内核。
-
 Source: own; hatchling's build hook interface.
 Without a compiler, or where it fails, the package is installed without the kernel: it works, only slower.
+$CC names another compiler, a cross compiler too: the wheel is then tagged for its target.
 """
 
 import os
@@ -20,6 +19,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = Path("src/flambeau/data/images/native")
 LIBRARY = FOLDER / "_kernel.so"
+# No fused multiply-add, which clang makes by itself where there is one: the same pixels everywhere.
+OPTIONS = ("-std=c11", "-O3", "-ffp-contract=off")
 
 
 class KernelBuildHook(BuildHookInterface):
@@ -35,8 +36,7 @@ class KernelBuildHook(BuildHookInterface):
             return
         build_data["artifacts"].append(LIBRARY.as_posix())  # git ignores it, so it must be named
         build_data["pure_python"] = False
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"py3-none-{platform}"  # ctypes: any version of Python
+        build_data["tag"] = f"py3-none-{platform_tag()}"  # ctypes: any version of Python
 
 
 def build(root: Path) -> str:
@@ -49,38 +49,40 @@ def build(root: Path) -> str:
         Why there is no kernel; empty if there is one.
     """
     compiler = find_compiler()
-    if compiler is None:
+    if not compiler:
         return "no C compiler (cc, gcc or clang)"
     sources = sorted(str(path) for path in (root / FOLDER).glob("*.c"))
     if not sources:
         return f"no sources in {root / FOLDER}"
     with tempfile.TemporaryDirectory(dir=root / FOLDER) as folder:
         made = Path(folder) / LIBRARY.name
-        command = [
-            compiler,
-            "-std=c11",
-            "-O3",
-            "-fPIC",
-            "-fvisibility=hidden",
-            "-shared",
-            "-o",
-            str(made),
-            *sources,
-        ]
+        flags = [*OPTIONS, "-fPIC", "-fvisibility=hidden", "-shared"]
+        command = [*compiler, *flags, "-o", str(made), *sources]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
         if done.returncode:
-            return f"{compiler} failed: {done.stderr.strip()[:500]}"
+            return f"{compiler[0]} failed: {done.stderr.strip()[:500]}"
         # In one step: a process that has the old library loaded keeps it.
         made.replace(root / LIBRARY)
     return ""
 
 
-def find_compiler() -> str | None:
-    """$CC, or the first of cc, gcc, clang; none on Windows, whose compiler takes other options."""
-    if sys.platform == "win32":
-        return None
-    wanted = shlex.split(os.environ.get("CC", ""))[:1] or ["cc", "gcc", "clang"]
-    return next(filter(None, map(shutil.which, wanted)), None)
+def find_compiler() -> list[str]:
+    """$CC with its options, or the first of cc, gcc, clang; none on Windows, whose compiler takes others."""
+    wanted = shlex.split(os.environ.get("CC", ""))
+    choices = [wanted] if wanted else [["cc"], ["gcc"], ["clang"]]
+    found = (words for words in choices if shutil.which(words[0]))
+    return [] if sys.platform == "win32" else next(found, [])
+
+
+def platform_tag() -> str:
+    """Where the library runs: here, or on the processor that the Linux compiler makes code for."""
+    here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    machine_of = {"x86_64": "linux_x86_64", "aarch64": "linux_aarch64"}
+    if not here.startswith("linux"):
+        return here
+    command = [*find_compiler(), "-dumpmachine"]  # such as aarch64-linux-gnu
+    target = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return machine_of.get(target.partition("-")[0], here)

@@ -71,7 +71,7 @@ def packed(folder: Path, work: Path, *options: str) -> Batches:
 
 
 def flambeau_packed_simplejpeg(folder: Path, work: Path) -> Batches:
-    """As where no compiler was there when flambeau was installed."""
+    """The same file as where there is no kernel: an ordinary JPEG."""
     batches = flambeau_packed(folder, work)
     without_kernel()
     return batches

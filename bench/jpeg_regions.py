@@ -2,12 +2,12 @@
 
     taskset -c 1 python bench/jpeg_regions.py --data DIR [--rounds N] [--record]
 
-Up to 300 JPEGs of three colours found in DIR, held in memory, and for each round a new box in each: 8 to
+Up to 300 JPEGs of three colors found in DIR, held in memory, and for each round a new box in each: 8 to
 100 % of the area, as torchvision's RandomResizedCrop takes it. Contenders decode the whole image, or what
-the box needs, of the file as it is or packed (flambeau.data.images.jpeg.scan_segments); CPU time of one
-thread. All but Pillow must give the same pixels: who skips work is refused. Each round runs every
-contender once over all images, in a new order; the ratio is to simplejpeg of the same round. One JSON line a
-contender; `bytes` is what packing makes of the files, as a share of their size.
+the box needs, of the file as it is or packed (flambeau.data.images.jpeg.scan_segments, which needs the C
+kernel); CPU time of one thread. All but Pillow must give the same pixels: who skips work is refused. Each
+round runs every contender once over all images, in a new order; the ratio is to simplejpeg of the same
+round. One JSON line per contender; `bytes` is what packing makes of the files, as a share of their size.
 """
 
 import argparse
@@ -23,19 +23,18 @@ from pathlib import Path
 
 import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
 from PIL import Image
 
-from flambeau.data.images.exif_orientation import Box
 from flambeau.data.images.jpeg import region_decode as jpeg
-from flambeau.data.images.jpeg import scan_segments as segments
+from flambeau.data.images.jpeg.headers import read_header
+from flambeau.data.images.jpeg.scan_segments import CannotSegment, segment
 from flambeau.data.images.native import kernel as native
+from flambeau.data.images.pixels import Box, Pixels
 from flambeau.data.transforms.crops import random_resized_crop_box
 from provenance import commit, cpu_model  # beside this script
 
 MOST_IMAGES = 300
 INTERVALS = (32, 64, 128)
-Pixels = NDArray[np.uint8]
 KERNEL = native.kernel()
 
 
@@ -53,16 +52,12 @@ def by_simplejpeg(data: bytes, box: Box) -> Pixels:
     return cut(simplejpeg.decode_jpeg(data), box)
 
 
-def plain(data: bytes, box: Box) -> Pixels:
-    header = jpeg.read_header(data)
+def region(data: bytes, box: Box) -> Pixels:
+    header = read_header(data)
     assert header is not None
-    pixels = jpeg.decode_region(data, header, box, scale=1, channels=3)
+    pixels = jpeg.decode_region(data, header, box, scale_eighths=8, channels=3)
     assert pixels is not None
     return pixels
-
-
-def packed(data: bytes, box: Box) -> Pixels:
-    return segments.decode_region(data, *box)
 
 
 def contenders() -> dict[str, tuple[Callable[[bytes, Box], Pixels], str, bool]]:
@@ -70,13 +65,11 @@ def contenders() -> dict[str, tuple[Callable[[bytes, Box], Pixels], str, bool]]:
     made = {
         "pillow": (by_pillow, "plain", False),
         "simplejpeg": (by_simplejpeg, "plain", False),
-        "plain": (plain, "plain", False),
-        **{f"packed-{k}": (packed, str(k), False) for k in INTERVALS},
+        "plain": (region, "plain", False),
+        "packed-64": (region, "64", False),
+        "plain-kernel": (region, "plain", True),
     }
-    if KERNEL is not None:
-        made["plain-kernel"] = plain, "plain", True
-        made |= {f"packed-{k}-kernel": (packed, str(k), True) for k in INTERVALS}
-    return made
+    return made | {f"packed-{k}-kernel": (region, str(k), True) for k in INTERVALS}
 
 
 def load(folder: Path) -> dict[str, list[bytes]]:
@@ -84,19 +77,19 @@ def load(folder: Path) -> dict[str, list[bytes]]:
     files: dict[str, list[bytes]] = {"plain": [], **{str(k): [] for k in INTERVALS}}
     for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg")):
         data = path.read_bytes()
-        header = jpeg.read_header(data)
+        header = read_header(data)
         if header is None or header.channels != 3:
             continue
         try:
-            made = {str(k): segments.segment(data, interval_px=k) for k in INTERVALS}
-        except segments.CannotSegment:
+            made = {str(k): segment(data, interval_px=k) for k in INTERVALS}
+        except CannotSegment:
             continue
         for kind, content in {"plain": data, **made}.items():
             files[kind].append(content)
         if len(files["plain"]) == MOST_IMAGES:
             break
     if not files["plain"]:
-        sys.exit(f"{folder}: no JPEG of three colours")
+        sys.exit(f"{folder}: no JPEG of three colors")
     return files
 
 
@@ -126,7 +119,7 @@ def main() -> None:
         pixels: dict[str, list[Pixels]] = {}
         for name in shuffle.sample(list(made), len(made)):
             work, kind, with_kernel = made[name]
-            native.kernel = lambda k=with_kernel: KERNEL if k else None
+            native.kernel = lambda found=with_kernel: KERNEL if found else None
             jpeg.turbojpeg = lambda: None
             pairs = list(zip(files[kind], boxes, strict=True))
             start = time.process_time()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flambeau.data.images.native import kernel
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import RecordReader, unpack
 
@@ -50,6 +51,14 @@ def test_a_folder_becomes_a_file_that_trains(flambeau: Any, images: Path) -> Non
     assert json.loads(answer.out)["images"] == 8
     again = flambeau("pack", images, "packed.rec")
     assert again.out.startswith("already packed: 24 images")
+
+
+def test_segments_without_the_kernel(
+    flambeau: Any, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "kernel", lambda: None)
+    refused(flambeau("pack", photos, "a.rec --segments"), "--segments needs", "C kernel", "wheel")
+    assert not list(Path().glob("a.rec*"))
 
 
 def test_resized_jpegs_by_default(flambeau: Any, photos: Path) -> None:

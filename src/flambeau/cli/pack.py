@@ -59,7 +59,7 @@ def _add_images(images: argparse._ArgumentGroup) -> None:
     images.add_argument(
         "--segments",
         action="store_true",
-        help="store JPEGs, without loss, so that a part of one can be decoded alone",
+        help="store JPEGs, without loss, so that a part of one can be decoded alone; needs the C kernel",
     )
     images.add_argument(
         "--skip-bad-images", type=int, default=0, metavar="N", help="unreadable images to leave out"
@@ -158,6 +158,7 @@ def _shuffles(arguments: argparse.Namespace) -> bool:
 
 
 def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
+    from flambeau.data.images.native.kernel import require_kernel
     from flambeau.data.pack.encode_images import Conversion
     from flambeau.data.pack.shards import target_kind
     from flambeau.data.pack.writers import ARRAY_KINDS
@@ -175,8 +176,10 @@ def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
             raise InputError(f"--quality must be from 1 to 100, got {arguments.quality}")
         if encode not in ("jpeg", "webp"):
             raise InputError(f"--quality is for JPEG and WebP; images are stored as {encode}")
-    if arguments.segments and encode not in ("keep", "jpeg"):
-        raise InputError(f"--segments is for JPEG; images are stored as {encode}")
+    if arguments.segments:
+        if encode not in ("keep", "jpeg"):
+            raise InputError(f"--segments is for JPEG; images are stored as {encode}")
+        require_kernel("--segments")
     return Conversion(
         encode=encode,
         resize=arguments.resize,

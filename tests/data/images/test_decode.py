@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, ImageSequence
 
-from flambeau.data.images import decode as module
 from flambeau.data.images.decode import MAX_PIXELS, Picture, decode, inspect
-from flambeau.data.images.jpeg.region_decode import read_header
+from flambeau.data.images.jpeg.headers import read_header
 from flambeau.data.images.jpeg.scan_segments import segment
+from flambeau.data.images.native import kernel as native
 from flambeau.errors import DecodeError
 
+needs_kernel = pytest.mark.skipif(native.kernel() is None, reason=native.kernel_status())
 RGB = np.random.default_rng(0).integers(0, 256, (13, 17, 3), dtype=np.uint8)
 GREY = RGB[:, :, 0]
 
@@ -43,17 +44,17 @@ def with_orientation(value):
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM", "WEBP"])
 def test_lossless_files_come_back_exactly(kind):
     settings = {"lossless": True} if kind == "WEBP" else {}
-    colour = decode(encode(Image.fromarray(RGB), kind, **settings), channels=3)
-    np.testing.assert_array_equal(colour, RGB)
-    assert colour.dtype == np.uint8
-    assert colour.flags.writeable
-    assert colour.flags.c_contiguous
+    color = decode(encode(Image.fromarray(RGB), kind, **settings), channels=3)
+    np.testing.assert_array_equal(color, RGB)
+    assert color.dtype == np.uint8
+    assert color.flags.writeable
+    assert color.flags.c_contiguous
     if kind != "WEBP":
         grey = decode(encode(Image.fromarray(GREY), kind), channels=1)
         np.testing.assert_array_equal(grey, GREY[:, :, None])
 
 
-def test_colour_and_grey_convert_into_each_other():
+def test_color_and_grey_convert_into_each_other():
     data = encode(Image.fromarray(RGB), "PNG")
     luma = (RGB @ np.array([0.299, 0.587, 0.114])).round()  # ITU-R 601
     assert np.abs(decode(data, channels=1)[:, :, 0] - luma).max() <= 1
@@ -189,10 +190,10 @@ def test_a_jpeg_is_decoded_no_smaller_than_min_side():
     assert decode(encode(photo(100, 140), "PNG"), channels=3, min_side=10).shape == (100, 140, 3)
 
 
-def test_a_colour_jpeg_as_grey_is_its_luma():
+def test_a_color_jpeg_as_grey_is_its_luma():
     data = encode(photo(40, 60), "JPEG", quality=95)
-    by_colour = np.array(Image.fromarray(decode(data, channels=3)).convert("L"))
-    assert np.abs(decode(data, channels=1)[:, :, 0].astype(int) - by_colour).max() <= 2
+    by_color = np.array(Image.fromarray(decode(data, channels=3)).convert("L"))
+    assert np.abs(decode(data, channels=1)[:, :, 0].astype(int) - by_color).max() <= 2
 
 
 def test_of_several_images_the_first_counts():
@@ -209,11 +210,11 @@ def test_of_several_images_the_first_counts():
     assert decode(mpo, channels=3, min_side=8).shape == (8, 12, 3)
 
 
-def test_inspect_tells_grey_from_colour():
+def test_inspect_tells_grey_from_color():
     grey_palette = Image.new("P", (4, 3))
     grey_palette.putpalette([0, 0, 0, 90, 90, 90])
-    colour_palette = Image.new("P", (4, 3))
-    colour_palette.putpalette([0, 0, 0, 90, 91, 90])
+    color_palette = Image.new("P", (4, 3))
+    color_palette.putpalette([0, 0, 0, 90, 91, 90])
     for image, kind, grey in (
         (Image.new("L", (4, 3)), "PNG", True),
         (Image.new("1", (4, 3)), "TIFF", True),
@@ -221,8 +222,8 @@ def test_inspect_tells_grey_from_colour():
         (Image.new("I;16", (4, 3)), "PNG", True),
         (Image.new("L", (4, 3)), "JPEG", True),
         (grey_palette, "PNG", True),
-        (colour_palette, "PNG", False),
-        (colour_palette, "BMP", False),
+        (color_palette, "PNG", False),
+        (color_palette, "BMP", False),
         (Image.new("RGB", (4, 3)), "JPEG", False),
         (Image.new("RGBA", (4, 3)), "WEBP", False),
     ):
@@ -292,48 +293,52 @@ def test_a_part_is_that_of_the_whole(kind, channels):
         np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
 
 
-def test_of_a_segmented_jpeg_the_segments_are_decoded(monkeypatch):
+@needs_kernel
+def test_a_segmented_jpeg_is_one_as_any_other(monkeypatch):
     plain = encode(photo(150, 200), "JPEG", exif=with_orientation(6))
     data = segment(plain)
     assert read_header(data).segmented
     assert not read_header(plain).segmented
-    expected = {
-        (box, channels, scale): Picture(plain).pixels(box, channels=channels, scale=scale)
-        for box in ((0, 0, 50, 37), (31, 20, 9, 17), (49, 36, 1, 1))
-        for channels in (1, 3)
-        for scale in (1, 2, 4)
-    }
-    monkeypatch.setattr(module, "decode_region", None)  # what plain files are decoded with
-    for (box, channels, scale), part in expected.items():
-        found = Picture(data).pixels(box, channels=channels, scale=scale)
-        np.testing.assert_array_equal(found, part)
-    with pytest.raises(DecodeError):
-        decode(data[: len(data) // 2], channels=3)
+    for has_kernel in (True, False):
+        if not has_kernel:
+            monkeypatch.setattr(native, "kernel", lambda: None)
+        for box in ((0, 0, 50, 37), (31, 20, 9, 17), (49, 36, 1, 1)):
+            for channels, eighths in itertools.product((1, 3), (8, 4, 2)):
+                part = Picture(plain).pixels(box, channels=channels, scale_eighths=eighths)
+                found = Picture(data).pixels(box, channels=channels, scale_eighths=eighths)
+                np.testing.assert_array_equal(found, part)
+        with pytest.raises(DecodeError):
+            decode(data[: len(data) // 2], channels=3)
 
 
+@needs_kernel
 def test_a_tiny_segmented_jpeg_is_scaled_like_another():
-    plain = encode(photo(5, 6), "JPEG")
-    np.testing.assert_array_equal(
-        decode(segment(plain), channels=3, min_side=1), decode(plain, channels=3, min_side=1)
-    )
+    for height, width in ((5, 6), (5, 90)):
+        plain = encode(photo(height, width), "JPEG")
+        np.testing.assert_array_equal(
+            decode(segment(plain), channels=3, min_side=1), decode(plain, channels=3, min_side=1)
+        )
 
 
 def test_a_cmyk_jpeg_is_scaled_by_pillow():
     data = encode(photo(80, 120).convert("CMYK"), "JPEG")
     picture = Picture(data)
-    assert picture.scale_for(80, 120, least=20) == 4
+    assert picture.scale_eighths_for(80, 120, least=20) == 2
     small = decode(data, channels=3, min_side=20)
     assert small.shape == (20, 30, 3)
-    part = Picture(data).pixels((5, 6, 7, 8), channels=3, scale=4)
+    part = Picture(data).pixels((5, 6, 7, 8), channels=3, scale_eighths=2)
     np.testing.assert_array_equal(part, small[5:12, 6:14])
 
 
 def test_how_much_smaller_a_picture_may_be_decoded():
     jpeg = Picture(encode(photo(104, 144), "JPEG"))
-    for side, scale in [(105, 1), (53, 1), (52, 2), (27, 2), (26, 4), (14, 4), (13, 8), (1, 8)]:
-        assert jpeg.scale_for(104, 144, least=side) == scale
-    assert Picture(encode(photo(104, 144), "PNG")).scale_for(104, 144, least=1) == 1
-    assert Picture(RGB).scale_for(13, 17, least=1) == 1
+    for side, eighths in [(105, 8), (53, 8), (52, 4), (27, 4), (26, 2), (14, 2), (13, 1), (1, 1)]:
+        assert jpeg.scale_eighths_for(104, 144, least=side) == eighths
+    assert Picture(encode(photo(104, 144), "PNG")).scale_eighths_for(104, 144, least=1) == 8
+    assert Picture(RGB).scale_eighths_for(13, 17, least=1) == 8
+    for scale_eighths in (0, 3, 16):
+        with pytest.raises(ValueError, match="scale_eighths must be 1, 2, 4 or 8"):
+            jpeg.pixels(channels=3, scale_eighths=scale_eighths)
 
 
 def test_pixels_of_a_source():

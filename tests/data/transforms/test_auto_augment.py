@@ -124,7 +124,7 @@ def test_magnitudes_of_all_bins_are_torchvisions(bins):
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_does_what_torchvisions_does(name, channels):
-    """At bins of both policies; the same pixels, but for rounding (test_colour.py says where)."""
+    """At bins of both policies; the same pixels, but for rounding (test_color.py says where)."""
     pixels = picture(channels)
     tensor = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
     for policy in (v2.RandAugment(), v2.TrivialAugmentWide()):

@@ -111,11 +111,11 @@ def test_round_factors_are_off_by_one_level_at_most():
             assert np.abs(ours - theirs(getattr(TF, name), PICTURES[2], factor)).max() <= 1
 
 
-def test_every_colour_has_torchvisions_grey():
-    """All 2**24 colours, sampled on a grid with all whole-number sums: never off by more than one."""
+def test_every_color_has_torchvisions_grey():
+    """All 2**24 colors, sampled on a grid with all whole-number sums: never off by more than one."""
     levels = np.arange(256, dtype=np.uint8)
-    colours = np.stack(np.meshgrid(levels, levels[::5], levels[::3], indexing="ij"), -1)
-    pixels = colours.reshape(256, -1, 3)
+    colors = np.stack(np.meshgrid(levels, levels[::5], levels[::3], indexing="ij"), -1)
+    pixels = colors.reshape(256, -1, 3)
     ours = color.adjust_saturation(pixels, 0.0).astype(int)
     naive = pixels.astype(np.int64) @ np.array([2989, 5870, 1140]) // 10000
     np.testing.assert_array_equal(ours[:, :, 1], naive)

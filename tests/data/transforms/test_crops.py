@@ -156,9 +156,9 @@ def test_an_encoded_image_is_augmented_as_its_pixels():
 def test_a_crop_is_decoded_no_smaller_than_the_result(monkeypatch):
     asked = []
 
-    def spy(self, box=None, *, channels, scale=1):
-        asked.append((*box[2:], scale))
-        return pixels(self, box, channels=channels, scale=scale)
+    def spy(self, box=None, *, channels, scale_eighths=8):
+        asked.append((*box[2:], 8 // scale_eighths))
+        return pixels(self, box, channels=channels, scale_eighths=scale_eighths)
 
     pixels = Picture.pixels
     monkeypatch.setattr(Picture, "pixels", spy)
@@ -206,7 +206,7 @@ def test_decoding_at_a_fraction_of_the_size_does_photographs_no_harm(monkeypatch
                 whole = eval_image(pixels, size)
                 centres.append(psnr(eval_image(data, size, channels=3), whole))
                 box = random_resized_crop_box(*pixels.shape[:2], 1, scale=(0.5, 1.0))
-                scale = Picture(data).scale_for(*box[2:], least=size)
+                scale = 8 // Picture(data).scale_eighths_for(*box[2:], least=size)
                 box = [at // scale * scale for at in box]  # on the grid of the smaller image
                 monkeypatch.setattr(
                     module, "random_resized_crop_box", lambda *_, box=box, **__: box

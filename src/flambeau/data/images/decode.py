@@ -19,23 +19,22 @@ from PIL import Image, UnidentifiedImageError
 
 from flambeau.data.images.exif_orientation import (
     UPRIGHT,
-    Box,
     exif_orientation,
     stored_box,
     swaps_sides,
     turn_upright,
 )
+from flambeau.data.images.jpeg.headers import read_header
 from flambeau.data.images.jpeg.region_decode import (
-    SCALES,
-    JpegHeader,
+    SCALES_EIGHTHS,
     decode_by_kernel,
     decode_region,
-    read_header,
+    scaled,
 )
 from flambeau.data.images.native import kernel as native
+from flambeau.data.images.pixels import Box, Pixels
 from flambeau.errors import DecodeError
 
-Pixels = NDArray[np.uint8]
 Stored = bytes | NDArray[Any]
 """An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), C 1, 3 or 4
 (the last one alpha), uint8 or uint16."""
@@ -59,7 +58,7 @@ class ImageInfo(NamedTuple):
     Attributes:
         height: pixels, at least 1.
         width: pixels, at least 1.
-        grey: the file stores no colour; a colour file of grey pixels does not count.
+        grey: the file stores no color; a color file of grey pixels does not count.
     """
 
     height: int
@@ -117,15 +116,15 @@ class Picture:
 
     @property
     def grey(self) -> bool:
-        """The file stores no colour; a colour file of grey pixels does not count."""
+        """The file stores no color; a color file of grey pixels does not count."""
         if self._header is not None:
             return self._header.channels == 1
         if isinstance(self._data, np.ndarray):
             return self._data.ndim == 2 or self._data.shape[2] == 1
         return self._image is not None and _is_grey(self._image)
 
-    def scale_for(self, height: int, width: int, *, least: int) -> int:
-        """The largest of 8, 4, 2 and 1 by which a part may be scaled down as it is decoded.
+    def scale_eighths_for(self, height: int, width: int, *, least: int) -> int:
+        """The smallest scale at which a part may be decoded: 1, 2, 4 or 8 eighths of its size.
 
         Args:
             height: of the part, pixels.
@@ -133,19 +132,20 @@ class Picture:
             least: how many pixels each side must still have.
 
         Returns:
-            1 where scaling comes for nothing: all but JPEG.
+            8, the full size, for all but JPEG: only there it saves time.
         """
         if self._header is None and (self._image is None or self._image.format not in _SCALABLE):
-            return 1
-        return next((scale for scale in SCALES if min(height, width) >= scale * least), 1)
+            return 8
+        short = min(height, width)
+        return next((scale for scale in SCALES_EIGHTHS if short * scale >= 8 * least), 8)
 
-    def pixels(self, box: Box | None = None, *, channels: int, scale: int = 1) -> Pixels:
+    def pixels(self, box: Box | None = None, *, channels: int, scale_eighths: int = 8) -> Pixels:
         """A part of the image, or all of it.
 
         Args:
             box: top, left, height and width of the part, of the image at this scale.
             channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
-            scale: of `scale_for`; the sides of the image are divided by it and rounded up.
+            scale_eighths: of `scale_eighths_for`: 1, 2, 4 or 8, the full size; sides are rounded up.
 
         Returns:
             (height, width, channels) uint8; often a view, and of an image that was given as pixels it is a
@@ -157,17 +157,21 @@ class Picture:
         """
         if channels not in (1, 3):
             raise ValueError(f"channels must be 1 or 3, got {channels}")
-        height, width = -(-self.height // scale), -(-self.width // scale)
+        if scale_eighths not in SCALES_EIGHTHS:
+            raise ValueError(f"scale_eighths must be 1, 2, 4 or 8, got {scale_eighths}")
+        height, width = scaled(self.height, scale_eighths), scaled(self.width, scale_eighths)
         box = stored_box(box or (0, 0, height, width), self._orientation, height, width)
-        return turn_upright(self._stored(box, channels, scale), self._orientation)
+        return turn_upright(self._stored(box, channels, scale_eighths), self._orientation)
 
-    def resize_part(self, box: Box, out: Pixels, *, scale: int = 1, mirror: bool = False) -> bool:
+    def resize_part(
+        self, box: Box, out: Pixels, *, scale_eighths: int = 8, mirror: bool = False
+    ) -> bool:
         """Resize a part with antialiasing, to the same pixels as torch does it; needs the C kernel.
 
         Args:
             box: as of `pixels`.
             out: (height, width, 1 or 3) uint8, contiguous: where to write it.
-            scale: as of `pixels`.
+            scale_eighths: as of `pixels`.
             mirror: the columns run backwards.
 
         Returns:
@@ -183,15 +187,21 @@ class Picture:
         if self._header is not None and self._orientation == UPRIGHT:
             assert isinstance(self._data, bytes)
             return decode_by_kernel(
-                self._data, self._header, box, out, scale=scale, resize=True, mirror=mirror
+                self._data,
+                self._header,
+                box,
+                out,
+                scale_eighths=scale_eighths,
+                resize=True,
+                mirror=mirror,
             )
-        pixels = self.pixels(box, channels=out.shape[2], scale=scale)
+        pixels = self.pixels(box, channels=out.shape[2], scale_eighths=scale_eighths)
         if pixels.strides[1:] != (pixels.shape[2], 1):
             pixels = pixels.copy()
         kernel.resize(pixels, out, mirror=mirror)
         return True
 
-    def _stored(self, box: Box, channels: int, scale: int) -> Pixels:
+    def _stored(self, box: Box, channels: int, scale_eighths: int) -> Pixels:
         top, left, height, width = box
         data, header = self._data, self._header
         if isinstance(data, np.ndarray):
@@ -201,22 +211,24 @@ class Picture:
             with _decode_errors():
                 return _converted(_of_pixels(part), channels)
         if header is not None:
-            if header.segmented and (scale == 1 or min(header.height, header.width) >= 8):
-                return _of_segments(data, header, box, channels, scale)
-            pixels = decode_region(data, header, box, scale=scale, channels=channels)
+            pixels = decode_region(
+                data, header, box, scale_eighths=scale_eighths, channels=channels
+            )
             if pixels is not None:
                 return pixels
         with _decode_errors():
             image = self._image or _open(data)
             self._image = None  # its pixels are not kept
-            # Luma is stored as such in a JPEG: with 'L' the colour is not even decoded.
-            size = (image.width // scale, image.height // scale) if scale > 1 else None
+            # Luma is stored as such in a JPEG: with 'L' the color is not even decoded.
+            size = None
+            if scale_eighths < 8:
+                size = (image.width * scale_eighths // 8, image.height * scale_eighths // 8)
             image.draft("L" if channels == 1 else None, size)
             image.load()
             pixels = _converted(image, channels)
         if header is not None and pixels.shape[:2] != (
-            -(-header.height // scale),
-            -(-header.width // scale),
+            scaled(header.height, scale_eighths),
+            scaled(header.width, scale_eighths),
         ):
             raise DecodeError("the header contradicts itself")
         return pixels[top : top + height, left : left + width]
@@ -250,10 +262,10 @@ def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixel
     if min_side is not None and min_side < 1:
         raise ValueError(f"min_side must be at least 1, got {min_side}")
     picture = Picture(data)
-    scale = 1
+    scale_eighths = 8
     if min_side is not None:
-        scale = picture.scale_for(picture.height, picture.width, least=min_side)
-    pixels = picture.pixels(channels=channels, scale=scale)
+        scale_eighths = picture.scale_eighths_for(picture.height, picture.width, least=min_side)
+    pixels = picture.pixels(channels=channels, scale_eighths=scale_eighths)
     if pixels.flags.c_contiguous and pixels.flags.writeable and not isinstance(data, np.ndarray):
         return pixels
     return pixels.copy()
@@ -320,18 +332,6 @@ def _of_pixels(array: NDArray[Any]) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
-def _of_segments(data: bytes, header: JpegHeader, box: Box, channels: int, scale: int) -> Pixels:
-    """Of a JPEG that `flambeau pack` has cut into segments, those under the box alone are decoded."""
-    from flambeau.data.images.jpeg.scan_segments import (
-        decode_region as decode_segments,  # it needs DecodeError
-    )
-
-    eighths: Any = 8 // scale
-    return decode_segments(
-        data, *box, scale=eighths, channels=3 if channels == 3 else 1, spans=header.spans
-    )
-
-
 def _converted(image: Image.Image, channels: int) -> Pixels:
     plain = _without_alpha(_of_8_bits(image))
     pixels = np.array(_in_mode(plain, "L" if channels == 1 else "RGB"))
@@ -387,9 +387,9 @@ def _is_grey(image: Image.Image) -> bool:
     if image.mode != "P" or image.palette is None:
         return image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I")
     mode, palette = image.palette.getdata()  # RGB, RGBA, or BGRX of a BMP
-    colours = np.frombuffer(palette, np.uint8)
-    colours = colours[: len(palette) // len(mode) * len(mode)].reshape(-1, len(mode))
-    return bool((colours[:, :3] == colours[:, :1]).all())
+    colors = np.frombuffer(palette, np.uint8)
+    colors = colors[: len(palette) // len(mode) * len(mode)].reshape(-1, len(mode))
+    return bool((colors[:, :3] == colors[:, :1]).all())
 
 
 def _reason(error: Exception) -> str:

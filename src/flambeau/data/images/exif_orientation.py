@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-Box = tuple[int, int, int, int]
-"""Top, left, height and width of a part of an image, in pixels."""
+from flambeau.data.images.pixels import Box
 
 UPRIGHT = 1
 

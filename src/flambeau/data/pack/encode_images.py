@@ -14,7 +14,8 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from flambeau.data.images.decode import Pixels, Stored, decode, inspect
+from flambeau.data.images.decode import Stored, decode, inspect
+from flambeau.data.images.pixels import Pixels
 
 _MAGICS = (
     (b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"RIFF", ".webp"), (b"BM", ".bmp"),

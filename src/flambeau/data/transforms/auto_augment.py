@@ -5,7 +5,7 @@ NeurIPS 2020 (arXiv:1909.13719); Müller and Hutter, "TrivialAugment: tuning-fre
 augmentation", ICCV 2021, the wide space (arXiv:2103.10158). Operations, magnitudes and signs are those of
 torchvision's RandAugment and TrivialAugmentWide, with nearest neighbour and black fill.
 
-What is drawn depends on the sample's seed alone. Not for data whose label is in a colour or a direction.
+What is drawn depends on the sample's seed alone. Not for data whose label is in a color or a direction.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flambeau.data.images.decode import Pixels
+from flambeau.data.images.pixels import Pixels
 from flambeau.data.transforms import color
 from flambeau.data.transforms.color import color_jitter, uniform
 
@@ -30,7 +30,7 @@ class Operation(NamedTuple):
     Attributes:
         name: one of OPERATIONS.
         magnitude: in its unit: pixels (translation), degrees (rotation), pixels a pixel (shear), bits
-            (posterize), share of 255 (solarize), change of the factor 1 (brightness, colour, contrast,
+            (posterize), share of 255 (solarize), change of the factor 1 (brightness, color, contrast,
             sharpness); 0.0 for the others, which have none.
     """
 
@@ -203,7 +203,7 @@ def _step(start: float, stop: float, bin_: int, num_bins: int) -> float:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Colour jitter, then a policy of random operations; a function of the pixels and the sample's seed.
+    """Color jitter, then a policy of random operations; a function of the pixels and the sample's seed.
 
     Args:
         policy: 'none', 'randaugment' or 'trivialaugment', with torchvision's default magnitudes.

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flambeau.data.images.decode import Picture, Pixels, Stored
-from flambeau.data.images.exif_orientation import Box
+from flambeau.data.images.decode import Picture, Stored
+from flambeau.data.images.pixels import Box, Pixels
 from flambeau.recipes.data.sample_order import mix, sample_seeds
 
 # Smallest and largest part of the area that a crop keeps. Published ImageNet runs of 90 epochs and more go
@@ -122,13 +122,13 @@ def train_image(
     """
     picture = Picture(data)
     box = random_resized_crop_box(picture.height, picture.width, seed, scale=crop_scale)
-    scale = picture.scale_for(box[2], box[3], least=size)
-    part, mirror = _scaled(box, scale), flip and _uniform(seed, _FLIP) < 0.5
+    eighths = picture.scale_eighths_for(box[2], box[3], least=size)
+    part, mirror = _scaled(box, eighths), flip and _uniform(seed, _FLIP) < 0.5
     if out is None:
         out = torch.empty(size, size, channels or _channels_of(data), dtype=torch.uint8)
     result = out.numpy()
-    if not picture.resize_part(part, result, scale=scale, mirror=mirror):
-        pixels = picture.pixels(part, channels=result.shape[2], scale=scale)
+    if not picture.resize_part(part, result, scale_eighths=eighths, mirror=mirror):
+        pixels = picture.pixels(part, channels=result.shape[2], scale_eighths=eighths)
         _resize(pixels, size, size, out=out)
         if mirror:
             _mirror(out)
@@ -171,8 +171,8 @@ def eval_image(
     height, width = (min(side, longest + side % 2) for side in (picture.height, picture.width))
     middle = (_centred(picture.height, height), _centred(picture.width, width), height, width)
     shorter = eval_min_side(size)
-    scale = picture.scale_for(height, width, least=shorter)
-    top, left, rows, columns = _scaled(middle, scale)
+    eighths = picture.scale_eighths_for(height, width, least=shorter)
+    top, left, rows, columns = _scaled(middle, eighths)
     sides = (
         (shorter, shorter * width // height)
         if height <= width
@@ -185,7 +185,7 @@ def eval_image(
     canvas = np.empty((rows, columns, channels), np.uint8)
     box = (top + row, left + column, rows_used, columns_used)
     canvas[row : row + rows_used, column : column + columns_used] = picture.pixels(
-        box, channels=channels, scale=scale
+        box, channels=channels, scale_eighths=eighths
     )
     resized = _resize(canvas, *sides).numpy()
     out.numpy()[:] = resized[first_row : first_row + size, first_column : first_column + size]
@@ -273,13 +273,11 @@ def _channels_of(data: Stored) -> int:
     return data.shape[2] if data.ndim == 3 else 1
 
 
-def _scaled(box: Box, scale: int) -> Box:
-    """A box in an image that is `scale` times smaller: each border at the nearest place."""
-    if scale == 1:
-        return box
+def _scaled(box: Box, scale_eighths: int) -> Box:
+    """A box in the image at this scale: each border at the nearest place."""
     top, left, height, width = box
     top, bottom, left, right = (
-        (2 * at + scale) // (2 * scale) for at in (top, top + height, left, left + width)
+        (2 * at * scale_eighths + 8) // 16 for at in (top, top + height, left, left + width)
     )
     return top, left, bottom - top, right - left
 

@@ -11,13 +11,14 @@ import simplejpeg
 from PIL import Image
 
 from flambeau.data.images.jpeg import region_decode as module
+from flambeau.data.images.jpeg.headers import read_header
 from flambeau.data.images.jpeg.region_decode import (
-    SCALES,
+    SCALES_EIGHTHS,
     TurboJpeg,
     decode_by_kernel,
     decode_region,
     jpeg_decoder,
-    read_header,
+    scaled,
     turbojpeg,
 )
 from flambeau.data.images.jpeg.scan_segments import segment
@@ -27,16 +28,16 @@ SAMPLINGS = ["444", "422", "420", "440", "411"]
 
 
 def photo(height, width, seed=0):
-    """Waves and some noise: every row, column and colour differs."""
+    """Waves and some noise: every row, column and color differs."""
     y, x = np.mgrid[:height, :width]
     waves = [np.sin(x / 9 + k) + np.cos(y / 7 - k) for k in range(3)]
     noise = np.random.default_rng(seed).normal(0, 8, (height, width, 3))
     return np.clip(np.stack(waves, 2) * 50 + 128 + noise, 0, 255).astype(np.uint8)
 
 
-def by_pillow(data, *, scale=1, channels=3):
+def by_pillow(data, *, eighths=8, channels=3):
     with Image.open(io.BytesIO(data)) as image:
-        size = (image.width // scale, image.height // scale) if scale > 1 else None
+        size = (image.width * eighths // 8, image.height * eighths // 8) if eighths < 8 else None
         image.draft("L" if channels == 1 else None, size)
         pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
     return pixels.reshape(*pixels.shape[:2], channels)
@@ -75,16 +76,17 @@ def boxes(height, width, rng):
 
 def check_regions(data, *, channels=3, seed=0):
     header, rng = read_header(data), random.Random(seed)
-    for scale in SCALES:
-        if scale > min(header.height, header.width):
+    for eighths in SCALES_EIGHTHS:
+        if eighths * min(header.height, header.width) < 8:
             continue  # Pillow refuses, and nobody asks for it
-        whole = by_pillow(data, scale=scale, channels=channels)
-        assert whole.shape == (-(-header.height // scale), -(-header.width // scale), channels)
+        whole = by_pillow(data, eighths=eighths, channels=channels)
+        size = scaled(header.height, eighths), scaled(header.width, eighths)
+        assert whole.shape == (*size, channels)
         for box in boxes(*whole.shape[:2], rng):
             top, left, height, width = box
-            region = decode_region(data, header, box, scale=scale, channels=channels)
+            region = decode_region(data, header, box, scale_eighths=eighths, channels=channels)
             np.testing.assert_array_equal(
-                region, whole[top : top + height, left : left + width], f"{scale} {box}"
+                region, whole[top : top + height, left : left + width], f"{eighths} {box}"
             )
 
 
@@ -151,13 +153,15 @@ def test_rows_below_the_region_are_not_decoded(monkeypatch):
     monkeypatch.setattr(module, "turbojpeg", lambda: None)
     monkeypatch.setattr(simplejpeg, "decode_jpeg", spy)
     data = encode(photo(320, 100), "420")
-    for (top, height), scale, rows in [
-        ((0, 14), 1, 16), ((0, 15), 1, 32), ((100, 60), 1, 176), ((300, 20), 1, 320), ((0, 6), 2, 8),
+    for (top, height), eighths, rows in [
+        ((0, 14), 8, 16), ((0, 15), 8, 32), ((100, 60), 8, 176), ((300, 20), 8, 320), ((0, 6), 4, 8),
     ]:  # fmt: skip
-        decode_region(data, read_header(data), (top, 0, height, 9), scale=scale, channels=3)
+        decode_region(
+            data, read_header(data), (top, 0, height, 9), scale_eighths=eighths, channels=3
+        )
         assert decoded.pop()[0] == rows
     data = encode(photo(320, 100), progressive=True)
-    decode_region(data, read_header(data), (0, 0, 14, 9), scale=1, channels=3)
+    decode_region(data, read_header(data), (0, 0, 14, 9), scale_eighths=8, channels=3)
     assert decoded.pop()[0] == 320
 
 
@@ -199,15 +203,26 @@ def test_a_file_that_is_cut_short_is_not_decoded(library):
         data = encode(photo(120, 120), **settings)
         header = read_header(data)
         # Behind the end of the image there may be anything: phones put films there.
-        assert decode_region(data + b"film", header, (0, 0, 8, 8), scale=1, channels=3) is not None
+        assert (
+            decode_region(data + b"film", header, (0, 0, 8, 8), scale_eighths=8, channels=3)
+            is not None
+        )
         for end in range(header.scan_at + 14, len(data), 97):
-            assert decode_region(data[:end], header, (0, 0, 8, 8), scale=1, channels=3) is None
+            assert (
+                decode_region(data[:end], header, (0, 0, 8, 8), scale_eighths=8, channels=3) is None
+            )
     thumbnail = (
         b"\xff\xe1" + (10).to_bytes(2, "big") + b"thumb\0\xff\xd9"
     )  # its end is not the image's
     data = data[:2] + thumbnail + data[2:]
-    assert decode_region(data, read_header(data), (0, 0, 8, 8), scale=1, channels=3) is not None
-    assert decode_region(data[:-9], read_header(data), (0, 0, 8, 8), scale=1, channels=3) is None
+    assert (
+        decode_region(data, read_header(data), (0, 0, 8, 8), scale_eighths=8, channels=3)
+        is not None
+    )
+    assert (
+        decode_region(data[:-9], read_header(data), (0, 0, 8, 8), scale_eighths=8, channels=3)
+        is None
+    )
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -220,9 +235,9 @@ def test_an_error_before_the_last_row_is_not_passed_over(library, channels):
     data = data[:at] + b"ab" + b"\xff\xb1" + data[at + 2 :]
     with pytest.raises(OSError, match="broken data"):
         by_pillow(data, channels=channels)
-    for scale in SCALES:
-        box = (0, 0, -(-60 // scale), -(-90 // scale))
-        assert decode_region(data, header, box, scale=scale, channels=channels) is None
+    for eighths in SCALES_EIGHTHS:
+        box = (0, 0, scaled(60, eighths), scaled(90, eighths))
+        assert decode_region(data, header, box, scale_eighths=eighths, channels=channels) is None
 
 
 def test_a_header_that_contradicts_the_pixels_does_no_harm(library):
@@ -236,10 +251,12 @@ def test_a_header_that_contradicts_the_pixels_does_no_harm(library):
             header = read_header(bytes(data))
             if header is None or header.height * header.width > 1 << 22:
                 continue
-            for scale in SCALES:
-                size = -(-header.height // scale), -(-header.width // scale)
+            for eighths in SCALES_EIGHTHS:
+                size = scaled(header.height, eighths), scaled(header.width, eighths)
                 for box in ((0, 0, *size), (size[0] // 2, size[1] // 2, 1, 1)):
-                    region = decode_region(bytes(data), header, box, scale=scale, channels=3)
+                    region = decode_region(
+                        bytes(data), header, box, scale_eighths=eighths, channels=3
+                    )
                     assert region is None or region.shape == (*box[2:], 3)
 
 
@@ -250,8 +267,8 @@ def test_a_damaged_header_does_not_spoil_the_next_file(library):
     data[header.scan_at + 5] = 186  # a component that the header does not know
     for _ in range(3):
         assert read_header(bytes(data)) is not None
-        assert decode_region(bytes(data), header, (0, 0, 8, 8), scale=1, channels=3) is None
-        assert decode_region(good, header, (0, 0, 8, 8), scale=1, channels=3) is not None
+        assert decode_region(bytes(data), header, (0, 0, 8, 8), scale_eighths=8, channels=3) is None
+        assert decode_region(good, header, (0, 0, 8, 8), scale_eighths=8, channels=3) is not None
 
 
 def test_threads_decode_at_once(library):
@@ -262,7 +279,7 @@ def test_threads_decode_at_once(library):
     def work(k):
         for _ in range(40):
             region = decode_region(
-                datas[k], read_header(datas[k]), (20, 30, 40, 50), scale=1, channels=3
+                datas[k], read_header(datas[k]), (20, 30, 40, 50), scale_eighths=8, channels=3
             )
             if not np.array_equal(region, expected[k]):
                 wrong.append(k)
@@ -280,17 +297,17 @@ def test_what_the_kernel_takes_and_what_it_leaves(monkeypatch):
     if kernel is None or not kernel.uses_avx2:
         pytest.skip(native.kernel_status())
 
-    def takes(data, box=(3, 5, 40, 30), scale=1):
+    def takes(data, box=(3, 5, 40, 30), eighths=8):
         out = np.empty((*box[2:], 3), np.uint8)
-        done = decode_by_kernel(data, read_header(data), box, out, scale=scale)
+        done = decode_by_kernel(data, read_header(data), box, out, scale_eighths=eighths)
         if done:
             top, left, height, width = box
-            whole = by_pillow(data, scale=scale)
+            whole = by_pillow(data, eighths=eighths)
             np.testing.assert_array_equal(out, whole[top : top + height, left : left + width])
         return done
 
     plain = encode(photo(90, 90), quality=95)  # of long codes
-    assert takes(plain) and takes(plain, (0, 0, 45, 45), 2) and takes(plain + b"film")
+    assert takes(plain) and takes(plain, (0, 0, 45, 45), 4) and takes(plain + b"film")
     assert takes(encode(photo(90, 90), restart_marker_blocks=1))
     assert not takes(encode(photo(90, 90), progressive=True))
     assert not takes(plain, (0, 0, 91, 8))  # beyond the image

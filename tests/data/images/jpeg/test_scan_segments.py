@@ -11,36 +11,53 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simplejpeg
-from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
-from flambeau.data.images.jpeg import scan_segments as segments
-from flambeau.data.images.jpeg.scan_segments import (
-    CannotSegment,
-    decode_region,
-    is_segmented,
-    segment,
-)
+from flambeau.data.images.decode import decode
+from flambeau.data.images.jpeg import region_decode, scan_segments
+from flambeau.data.images.jpeg.headers import read_header
+from flambeau.data.images.jpeg.scan_segments import CannotSegment, is_segmented, segment
 from flambeau.data.images.native import kernel as native
-from flambeau.errors import DecodeError
+from flambeau.data.images.pixels import Box, Pixels
+from flambeau.errors import DecodeError, InputError
 
-Pixels = NDArray[np.uint8]
 PHOTOS = Path(__file__).parents[5] / "shared" / "datasets" / "photos.tar"
+PACKED = Path(__file__).parents[3] / "fixtures" / "version_0_1" / "segmented.jpg"
+needs_kernel = pytest.mark.skipif(native.kernel() is None, reason=native.kernel_status())
 SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
 
 
-@pytest.fixture(params=["kernel", "python"])
+@pytest.fixture(params=["kernel", "without"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to do it; the one without the kernel is forced by hiding it."""
-    if request.param == "python":
-        monkeypatch.setattr(native, "kernel", lambda: None)
-    elif native.kernel() is None:
+    """How regions are decoded: by the kernel's index, or as those of any JPEG. Cutting needs the kernel."""
+    if native.kernel() is None:
         pytest.skip(native.kernel_status())
+    if request.param == "without":
+        monkeypatch.setattr(region_decode, "decode_by_kernel", lambda *_, **__: False)
     return str(request.param)
 
 
+def decode_region(data: bytes, box: Box, *, eighths: int = 8, channels: int = 3) -> Pixels:
+    header = read_header(data)
+    assert header is not None and header.segmented
+    pixels = region_decode.decode_region(
+        data, header, box, scale_eighths=eighths, channels=channels
+    )
+    assert pixels is not None
+    return pixels
+
+
+def refusal(data: bytes, box: Box) -> int:
+    """The code by which the kernel refuses it; then it is read as any other JPEG."""
+    kernel, out = native.kernel(), np.empty((*box[2:], 3), np.uint8)
+    assert kernel is not None
+    with pytest.raises(native.KernelError) as caught:
+        kernel.decode_region(data, box, out, scale_eighths=8)
+    return caught.value.code
+
+
 def picture(height: int, width: int, seed: int = 0) -> Pixels:
-    """Smooth colours, edges and noise: all of what the entropy coder meets."""
+    """Smooth colors, edges and noise: all of what the entropy coder meets."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     smooth = np.stack([128 + 100 * np.sin(x / 23 + k) * np.cos(y / (17 + k)) for k in range(3)], -1)
@@ -62,16 +79,16 @@ def by_pillow(image: Pixels, **settings: object) -> bytes:
     return file.getvalue()
 
 
-def whole(data: bytes, scale: int = 8, channels: int = 3) -> Pixels:
+def whole(data: bytes, eighths: int = 8, channels: int = 3) -> Pixels:
     """The whole image by libjpeg-turbo."""
-    height, width = (-(-side * scale // 8) for side in simplejpeg.decode_jpeg_header(data)[:2])
-    colours = "RGB" if channels == 3 else "GRAY"
-    pixels: Pixels = simplejpeg.decode_jpeg(data, colours, min_height=height, min_width=width)
+    height, width = (-(-side * eighths // 8) for side in simplejpeg.decode_jpeg_header(data)[:2])
+    colors = "RGB" if channels == 3 else "GRAY"
+    pixels: Pixels = simplejpeg.decode_jpeg(data, colors, min_height=height, min_width=width)
     assert pixels.shape == (height, width, channels)
     return pixels
 
 
-def boxes(height: int, width: int, count: int, seed: int) -> Iterator[tuple[int, int, int, int]]:
+def boxes(height: int, width: int, count: int, seed: int) -> Iterator[Box]:
     """Random ones, and the corners and the whole."""
     rng = np.random.default_rng(seed)
     yield from ((0, 0, height, width), (0, 0, 1, 1), (height - 1, width - 1, 1, 1))
@@ -81,14 +98,16 @@ def boxes(height: int, width: int, count: int, seed: int) -> Iterator[tuple[int,
 
 
 def assert_boxes_are_equal(data: bytes, count: int, *, seed: int = 0) -> None:
-    for scale in (8, 4, 2, 1):
+    for eighths in (8, 4, 2, 1):
+        if eighths < 8 and min(whole(data).shape[:2]) < 8:
+            continue  # nobody asks for it
         for channels in (3, 1):
-            full = whole(data, scale, channels)
+            full = whole(data, eighths, channels)
             for box in boxes(*full.shape[:2], count, seed):
                 top, left, h, w = box
-                got = decode_region(data, *box, scale=scale, channels=channels)  # type: ignore[arg-type]
+                got = decode_region(data, box, eighths=eighths, channels=channels)
                 np.testing.assert_array_equal(
-                    got, full[top : top + h, left : left + w], f"{box} at {scale}/8, {channels}"
+                    got, full[top : top + h, left : left + w], f"{box} at {eighths}/8, {channels}"
                 )
 
 
@@ -135,7 +154,7 @@ def test_photographs(path: str) -> None:
         full = whole(photo)
         for top, left, h, w in boxes(*full.shape[:2], 8, seed):
             np.testing.assert_array_equal(
-                decode_region(cut, top, left, h, w), full[top : top + h, left : left + w]
+                decode_region(cut, (top, left, h, w)), full[top : top + h, left : left + w]
             )
 
 
@@ -144,7 +163,8 @@ def interval_of(data: bytes) -> int:
     return int(struct.unpack_from(">H", data, at + 4)[0])
 
 
-def test_index_says_where_the_segments_are(path: str) -> None:
+@needs_kernel
+def test_index_says_where_the_segments_are() -> None:
     data = segment(jpeg(100, 500, "420"))
     scan = re.search(rb"\xff\xda\0\x0c.{10}", data, re.DOTALL)
     assert scan is not None
@@ -160,16 +180,18 @@ def test_index_says_where_the_segments_are(path: str) -> None:
     assert len(pieces) - 1 == 7 * 32 / 4
 
 
-def test_index_of_several_parts(path: str) -> None:
+@needs_kernel
+def test_index_of_several_parts() -> None:
     y, x = np.mgrid[:1440, :1440]
     image = ((x // 8 * 7 + y // 8 * 3) % 256).astype(np.uint8)[:, :, None]
     data = segment(simplejpeg.encode_jpeg(image, 50, "GRAY", "Gray"), interval_px=8)
     assert data.count(b"FLAMBEAU\0\1\0\2") == data.count(b"FLAMBEAU\0\1\1\2") == 1
-    got = decode_region(data, 1300, 900, 140, 160, channels=1)
+    got = decode_region(data, (1300, 900, 140, 160), channels=1)
     np.testing.assert_array_equal(got, whole(data, channels=1)[1300:, 900:1060])
 
 
-def test_metadata_stays_and_what_follows_goes(path: str) -> None:
+@needs_kernel
+def test_metadata_stays_and_what_follows_goes() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     data = by_pillow(picture(40, 90), exif=exif, icc_profile=b"not a real one", comment=b"words")
@@ -182,7 +204,8 @@ def test_metadata_stays_and_what_follows_goes(path: str) -> None:
     assert cut.endswith(b"\xff\xd9")
 
 
-def test_segmenting_again_changes_nothing(path: str) -> None:
+@needs_kernel
+def test_segmenting_again_changes_nothing() -> None:
     data = jpeg(60, 200, "422")
     cut = segment(data)
     assert is_segmented(cut) and not is_segmented(data)
@@ -190,15 +213,27 @@ def test_segmenting_again_changes_nothing(path: str) -> None:
     assert segment(segment(data, interval_px=16)) == cut
 
 
-def test_both_ways_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    if native.kernel() is None:
-        pytest.skip(native.kernel_status())
-    files = [jpeg(50, 180, s, quality=q) for s in SAMPLINGS for q in (20, 100)]
-    by_kernel = [segment(data, interval_px=32) for data in files]
+def test_a_file_of_an_earlier_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read with and without the kernel, and written by it byte for byte."""
+    data = PACKED.read_bytes()
+    assert_boxes_are_equal(data, 5)
+    if native.kernel() is not None:
+        assert segment(data) == data
+        assert segment(jpeg(90, 140, "420", quality=60)) == data
     monkeypatch.setattr(native, "kernel", lambda: None)
-    assert [segment(data, interval_px=32) for data in files] == by_kernel
+    assert_boxes_are_equal(data, 5)
 
 
+def test_without_the_kernel_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "kernel", lambda: None)
+    monkeypatch.setattr(native, "kernel_status", lambda: "not built: no C compiler was found")
+    with pytest.raises(
+        InputError, match=r"needs .* C kernel, which is not built: .*\nInstall .* wheel"
+    ):
+        segment(GOOD)
+
+
+@needs_kernel
 def test_progressive_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile, "MAXBLOCK", 1 << 20)
     image = picture(70, 150)
@@ -207,15 +242,11 @@ def test_progressive_files(monkeypatch: pytest.MonkeyPatch) -> None:
         for s, q, r in [(0, 100, 0), (1, 60, 5), (2, 85, 0)]
     ]
     files.append(by_pillow(image[:, :, 0], progressive=True))
-    if native.kernel() is not None:
-        for data in files:
-            cut = segment(data)
-            assert b"\xff\xc2\0" not in cut[:1000] and b"\xff\xc0\0" in cut[:1000]
-            np.testing.assert_array_equal(whole(cut), whole(data))
-            assert_boxes_are_equal(cut, 2)
-    monkeypatch.setattr(native, "kernel", lambda: None)
-    with pytest.raises(CannotSegment, match="progressive"):
-        segment(files[0])
+    for data in files:
+        cut = segment(data)
+        assert b"\xff\xc2\0" not in cut[:1000] and b"\xff\xc0\0" in cut[:1000]
+        np.testing.assert_array_equal(whole(cut), whole(data))
+        assert_boxes_are_equal(cut, 2)
 
 
 def test_threads(path: str) -> None:
@@ -224,7 +255,7 @@ def test_threads(path: str) -> None:
     chosen = list(boxes(120, 300, 60, 3))
     with ThreadPoolExecutor(4) as pool:
         for (top, left, h, w), got in zip(
-            chosen, pool.map(lambda box: decode_region(cut, *box), chosen), strict=True
+            chosen, pool.map(lambda box: decode_region(cut, box), chosen), strict=True
         ):
             np.testing.assert_array_equal(got, full[top : top + h, left : left + w])
 
@@ -238,6 +269,7 @@ def cmyk() -> bytes:
 GOOD = jpeg(40, 120, "420")
 
 
+@needs_kernel
 @pytest.mark.parametrize(
     "data",
     [
@@ -253,45 +285,29 @@ GOOD = jpeg(40, 120, "420")
         GOOD.replace(b"\0\x28\0\x78\x03", b"\xff\xff\xff\xff\x03"),  # too many pixels
     ],
 )
-def test_refused_files(data: bytes, path: str) -> None:
+def test_refused_files(data: bytes) -> None:
     with pytest.raises(CannotSegment) as error:
         segment(data)
     assert 5 < len(str(error.value)) < 120
     assert not is_segmented(data)
 
 
+@needs_kernel
 @pytest.mark.parametrize(
     "box", [(0, 0, 41, 1), (0, 0, 1, 121), (-1, 0, 5, 5), (0, 116, 5, 5), (3, 3, 0, 5)]
 )
-def test_refused_boxes(box: tuple[int, int, int, int], path: str) -> None:
-    with pytest.raises(ValueError, match="no box of") as error:
-        decode_region(segment(GOOD), *box)
-    assert not isinstance(error.value, DecodeError)
+def test_refused_boxes(box: Box) -> None:
+    assert refusal(segment(GOOD), box) == native.BAD_BOX
 
 
-def test_refused_settings(path: str) -> None:
-    cut = segment(GOOD)
-    with pytest.raises(ValueError, match="interval_px"):
-        segment(GOOD, interval_px=0)
-    with pytest.raises(ValueError, match="scale"):
-        decode_region(cut, 0, 0, 1, 1, scale=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no box of"):
-        decode_region(segment(jpeg(7, 7, "444")), 0, 0, 1, 1, scale=4)
-    for out in (np.zeros((5, 5, 1), np.uint8), np.zeros((5, 10, 3), np.uint8)[:, ::2]):
-        with pytest.raises(ValueError, match="out must be"):
-            decode_region(cut, 0, 0, 5, 5, out=out)
-    with pytest.raises(DecodeError, match="index"):
-        decode_region(GOOD, 0, 0, 5, 5)
+def test_refused_interval() -> None:
+    for interval_px in (0, 4097):
+        with pytest.raises(ValueError, match="interval_px"):
+            segment(GOOD, interval_px=interval_px)
 
 
-def test_into_an_array(path: str) -> None:
-    cut = segment(GOOD)
-    out = np.zeros((10, 20, 3), np.uint8)
-    assert decode_region(cut, 4, 6, 10, 20, out=out) is out
-    np.testing.assert_array_equal(out, whole(cut)[4:14, 6:26])
-
-
-def test_damage_is_named(path: str) -> None:
+@needs_kernel
+def test_damage_is_noticed() -> None:
     cut = segment(jpeg(60, 300, "420"))
     index, scan = cut.index(b"FLAMBEAU") + 12, cut.index(b"\xff\xda") + 14
     first_marker = cut.index(b"\xff\xd0", scan)
@@ -304,27 +320,37 @@ def test_damage_is_named(path: str) -> None:
         cut.replace(b"\xff\xdd\0\4\0\4", b"\xff\xdd\0\4\0\5"),  # another restart interval
     ]
     for data in damaged:
-        with pytest.raises(DecodeError, match=r"damaged|index"):
-            decode_region(data, 0, 0, 60, 300)
+        assert refusal(data, (0, 0, 60, 300)) in (native.DAMAGED, native.BAD_HEADER)
 
 
-def test_damage_elsewhere_does_not_matter(path: str) -> None:
+@needs_kernel
+def test_a_wrong_index_does_no_harm() -> None:
+    """A tool may have written the data anew and copied the index: the file is read as any other JPEG."""
+    cut = segment(jpeg(60, 300, "420"))
+    index = cut.index(b"FLAMBEAU") + 12
+    for entry in (b"\xff\xff", b"\0\1"):
+        data = cut[:index] + entry + cut[index + 2 :]
+        assert is_segmented(data)
+        np.testing.assert_array_equal(decode(data, channels=3), whole(cut))
+
+
+@needs_kernel
+def test_damage_elsewhere_does_not_matter() -> None:
     """Only the segments under the box are looked at."""
     cut = segment(jpeg(200, 600, "420"))
-    expected = decode_region(cut, 0, 0, 60, 100)
+    expected = decode_region(cut, (0, 0, 60, 100))
     spoilt = cut[:-400] + bytes(398) + cut[-2:]
-    np.testing.assert_array_equal(decode_region(spoilt, 0, 0, 60, 100), expected)
-    with pytest.raises(DecodeError):
-        decode_region(spoilt, 100, 500, 100, 100)
+    np.testing.assert_array_equal(decode_region(spoilt, (0, 0, 60, 100)), expected)
+    assert refusal(spoilt, (100, 500, 100, 100)) == native.DAMAGED
 
 
 def test_every_short_file_is_refused(path: str) -> None:
     cut = segment(jpeg(16, 40, "420", quality=10))
     for size in range(len(cut)):
         with pytest.raises(DecodeError):
-            decode_region(cut[:size], 0, 0, 16, 40)
+            decode(cut[:size], channels=3)
 
 
 def test_reasons_for_every_code() -> None:
-    codes = {native.BAD_HEADER, native.NO_INDEX, native.UNSUPPORTED, native.DAMAGED}
-    assert codes == set(segments._REASONS)
+    codes = {native.BAD_HEADER, native.UNSUPPORTED, native.DAMAGED}
+    assert codes == set(scan_segments._REASONS)

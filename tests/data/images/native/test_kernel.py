@@ -1,10 +1,8 @@
 """The C kernel: scalar and AVX2 alike, no write out of bounds on damaged files, and how it is built."""
 
-import importlib.util
 import io
 import shutil
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from PIL import Image
 
 from flambeau.data.images.native import kernel as native
 from flambeau.data.images.native.kernel import LIBRARY, Kernel, KernelError, kernel_status
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +53,11 @@ def test_scalar_and_avx2_are_alike(kernel: Kernel) -> None:
         tables = data.index(b"\xff\xdb")
         wild = data[: tables + 5] + b"\xff" * 64 + data[tables + 69 :]
         for version in (data, wild):
-            for scale in (8, 4, 2, 1):
-                shape = (-(-height * scale // 8), -(-width * scale // 8), 3)
+            for eighths in (8, 4, 2, 1):
+                shape = (-(-height * eighths // 8), -(-width * eighths // 8), 3)
                 np.testing.assert_array_equal(
-                    decoded(kernel, version, shape, scale=scale),
-                    decoded(kernel, version, shape, scale=scale, scalar=True),
+                    decoded(kernel, version, shape, scale_eighths=eighths),
+                    decoded(kernel, version, shape, scale_eighths=eighths, scalar=True),
                 )
 
 
@@ -90,10 +86,10 @@ def test_damaged_files_give_codes_and_no_write_out_of_bounds(kernel: Kernel) -> 
         box = (int(rng.integers(-1, 40)), int(rng.integers(-1, 60)), 20, 30)
         try:
             if k % 3:
-                kernel.decode_region(data, box, out, scale=int(rng.choice([8, 8, 4, 2, 1])))
+                kernel.decode_region(data, box, out, scale_eighths=int(rng.choice([8, 8, 4, 2, 1])))
             else:
                 box = (*box[:2], int(rng.integers(1, 50)), int(rng.integers(1, 50)))
-                kernel.decode_region(data, box, out, scale=8, resize=True, mirror=k % 2 > 0)
+                kernel.decode_region(data, box, out, scale_eighths=8, resize=True, mirror=k % 2 > 0)
             codes.add(0)
         except KernelError as error:
             codes.add(error.code)
@@ -105,16 +101,7 @@ def test_damaged_files_give_codes_and_no_write_out_of_bounds(kernel: Kernel) -> 
                 codes.add(error.code)
             else:  # what it takes, it writes so that libjpeg-turbo takes it
                 Image.open(io.BytesIO(again)).load()
-    assert codes == {0, *range(-5, 0)}  # of all kinds
-
-
-def test_a_file_without_an_index_is_refused_where_one_is_needed(kernel: Kernel) -> None:
-    data = files(kernel, cut=False)[0]
-    out = np.empty((5, 5, 3), np.uint8)
-    kernel.decode_region(data, (0, 0, 5, 5), out, scale=8)
-    with pytest.raises(KernelError) as caught:
-        kernel.decode_region(data, (0, 0, 5, 5), out, scale=8, need_index=True)
-    assert caught.value.code == native.NO_INDEX
+    assert codes == {0, *range(-4, 0)}  # of all kinds
 
 
 def by_torch(pixels: Any, height: int, width: int) -> Any:
@@ -144,9 +131,15 @@ def test_resizing_is_torchs(kernel: Kernel, scalar: bool) -> None:
 def test_a_region_is_resized_as_its_pixels_are(kernel: Kernel) -> None:
     for k, data in enumerate(files(kernel) + files(kernel, cut=False)):
         region, out = np.empty((19, 23, 3), np.uint8), np.empty((7, 30, 3), np.uint8)
-        kernel.decode_region(data, (1, 2, 19, 23), region, scale=8)
+        kernel.decode_region(data, (1, 2, 19, 23), region, scale_eighths=8)
         kernel.decode_region(
-            data, (1, 2, 19, 23), out, scale=8, resize=True, mirror=k % 2 > 0, scalar=k % 3 > 0
+            data,
+            (1, 2, 19, 23),
+            out,
+            scale_eighths=8,
+            resize=True,
+            mirror=k % 2 > 0,
+            scalar=k % 3 > 0,
         )
         np.testing.assert_array_equal(out, by_torch(region, 7, 30)[:, :: -1 if k % 2 else 1])
 
@@ -177,22 +170,6 @@ def test_another_library_is_not_used() -> None:
         Kernel(Path(_ctypes.__file__))
 
 
-@pytest.fixture
-def hook(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """hatch_build.py, which only the build imports; hatchling need not be here."""
-    path = ROOT / "hatch_build.py"
-    if not path.exists():
-        pytest.skip("not in a checkout")
-    interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
-    interface.BuildHookInterface = type("BuildHookInterface", (), {})  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, interface.__name__, interface)
-    spec = importlib.util.spec_from_file_location("hatch_build", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def checkout(folder: Path) -> Path:
     target = folder / "src" / "flambeau" / "data" / "images" / "native"
     target.mkdir(parents=True)
@@ -214,7 +191,7 @@ def test_build_without_a_compiler(
 
 
 def test_build(hook: Any, tmp_path: Path) -> None:
-    if hook.find_compiler() is None:
+    if not hook.find_compiler():
         pytest.skip("no C compiler")
     target = checkout(tmp_path)
     assert hook.build(tmp_path) == ""
@@ -223,5 +200,20 @@ def test_build(hook: Any, tmp_path: Path) -> None:
     image = np.arange(40 * 60 * 3, dtype=np.uint8).reshape(40, 60, 3)
     cut = built.segment(bytes(simplejpeg.encode_jpeg(image)), 16)
     np.testing.assert_array_equal(
-        decoded(built, cut, (40, 60, 3), scale=8), simplejpeg.decode_jpeg(cut)
+        decoded(built, cut, (40, 60, 3), scale_eighths=8), simplejpeg.decode_jpeg(cut)
     )
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_a_wheel_is_tagged_for_the_target_of_its_compiler(
+    hook: Any, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("compilers for Linux")
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "$1 $2" >{tmp_path}/asked\necho {machine}-linux-gnu\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", f"{compiler} --option")
+    assert hook.find_compiler() == [str(compiler), "--option"]
+    assert hook.platform_tag() == f"linux_{machine}"
+    assert (tmp_path / "asked").read_text() == "--option -dumpmachine\n"

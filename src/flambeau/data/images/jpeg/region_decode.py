@@ -4,7 +4,7 @@ JPEG: ITU-T T.81, annex B (markers), A.2.3 (order of the units in a scan). libjp
 documentation says which sizes and regions it decodes: turbojpeg.h of version 3.
 
 The pixels are those of a full decode, cut out: which library does it changes the speed alone.
-Three things are saved.
+What is saved:
 - A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size.
 - Rows below the part are not decoded: the decoder gets the JPEG with a smaller height in its header, and
   stops there. That needs all components in one sequential scan, which is the usual JPEG.
@@ -12,6 +12,8 @@ Three things are saved.
   which takes JPEGs of one sequential scan that are not damaged, and by libjpeg-turbo 3
   (tj3SetCroppingRegion). simplejpeg brings libjpeg-turbo along but cannot do that, so without the kernel a
   `libturbojpeg` of the system is used where there is one.
+- Of a JPEG whose scan is cut into segments (scan_segments.py) the kernel reads only those under the part.
+  To the others it is a JPEG like any other.
 """
 
 import ctypes
@@ -19,24 +21,17 @@ import functools
 import importlib.metadata
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
 
-from flambeau.data.images.exif_orientation import UPRIGHT, Box, exif_orientation
-from flambeau.data.images.jpeg.headers import INDEX_MARKER, INDEX_NAME, JpegError, Spans, walk
+from flambeau.data.images.jpeg.headers import JpegHeader
 from flambeau.data.images.native import kernel as native
+from flambeau.data.images.pixels import Box, Pixels
 
-Pixels = NDArray[np.uint8]
-
-SCALES = (
-    8,
-    4,
-    2,
-    1,
-)  # other eighths take longer than the full size: their transforms are not in SIMD
+# 8 is the full size. Others take longer than that: their transforms are not in SIMD.
+SCALES_EIGHTHS = (1, 2, 4, 8)
 
 # Rows below a part that its last row depends on: chroma of half the height is interpolated between rows.
 _MARGIN = 2
@@ -53,107 +48,26 @@ _LIBRARIES = (
 )
 
 
-class JpegHeader(NamedTuple):
-    """What the segments before the pixels say.
-
-    Attributes:
-        height, width: as stored, not turned; at least 1.
-        channels: 1 for grey, 3 for colour.
-        orientation: of EXIF, 1 to 8.
-        unit_height, unit_width: pixels of the blocks that are coded together, 8 to 32.
-        height_at: where in the file the height is, two bytes.
-        scan_at: where in the file the pixels begin.
-        sequential: all components are in one scan from top to bottom.
-        segmented: it carries an index of its segments, for data/images/jpeg/scan_segments.py.
-        spans: marker, begin and end of the body of each segment before the pixels.
-    """
-
-    height: int
-    width: int
-    channels: int
-    orientation: int
-    unit_height: int
-    unit_width: int
-    height_at: int
-    scan_at: int
-    sequential: bool
-    segmented: bool
-    spans: Spans
-
-
-def read_header(data: bytes) -> JpegHeader | None:
-    """The header of a JPEG of 8 bits, grey or in three colours, Huffman-coded.
-
-    Args:
-        data: any bytes.
-
-    Returns:
-        None for everything else: no JPEG, a damaged header, CMYK, 12 bits, lossless, arithmetic coding.
+def scaled(side: int, scale_eighths: int) -> int:
+    """Pixels of a side at a scale, as libjpeg rounds them: up.
 
     Example:
-        >>> import numpy as np, simplejpeg
-        >>> data = simplejpeg.encode_jpeg(np.zeros((30, 50, 3), np.uint8), colorsubsampling="420")
-        >>> header = read_header(data)
-        >>> header.height, header.width, header.unit_height, header.sequential
-        (30, 50, 16, True)
+        >>> scaled(13, 8), scaled(13, 4), scaled(13, 1)
+        (13, 7, 2)
     """
-    try:
-        spans = walk(data)
-    except JpegError:
-        return None
-    frame, exif, segmented = 0, b"", False
-    for marker, begin, end in spans:
-        if marker in (0xC0, 0xC1, 0xC2) and not frame:
-            frame = begin
-        elif marker == 0xE1 and data.startswith(b"Exif\0\0", begin):
-            if exif:
-                return None  # in several parts: Pillow knows how to join them
-            exif = data[begin:end]
-        elif marker == INDEX_MARKER:
-            segmented = segmented or data.startswith(INDEX_NAME, begin)
-        elif 0xC0 <= marker <= 0xCF and marker != 0xC4:
-            return None
-    return _header(data, frame, spans, exif, segmented) if frame else None
-
-
-def _header(
-    data: bytes, frame: int, spans: Spans, exif: bytes, segmented: bool
-) -> JpegHeader | None:
-    scan = spans[-1][1]
-    precision, channels = data[frame], data[frame + 5]
-    height = data[frame + 1] << 8 | data[frame + 2]
-    width = data[frame + 3] << 8 | data[frame + 4]
-    factors = data[frame + 7 : frame + 7 + 3 * channels : 3]
-    if precision != 8 or channels not in (1, 3) or not height or not width or scan >= len(data):
-        return None
-    across, down = [factor >> 4 for factor in factors], [factor & 15 for factor in factors]
-    if min(across + down) < 1 or max(across + down) > 4:
-        return None
-    return JpegHeader(
-        height,
-        width,
-        channels,
-        exif_orientation(exif) if exif else UPRIGHT,
-        8 * max(down),
-        8 * max(across),
-        frame + 1,
-        scan - 4,
-        data[frame - 3] != 0xC2 and data[scan] == channels,
-        segmented,
-        spans,
-    )
+    return -(-side * scale_eighths // 8)
 
 
 def decode_region(
-    data: bytes, header: JpegHeader, box: Box, *, scale: int, channels: int
+    data: bytes, header: JpegHeader, box: Box, *, scale_eighths: int, channels: int
 ) -> Pixels | None:
     """A part of a JPEG.
 
     Args:
         data: the whole file.
-        header: of `read_header`.
+        header: of `headers.read_header`.
         box: the part, in pixels of the stored image at this scale.
-        scale: one of SCALES: the sides are divided by it, and rounded up.
+        scale_eighths: one of SCALES_EIGHTHS, 8 for the full size; sides are rounded up.
         channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
 
     Returns:
@@ -161,9 +75,9 @@ def decode_region(
         a way that libjpeg-turbo does not pass over: Pillow is the judge of that.
 
     Example:
-        >>> import numpy as np, simplejpeg
+        >>> from flambeau.data.images.jpeg.headers import read_header
         >>> data = simplejpeg.encode_jpeg(np.zeros((30, 50, 3), np.uint8))
-        >>> decode_region(data, read_header(data), (2, 1, 7, 9), scale=2, channels=3).shape
+        >>> decode_region(data, read_header(data), (2, 1, 7, 9), scale_eighths=4, channels=3).shape
         (7, 9, 3)
     """
     # Entropy-coded data hold no such pair but the end marker; libjpeg-turbo would fill what is missing.
@@ -171,19 +85,20 @@ def decode_region(
         return None
     top, left, height, width = box
     out = np.empty((height, width, channels), np.uint8)
-    if decode_by_kernel(data, header, box, out, scale=scale):
+    if decode_by_kernel(data, header, box, out, scale_eighths=scale_eighths):
         return out
-    data, rows = _without_rows_below(data, header, (top + height + _MARGIN) * scale)
+    bottom = (top + height + _MARGIN) * 8 // scale_eighths
+    data, rows = _without_rows_below(data, header, bottom)
     library = turbojpeg()
     if library is None:
-        pixels, first_column = _by_simplejpeg(data, header, rows, scale, channels), 0
+        pixels, first_column = _by_simplejpeg(data, header, rows, scale_eighths, channels), 0
         first_row = 0
     else:
         # The columns at the edges of a region are interpolated without their neighbours.
-        unit = header.unit_width // scale
+        unit = header.unit_width * scale_eighths // 8
         first_row, first_column = top, max(0, left - 1) // unit * unit
-        columns = min(left + width + 1, -(-header.width // scale)) - first_column
-        pixels = library.decode(data, (top, first_column, height, columns), scale, channels)
+        columns = min(left + width + 1, scaled(header.width, scale_eighths)) - first_column
+        pixels = library.decode(data, (top, first_column, height, columns), scale_eighths, channels)
     if pixels is None:
         return None
     top, left = top - first_row, left - first_column
@@ -196,11 +111,11 @@ def decode_by_kernel(
     box: Box,
     out: Pixels,
     *,
-    scale: int,
+    scale_eighths: int,
     resize: bool = False,
     mirror: bool = False,
 ) -> bool:
-    """A part of a JPEG by the C kernel, with the arguments of its `decode_region`; scale as here.
+    """A part of a JPEG by the C kernel, with the arguments of its `decode_region`.
 
     Returns:
         False where there is no kernel, or none that is faster, or the file is not one for it: progressive, or
@@ -212,7 +127,9 @@ def decode_by_kernel(
     if not header.sequential or data.rfind(b"\xff\xd9", header.scan_at) < 0:
         return False
     try:
-        kernel.decode_region(data, box, out, scale=8 // scale, resize=resize, mirror=mirror)
+        kernel.decode_region(
+            data, box, out, scale_eighths=scale_eighths, resize=resize, mirror=mirror
+        )
     except native.KernelError:
         return False
     return True
@@ -228,16 +145,16 @@ def _without_rows_below(data: bytes, header: JpegHeader, bottom: int) -> tuple[b
 
 
 def _by_simplejpeg(
-    data: bytes, header: JpegHeader, rows: int, scale: int, channels: int
+    data: bytes, header: JpegHeader, rows: int, scale_eighths: int, channels: int
 ) -> Pixels | None:
-    out = _unwritten(-(-rows // scale), -(-header.width // scale), channels)
+    out = _unwritten(scaled(rows, scale_eighths), scaled(header.width, scale_eighths), channels)
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
             data,
             "RGB" if channels == 3 else "GRAY",
             min_height=out.shape[0],
             min_width=out.shape[1],
-            min_factor=scale,
+            min_factor=8 // scale_eighths,
             buffer=out,
             strict=False,  # as Pillow: what libjpeg-turbo warns of is passed over
         )
@@ -294,8 +211,8 @@ class TurboJpeg:
         self._library = library
         self._of_thread = threading.local()  # a handle serves one thread at a time
 
-    def decode(self, data: bytes, box: Box, scale: int, channels: int) -> Pixels | None:
-        """The box of a JPEG; None where it is damaged, or the box is not to be had."""
+    def decode(self, data: bytes, box: Box, scale_eighths: int, channels: int) -> Pixels | None:
+        """The box of a JPEG; None where it is damaged, or the library cannot decode the box."""
         if not hasattr(self._of_thread, "handle"):
             self._of_thread.handle = _Handle(self._library)
         handle, library = self._of_thread.handle.pointer, self._library
@@ -304,7 +221,7 @@ class TurboJpeg:
         rgb, grey = 0, 6  # TJPF_RGB and TJPF_GRAY of turbojpeg.h
         steps: tuple[Callable[[], int], ...] = (
             lambda: library.tj3DecompressHeader(handle, data, len(data)),
-            lambda: library.tj3SetScalingFactor(handle, _Factor(1, scale)),
+            lambda: library.tj3SetScalingFactor(handle, _Factor(1, 8 // scale_eighths)),
             lambda: library.tj3SetCroppingRegion(handle, _Region(left, top, width, height)),
             lambda: library.tj3Decompress8(
                 handle, data, len(data), pixels.ctypes.data, 0, rgb if channels == 3 else grey

@@ -144,32 +144,34 @@ int open_header(Header *j, const uint8_t *data, size_t size) {
     return size >= 4 && data[0] == 0xFF && data[1] == 0xD8 ? OK : BAD_HEADER;
 }
 
+int next_marker(const uint8_t *data, size_t size, size_t *pos, const uint8_t **body, int *body_size) {
+    while (*pos + 2 <= size && data[*pos] == 0xFF && data[*pos + 1] == 0xFF) ++*pos; /* fill bytes */
+    if (*pos + 2 > size || data[*pos] != 0xFF) return BAD_HEADER;
+    int marker = data[*pos + 1];
+    *pos += 2;
+    if (marker == 0xD9) return marker;
+    if (marker < 0xC0 || (marker >= 0xD0 && marker <= 0xD8) || *pos + 2 > size) return BAD_HEADER;
+    int length = get_u16(data + *pos);
+    if (length < 2 || size - *pos < (size_t)length) return BAD_HEADER;
+    *body = data + *pos + 2;
+    *body_size = length - 2;
+    *pos += (size_t)length;
+    return marker;
+}
+
 int next_scan(Header *j) {
     for (;;) {
-        if (j->pos + 2 > j->size || j->data[j->pos] != 0xFF) return BAD_HEADER;
-        int marker = j->data[j->pos + 1];
-        if (marker == 0xFF) { /* a fill byte */
-            j->pos++;
-            continue;
-        }
-        j->pos += 2;
+        const uint8_t *body;
+        int size, marker = next_marker(j->data, j->size, &j->pos, &body, &size);
+        if (marker < 0) return marker;
         if (marker == 0xD9) return 0;
-        if (marker < 0xC0 || (marker >= 0xD0 && marker <= 0xD8)) return BAD_HEADER;
-        if (j->pos + 2 > j->size) return BAD_HEADER;
-        int length = get_u16(j->data + j->pos);
-        if (length < 2 || j->size - j->pos < (size_t)length) return BAD_HEADER;
-        const uint8_t *body = j->data + j->pos + 2;
-        j->pos += (size_t)length;
-        if (marker == 0xDA) {
-            int error = read_scan(j, body, length - 2);
-            return error ? error : 1;
-        }
-        int error = read_segment(j, marker, body, length - 2);
+        int error = marker == 0xDA ? read_scan(j, body, size) : read_segment(j, marker, body, size);
         if (error) return error;
+        if (marker == 0xDA) return 1;
     }
 }
 
-Colours stored_colours(const Header *j) { /* as libjpeg guesses it */
+Colors stored_colors(const Header *j) { /* as libjpeg guesses it */
     const Component *c = j->components;
     if (j->num_components == 1) return GREY;
     if (j->has_jfif) return YCC;

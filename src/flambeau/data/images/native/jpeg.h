@@ -23,11 +23,10 @@
 enum { /* The same numbers as in kernel.py. */
     OK = 0,
     BAD_HEADER = -1,
-    NO_INDEX = -2,
-    UNSUPPORTED = -3,
-    DAMAGED = -4,
-    BAD_BOX = -5,
-    NO_MEMORY = -6
+    UNSUPPORTED = -2,
+    DAMAGED = -3,
+    BAD_BOX = -4,
+    NO_MEMORY = -5
 };
 
 enum { MAX_COMPONENTS = 3, MAX_PARTS = 64, LOOK_BITS = 10 };
@@ -64,12 +63,14 @@ typedef struct {
     int part_entries[MAX_PARTS];
 } Header;
 
-typedef enum { GREY, YCC, RGB } Colours;
+typedef enum { GREY, YCC, RGB } Colors;
 
 /* headers.c */
 int open_header(Header *header, const uint8_t *data, size_t size);
+/* The marker at *pos, which then stands behind its body; the end of the image (0xD9) has none. */
+int next_marker(const uint8_t *data, size_t size, size_t *pos, const uint8_t **body, int *body_size);
 int next_scan(Header *header); /* 1: at a scan, 0: at the end of the image, else an error */
-Colours stored_colours(const Header *header);
+Colors stored_colors(const Header *header);
 int get_u16(const uint8_t *bytes);
 /* By zigzag position; with room for two runs that leave the block, which is noticed after the store. */
 extern const uint8_t NATURAL_ORDER[64 + 32];

@@ -7,16 +7,16 @@ import ctypes
 import functools
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+from flambeau.data.images.pixels import Box, Pixels
+from flambeau.errors import InputError
 
 LIBRARY = Path(__file__).with_name("_kernel.so")
 
 # What flambeau_interface() must answer: a library left over from another version is not used.
-_INTERFACE = 2
+_INTERFACE = 3
 
 # The codes of jpeg.h.
-BAD_HEADER, NO_INDEX, UNSUPPORTED, DAMAGED, BAD_BOX, NO_MEMORY = -1, -2, -3, -4, -5, -6
+BAD_HEADER, UNSUPPORTED, DAMAGED, BAD_BOX, NO_MEMORY = -1, -2, -3, -4, -5
 
 
 class KernelError(Exception):
@@ -48,7 +48,7 @@ class Kernel:
             raise OSError(f"it has interface {found}, this version of flambeau needs {_INTERFACE}")
         self._decode = library.flambeau_decode_region
         self._decode.argtypes = (
-            pointer, size, pointer, number, number, pointer, number, number, pointer,
+            pointer, size, pointer, number, number, pointer, number, pointer,
         )  # fmt: skip
         self._resize = library.flambeau_resize
         self._resize.argtypes = [pointer, pointer, ctypes.c_ssize_t, pointer, number, pointer]
@@ -64,7 +64,7 @@ class Kernel:
         self.uses_avx2 = bool(library.flambeau_uses_avx2())
 
     def segment(self, data: bytes, interval_px: int) -> bytes:
-        """What segments.segment returns; raises KernelError."""
+        """What scan_segments.segment returns; raises KernelError."""
         result, size = ctypes.c_void_p(), ctypes.c_size_t()
         code = self._segment(data, len(data), interval_px, ctypes.byref(result), ctypes.byref(size))
         if code:
@@ -77,13 +77,12 @@ class Kernel:
     def decode_region(
         self,
         data: bytes,
-        box: tuple[int, int, int, int],
-        out: NDArray[np.uint8],
+        box: Box,
+        out: Pixels,
         *,
-        scale: int,
+        scale_eighths: int,
         resize: bool = False,
         mirror: bool = False,
-        need_index: bool = False,
         scalar: bool = False,
     ) -> None:
         """Fill `out`, (height, width, 1 or 3) and contiguous, with the box; raises KernelError.
@@ -93,25 +92,24 @@ class Kernel:
                 those under the box are read, else all from the first to the last row of the box.
             box: top, left, height and width at this scale.
             out: of the size of the box, or of any with `resize`.
-            scale: eighths: 8, 4, 2 or 1.
+            scale_eighths: 8 for the full size, 4, 2 or 1.
             resize: as torch does it, with antialiasing.
             mirror: the columns run backwards; only with `resize`.
-            need_index: refuse a file without an index.
             scalar: without AVX2: the same pixels, for tests.
         """
         height, width, channels = out.shape
         to = (ctypes.c_int * 3)(height, width, mirror) if resize else None
         corners = (ctypes.c_int * 4)(*box)
         code = self._decode(
-            data, len(data), corners, scale, channels, to, need_index, scalar, out.ctypes.data
+            data, len(data), corners, scale_eighths, channels, to, scalar, out.ctypes.data
         )
         if code:
             raise KernelError(code)
 
     def resize(
         self,
-        pixels: NDArray[np.uint8],
-        out: NDArray[np.uint8],
+        pixels: Pixels,
+        out: Pixels,
         *,
         mirror: bool,
         scalar: bool = False,
@@ -147,6 +145,24 @@ def kernel() -> Kernel | None:
     """The kernel, loaded once a process; None where there is none."""
     loaded = _load()
     return loaded if isinstance(loaded, Kernel) else None
+
+
+def require_kernel(what: str) -> Kernel:
+    """The kernel.
+
+    Args:
+        what: cannot be done without it; begins the message.
+
+    Raises:
+        InputError: there is none; the message says how to get it.
+    """
+    loaded = kernel()
+    if loaded is None:
+        raise InputError(
+            f"{what} needs flambeau's C kernel, which is {kernel_status()}\n"
+            "Install flambeau from a wheel that holds it, or again where there is a C compiler"
+        )
+    return loaded
 
 
 def kernel_status() -> str:

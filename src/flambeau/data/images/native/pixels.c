@@ -63,7 +63,7 @@ INLINE void pass_scalar(int16_t x[8][8], int shift) {
 
 static void idct8_scalar(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
     int16_t x[8][8];
-    if (!last) { /* a block of one colour: both passes only shift */
+    if (!last) { /* a block of one color: both passes only shift */
         int value = clamp16(dequantised(c, q, 0) * (1 << PASS1_BITS));
         for (int k = 0; k < 8; k++) memset(out + k * stride, sample_of(rounded(value, PASS1_BITS + 3)), 8);
         return;
@@ -223,7 +223,7 @@ AVX2 INLINE void transpose(__m128i *x) {
 }
 
 AVX2 static void idct8_avx2(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
-    if (!last) { /* a block of one colour: both passes only shift */
+    if (!last) { /* a block of one color: both passes only shift */
         int value = clamp16(dequantised(c, q, 0) * (1 << PASS1_BITS));
         __m128i all = _mm_set1_epi8((char)sample_of(rounded(value, PASS1_BITS + 3)));
         for (int k = 0; k < 8; k++) _mm_storel_epi64((__m128i *)(out + k * stride), all);

@@ -30,7 +30,7 @@ typedef struct {
 
 static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-static void lay_out(Region *r, const int box[4], int scale, int num_needed) {
+static void lay_out(Region *r, const int box[4], int scale_eighths, int num_needed) {
     const Header *j = &r->header;
     int top = box[0], left = box[1], height = box[2], width = box[3];
     r->x0 = r->y0 = 1 << 30;
@@ -39,15 +39,15 @@ static void lay_out(Region *r, const int box[4], int scale, int num_needed) {
         const Component *c = &j->components[k];
         Plane *p = &r->planes[k];
         p->needed = 1;
-        p->size = scale; /* libjpeg decodes chroma at a larger scale where that saves interpolation */
-        while (p->size < 8 && j->h_max * scale % (c->h * p->size * 2) == 0 &&
-               j->v_max * scale % (c->v * p->size * 2) == 0)
+        p->size = scale_eighths; /* libjpeg decodes chroma at a larger scale where that saves interpolation */
+        while (p->size < 8 && j->h_max * scale_eighths % (c->h * p->size * 2) == 0 &&
+               j->v_max * scale_eighths % (c->v * p->size * 2) == 0)
             p->size *= 2;
-        p->x_factor = j->h_max * scale / (c->h * p->size);
-        p->y_factor = j->v_max * scale / (c->v * p->size);
+        p->x_factor = j->h_max * scale_eighths / (c->h * p->size);
+        p->y_factor = j->v_max * scale_eighths / (c->v * p->size);
         p->width = ceil_div(j->width * c->h * p->size, j->h_max * 8);
         p->height = ceil_div(j->height * c->v * p->size, j->v_max * 8);
-        int smooth = scale > 1;
+        int smooth = scale_eighths > 1;
         p->fancy_x = smooth && p->x_factor == 2 && p->y_factor <= 2 && p->width > 2;
         p->fancy_y = smooth && p->y_factor == 2 && (p->x_factor == 1 || p->fancy_x);
         int first_x = left / p->x_factor - p->fancy_x, last_x = (left + width - 1) / p->x_factor + p->fancy_x;
@@ -106,22 +106,22 @@ static int read_ends(Region *r) {
     return j->size - j->pos < end + 2 || eoi[0] != 0xFF || eoi[1] != 0xD9 ? DAMAGED : OK;
 }
 
-static int open_region(Region *r, const uint8_t *data, size_t size, int need_index) {
+static int open_region(Region *r, const uint8_t *data, size_t size) {
     Header *j = &r->header;
     int error = open_header(j, data, size);
     if (error) return error;
     int found = next_scan(j);
     if (found < 0) return found;
-    if (!found || (need_index && !j->num_parts)) return NO_INDEX;
-    if (j->progressive || j->num_scan != j->num_components) return NO_INDEX;
+    if (!found) return BAD_HEADER;
+    if (j->progressive || j->num_scan != j->num_components) return UNSUPPORTED;
     if (j->spectral_start || j->spectral_end != 63 || j->high || j->low) return BAD_HEADER;
     /* At most 2^26 MCUs: the multiplications here and in lay_out cannot overflow. */
     if (j->num_parts) {
         long long mcus = (long long)j->mcus_x * j->mcus_y, entries = 0;
-        if (j->restart_interval < 1 || j->num_parts != j->declared_parts) return NO_INDEX;
+        if (j->restart_interval < 1 || j->num_parts != j->declared_parts) return DAMAGED;
         r->num_segments = (int)((mcus + j->restart_interval - 1) / j->restart_interval);
         for (int part = 0; part < j->num_parts; part++) entries += j->part_entries[part];
-        if (entries != r->num_segments) return NO_INDEX;
+        if (entries != r->num_segments) return DAMAGED;
     }
     for (int k = 0; k < j->num_components; k++) {
         const Component *c = &j->components[k];
@@ -259,7 +259,7 @@ static const uint8_t *upsample(const Region *r, const Plane *p, int y, int left,
 }
 
 static void write_row(const Region *r, const uint8_t *const rows[3], int width, int channels, uint8_t *out) {
-    Colours stored = stored_colours(&r->header);
+    Colors stored = stored_colors(&r->header);
     if (channels == 1 && stored != RGB) {
         memcpy(out, rows[0], (size_t)width);
     } else if (channels == 1) { /* ITU-R 601 luma, as libjpeg rounds it */
@@ -289,30 +289,31 @@ static void write_pixels(const Region *r, const int box[4], int channels, Resize
     }
 }
 
-static int check_box(const Header *j, const int box[4], int scale) {
-    int full_height = ceil_div(j->height * scale, 8), full_width = ceil_div(j->width * scale, 8);
-    int tiny = scale < 8 && j->height < 8 && j->width < 8; /* as without the kernel: nobody needs it */
+static int check_box(const Header *j, const int box[4], int scale_eighths) {
+    if (scale_eighths != 8 && scale_eighths != 4 && scale_eighths != 2 && scale_eighths != 1) return BAD_BOX;
+    int full_height = ceil_div(j->height * scale_eighths, 8), full_width = ceil_div(j->width * scale_eighths, 8);
+    int tiny = scale_eighths < 8 && j->height < 8 && j->width < 8; /* as without the kernel: nobody needs it */
     return tiny || box[0] < 0 || box[1] < 0 || box[2] < 1 || box[3] < 1 || box[2] > full_height ||
                    box[3] > full_width || box[0] > full_height - box[2] || box[1] > full_width - box[3]
                ? BAD_BOX
                : OK;
 }
 
-/* box: top, left, height, width at this scale (8, 4, 2 or 1 eighths); to: height, width and whether to mirror, or NULL
- * for the size of the box; out: height * width * channels bytes.  need_index: refuse a JPEG that is not cut into
- * segments.  scalar: without AVX2, for tests. */
-EXPORT int flambeau_decode_region(const uint8_t *data, size_t size, const int *box, int scale, int channels,
-                                  const int *to, int need_index, int scalar, uint8_t *out) {
+/* box: top, left, height, width at this scale; scale_eighths: 8 for the full size, 4, 2 or 1; to: height, width and
+ * whether to mirror, or NULL for the size of the box; out: height * width * channels bytes.  scalar: without AVX2, for
+ * tests. */
+EXPORT int flambeau_decode_region(const uint8_t *data, size_t size, const int *box, int scale_eighths, int channels,
+                                  const int *to, int scalar, uint8_t *out) {
     Region *r = calloc(1, sizeof *r);
     Resizer *resizer = NULL;
     if (!r) return NO_MEMORY;
     r->use = routines(scalar);
-    int error = open_region(r, data, size, need_index);
+    int error = open_region(r, data, size);
     const Header *j = &r->header;
-    if (!error) error = check_box(j, box, scale);
+    if (!error) error = check_box(j, box, scale_eighths);
     if (!error && to && (to[0] < 1 || to[1] < 1 || to[0] > MAX_SIDE || to[1] > MAX_SIDE)) error = BAD_BOX;
     if (!error) {
-        lay_out(r, box, scale, channels == 1 && stored_colours(j) != RGB ? 1 : j->num_components);
+        lay_out(r, box, scale_eighths, channels == 1 && stored_colors(j) != RGB ? 1 : j->num_components);
         for (int k = 0; k < j->num_components; k++) {
             int s = r->planes[k].size;
             r->planes[k].idct = s == 8 ? r->use->idct8 : s == 4 ? r->use->idct4 : s == 2 ? r->use->idct2 : r->use->idct1;
@@ -332,6 +333,6 @@ EXPORT int flambeau_decode_region(const uint8_t *data, size_t size, const int *b
     return error;
 }
 
-EXPORT int flambeau_interface(void) { return 2; } /* as in kernel.py */
+EXPORT int flambeau_interface(void) { return 3; } /* as in kernel.py */
 
 EXPORT int flambeau_uses_avx2(void) { return routines(0) != routines(1); }

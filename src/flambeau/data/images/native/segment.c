@@ -206,23 +206,21 @@ static int choose_interval(const Header *j, int interval_px) {
 }
 
 /* All segments but those that are written anew, as they are. */
-static void copy_headers(Segmenter *s, const uint8_t *data) {
+static void copy_headers(Segmenter *s) {
     static const uint8_t soi[2] = {0xFF, 0xD8};
+    const Header *j = &s->c.header; /* read_coefficients has come to the end of it: every marker is sound */
+    const uint8_t *body;
+    size_t pos = 2;
+    int size, marker;
     append(&s->out, soi, 2);
-    for (size_t pos = 2;;) { /* read_coefficients has checked every length */
-        while (data[pos + 1] == 0xFF) pos++;
-        int marker = data[pos + 1];
-        size_t length = (size_t)get_u16(data + pos + 2);
-        const uint8_t *body = data + pos + 4;
-        if (marker == 0xDA) return;
+    while ((marker = next_marker(j->data, j->size, &pos, &body, &size)) != 0xDA) {
         int dropped = marker == 0xC4 || marker == 0xDD ||
-                      (marker == 0xE9 && length >= 11 && !memcmp(body, "FLAMBEAU", 9)) ||
-                      (marker == 0xE2 && length >= 6 && !memcmp(body, "MPF", 4));
-        size_t at = s->out.size;
-        if (!dropped) append(&s->out, data + pos, length + 2);
-        if (marker == 0xC2 && !s->out.failed) /* baseline has quantisers of 8 bits */
-            s->out.bytes[at + 1] = s->c.header.wide_quant ? 0xC1 : 0xC0;
-        pos += length + 2;
+                      (marker == 0xE9 && size >= 9 && !memcmp(body, "FLAMBEAU", 9)) ||
+                      (marker == 0xE2 && size >= 4 && !memcmp(body, "MPF", 4));
+        if (dropped) continue;
+        if (marker == 0xC2) marker = j->wide_quant ? 0xC1 : 0xC0; /* baseline has quantisers of 8 bits */
+        append_marker(&s->out, marker, size);
+        append(&s->out, body, (size_t)size);
     }
 }
 
@@ -289,7 +287,7 @@ static int rewrite(Segmenter *s, const uint8_t *data, size_t size, int interval_
     if (!s->lengths) return NO_MEMORY;
     if ((error = count_symbols(s))) return error;
     for (int k = 0; k < 4; k++) make_code(&s->encoders[k & 1][k >> 1]);
-    copy_headers(s, data);
+    copy_headers(s);
     write_tables(s);
     size_t index = write_index(s);
     write_scan_header(s);
