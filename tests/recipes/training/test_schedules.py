@@ -340,7 +340,7 @@ def test_each_piece_counts_from_its_own_border() -> None:
 
 @pytest.mark.parametrize("warmup", [1, 5])
 def test_warmup_before_anything(warmup: int) -> None:
-    """SCH-06: above 0 from the first step, equal increments, and no growth after it."""
+    """Above 0 from the first step, equal increments, and no growth after it."""
     mine = with_warmup(lambda step: 0.8 * half(step), warmup_steps=warmup)
     values = [mine(step) for step in range(30)]
     assert values[:warmup] == pytest.approx([0.8 * (k + 1) / (warmup + 1) for k in range(warmup)])
