@@ -93,7 +93,11 @@ LONG: dict[str, str] = {
     "together",
     "recipes/checkpoints/safe_pickle.py": "opcodes, containers and the table of what may be made, "
     "which a copy takes along together",
-    "recipes/memory/memory_budget.py": "counting, timing, choice and recomputation of one plan, "
+    "recipes/memory/activation_checkpointing.py": "modules and segments, which share one recomputation, "
+    "which a copy takes along together",
+    "recipes/training/schedules.py": "all schedules of one warm-up and one progress, with what joins them, "
+    "which a copy takes along together",
+    "recipes/memory/memory_budget.py": "counting, timing and choice of one plan, "
     "which a copy takes along together",
     "recipes/memory/inplace_abn.py": "layer, both passes and the conversion with its proof, "
     "which a copy takes along together",

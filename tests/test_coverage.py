@@ -1,4 +1,4 @@
-"""The coverage pages: every row of the source notes that is promised has its answer."""
+"""The coverage pages: every row of the cookbook this project started from that is promised has its answer."""
 
 import re
 from pathlib import Path

@@ -11,15 +11,25 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from flambeau.recipes.training.chained_schedules import chain, piecewise_linear, with_warmup
 from flambeau.recipes.training.cyclic_schedules import (
     cosine_restarts,
     one_cycle,
     one_cycle_momentum,
 )
-from flambeau.recipes.training.decay_schedules import exponential, polynomial, staircase, wsd
 from flambeau.recipes.training.plateau import ReduceOnPlateau
-from flambeau.recipes.training.schedules import constant, cosine, linear, multistep
+from flambeau.recipes.training.schedules import (
+    chain,
+    constant,
+    cosine,
+    exponential,
+    linear,
+    multistep,
+    piecewise_linear,
+    polynomial,
+    staircase,
+    with_warmup,
+    wsd,
+)
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures" / "schedules"
 TOTAL, WARMUP = 100, 10

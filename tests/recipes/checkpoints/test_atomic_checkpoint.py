@@ -95,7 +95,7 @@ def flip(path: Path, position: int = 0) -> None:
 
 
 def test_what_was_saved_is_read(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "checkpoints" / "step-00001200"  # no parent exists (CKP-04)
+    folder = tmp_path / "run" / "checkpoints" / "step-00001200"  # no parent exists
     save_checkpoint(folder, FILES, meta=META)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         **FILES,

@@ -40,7 +40,7 @@ def test_all_of_it_is_load_state_dict() -> None:
 
 
 def test_another_number_of_classes() -> None:
-    """FT-13: `strict=False` raises here, on the shapes; the two shapes are in the report."""
+    """`strict=False` raises here, on the shapes; the two shapes are in the report."""
     state = copies(make(num_classes=1000))
     model = make(seed=1)
     before = copies(model)

@@ -348,7 +348,7 @@ def test_a_map_that_is_full_grows(tmp_path, monkeypatch, batch_bytes):
     monkeypatch.setattr(lmdb_records, "_FIRST_MAP_BYTES", 1 << 16)
     monkeypatch.setattr(lmdb_records, "_BATCH_BYTES", batch_bytes)
     values = {b"%05d" % number: bytes([number % 256]) * 20_000 for number in range(120)}
-    with pytest.raises(lmdb.MapFullError):  # what the notes' code dies of
+    with pytest.raises(lmdb.MapFullError):  # what a fixed map_size ends in
         put(tmp_path / "note.lmdb", values, map_size=1 << 16)
     with LMDBWriter(tmp_path / "x.lmdb") as writer:
         for number in random.Random(0).sample(range(120), 120):

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from flambeau.recipes.memory.activation_checkpointing import (
     checkpoint_modules,
+    checkpoint_segments,
     checkpointed_modules,
     undo_checkpoints,
 )
+from flambeau.recipes.memory.memory_estimate import estimate_memory
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 BLOCKS = ["layers.0", "layers.1", "layers.2"]
@@ -248,8 +250,8 @@ def test_meta_device() -> None:
             "'layer.[*]' matches no module with a forward pass; the nearest is 'layers.[0-2]'",
         ),
         ((), "layers", "matches no module with a forward pass"),
-        (("layers.1",), "layers.1.norm", "layers.1.norm and layers.1 are inside of each other"),
-        (("layers.1.norm",), "layers.1", "layers.1 and layers.1.norm are inside of each other"),
+        (("layers.1",), "layers.1.norm", "layers.1.norm and layers.1 are nested"),
+        (("layers.1.norm",), "layers.1", "layers.1 and layers.1.norm are nested"),
     ],
 )
 def test_refused(prepare: tuple[str, ...], pattern: str, message: str) -> None:
@@ -304,3 +306,149 @@ def test_cuda_peak_is_lower_and_gradients_are_equal() -> None:
         less, got = peak(checkpoint_modules(make().cuda(), "layers.*"))
     assert less < 0.8 * plain
     assert_same(got, expected)
+
+
+# ---------------------------------------------------------------- segments
+
+
+def chain(blocks: int = 7) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(
+            nn.Sequential(
+                nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.ReLU(inplace=True)
+            )
+            for _ in range(blocks)
+        )
+    )
+
+
+def train_chain(model: nn.Module, **autocast: Any) -> list[Tensor]:
+    torch.manual_seed(1)
+    x = torch.randn(6, 4, device=next(model.parameters()).device)
+    with torch.autocast(x.device.type, enabled=bool(autocast), **autocast):
+        output = model(x)
+    output.float().square().mean().backward()
+    return [output.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
+
+
+@pytest.mark.parametrize("num_segments", [None, 1, 2, 3, 7])
+def test_segments_equal_the_plain_model_to_the_bit(num_segments: int | None) -> None:
+    model = chain()
+    assert checkpoint_segments(model, num_segments=num_segments) is model
+    assert_same(train_chain(model), train_chain(chain()))
+    assert model[0][1].num_batches_tracked == 1
+
+
+def test_segments_keep_autocast() -> None:
+    model = checkpoint_segments(chain())
+    assert_same(
+        train_chain(model, dtype=torch.bfloat16), train_chain(chain(), dtype=torch.bfloat16)
+    )
+
+
+def test_gradients_are_torchs_and_its_statistics_count_twice() -> None:
+    theirs = chain()
+    torch.manual_seed(1)
+    x = torch.randn(6, 4)
+    checkpoint_sequential(theirs, 3, x, use_reentrant=False).square().mean().backward()
+    ours = checkpoint_segments(chain(), num_segments=3)
+    train_chain(ours)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=0)
+    assert (theirs[0][1].num_batches_tracked, ours[0][1].num_batches_tracked) == (2, 1)
+
+
+class Held:
+    """Elements that the graph holds, each storage once: what torch has saved."""
+
+    def __init__(self) -> None:
+        self.storages: dict[int, Tensor] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        self.storages[tensor.untyped_storage().data_ptr()] = tensor.detach()
+        return tensor.detach()
+
+    def of(self, model: nn.Module, x: Tensor) -> int:
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor):
+            output = model(x)
+        del output
+        return sum(t.untyped_storage().nbytes() // 4 for t in self.storages.values())
+
+
+@pytest.mark.parametrize(
+    ("num_segments", "numel"), [(1, 395_264), (2, 200_704), (8, 65_536), (32, 77_824)]
+)
+def test_saved_elements_of_64_layers_at_several_counts(num_segments: int, numel: int) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(64)))
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_parameter("bias", None)
+    checkpoint_segments(model, num_segments=num_segments)
+    assert Held().of(model, torch.ones(32, 64, requires_grad=True)) == numel
+
+
+def test_the_square_root_is_the_default_and_the_least_peak() -> None:
+    """One weight, so that nothing but activations counts: n / k + k of them live at the peak."""
+    peaks = {}
+    for count in (1, 2, 4, 8, 16):
+        model = nn.Sequential(nn.PReLU(), *(nn.Tanh() for _ in range(15)))
+        checkpoint_segments(model, num_segments=count)
+        x = torch.ones(256, requires_grad=True)
+        peaks[count] = estimate_memory(model, (x,), optimizer=torch.optim.SGD).peak
+    assert min(peaks, key=lambda count: peaks[count]) == 4
+    assert peaks[4] < 0.6 * peaks[1]
+    assert checkpoint_segments(model).forward.num_segments == 4
+
+
+def test_names_and_copies_of_segments() -> None:
+    model = checkpoint_segments(chain())
+    assert list(model.state_dict()) == list(chain().state_dict())
+    expected = train_chain(chain())
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.forward.module is other
+        assert_same(train_chain(other), expected)
+    checkpoint_segments(model, num_segments=1)
+    assert "forward" not in model.__dict__
+
+
+def test_segments_in_eval_without_gradients() -> None:
+    model, x = checkpoint_segments(chain()).eval(), torch.randn(3, 4)
+    with torch.no_grad():
+        assert_same([model(x)], [chain().eval()(x)])
+
+
+class Own(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x
+
+
+def test_segments_refused() -> None:
+    for count in (0, 8, -1):
+        with pytest.raises(ValueError, match=rf"num_segments must be in 1 to 7 .* got {count}"):
+            checkpoint_segments(chain(), num_segments=count)
+    with pytest.raises(TypeError, match=r"a plain nn\.Sequential is needed, got Own"):
+        checkpoint_segments(Own(nn.Linear(2, 2)))
+    with pytest.raises(TypeError, match="got ModuleList"):
+        checkpoint_segments(nn.ModuleList([nn.Linear(2, 2)]))  # type: ignore[arg-type]
+
+
+def test_a_segment_that_changes_its_input_is_refused() -> None:
+    blocks = [nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 2)) for _ in range(4)]
+    model, x = nn.Sequential(nn.Linear(2, 2), *blocks), torch.randn(3, 2)
+    with pytest.raises(ValueError, match="the segment of children 1 to 2 changes its input"):
+        checkpoint_segments(model, num_segments=3)(x)
+    with torch.no_grad():
+        model(x)
+    for block in blocks:
+        block[0].inplace = False
+    model(x).sum().backward()
+
+
+def test_undo_and_nesting() -> None:
+    model = nn.Sequential(checkpoint_segments(chain()), nn.Linear(4, 2))
+    assert checkpointed_modules(model) == ["0"]
+    with pytest.raises(ValueError, match=r"0\.1 and 0 are nested"):
+        checkpoint_modules(model, "0.1")
+    undo_checkpoints(model)
+    assert "forward" not in model[0].__dict__

@@ -86,7 +86,7 @@ def test_silent_change_is_found_where_the_example_has_no_negative_number() -> No
     wrong = Residual()
     wrong.act.inplace = True
     minus = torch.tensor([-1.0])
-    assert wrong(minus) == 0  # MEM-02: -1 became 0, without a word
+    assert wrong(minus) == 0  # -1 became 0, without a word
     right = Residual()
     assert right(minus) == -1
     assert use_inplace_relu(right, torch.tensor([1.0])).enabled == []

@@ -172,7 +172,7 @@ class Backbone(nn.Module):
 
 
 def test_values_gradients_mode_and_attributes() -> None:
-    """FT-08: the frozen trunk computes what it did, the new head alone learns."""
+    """The frozen trunk computes what it did, the new head alone learns."""
     torch.manual_seed(0)
     trunk = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = Backbone(nn.Sequential(trunk, nn.Linear(4, 1000, bias=False).double()))

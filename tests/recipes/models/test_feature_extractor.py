@@ -45,7 +45,7 @@ def test_equals_torchvisions_extractor(resnet: nn.Module, images: Tensor) -> Non
 
 
 def test_pooled_features_of_resnet(resnet: nn.Module, images: Tensor) -> None:
-    """FT-04: the note's `children()[:-1]` gives the same."""
+    """The usual `children()[:-1]` gives the same."""
     pooled = feature_extractor(resnet, ["avgpool"])(images)["avgpool"]
     assert pooled.shape == (2, 512, 1, 1)
     trunk = nn.Sequential(*list(copy.deepcopy(resnet).eval().children())[:-1])
@@ -53,7 +53,7 @@ def test_pooled_features_of_resnet(resnet: nn.Module, images: Tensor) -> None:
 
 
 def test_what_comes_next_does_not_write_into_a_feature(resnet: nn.Module, images: Tensor) -> None:
-    """FT-05: `relu` writes into the output of bn1, and `out += identity` into that of bn2."""
+    """`relu` writes into the output of bn1, and `out += identity` into that of bn2."""
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
             features = feature_extractor(resnet, ["bn1", "relu", "layer1.0.bn2"])(images)
@@ -82,7 +82,7 @@ def test_train_mode_and_statistics_stay(resnet: nn.Module, images: Tensor) -> No
 
 
 def test_vgg_names_of_the_notes() -> None:
-    """FT-01, FT-02, FT-03 on VGG16 without its 138 million weights."""
+    """On VGG16 without its 138 million weights."""
     import torchvision
 
     with torch.device("meta"):
@@ -90,8 +90,8 @@ def test_vgg_names_of_the_notes() -> None:
         images = torch.empty(2, 3, 224, 224)
     layers = {
         "features.29": (512, 14, 14),  # relu5_3
-        "features.30": (512, 7, 7),  # pool5, what the note calls relu5_3
-        "classifier.3": (4096,),  # fc7 before its ReLU, what the note takes
+        "features.30": (512, 7, 7),  # pool5, often taken for relu5_3
+        "classifier.3": (4096,),  # fc7 before its ReLU, what `classifier[:-3]` gives
         "classifier.4": (4096,),  # fc7
     }
     features = feature_extractor(model, list(layers))(images)

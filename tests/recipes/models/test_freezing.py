@@ -62,7 +62,7 @@ def under(*prefixes: str) -> set[str]:
 
 
 def test_frozen_parts_stay_to_the_bit() -> None:
-    """FT-08: without it, running statistics and num_batches_tracked drift in train()."""
+    """Without it, running statistics and num_batches_tracked drift in train()."""
     model = make()
     before = state(model)
     freeze(model, ["stem", "layer1"])
@@ -82,7 +82,7 @@ def test_a_norm_in_the_head_stays_whole() -> None:
 
 
 def test_requires_grad_alone_lets_statistics_drift() -> None:
-    """What the notes do; shows that the test above can fail."""
+    """What snippets do; shows that the test above can fail."""
     model = make()
     before = state(model)
     model.stem.requires_grad_(False)
@@ -161,7 +161,7 @@ def saved_bytes(model: nn.Module) -> int:
 
 
 def test_frozen_front_keeps_nothing_for_backward() -> None:
-    """FT-14: only the input of the head, 4 samples of 4 features, stays."""
+    """Only the input of the head, 4 samples of 4 features, stays."""
     model = make()
     whole = saved_bytes(model)
     freeze(model, ["*"], but=["fc"])

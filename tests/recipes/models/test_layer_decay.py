@@ -101,7 +101,7 @@ def test_embeddings_are_layer_0_also_where_tied() -> None:
 
 
 def test_two_rates() -> None:
-    """FT-09: small for the trunk, large for the head; the key of a group is 'params'."""
+    """Small for the trunk, large for the head; the key of a group is 'params'."""
     model = stack()
     groups = layerwise_lr(plain(model), model, lr=0.01, head=["4.*"], head_lr=0.1)
     expected = {name: 0.1 if name[0] == "4" else 0.01 for name, _ in model.named_parameters()}
@@ -135,7 +135,7 @@ def test_groups_keep_what_they_hold() -> None:
 
 
 def test_frozen_parameters_stay_out_and_lost_ones_are_shown() -> None:
-    """FT-10: the note's three groups lose what is no Linear, Conv or BatchNorm."""
+    """Groups by module type lose what is no Linear, Conv or BatchNorm."""
     model = stack()
     model[0].requires_grad_(False)
     groups = layerwise_lr(plain(model), model, lr=1.0, layer_decay=0.5)

@@ -72,7 +72,7 @@ def test_norms_of_several_dimensions() -> None:
 
 
 def test_norm_without_parameters() -> None:
-    """FT-10: the note's grouping raises TypeError here."""
+    """Grouping by module type raises TypeError here."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, affine=False))
     assert names(model) == ({"0.weight"}, {"0.bias"})
 

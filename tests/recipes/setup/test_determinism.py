@@ -68,7 +68,7 @@ def test_warn_only_warns_and_runs() -> None:
 
 
 def test_new_tensors_are_not_filled_with_nan() -> None:
-    """REP-06: torch's deterministic mode alone fills `torch.empty`."""
+    """torch's deterministic mode alone fills `torch.empty`."""
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     assert torch.empty(64).isnan().all()

@@ -108,7 +108,7 @@ def test_default_device_exists() -> None:
 
 
 def test_default_device_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DEV-05: a build for CUDA says 'cuda' where no GPU is, unless it is asked to look."""
+    """A build for CUDA says 'cuda' where no GPU is, unless it is asked to look."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert default_device() == torch.device("cpu")
 

@@ -182,7 +182,7 @@ def test_another_numpy_bit_generator_is_refused() -> None:
 
 
 def test_hash_seed_of_a_running_process_cannot_be_changed() -> None:
-    """Why `seed_everything` leaves PYTHONHASHSEED alone (REP-03)."""
+    """Why `seed_everything` leaves PYTHONHASHSEED alone."""
     script = (
         "import os\n"
         "before = hash('abc')\n"

@@ -177,7 +177,7 @@ def test_two_forwards_and_one_backward_keep_both_graphs():
         accumulate_gradients(lambda x, y: F.cross_entropy(model(x), y), [x, y], micro_batch_size=16)
     torch.testing.assert_close(gradients(model), expected, rtol=1e-10, atol=1e-14)
     assert together.now == one_by_one.now == 0  # the count is right
-    assert together.most >= whole.most  # the notes' way saves nothing ...
+    assert together.most >= whole.most  # both graphs at once save nothing ...
     assert one_by_one.most < 0.6 * together.most  # ... one graph at a time does
 
 

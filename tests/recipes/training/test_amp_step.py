@@ -191,11 +191,11 @@ def test_autocast_dtype_and_state_round_trip() -> None:
     amp.step()
     _, fresh = make("adamw", True, precision="fp16")
     fresh.load_state_dict(copy.deepcopy(amp.state_dict()))
-    assert fresh.loss_scale() == amp.loss_scale() == 32768.0  # AMP-08: half of 65536
+    assert fresh.loss_scale() == amp.loss_scale() == 32768.0  # half of 65536
 
 
 def test_worked_example_of_the_note() -> None:
-    """AMP-07: scale 65536, gradients of 1 in two weights, clipped together."""
+    """Scale 65536, gradients of 1 in two weights, clipped together."""
     x, z = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     amp = AmpStep(torch.optim.SGD([x, z], lr=0.001, fused=True), precision="fp16", max_norm=1.0)
     assert amp.loss_scale() == 65536.0

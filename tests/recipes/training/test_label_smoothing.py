@@ -85,7 +85,7 @@ def test_others_is_torch_with_another_number(num_classes, soft):
     (theirs_grad,) = torch.autograd.grad(theirs, logits)
     torch.testing.assert_close(ours_grad, theirs_grad, rtol=1e-5, atol=1e-7)
     same_number = F.cross_entropy(logits, targets, label_smoothing=0.1)
-    assert (ours - same_number).detach().abs() > 1e-3  # the notes took them for one thing
+    assert (ours - same_number).detach().abs() > 1e-3  # often taken for the same
 
 
 def test_without_smoothing_it_is_torch_to_the_bit():

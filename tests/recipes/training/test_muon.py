@@ -214,7 +214,7 @@ def test_a_copy_does_the_same_step(copied: Callable[[Any], Any]) -> None:
 
 
 def test_params_as_torchs_optimizers_take_them() -> None:
-    """A tensor, names, and a group that joins later: FT-11."""
+    """A tensor, names, and a group that joins later."""
     a, b, c, d, e = parameters([(4, 4), (4,), (4, 4), (4,), (4, 4)])
     optimizer = Muon([{"params": a}, {"params": b}], matrices=[a])
     optimizer.add_param_group({"params": [c, d], "lr": 0.5})

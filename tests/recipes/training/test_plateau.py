@@ -66,7 +66,7 @@ def test_a_resume_is_exact(stop: int) -> None:
 
 
 def test_patience_of_the_note() -> None:
-    """SCH-02: mode 'max', patience 5: the sixth epoch without a better one reduces."""
+    """Mode 'max', patience 5: the sixth epoch without a better one reduces."""
     plateau = ReduceOnPlateau(mode="max", patience=5)
     values = [plateau.step(0.8) for _ in range(8)]
     assert values == [1.0] * 6 + [0.1] * 2

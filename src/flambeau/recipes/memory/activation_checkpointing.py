@@ -1,18 +1,22 @@
 """Recompute the activations of chosen modules in the backward pass instead of keeping them.
 
-在反向传播时重新计算所选模块的激活值，而不是一直保存它们。
+在反向传播时重新计算所选模块或各分段的激活值，而不是一直保存它们。
 
-Source: Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174; the recomputation is
-torch.utils.checkpoint's without re-entrance.
+Source: Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174, for segments
+its section 4: n layers in k segments keep k inputs, and n / k layers while one segment runs again; the
+least is at k = sqrt(n). The recomputation is torch.utils.checkpoint's without re-entrance.
 
 Not for memory that parameters or the optimizer take, nor for modules whose output depends on a buffer that
 every forward pass changes (spectral norm): their recomputation would start from the changed value.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,23 +36,56 @@ class _Recomputing:
         self.name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = partial(type(self.module).forward, self.module, **kwargs)
-        if not torch.is_grad_enabled():
-            return forward(*args)
-        if torch.compiler.is_compiling():  # a compiled graph writes each buffer once by itself
-            return checkpoint(forward, *args, use_reentrant=False)
-        before = _versions(args, kwargs)
-        output = checkpoint(forward, *args, use_reentrant=False, context_fn=self._contexts)
-        changed = _versions(args, kwargs) != before
-        if changed and any(getattr(leaf, "requires_grad", False) for leaf in tree_leaves(output)):
-            raise ValueError(
-                f"{self.name} changes its input in place, and recomputing would start from the changed one: "
-                "make its first activation inplace=False, or checkpoint a module around it"
-            )
-        return output
+        run = partial(type(self.module).forward, self.module)
+        return _recompute(run, [self.module], self.name, *args, **kwargs)
 
-    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _OnCopies(self.module)
+
+class _Segmented:
+    """The same for a Sequential, which recomputes its children in segments."""
+
+    def __init__(self, module: nn.Sequential, num_segments: int) -> None:
+        self.module = module
+        self.num_segments = num_segments
+
+    def __call__(self, x: Any) -> Any:
+        children = list(self.module)
+        bounds = [i * len(children) // self.num_segments for i in range(self.num_segments + 1)]
+        for start, end in pairwise(bounds):
+            run = partial(_chain, children[start:end])
+            if end == len(children):  # the first of the backward pass: it would run again at once
+                x = run(x)
+            else:
+                name = f"the segment of children {start} to {end - 1}"
+                x = _recompute(run, children[start:end], name, x)
+        return x
+
+
+def _chain(modules: Sequence[nn.Module], x: Any) -> Any:
+    for module in modules:
+        x = module(x)
+    return x
+
+
+def _recompute(
+    run: Callable[..., Any], modules: Sequence[nn.Module], name: str, *args: Any, **kwargs: Any
+) -> Any:
+    """`run(*args, **kwargs)`, which calls these modules, keeping only its inputs."""
+    if not torch.is_grad_enabled():
+        return run(*args, **kwargs)
+    run = partial(run, **kwargs)
+    if torch.compiler.is_compiling():  # a compiled graph writes each buffer once by itself
+        return checkpoint(run, *args, use_reentrant=False)
+    before = _versions(args, kwargs)
+    output = checkpoint(
+        run, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _OnCopies(modules))
+    )
+    changed = _versions(args, kwargs) != before
+    if changed and any(getattr(leaf, "requires_grad", False) for leaf in tree_leaves(output)):
+        raise ValueError(
+            f"{name} changes its input in place, and recomputing would start from the changed one: "
+            "make its first activation inplace=False, or checkpoint a module around it"
+        )
+    return output
 
 
 def _versions(*inputs: Any) -> list[int]:
@@ -58,18 +95,18 @@ def _versions(*inputs: Any) -> list[int]:
 
 
 class _OnCopies:
-    """Around a recomputation: it changes copies of the buffers, so that they are updated once a step.
+    """Around a recomputation: it changes copies of the buffers, so that they are updated once per step.
 
     All buffers, since nothing tells which are changed: batch_norm leaves their version counters alone.
     May be entered again: a graph that is retained recomputes in each backward pass.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
         self._originals: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def __enter__(self) -> None:
-        holders = [m._buffers for m in self._module.modules() if m._buffers]
+        holders = [m._buffers for outer in self._modules for m in outer.modules() if m._buffers]
         self._originals = [(holder, dict(holder)) for holder in holders]
         for holder in holders:
             holder.update({name: b.clone() for name, b in holder.items() if b is not None})
@@ -88,14 +125,14 @@ def checkpoint_modules(model: nn.Module, *patterns: str) -> nn.Module:
     Args:
         model: any module; it is changed in place. Names and the state dict stay as they are.
         patterns: module names as in a shell, `*` crosses dots: 'layer*.*', 'encoder.layers.*'. Of modules
-            inside of each other the outermost is taken. A ModuleList has no forward pass; its members count.
+            one another the outermost is taken. A ModuleList has no forward pass; its members count.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: a pattern that matches no module with a forward pass, a module inside of or around one
-            that recomputes already, or one whose `forward` was replaced by somebody else. In the first
+        ValueError: a pattern that matches no module with a forward pass, a module inside or around one
+            that recomputes already, or one whose `forward` another library has replaced. In the first
             forward pass: a module that changes its input in place.
 
     Example:
@@ -114,8 +151,8 @@ def checkpoint_modules(model: nn.Module, *patterns: str) -> nn.Module:
         for other, other_name in present.items():
             if module in set(other.modules()) or other in set(module.modules()):
                 raise ValueError(
-                    f"{name} and {other_name} are inside of each other, and {other_name} recomputes "
-                    "already: call undo_checkpoints(model) first"
+                    f"{name} and {other_name or 'the whole model'} are nested, and the latter "
+                    "recomputes already: call undo_checkpoints(model) first"
                 )
         if "forward" in module.__dict__:
             raise ValueError(
@@ -141,6 +178,45 @@ def _matches(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     return found
 
 
+def checkpoint_segments(model: nn.Sequential, *, num_segments: int | None = None) -> nn.Sequential:
+    """Let a Sequential keep the inputs of its segments, and recompute the rest in the backward pass.
+
+    Outputs, gradients and buffers stay those of the plain model: random numbers repeat, autocast is kept,
+    and running statistics are updated once. Nothing changes where gradients are off.
+
+    Args:
+        model: changed in place; names and the state dict stay. It may be a part of a model: `model.layers`.
+        num_segments: 1 to the number of children, as equal as possible; None is the square root of it,
+            rounded. 1 recomputes nothing, which also undoes an earlier call.
+
+    Returns:
+        The same model.
+
+    Raises:
+        TypeError: no Sequential, or one with a forward pass of its own.
+        ValueError: a number of segments outside of the range; later, a segment that changes its input.
+
+    Example:
+        >>> model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)))
+        >>> checkpoint_segments(model)(torch.ones(2, 4)).sum().backward()
+        >>> model.forward.num_segments
+        3
+    """
+    own = model.__dict__.get("forward")
+    is_ours = isinstance(own, _Segmented)
+    if getattr(type(model), "forward", None) is not nn.Sequential.forward or (own and not is_ours):
+        name = type(model).__name__
+        raise TypeError(f"a plain nn.Sequential is needed, got {name} with its own forward")
+    if num_segments is None:
+        num_segments = round(math.sqrt(len(model)))
+    if not 1 <= num_segments <= len(model):
+        raise ValueError(f"num_segments must be in 1 to {len(model)} children, got {num_segments}")
+    model.__dict__.pop("forward", None)
+    if num_segments > 1:
+        model.forward = _Segmented(model, num_segments)  # type: ignore[method-assign]
+    return model
+
+
 def checkpointed_modules(model: nn.Module) -> list[str]:
     """The names of the modules that recompute, in the order of the model.
 
@@ -148,9 +224,8 @@ def checkpointed_modules(model: nn.Module) -> list[str]:
         >>> checkpointed_modules(nn.Sequential(nn.Linear(1, 1)))
         []
     """
-    return [
-        n for n, m in model.named_modules() if isinstance(m.__dict__.get("forward"), _Recomputing)
-    ]
+    ours = (_Recomputing, _Segmented)
+    return [n for n, m in model.named_modules() if isinstance(m.__dict__.get("forward"), ours)]
 
 
 def undo_checkpoints(model: nn.Module) -> nn.Module:

@@ -5,6 +5,8 @@
 Source: the choice of Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174, made by
 a dynamic program over measured bytes and seconds; the bytes come from steps on tensors without data.
 
+The recomputation itself comes in as a function, such as `checkpoint_modules` of activation_checkpointing.py.
+
 Not for models whose forward pass depends on values of its input, nor for blocks that run several times.
 """
 
@@ -26,9 +28,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import AdamW, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 _Optimizers = Callable[[list[nn.Parameter]], Optimizer | Sequence[Optimizer]]
+_Recompute = Callable[..., nn.Module]
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _TIME_UNITS = 1000  # the choice knows seconds to a thousandth of those of all blocks together
 
@@ -71,73 +73,6 @@ class MemoryPlan:
         rows.append("peak {:.2f} MiB of {:.2f}, without {:.2f}".format(*(n / 2**20 for n in sizes)))
         rows.append(f"{self.extra_s * 1e3:.2f} ms more: {self.extra_s / self.step_s:.0%} of a step")
         return "\n".join(rows)
-
-
-class _Recomputing:
-    """Stands as `forward` on one module; an object, so that `copy.deepcopy` binds it to the copy."""
-
-    def __init__(self, module: nn.Module, name: str) -> None:
-        self.module = module
-        self.name = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = partial(type(self.module).forward, self.module, **kwargs)
-        if not torch.is_grad_enabled():
-            return forward(*args)
-        # A compiled graph writes each buffer once by itself.
-        contexts = noop_context_fn if torch.compiler.is_compiling() else self._contexts
-        before = _versions(args, kwargs)
-        output = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts)
-        changed = _versions(args, kwargs) != before
-        if changed and any(getattr(leaf, "requires_grad", False) for leaf in tree_leaves(output)):
-            raise ValueError(
-                f"{self.name} changes its input in place, and recomputing would start from the changed one: "
-                "make its first activation inplace=False, or take a module around it as the block"
-            )
-        return output
-
-    def _contexts(self) -> tuple[Any, Any]:
-        return noop_context_fn()[0], _OnCopies(self.module)
-
-
-def _versions(*inputs: Any) -> list[int]:
-    """How often each tensor was written to; one of inference_mode does not count that."""
-    if torch.compiler.is_compiling():
-        return []
-    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    return [tensor._version for tensor in tensors if not tensor.is_inference()]
-
-
-class _OnCopies:
-    """Inside, the buffers are copies: a recomputation must not update statistics a second time."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._originals: list[tuple[dict[str, Any], dict[str, Any]]] = []
-
-    def __enter__(self) -> None:
-        holders = [m._buffers for m in self._module.modules() if m._buffers]
-        self._originals = [(holder, dict(holder)) for holder in holders]
-        for holder in holders:
-            holder.update({name: b.clone() for name, b in holder.items() if b is not None})
-
-    def __exit__(self, *exception: object) -> None:
-        for holder, original in self._originals:
-            holder.update(original)
-
-
-def _set(model: nn.Module, names: Sequence[str]) -> None:
-    """Let exactly these modules recompute."""
-    for module in model.modules():
-        if isinstance(module.__dict__.get("forward"), _Recomputing):
-            del module.forward
-    for name in names:
-        module = model.get_submodule(name)
-        if "forward" in module.__dict__:
-            raise ValueError(
-                f"{name}: something else has replaced its forward already; undo that first"
-            )
-        module.forward = _Recomputing(module, name)
 
 
 # ---------------------------------------------------------------- bytes
@@ -220,6 +155,7 @@ def _simulate(
     batch: tuple[Any, ...],
     forward: Callable[[nn.Module, tuple[Any, ...]], tuple[Any, Tensor]],
     optimizer: _Optimizers,
+    recompute: _Recompute,
     names: Sequence[str],
     recomputed: Sequence[str],
 ) -> list[_Phase]:
@@ -241,7 +177,7 @@ def _simulate(
                 one.zero_grad()
 
     update()  # makes the state of the optimizer
-    _set(model, recomputed)
+    recompute(model, *recomputed)
     for name in names:
         _mark_passes(model.get_submodule(name), name, live)
     live.mark("start")
@@ -289,8 +225,9 @@ def _seconds(model: nn.Module, names: Sequence[str], run: Callable[[], object]) 
         handles.append(module.register_forward_pre_hook(partial(begin, name)))
         handles.append(module.register_forward_hook(partial(end, name)))
     devices = [] if device.type == "cpu" else [device]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        with torch.random.fork_rng(devices, device_type=device.type), _OnCopies(model):
+        with torch.random.fork_rng(devices, device_type=device.type):
             for _ in range(3):
                 begin("")
                 run()
@@ -298,6 +235,8 @@ def _seconds(model: nn.Module, names: Sequence[str], run: Callable[[], object]) 
     finally:
         for handle in handles:
             handle.remove()
+        for buffer, before in buffers:
+            buffer.copy_(before)
     return {name: min(seconds) for name, seconds in times.items()}
 
 
@@ -436,6 +375,11 @@ def _block_names(model: nn.Module, patterns: Sequence[str]) -> list[str]:
                 f"{pattern!r} matches no module with a forward pass; the nearest is {near[0]!r}"
             )
         chosen |= found
+    replaced = [name for name in names if name in chosen and "forward" in names[name].__dict__]
+    if replaced:
+        raise ValueError(
+            f"{replaced[0]}: its forward has been replaced, perhaps by an earlier plan: undo that first"
+        )
     inner = {m for name in chosen for m in names[name].modules() if m is not names[name]}
     return [name for name in names if name in chosen and names[name] not in inner]
 
@@ -455,6 +399,7 @@ def fit_memory_budget(
     *,
     blocks: Sequence[str],
     budget_bytes: int,
+    recompute: _Recompute,
     loss: Callable[[Any], Tensor] = _mean_of_all,
     optimizer: _Optimizers = AdamW,
     autocast: torch.dtype | None = None,
@@ -465,12 +410,13 @@ def fit_memory_budget(
     parameters, buffers, gradients, optimizer state, batch, activations and temporaries between operations.
 
     Args:
-        model: on its device, in the mode it trains in. Changed in place; names stay. An earlier plan of it is
-            replaced, and with a budget that is large enough nothing recomputes.
+        model: on its device, in the mode it trains in, and not recomputing yet.
         batch: the positional arguments of the model: a real batch, of the largest size.
         blocks: module names as in a shell, `*` crosses dots: ['layer*.*']. Of modules inside of each other
             the outermost is taken.
         budget_bytes: of a whole step.
+        recompute: called as `recompute(model, *names)`, it lets the modules of these names recompute; it
+            changes the model in place.
         loss: of the output, a scalar; by default the mean. It may use real targets of the batch.
         optimizer: from the parameters that need gradients, one optimizer or several.
         autocast: torch.bfloat16 or torch.float16 for the forward pass and the loss; None for none.
@@ -480,13 +426,21 @@ def fit_memory_budget(
 
     Raises:
         ValueError: a budget below the least possible peak (which is named; nothing recomputes then), a
-            pattern without a match, a block that does not run once or changes its input in place, or no
-            parameter that needs a gradient.
+            pattern without a match, a block that does not run once or recomputes already, or no parameter
+            that needs a gradient.
         TypeError: `blocks` is a single string.
 
     Example:
         >>> model = nn.Sequential(*(nn.Sequential(nn.Tanh(), nn.Tanh(), nn.Linear(8, 8)) for _ in range(4)))
-        >>> plan = fit_memory_budget(model, (torch.ones(512, 8),), blocks=["*"], budget_bytes=170_000)
+        >>> def recompute(model, *names):
+        ...     for name in names:
+        ...         module = model.get_submodule(name)
+        ...         module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+        ...     return model
+        >>> from torch.utils.checkpoint import checkpoint
+        >>> plan = fit_memory_budget(
+        ...     model, (torch.ones(512, 8),), blocks=["*"], budget_bytes=170_000, recompute=recompute
+        ... )
         >>> plan.peak_bytes <= 170_000 < plan.plain_peak_bytes
         True
     """
@@ -496,16 +450,15 @@ def fit_memory_budget(
     def step() -> None:
         torch.autograd.grad(forward(model, batch)[1], parameters, allow_unused=True)
 
-    _set(model, ())
     names = _block_names(model, blocks)
-    plain = _simulate(model, batch, forward, optimizer, names, ())
+    plain = _simulate(model, batch, forward, optimizer, recompute, names, ())
     names = _in_order(plain, names)
-    simulate = partial(_simulate, model, batch, forward, optimizer, names)
+    simulate = partial(_simulate, model, batch, forward, optimizer, recompute, names)
     choice = _Choice(names, plain, simulate(names))
     seconds = _seconds(model, names, torch.no_grad()(partial(forward, model, batch)))
     costs = [seconds[name] for name in names]
     recomputed, peak = _fit(choice, simulate, costs, budget_bytes, _peak(plain))
-    _set(model, recomputed)
+    recompute(model, *recomputed)
     return MemoryPlan(
         budget_bytes=budget_bytes,
         peak_bytes=peak,

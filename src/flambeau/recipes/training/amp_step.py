@@ -48,7 +48,7 @@ class AmpStep:
         optimizer: with dense floating parameters, all on one device; state must be empty or loaded.
         precision: 'fp32', 'bf16' or 'fp16', the type that autocast uses in the forward pass.
         max_norm: clip the norm of all gradients together to this, after unscaling; None does not.
-        init_scale: the first loss scale of fp16 (torch's default; the note's 65535 is 65536, AMP-07).
+        init_scale: the first loss scale of fp16 (torch's default).
         growth_interval: fp16 steps without an overflow after which the scale doubles.
         halt: once something was not finite, skip all later steps, too, until `halted` is zeroed. So a loop
             can read the flag late and find the weights as they were. In fp16 only watched tensors halt.

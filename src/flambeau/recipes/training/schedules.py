@@ -3,22 +3,29 @@
 学习率调度：输入步数、输出倍率的纯函数。
 
 Source: cosine after Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, without restarts; warm-up and
-the linear scaling rule after Goyal et al., arXiv 1706.02677, sections 2.1 and 2.2.
+the linear scaling rule after Goyal et al., arXiv 1706.02677, sections 2.1 and 2.2; polynomial after Chen et
+al., DeepLab, arXiv 1606.00915, section 4.1 (power 0.9); warm-up-stable-decay after Hu et al., MiniCPM, arXiv
+2404.06395, section 4, its '1-sqrt' after Hägele et al., arXiv 2405.18392, section 3.
 
 With no object there is no state to save and no order to get wrong: write the multiplier of step k before
 optimizer step k, counting from 0. Warm-up step k gives (k + 1) / (warmup_steps + 1): never 0, equal
-increments, and the step after the warm-up is the first at full rate.
+increments, and the step after the warm-up is the first at full rate. `chain` joins any of them.
 
-Not for rates that follow a metric: torch.optim.lr_scheduler.ReduceLROnPlateau does that.
+Not for rates that follow a metric: torch.optim.lr_scheduler.ReduceLROnPlateau does that. Exponential and
+staircase suit recipes that were tuned with them (EfficientNet); for a new one a cosine or WSD asks for fewer
+choices.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Literal
 
 import torch
 from torch.optim import Optimizer
+
+Schedule = Callable[[int], float]
 
 
 def constant(step: int, *, total_steps: int, warmup_steps: int = 0) -> float:
@@ -128,12 +135,237 @@ def multistep(
     return _warmup(step, warmup_steps) * gamma ** bisect_right(milestones, step)
 
 
+def polynomial(
+    step: int, *, total_steps: int, warmup_steps: int = 0, power: float = 2.0, end: float = 0.0
+) -> float:
+    """(1 - progress) ** power, from 1 after the warm-up to `end` at `total_steps`, where it stays.
+
+    Args:
+        step: optimizer steps already made, from 0.
+        total_steps: length of the run, at least 1.
+        warmup_steps: in [0, total_steps].
+        power: above 0; 1 is a straight line, 2 is usual with large batches, 0.9 in segmentation.
+        end: the multiplier from `total_steps` on, at least 0.
+
+    Returns:
+        The factor for the base rate.
+
+    Raises:
+        ValueError: a number outside its range.
+
+    Example:
+        >>> [polynomial(step, total_steps=4) for step in range(6)]
+        [1.0, 0.5625, 0.25, 0.0625, 0.0, 0.0]
+    """
+    progress = _progress(step, total_steps, warmup_steps)
+    if not power > 0:
+        raise ValueError(f"power must be above 0, got {power}")
+    return _warmup(step, warmup_steps) * _between((1.0 - progress) ** power, end)
+
+
+def exponential(step: int, *, total_steps: int, end: float, warmup_steps: int = 0) -> float:
+    """The same factor at each step, from 1 after the warm-up to `end` at `total_steps`, where it stays.
+
+    Args:
+        step: optimizer steps already made, from 0.
+        total_steps: length of the run, at least 1.
+        end: the multiplier from `total_steps` on, above 0, such as 0.01.
+        warmup_steps: in [0, total_steps].
+
+    Returns:
+        The factor for the base rate.
+
+    Raises:
+        ValueError: a number outside its range.
+
+    Example:
+        >>> [round(exponential(step, total_steps=4, end=0.0625), 4) for step in range(6)]
+        [1.0, 0.5, 0.25, 0.125, 0.0625, 0.0625]
+    """
+    progress = _progress(step, total_steps, warmup_steps)
+    if not end > 0:
+        raise ValueError(f"end must be above 0 (no factor leads to 0), got {end}")
+    return _warmup(step, warmup_steps) * float(end**progress)
+
+
+def staircase(
+    step: int, *, total_steps: int, every: int, gamma: float = 0.1, warmup_steps: int = 0
+) -> float:
+    """Full rate after the warm-up, times `gamma` every `every` steps after it, until `total_steps`.
+
+    Args:
+        step: optimizer steps already made, from 0.
+        total_steps: length of the run, at least 1.
+        every: width of a stair in steps, at least 1, counted from the end of the warm-up.
+        gamma: height of a stair, above 0.
+        warmup_steps: in [0, total_steps].
+
+    Returns:
+        The factor for the base rate; after the run that of its last step.
+
+    Raises:
+        ValueError: a number outside its range.
+
+    Example:
+        >>> [staircase(step, total_steps=7, every=2, gamma=0.5, warmup_steps=1) for step in range(8)]
+        [0.5, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.25]
+    """
+    _progress(step, total_steps, warmup_steps)
+    if not (every >= 1 and gamma > 0):
+        raise ValueError(f"every must be at least 1 and gamma above 0, got {every} and {gamma}")
+    stair = max(0, min(step, total_steps - 1) - warmup_steps) // every
+    return _warmup(step, warmup_steps) * float(gamma**stair)
+
+
+def wsd(
+    step: int,
+    *,
+    total_steps: int,
+    decay_steps: int,
+    warmup_steps: int = 0,
+    end: float = 0.0,
+    shape: Literal["linear", "1-sqrt", "cosine"] = "1-sqrt",
+) -> float:
+    """Warm-up, full rate, and a decay to `end` in the last `decay_steps` of the run, where it stays.
+
+    Until the decay the rate does not depend on `total_steps`: one long run can be continued, and branched
+    off into decays at several lengths, which a cosine cannot.
+
+    Args:
+        step: optimizer steps already made, from 0.
+        total_steps: length of the run, at least 1.
+        decay_steps: in [1, total_steps - warmup_steps]; 10 to 20 % of the run in the papers.
+        warmup_steps: in [0, total_steps].
+        end: the multiplier from `total_steps` on, at least 0.
+        shape: of the decay; '1-sqrt' was the best of these in section 3 of arXiv 2405.18392.
+
+    Returns:
+        The factor for the base rate.
+
+    Raises:
+        ValueError: a number outside its range, or an unknown shape.
+
+    Example:
+        >>> [wsd(step, total_steps=8, decay_steps=4, shape="linear") for step in range(9)]
+        [1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    _progress(step, total_steps, warmup_steps)
+    if not 1 <= decay_steps <= total_steps - warmup_steps:
+        raise ValueError(
+            f"decay_steps must be from 1 to {total_steps - warmup_steps}, what the warm-up leaves; "
+            f"got {decay_steps}"
+        )
+    progress = min(1.0, max(0, step - (total_steps - decay_steps)) / decay_steps)
+    if shape == "linear":
+        share = 1.0 - progress
+    elif shape == "1-sqrt":
+        share = 1.0 - math.sqrt(progress)
+    elif shape == "cosine":
+        share = (1.0 + math.cos(math.pi * progress)) / 2.0
+    else:
+        raise ValueError(f"shape must be 'linear', '1-sqrt' or 'cosine', got {shape!r}")
+    return _warmup(step, warmup_steps) * _between(share, end)
+
+
+def chain(pieces: Sequence[tuple[int, Schedule]], last: Schedule) -> Schedule:
+    """Join schedules: each runs for its steps, then the next one begins at its own step 0.
+
+    Args:
+        pieces: (steps, schedule), each at least one step; a schedule takes steps since its piece began.
+        last: runs from there on, for ever.
+
+    Returns:
+        A function from the step of the run to the multiplier.
+
+    Raises:
+        ValueError: a piece of no steps; by the function: a step below 0.
+
+    Example:
+        >>> rate = chain([(2, lambda step: 1.0), (3, lambda step: 0.5 - 0.1 * step)], lambda step: 0.1)
+        >>> [round(rate(step), 1) for step in range(7)]
+        [1.0, 1.0, 0.5, 0.4, 0.3, 0.1, 0.1]
+    """
+    for steps, _ in pieces:
+        if steps < 1:
+            raise ValueError(f"each piece needs at least one step, got {[n for n, _ in pieces]}")
+    starts = [0, *accumulate(steps for steps, _ in pieces)]
+    schedules = [*(schedule for _, schedule in pieces), last]
+
+    def multiplier(step: int) -> float:
+        if step < 0:
+            raise ValueError(f"step must be at least 0, got {step}")
+        piece = bisect_right(starts, step) - 1
+        return schedules[piece](step - starts[piece])
+
+    return multiplier
+
+
+def with_warmup(schedule: Schedule, *, warmup_steps: int) -> Schedule:
+    """A linear warm-up to the first value of any schedule, then the schedule from its step 0.
+
+    Args:
+        schedule: from the step, counted from the end of the warm-up, to the multiplier.
+        warmup_steps: at least 0.
+
+    Returns:
+        A function from the step of the run to the multiplier; never 0 in the warm-up unless the schedule
+        begins with 0, and never growing after it unless the schedule does.
+
+    Raises:
+        ValueError: a negative number of steps.
+
+    Example:
+        >>> rate = with_warmup(lambda step: 0.5**step, warmup_steps=3)
+        >>> [rate(step) for step in range(6)]
+        [0.25, 0.5, 0.75, 1.0, 0.5, 0.25]
+    """
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps}")
+    if warmup_steps == 0:
+        return chain([], schedule)
+    first = schedule(0)
+    return chain([(warmup_steps, lambda step: first * (step + 1) / (warmup_steps + 1))], schedule)
+
+
+def piecewise_linear(step: int, *, points: Sequence[tuple[int, float]]) -> float:
+    """Straight lines from point to point; before the first and after the last it stays at their values.
+
+    Args:
+        step: optimizer steps already made, from 0.
+        points: (step, multiplier), at least one, steps rising and multipliers at least 0.
+
+    Returns:
+        The factor for the base rate.
+
+    Raises:
+        ValueError: no points, in another order, or a negative number.
+
+    Example:
+        >>> [piecewise_linear(s, points=[(0, 0.5), (2, 1.0), (6, 0.0)]) for s in (0, 1, 2, 4, 6, 9)]
+        [0.5, 0.75, 1.0, 0.5, 0.0, 0.0]
+    """
+    if step < 0:
+        raise ValueError(f"step must be at least 0, got {step}")
+    steps = [at for at, _ in points]
+    if not steps or any(b <= a for a, b in pairwise(steps)) or not all(v >= 0 for _, v in points):
+        raise ValueError(
+            f"points must be (step, multiplier) with rising steps and none negative, got {list(points)}"
+        )
+    after = bisect_right(steps, step)
+    if after == 0:
+        return float(points[0][1])
+    if after == len(points):
+        return float(points[-1][1])
+    (left, low), (right, high) = points[after - 1], points[after]
+    return low + (high - low) * (step - left) / (right - left)
+
+
 def linear_scaled_lr(base_lr: float, batch_size: int, *, reference_batch_size: int = 256) -> float:
     """The linear scaling rule: k times the batch, k times the rate. Use it with a warm-up.
 
     Args:
         base_lr: a rate known to be good at `reference_batch_size`, above 0.
-        batch_size: samples an optimizer step, over all processes and accumulated micro-batches.
+        batch_size: samples per optimizer step, over all processes and accumulated micro-batches.
         reference_batch_size: 256 in the paper; it held there up to about 8192 samples.
 
     Returns:

@@ -7,7 +7,7 @@ from flambeau.errors import InputError
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.loop.step_plan import Plan
 
-PATIENCE = 3  # epochs; SCH-02 has 5, of which a run of 16 or 30 would see few reductions; chosen
+PATIENCE = 3  # epochs; with 5 a run of 16 or 30 epochs would see few reductions; chosen
 FACTOR = 0.1  # torch's default
 _KEY = "plateau"  # among the objects of the user in a checkpoint
 

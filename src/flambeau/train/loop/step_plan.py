@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flambeau.errors import InputError
-from flambeau.recipes.training import cyclic_schedules, decay_schedules, schedules
+from flambeau.recipes.training import cyclic_schedules, schedules
 from flambeau.train.settings.durations import parse_duration
 
 SCHEDULES: dict[str, Callable[..., float]] = {
@@ -13,8 +13,8 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "linear": schedules.linear,
     "cosine": schedules.cosine,
     "multistep": schedules.multistep,
-    "polynomial": decay_schedules.polynomial,
-    "wsd": decay_schedules.wsd,
+    "polynomial": schedules.polynomial,
+    "wsd": schedules.wsd,
     "one-cycle": cyclic_schedules.one_cycle,
     "cosine-restarts": cyclic_schedules.cosine_restarts,
 }
