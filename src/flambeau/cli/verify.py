@@ -55,33 +55,15 @@ def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) ->
         from flambeau.train.weights.readers import shown
         from flambeau.train.weights.weights_summary import is_weights, report_weights
 
-        if is_weights(path) and not _is_of_images(path, flags):
+        if is_weights(path):
             if flags not in ([], ["json"]):
-                raise InputError(f"--{flags[0]} is for packed images, and {path} holds weights")
+                what = f"{path} holds weights or is damaged"
+                raise InputError(f"--{flags[0]} is for packed images, and {what}")
             report = report_weights(path)
             facts = json.dumps(_weights_facts(report))  # ASCII: names may hold anything
             print(facts if arguments.json else "\n".join(map(shown, _weights_lines(report))))
             return 0 if report.good else 1
     return _verify_data(path, arguments)
-
-
-def _is_of_images(path: Path, flags: list[str]) -> bool:
-    """Whether a .pth that cannot be opened is one of images: it shows some, or only such can be meant."""
-    from flambeau.data.pack.salvage_arrays import rescue
-    from flambeau.data.sources.formats import kind_of
-    from flambeau.errors import InputError
-    from flambeau.recipes.checkpoints.safe_pickle import pickle_contents
-
-    if kind_of(path) != "pth":
-        return False
-    try:
-        pickle_contents(path)
-    except ValueError:
-        try:
-            return flags not in ([], ["json"]) or bool(rescue(path, "pth"))
-        except (InputError, OSError):
-            return False
-    return False
 
 
 def _weights_lines(report: "WeightsReport") -> list[str]:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from flambeau.data.pack.encode_images import Conversion
 from flambeau.data.pack.pack import pack
+from flambeau.data.pack.scan import RECOVERY
 from flambeau.data.pack.shards import Split
 from flambeau.data.pack.verify import (
     Damage,
@@ -443,6 +444,22 @@ def test_zip_checksums_without_notes(small: Path, tmp_path: Path) -> None:
         (line,) = report.damaged
         assert line.what.startswith("its checksum does not match")
         assert report.good == 0  # the damaged one cannot be told from the others
+
+
+@pytest.mark.parametrize("ending", ["npy", "npz", "pth", "h5"])
+def test_a_cut_file_of_arrays_names_the_tool_that_may_recover_it(
+    ending: str, small: Path, tmp_path: Path
+) -> None:
+    path, kind = packed(small, tmp_path, ending)
+    before, whole = images_of(path), path.read_bytes()
+    path.write_bytes(whole[: whole.index(before[4][1]) + 9])
+    (line, *_) = verify(path, kind, salvage=tmp_path / f"saved.{ending}").damaged
+    assert RECOVERY[kind] in line.what
+    assert not (tmp_path / f"saved.{ending}").exists()
+    if ending == "npy":
+        assert "128" in RECOVERY[kind]
+        rows = np.memmap(path, "u1", "r", 128, (4, 32, 32))
+        assert [row.tobytes() for row in rows] == [image for _, image in before[:4]]
 
 
 def test_a_label_that_was_changed_is_found(small: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Packed images one by one, past damage: what `flambeau verify` checks and `--salvage` keeps."""
 
 import mmap
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flambeau.data.pack.salvage_records import Found, walk_rec, walk_tfrecord
@@ -10,6 +10,15 @@ from flambeau.data.sources.folder import FolderSource, class_folders
 from flambeau.data.sources.formats import kind_of, open_path
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
+
+# What may still get something out of a file that cannot be opened, by format.
+RECOVERY: Mapping[str, str] = {
+    "npy": "`numpy.memmap(PATH, DTYPE, 'r', 128, SHAPE)` reads the rows before a cut",
+    "npz": "`zip -FF CUT.npz --out NEW.zip` and `unzip NEW.zip` take the arrays out that are there",
+    "pth": "`zip -FF CUT.pth --out NEW.pth` repairs it if only its end is missing",
+    "hdf5": "`truncate -s SIZE`, to what it had, on a copy lets h5dump read what lies before a cut; "
+    "`h5clear -s` is for one whose writer was killed",
+}
 
 
 def scan(path: Path, kind: str) -> Iterator[Found]:
@@ -39,8 +48,9 @@ def _scan_source(path: Path, kind: str) -> Iterator[Found]:
         parts = _parts(path)
     except InputError as error:
         reason = _reason(error, path)
-        yield Found("the file", None, damage=reason)
-        parts = yield from _rescued(path, kind, reason)
+        tool = f"; {RECOVERY[kind]}" if kind in RECOVERY and "damaged" in reason else ""
+        yield Found("the file", None, damage=reason + tool)
+        return
     for source in parts:
         labels, names = source.labels.tolist(), source.names
         for index in range(len(source)):
@@ -57,26 +67,6 @@ def _scan_source(path: Path, kind: str) -> Iterator[Found]:
                 yield Found(name, None, damage=str(error).splitlines()[0])
                 continue
             yield Found(name, None, image, source.classes[labels[index]], content)
-
-
-def _rescued(path: Path, kind: str, known: str) -> Generator[Found, None, list[Source]]:
-    """What can be read of a damaged file all the same; what cannot is told."""
-    from flambeau.data.pack.salvage_arrays import RESCUED, rescue
-
-    if kind not in RESCUED:
-        return []
-    try:
-        parts = rescue(path, kind)
-    except (InputError, OSError) as error:
-        if (reason := _reason(error, path)) != known:
-            yield Found("the file", None, damage=f"nothing can be saved: {reason}")
-        return []
-    for source, images, num_declared, offset in parts:
-        lost = range(len(source), num_declared)
-        if lost:
-            name = f"{images}[{lost[0]}]" + f" .. [{lost[-1]}]" * (len(lost) > 1)
-            yield Found(name, offset, damage="lost: the image or its label is not there whole")
-    return [part.source for part in parts]
 
 
 def _reason(error: Exception, path: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flambeau.data.pack.scan import RECOVERY
 from flambeau.data.sources.arrays.array_roles import role_of
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.checkpoint_tensors import tensors_in
@@ -109,7 +110,9 @@ def _pickle(path: Path) -> WeightsReport:
     try:
         contents = pickle_contents(path)
     except PickleRefused as error:
-        return WeightsReport(path, "pickle", damaged=[str(error).removeprefix(f"{path}: ")])
+        what = str(error).removeprefix(f"{path}: ")
+        tool = f"; {RECOVERY['pth']}" if "zip file" in what else ""
+        return WeightsReport(path, "pickle", damaged=[what + tool])
     report = WeightsReport(path, contents.container, names=contents.refused)
     report.weights_only = contents.weights_only
     report.damaged += _bad_checksums(path)

@@ -38,7 +38,6 @@ _DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3  # as HDF5 numbers its filters
 _REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
 _HEAP = struct.Struct("<5s3xQ")  # III.E: signature and version, size
 _OBJECT = struct.Struct("<H6xQ")  # index, size
-_PADDED_SIZE = 1 << 60
 _MAX_CHUNKS = 1 << 24  # 256 MiB of index; a grid of more is mostly holes
 
 
@@ -105,39 +104,8 @@ class HeapRows:
         raise OSError(f"no object {index} in the heap at byte {address}")
 
 
-class _Padded:
-    """A file that seems to go on with zeros behind its end: h5py opens none that is shorter than it was."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = open_while(self, path)
-        self._size = os.fstat(self._file.fileno()).st_size
-        self._at = 0
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, _PADDED_SIZE)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, count: int) -> bytes:  # h5py knows a file by it
-        buffer = bytearray(count)
-        self.readinto(memoryview(buffer))
-        return bytes(buffer)
-
-    def readinto(self, buffer: memoryview) -> int:
-        there = max(0, min(len(buffer), self._size - self._at))
-        buffer[:] = read_at(self._file, self._at, there) + bytes(len(buffer) - there)
-        self._at += len(buffer)
-        return len(buffer)
-
-
-def open_file(path: Path, *, cut: bool = False) -> Any:
+def open_file(path: Path) -> Any:
     """A file of h5py.
-
-    Args:
-        path: the file.
-        cut: open it if its end is missing, too; what lay there reads as zeros.
 
     Raises:
         InputError: it is damaged, or h5py is not installed.
@@ -147,38 +115,31 @@ def open_file(path: Path, *, cut: bool = False) -> Any:
         pass  # whatever hinders that is better said by Python
     try:
         # A file system without locks, as many network drives are, is no reason to fail.
-        return h5py.File(_Padded(path) if cut else path, "r", locking="best-effort")
+        return h5py.File(path, "r", locking="best-effort")
     except (OSError, RuntimeError, ValueError) as error:
         raise damaged(path, _first_line(error)) from error
 
 
-def open_hdf5(path: Path, *, cut: bool = False) -> dict[str, Rows]:
+def open_hdf5(path: Path) -> dict[str, Rows]:
     """The data sets of a file by name, and attributes that are lists of text, such as class names.
-
-    Args:
-        path: the file.
-        cut: of a file whose end is missing, the rows that are there of those data sets that lie in it as
-            they would in memory.
 
     Raises:
         InputError: it is damaged, or h5py is not installed.
     """
     found: dict[str, Rows] = {}
-    with open_file(path, cut=cut) as file:
+    with open_file(path) as file:
         h5py = extra("h5py", what=f"{path}")
         try:
             nodes: list[tuple[str, Any]] = [("", file)]
             file.visititems(lambda name, node: nodes.append((name, node)))
             for name, node in nodes:
-                for key in () if cut else filter(role_of, node.attrs):
+                for key in filter(role_of, node.attrs):
                     value = np.asarray(node.attrs[key])
                     if value.ndim == 1 and value.dtype.kind in "OSU":
                         found[f"{name}/{key}" if name else key] = MemoryRows(value)
             for name, node in nodes:
                 if isinstance(node, h5py.Dataset) and node.shape:
-                    rows = _rows(path, node, h5py, cut=cut)
-                    if isinstance(rows, FileRows) or not cut:
-                        found[name] = rows
+                    found[name] = _rows(path, node, h5py)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
             if isinstance(error, InputError):
                 raise
@@ -190,7 +151,7 @@ def _first_line(error: Exception) -> str:
     return " ".join(str(error.args[0] if error.args else error).split())[:200]
 
 
-def _rows(path: Path, dataset: Any, h5py: Any, *, cut: bool) -> Rows:
+def _rows(path: Path, dataset: Any, h5py: Any) -> Rows:
     properties, dtype = dataset.id.get_create_plist(), dataset.dtype
     is_heap = h5py.check_vlen_dtype(dtype) == np.uint8 and _has_long_addresses(dataset.file)
     plain = is_heap or dtype.kind in "uifS"
@@ -201,7 +162,7 @@ def _rows(path: Path, dataset: Any, h5py: Any, *, cut: bool) -> Rows:
     if not plain or userblock or properties.get_external_count() or dataset.is_virtual:
         return HandleRows(path, dataset)
     if layout == h5py.h5d.CONTIGUOUS and dataset.id.get_storage_size():
-        rows: Rows = FileRows(path, dataset.id.get_offset(), dataset.shape, dtype, cut=cut)
+        rows: Rows = FileRows(path, dataset.id.get_offset(), dataset.shape, dtype)
         return HeapRows(path, rows) if is_heap else rows
     filters = [properties.get_filter(k)[0] for k in range(properties.get_nfilters())]
     if (

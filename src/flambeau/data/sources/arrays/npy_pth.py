@@ -60,36 +60,23 @@ class FileRows:
     Args:
         path: the file.
         offset: of the first byte of the array.
-        cut: where the file ends before the array, `shape` counts the rows that are there.
-
-    Attributes:
-        offset: as given.
-        num_declared: rows that should be there.
 
     Raises:
-        InputError: the file ends before the array, and `cut` is not given.
+        InputError: the file ends before the array.
     """
 
     def __init__(
-        self,
-        path: Path,
-        offset: int,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        *,
-        cut: bool = False,
+        self, path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
-        self.shape, self.dtype, self.offset = shape, dtype, offset
-        self.num_declared, self.row_bytes = shape[0], math.prod(shape[1:]) * dtype.itemsize
+        self.shape, self.dtype, self._offset = shape, dtype, offset
+        self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         self._file = open_while(self, path)
-        size, end = os.fstat(self._file.fileno()).st_size, offset + shape[0] * self.row_bytes
-        if end > size and not cut:
-            raise damaged(path, f"an array ends at byte {end}, the file at {size}")
+        size, end = os.fstat(self._file.fileno()).st_size, offset + shape[0] * self._row_bytes
         if end > size:
-            self.shape = (max(0, size - offset) // max(1, self.row_bytes), *shape[1:])
+            raise damaged(path, f"an array ends at byte {end}, the file at {size}")
 
     def read(self, start: int, stop: int) -> Array:
-        at, length = self.offset + start * self.row_bytes, (stop - start) * self.row_bytes
+        at, length = self._offset + start * self._row_bytes, (stop - start) * self._row_bytes
         data = read_at(self._file, at, length)
         return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
 
@@ -186,7 +173,7 @@ def damaged(path: Path, how: str) -> InputError:
     return InputError(f"{path} is damaged or cut short: {how}\nCopy or make it again")
 
 
-def open_npy(path: Path, *, labelled: bool = True, cut: bool = False) -> dict[str, Rows]:
+def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
     """Images in an .npy file, and their labels in the first file beside it that may hold them.
 
     For NAME.npy these are NAME_labels.npy, NAME.labels.npy, NAME with y, labels, label, targets or target in
@@ -196,12 +183,11 @@ def open_npy(path: Path, *, labelled: bool = True, cut: bool = False) -> dict[st
     Args:
         path: the file.
         labelled: False looks for none.
-        cut: as for FileRows.
 
     Raises:
         InputError: no labels, or a damaged file.
     """
-    images = _npy_rows(path, cut=cut)
+    images = _npy_rows(path)
     if len(images.shape) < 3 and images.dtype.kind not in "SVO":
         raise InputError(
             f"{path} has shape {images.shape}, which is no array of images\n"
@@ -213,7 +199,7 @@ def open_npy(path: Path, *, labelled: bool = True, cut: bool = False) -> dict[st
     for candidate in beside:
         if candidate != path and candidate.is_file():
             is_text = candidate.suffix == ".txt"
-            labels = _text_labels(candidate) if is_text else _npy_rows(candidate, cut=cut)
+            labels = _text_labels(candidate) if is_text else _npy_rows(candidate)
             return {"images": images, "labels": labels}
     likely = " or ".join(dict.fromkeys([beside[0].name, f"{path.stem}.labels.txt", beside[4].name]))
     raise InputError(f"{path} has no labels beside it\nExpected {likely}, one label an image")
@@ -274,10 +260,10 @@ def open_pth(path: Path) -> dict[str, Rows]:
                 "Save it in parts, several .pth files in one folder"
             ) from error
         raise damaged(path, " ".join(str(error).split())[:200]) from error
-    return {name: _tensor_rows(path, value) for name, value in leaves(saved, "")}
+    return {name: _tensor_rows(path, value) for name, value in _leaves(saved, "")}
 
 
-def npy_header(file: IO[bytes], path: Path) -> Header:
+def _npy_header(file: IO[bytes], path: Path) -> Header:
     """Shape, column-major and type; the file is behind the header afterwards.
 
     Raises:
@@ -301,22 +287,22 @@ def npy_header(file: IO[bytes], path: Path) -> Header:
         raise damaged(path, " ".join(str(error).split())[:200]) from error
 
 
-def _npy_rows(path: Path, *, cut: bool) -> Rows:
+def _npy_rows(path: Path) -> Rows:
     with path.open("rb") as file:
-        shape, column_major, dtype = npy_header(file, path)
+        shape, column_major, dtype = _npy_header(file, path)
         offset = file.tell()
     if dtype.hasobject:
         return RefusedRows(shape, _pickled(f"{path}"))
     if column_major or not shape:
         return LoadedRows(path, shape, dtype, partial(np.load, path, allow_pickle=False))
-    return FileRows(path, offset, shape, dtype, cut=cut)
+    return FileRows(path, offset, shape, dtype)
 
 
 def _member_rows(
     path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes]
 ) -> Rows:
     with archive.open(info) as member:
-        shape, column_major, dtype = npy_header(member, path)
+        shape, column_major, dtype = _npy_header(member, path)
         offset = member.tell()
     if dtype.hasobject:
         return RefusedRows(shape, _pickled(f"{path}: {info.filename}"))
@@ -352,11 +338,11 @@ def _text_labels(path: Path) -> Rows:
     return MemoryRows(np.array(words))
 
 
-def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """The arrays, and lists of images or labels, of what torch.load gave."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from leaves(inner, f"{name}/{key}" if name else str(key))
+            yield from _leaves(inner, f"{name}/{key}" if name else str(key))
     elif isinstance(value, list | tuple) and role_of(name) is None:
         if value and all(_is_pair(item) for item in value):
             value = tuple(map(list, zip(*value, strict=True)))
