@@ -116,7 +116,7 @@ class Saver:
         for error in damaged:
             set_aside(error.folder)
             say(f"damaged checkpoint set aside: {error}; going on from {checkpoint.folder.name}")
-        return _restored(checkpoint)
+        return restored(checkpoint)
 
     def _write(
         self, name: str, snapshot: Snapshot, best: str | None, before: Callable[[], None]
@@ -189,7 +189,7 @@ def restore(folder: Path) -> Restored:
         InputError: it is not there or damaged.
     """
     try:
-        return _restored(read_checkpoint(folder))
+        return restored(read_checkpoint(folder))
     except CheckpointDamaged as error:
         raise InputError(f"{error}; choose another checkpoint") from error
 
@@ -219,7 +219,7 @@ def weights_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     return bytes(safetensors.torch.save(dict(tensors), metadata={"format": "pt"}))
 
 
-def _restored(checkpoint: Checkpoint) -> Restored:
+def restored(checkpoint: Checkpoint) -> Restored:
     files = unsharded(checkpoint.files)
     ema = files.get("ema.safetensors")
     return Restored(

@@ -61,7 +61,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     read_checkpoint,
     to_bytes,
 )
-from flambeau.train.checkpoints.checkpointer import Restored, Snapshot, _restored, weights_bytes
+from flambeau.train.checkpoints.checkpointer import Restored, Snapshot, restored, weights_bytes
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def restore_pieces(
     disk = disk or Disk()
     meta, entries = atomic._read_manifest(disk, folder)
     if INDEX not in entries:
-        return _cut(_restored(read_checkpoint(folder, disk=disk)), layout)
+        return _cut(restored(read_checkpoint(folder, disk=disk)), layout)
 
     def read(name: str) -> bytes:
         size, sha256 = entries[name]

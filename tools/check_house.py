@@ -1,0 +1,545 @@
+#!/usr/bin/env python
+"""The rules of the source tree as data: who may import what, and what a file may hold.
+
+    python tools/check_house.py
+
+Prints each breach with its file and ends with 1 if there is one; tests/test_architecture.py calls it.
+
+A check is a function of (path below src/flambeau, source) that yields the breaches as sentences.
+The same function judges the package and the small bad sources that prove that it can fail.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src" / "flambeau"
+FILES = sorted(PurePosixPath(path.relative_to(SRC)) for path in SRC.rglob("*.py"))
+RECIPES = [path for path in FILES if path.parts[0] == "recipes" and path.stem != "__init__"]
+
+IMPORT_NAMES = {"pillow": "PIL"}  # where the name to install is not the name to import
+
+
+def required_packages() -> frozenset[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = [re.split(r"[<>=!~;\[ ]", line)[0] for line in project["dependencies"]]
+    return frozenset(IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names)
+
+
+REQUIRED = required_packages()
+EVERYTHING = frozenset(
+    {"errors", "user_code", "recipes", "data", "lint", "report", "parallel", "train", "tune", "cli"}
+)
+TORCH_USERS = frozenset({"torch", "torchvision", "timm"})
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What the files of one folder may import.
+
+    Inside a function any package of others may be imported, unless it is in `never`.
+    """
+
+    flambeau: frozenset[str]  # folders of flambeau
+    packages: frozenset[str] = REQUIRED  # packages of others, at module level
+    never: frozenset[str] = frozenset()  # packages of others that are banned in functions too
+    light: bool = False  # at module level, only what reaches no package of others
+
+
+FLOORS = {
+    "errors.py": Floor(frozenset(), packages=frozenset()),
+    "user_code.py": Floor(frozenset({"errors", "recipes"})),
+    "recipes": Floor(frozenset(), packages=frozenset({"torch"})),
+    "data": Floor(frozenset({"errors", "user_code", "recipes", "data"})),
+    "lint": Floor(frozenset({"lint"}), REQUIRED - TORCH_USERS, never=TORCH_USERS),
+    "report": Floor(frozenset({"report"}), REQUIRED - TORCH_USERS, never=TORCH_USERS),
+    "parallel": Floor(frozenset({"errors", "user_code", "recipes", "data", "parallel"})),
+    "train": Floor(frozenset({"errors", "user_code", "recipes", "data", "parallel", "train"})),
+    "tune": Floor(
+        frozenset({"errors", "user_code", "recipes", "data", "parallel", "train", "tune"})
+    ),
+    "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
+    "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),
+}
+
+# Within a folder: what stands on a storey may import its own sub-folder and the storeys above it here.
+STOREYS = {
+    "data": [
+        {"images", "loading"},
+        {"sources", "transforms"},
+        {"pack", "datasets"},
+        {"wrap.py"},
+    ],
+    "parallel": [
+        {"preemption.py", "shard_layout.py", "gradient_sync.py", "watchdog"},
+        {"ranks.py", "launcher"},
+        {"ddp.py", "fsdp.py"},
+    ],
+    "train": [
+        {"settings"},
+        {"checkpoints"},
+        {"loop", "weights"},
+        {"build"},
+        {"run.py", "inference.py", "verify_run.py"},
+        {"loss.py"},
+        {"fit.py"},
+        {"replay_step.py"},
+    ],
+}
+TO_COME = {"lint", "report", "tune"}  # folders of the design that do not exist yet
+
+BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "base"}
+
+MODULE_LINES = 400
+RECIPE_LINES = 200
+LINES_WITH_REASON = 650
+FUNCTION_LINES = 40  # without the docstring
+# 'path' (above MODULE_LINES or RECIPE_LINES) or 'path:function' (above FUNCTION_LINES): the reason.
+LONG: dict[str, str] = {
+    "recipes/checkpoints/atomic_checkpoint.py": "all checkpoint I/O is one module, so that every operation "
+    "can be failed in a test; half of it says what each function promises",
+    "recipes/data/recordio.py": "reader, writer and header of one format, which a copy takes along together",
+    "recipes/data/mapped_arrays.py": "readers and writer of mapped arrays, which a copy takes along "
+    "together",
+    "recipes/data/lmdb_records.py": "reader and writer of one format, which a copy takes along "
+    "together",
+    "recipes/data/tf_example.py": "parser and builder of one message, which a copy takes along "
+    "together",
+    "recipes/data/tfrecord.py": "reader, writer and checksum of one format, which a copy takes along "
+    "together",
+    "recipes/data/tar_shards.py": "reader, index and both writers of one format, which a copy takes along "
+    "together",
+    "recipes/data/samplers.py": "the samplers and the one they are made of, which a copy takes along "
+    "together",
+    "recipes/parallel/sync_batchnorm.py": "layer, both passes and both conversions, which a copy takes along "
+    "together",
+    "recipes/checkpoints/safe_pickle.py": "opcodes, containers and the table of what may be made, "
+    "which a copy takes along together",
+    "recipes/memory/activation_checkpointing.py": "modules and segments, which share one recomputation, "
+    "which a copy takes along together",
+    "recipes/training/schedules.py": "all schedules of one warm-up and one progress, with what joins them, "
+    "which a copy takes along together",
+    "recipes/memory/memory_budget.py": "counting, timing and choice of one plan, "
+    "which a copy takes along together",
+    "recipes/memory/inplace_abn.py": "layer, both passes and the conversion with its proof, "
+    "which a copy takes along together",
+    "recipes/memory/inplace_relu.py": "search, both proofs and the measure of what is saved, "
+    "which a copy takes along together",
+    "recipes/training/amp_step.py": "four precisions, fused and other optimizers behind three methods",
+    "train/run.py": "the one class that users hold; 60 lines of it say what its arguments are",
+    "train/run.py:__init__": "one line a part of the run, in the order in which they need each other",
+    "train/fit.py:set_up": "the settings handed over to Run, one a line",
+}
+
+# Calls that change the process; a bare call is refused anyway, these also as the value of a name.
+EFFECTS = re.compile(
+    r"(\w+\.)*(print|seed|manual_seed\w*|basicConfig|filterwarnings|simplefilter|putenv|setdefault"
+    r"|register|(?<=signal\.)signal|set_\w+|use_deterministic_algorithms|enable_\w+|init_process_group)"
+)
+CJK = re.compile(r"[\u4e00-\u9fff]")
+
+
+# ---------------------------------------------------------------- imports
+
+
+class Import(NamedTuple):
+    target: str  # 'torch.nn', 'flambeau.data', 'flambeau' ...
+    line: int
+    lazy: bool  # inside a function, or under TYPE_CHECKING: it does not run at import
+
+
+def imports(path: PurePosixPath, tree: ast.Module) -> Iterator[Import]:
+    package = ("flambeau", *path.parent.parts)
+    todo: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while todo:
+        node, lazy = todo.pop()
+        for target in import_targets(node, package):
+            yield Import(target, node.lineno, lazy)  # type: ignore[attr-defined]
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in names_in(node.test):
+            todo += [(child, True) for child in node.body]
+            todo += [(child, lazy) for child in node.orelse]
+            continue
+        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        todo += [(child, inside) for child in ast.iter_child_nodes(node)]
+
+
+def import_targets(node: ast.AST, package: tuple[str, ...]) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+        module = ".".join(part for part in (base, node.module) if part)
+        if module == "flambeau" and [alias.name for alias in node.names] == ["__version__"]:
+            return [module]
+        return [f"{module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and dotted(node.func).endswith(("import_module", "__import__")):
+        return [arg.value for arg in node.args[:1] if is_string(arg)]
+    return []
+
+
+def import_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
+    if path.name == "__init__.py":
+        return  # init_breaches lets it hold no import at all
+    if path.parts[0] not in FLOORS:
+        yield f"{path.parts[0]} is not in the table of FLOORS"
+        return
+    rule = FLOORS[path.parts[0]]
+    for target, line, lazy in imports(path, ast.parse(source)):
+        package, _, rest = target.partition(".")
+        folder = rest.partition(".")[0]
+        if package in sys.stdlib_module_names:
+            continue
+        where = "imports" if lazy else "imports at module level"
+        if package == "flambeau":
+            is_version = not folder and rule.flambeau  # __version__, which costs nothing
+            breach = folder not in rule.flambeau and not is_version
+            behind = packages_behind(target) if rule.light and not lazy else set()
+            if behind and not breach:
+                yield f"line {line}: {path.parts[0]} {where} {target}, which imports {min(behind)}"
+        else:
+            breach = package in rule.never or (not lazy and package not in rule.packages)
+        if breach:
+            yield f"line {line}: {path.parts[0]} {where} {target}"
+
+
+def storey_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
+    """Sub-folders import downwards; lazy imports and those for type checkers count."""
+    storeys = STOREYS.get(path.parts[0])
+    if storeys is None or path.name == "__init__.py":
+        return
+    floor_of = {name: number for number, names in enumerate(storeys) for name in names}
+    if path.parts[1] not in floor_of:
+        yield f"{path.parts[1]} is not in the table of STOREYS"
+        return
+    for target, line, _ in imports(path, ast.parse(source)):
+        parts = target.split(".")
+        if parts[:2] != ["flambeau", path.parts[0]] or len(parts) < 3:
+            continue
+        room = parts[2] if parts[2] in floor_of else f"{parts[2]}.py"
+        if room != path.parts[1] and floor_of.get(room, 99) >= floor_of[path.parts[1]]:
+            yield f"line {line}: {path.parts[1]} imports {room}, which is not below it"
+
+
+def private_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
+    """What another module uses is public there."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flambeau"):
+            for alias in node.names:
+                if alias.name.startswith("_") and not alias.name.startswith("__"):
+                    yield f"line {node.lineno}: {alias.name} is private to {node.module}"
+
+
+def circles(sources: Mapping[PurePosixPath, str]) -> list[list[str]]:
+    """Modules that import each other, also lazily or for type checkers alone."""
+    modules = {
+        ".".join(("flambeau", *path.with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in sources
+    }
+    arrows: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        found = {row.target for row in imports(path, ast.parse(sources[path]))}
+        # 'flambeau.a.b.Name' names the module flambeau.a.b.
+        arrows[module] = {
+            name for target in found for name in (target, target.rpartition(".")[0])
+            if name in modules and name != module
+        }  # fmt: skip
+    while leaves_ := {m for m, targets in arrows.items() if not targets}:
+        arrows = {m: targets - leaves_ for m, targets in arrows.items() if m not in leaves_}
+    # What is left either is in a circle or stands above one.
+    reach = {module: reachable(module, arrows) for module in arrows}
+    rings = {frozenset(o for o in reach[m] if m in reach[o]) for m in arrows if m in reach[m]}
+    return sorted(sorted(ring) for ring in rings)
+
+
+def reachable(module: str, arrows: Mapping[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    todo = [module]
+    while todo:
+        for target in arrows[todo.pop()] - seen:
+            seen.add(target)
+            todo.append(target)
+    return seen
+
+
+def packages_behind(target: str) -> set[str]:
+    """The packages of others that importing a module of flambeau imports too."""
+    todo, seen, packages = [target], set(), set()
+    while todo:
+        parts = todo.pop().split(".")[1:]
+        places = [SRC.joinpath(*parts[:depth]) for depth in range(len(parts), 0, -1)]
+        files = [place.with_suffix(".py") for place in places]
+        found = next((file for file in files if file.is_file()), None)
+        if found is None or found in seen:
+            continue  # a package, whose __init__.py imports nothing
+        seen.add(found)
+        tree = ast.parse(found.read_text(encoding="utf-8"))
+        eager = [
+            row.target
+            for row in imports(PurePosixPath(found.relative_to(SRC)), tree)
+            if not row.lazy
+        ]
+        todo += [name for name in eager if name.startswith("flambeau.")]
+        packages |= {name.partition(".")[0] for name in eager} - {"flambeau"}
+    return packages - sys.stdlib_module_names
+
+
+# ---------------------------------------------------------------- what a module holds
+
+
+def init_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
+    """`__init__.py` is a docstring; the root adds a literal __version__."""
+    if path.name != "__init__.py":
+        return
+    for number, node in enumerate(ast.parse(source).body):
+        is_docstring = number == 0 and isinstance(node, ast.Expr) and is_string(node.value)
+        is_version = (
+            path == PurePosixPath("__init__.py")
+            and isinstance(node, ast.Assign)
+            and [dotted(target) for target in node.targets] == ["__version__"]
+            and is_string(node.value)
+        )
+        if not is_docstring and not is_version:
+            yield f"line {node.lineno}: __init__.py holds more than its docstring"
+
+
+def effect_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
+    """Importing a module defines names and does nothing else."""
+    if path != PurePosixPath("__main__.py"):
+        yield from effects(ast.parse(source).body)
+
+
+def effects(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and is_constant(node.value)):
+            continue
+        if isinstance(node, ast.ClassDef):
+            yield from effects(node.body)
+        elif isinstance(node, ast.If):
+            yield from effects([*node.body, *node.orelse])
+        elif isinstance(node, ast.Try):
+            handlers = [line for handler in node.handlers for line in handler.body]
+            yield from effects([*node.body, *handlers, *node.orelse, *node.finalbody])
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for leaf in (leaf for target in targets for leaf in leaves(target)):
+                if not isinstance(leaf, ast.Name):
+                    yield f"line {node.lineno}: sets {ast.unparse(leaf)} at import"
+            for call in ast.walk(node):
+                if isinstance(call, ast.Call) and EFFECTS.fullmatch(dotted(call.func)):
+                    yield f"line {node.lineno}: calls {dotted(call.func)} at import"
+        elif not (sys.version_info >= (3, 12) and isinstance(node, ast.TypeAlias)):
+            yield f"line {node.lineno}: runs `{ast.unparse(node).splitlines()[0]}` at import"
+
+
+def call_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
+    """The device follows the input; a recipe returns what it has to say."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
+            yield f"line {node.lineno}: calls .cuda()"
+        if path.parts[0] == "recipes" and dotted(node.func) == "print":
+            yield f"line {node.lineno}: a recipe prints"
+
+
+# ---------------------------------------------------------------- words, names and lengths
+
+
+def docstring_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
+    tree = ast.parse(source)
+    docstring = ast.get_docstring(tree)
+    if not docstring:
+        yield "no module docstring"
+        return
+    if path.parts[0] != "recipes" or path.name == "__init__.py":
+        return
+    english, *rest = docstring.split("\n\n")
+    if "\n" in english or CJK.search(english):
+        yield "the docstring does not begin with one English line and a blank line"
+    if not rest or "\n" in rest[0] or not CJK.search(rest[0]):
+        yield "the second paragraph of the docstring is not the same line in Chinese"
+    if not re.search(r"^Source: \S", docstring, re.MULTILINE):
+        yield "the docstring has no line 'Source: ...'"
+    for node in tree.body:
+        is_public = isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_"
+        if is_public and not is_record(node) and ">>> " not in (ast.get_docstring(node) or ""):
+            yield f"line {node.lineno}: {node.name} has no example in its docstring"
+
+
+def is_record(node: ast.AST) -> bool:
+    """An exception, a protocol or a bundle of fields: its users show it."""
+    if not isinstance(node, ast.ClassDef):
+        return False
+    words = {dotted(part).rpartition(".")[2] for part in node.bases}
+    words |= {name for decorator in node.decorator_list for name in names_in(decorator)}
+    return any(re.fullmatch(r"\w*(Error|Exception|Warning)", word) for word in words) or bool(
+        words & {"Protocol", "NamedTuple", "TypedDict", "Enum", "dataclass"}
+    )
+
+
+def name_breaches(path: PurePosixPath, source: str = "") -> Iterator[str]:
+    """A copied `profile.py` breaks cProfile; a copied `torch.py` breaks everything."""
+    for part in (*path.parts[:-1], path.stem):
+        if part in ("__init__", "__main__"):
+            continue
+        if part in sys.stdlib_module_names or part in REQUIRED:
+            yield f"{part!r} is the name of an installed module"
+        if part in BANNED_NAMES:
+            yield f"{part!r} says nothing about what is inside"
+
+
+def length_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
+    limit = RECIPE_LINES if path.parts[0] == "recipes" else MODULE_LINES
+    if str(path) in LONG:
+        limit = LINES_WITH_REASON
+    if (length := len(source.splitlines())) > limit:
+        yield f"{length} lines, the limit is {limit}"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = code_lines(node)
+            if length > FUNCTION_LINES and f"{path}:{node.name}" not in LONG:
+                yield f"line {node.lineno}: {node.name} has {length} lines without its docstring"
+
+
+def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    assert node.end_lineno is not None
+    length = node.end_lineno - node.lineno + 1
+    first = node.body[0]
+    if isinstance(first, ast.Expr) and is_string(first.value) and first.end_lineno is not None:
+        length -= first.end_lineno - first.lineno + 1
+    return length
+
+
+# ---------------------------------------------------------------- reading a tree
+
+
+def dotted(node: ast.AST) -> str:
+    """'os.environ.get' for such a chain of names; '' for any other expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {dotted(part).rpartition(".")[2] for part in ast.walk(node)}
+
+
+def leaves(target: ast.expr) -> list[ast.expr]:
+    """The parts of `a, (b.c, *d) = ...`."""
+    if isinstance(target, ast.Starred):
+        return leaves(target.value)
+    if isinstance(target, ast.Tuple | ast.List):
+        return [leaf for part in target.elts for leaf in leaves(part)]
+    return [target]
+
+
+def is_constant(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant)
+
+
+def is_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+CHECKS = [
+    import_breaches,
+    storey_breaches,
+    private_breaches,
+    init_breaches,
+    effect_breaches,
+    call_breaches,
+    docstring_breaches,
+    name_breaches,
+    length_breaches,
+]
+
+
+def breaches(path: PurePosixPath, source: str) -> list[str]:
+    return [breach for check in CHECKS for breach in check(path, source)]
+
+
+# ---------------------------------------------------------------- the package as a whole
+
+
+def package_breaches() -> Iterator[str]:
+    """Every breach in src/flambeau, its tests and its pages, as 'file: sentence'."""
+    sources = {path: (SRC / path).read_text(encoding="utf-8") for path in FILES}
+    for path, source in sources.items():
+        yield from (f"src/flambeau/{path}: {breach}" for breach in breaches(path, source))
+    yield from (f"import circle: {' -> '.join(ring)}" for ring in circles(sources))
+    yield from recipe_breaches()
+    yield from table_breaches(sources)
+    # Python puts a script's own folder first on sys.path.
+    for script in (ROOT / "bench").glob("*.py"):
+        yield from (f"bench/{script.name}: {b}" for b in name_breaches(PurePosixPath(script.name)))
+    for folder in {path.parent for path in FILES}:
+        if not (SRC / folder / "__init__.py").is_file():
+            yield f"src/flambeau/{folder}: no __init__.py"
+
+
+def recipe_breaches() -> Iterator[str]:
+    """A recipe has its test and its pages, and a name of its own."""
+    for recipe in RECIPES:
+        test = ROOT / "tests" / recipe.parent / f"test_{recipe.name}"
+        pages = [ROOT / "docs" / lang / "recipes" / f"{recipe.stem}.md" for lang in ("en", "zh")]
+        for path in (test, *pages):
+            if not path.is_file():
+                yield f"{path.relative_to(ROOT)}: missing"
+    stems = [recipe.stem for recipe in RECIPES]
+    for page in (ROOT / "docs" / "en" / "recipes").glob("*.md"):
+        if page.stem not in stems:
+            yield f"{page.relative_to(ROOT)}: there is no such recipe"
+    tests = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    for names in (stems, tests):
+        for name, count in Counter(names).items():
+            if count > 1:
+                yield f"{name}: {count} files have this name"
+
+
+def table_breaches(sources: Mapping[PurePosixPath, str]) -> Iterator[str]:
+    """The tables name what exists, and exceptions that are still needed."""
+    for name in FLOORS:
+        if name not in TO_COME and not (SRC / name).exists():
+            yield f"FLOORS names {name}, which does not exist"
+    for folder, storeys in STOREYS.items():
+        for name in set().union(*storeys):
+            if not (SRC / folder / name).exists():
+                yield f"STOREYS names {folder}/{name}, which does not exist"
+    for key in LONG:
+        path, _, function = key.partition(":")
+        source = sources.get(PurePosixPath(path), "")
+        functions = [
+            code_lines(node)
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
+        ]
+        limit = RECIPE_LINES if path.startswith("recipes/") else MODULE_LINES
+        is_long = (
+            max(functions, default=0) > FUNCTION_LINES
+            if function
+            else (len(source.splitlines()) > limit)
+        )
+        if not is_long:
+            yield f"LONG names {key}, which needs no exception"
+
+
+def main() -> int:
+    """Print every breach."""
+    found = list(package_breaches())
+    print("\n".join(found) or f"{len(FILES)} files keep the rules")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
