@@ -34,6 +34,20 @@ from PIL import Image
 from flambeau.cli.command import main
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 
+# The files that take longest, first: processes take whole files, and none shall begin one of these last.
+_LONGEST = (
+    "test_kill_resume", "test_preemption", "test_launch", "test_elastic", "test_watchdog",
+    "test_command", "test_stopping", "test_docs", "test_copy_out", "test_launch_command",
+    "test_job_files", "test_run_on_ranks", "test_bad_input", "test_array_source",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files for pytest-xdist; within a file nothing changes."""
+    place = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
