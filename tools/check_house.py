@@ -133,7 +133,6 @@ LONG: dict[str, str] = {
     "recipes/memory/inplace_relu.py": "search, both proofs and the measure of what is saved, "
     "which a copy takes along together",
     "recipes/training/amp_step.py": "four precisions, fused and other optimizers behind three methods",
-    "train/run.py": "the one class that users hold; 60 lines of it say what its arguments are",
     "train/run.py:__init__": "one line a part of the run, in the order in which they need each other",
     "train/fit.py:set_up": "the settings handed over to Run, one a line",
 }
