@@ -60,7 +60,7 @@ def _scan_source(path: Path, kind: str) -> Iterator[Found]:
 
 
 def _rescued(path: Path, kind: str, known: str) -> Generator[Found, None, list[Source]]:
-    """What can be read of a damaged file all the same; what cannot is told."""
+    """What can be read of a damaged file all the same; what cannot is reported."""
     from flambeau.data.pack.salvage_arrays import RESCUED, rescue
 
     if kind not in RESCUED:

@@ -97,7 +97,7 @@ def reopen_data(settings: Settings, facts_path: Path) -> tuple[Source, Source, D
 
 
 def check_unchanged(facts: DataFacts, train: Source, val: Source, *, model: str) -> None:
-    """Refuse to go on with a run on other data than it was started with.
+    """Refuse to continue a run on other data than it was started with.
 
     Raises:
         InputError: something is different.

@@ -1,4 +1,4 @@
-"""What tells one run from another, in words that config.toml can hold and a person can compare."""
+"""What distinguishes one run from another, in words that config.toml can hold and a person can compare."""
 
 import hashlib
 from collections.abc import Mapping
