@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from flambeau.data.pack.output_files import Packed
     from flambeau.data.pack.shards import Split
 
-HELP = (
-    "convert labelled images between formats, in parallel; the same command again goes on with it"
-)
+HELP = "convert labelled images between formats, in parallel; the same command again continues it"
 
 _SHOWN_BAD = 20  # lines about images that were left out; all of them stand in DST.pack.json
 

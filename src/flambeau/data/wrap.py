@@ -38,7 +38,7 @@ def wrap(
 
     Args:
         dataset: has `len()` and `[i]`.
-        batch_size: samples a batch, of all processes together; each of several processes gets its share.
+        batch_size: samples per batch, of all processes together; each of several processes gets its share.
         seed: of the order and of what is random in samples.
         workers: processes that read; 0 reads in this one.
         shuffle: False visits the samples in their own order.

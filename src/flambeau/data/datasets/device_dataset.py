@@ -49,7 +49,7 @@ class HeldDataset(SeededDataset):
 
     For the same source, settings, indices and seeds it gives the same pixels, targets and bad images, so
     order, resume and randomness keep their contract. A batch costs the copy of its indices and seeds, and
-    waits for nothing.
+    never waits.
 
     A DataLoader must neither pin its batches, which are no memory of the host's, nor make them in workers,
     which would each hold the data. Pickled, it takes the pixels along.
@@ -108,7 +108,7 @@ class HeldDataset(SeededDataset):
         Args:
             indices: (N,) int64, positions in the source, on the CPU or on the device. Where the source has
                 bad images, those on the device are fetched from there, which waits for it.
-            seeds: (N,) int64, one a sample, on the CPU or on the device; not used in evaluation.
+            seeds: (N,) int64, one per sample, on the CPU or on the device; not used in evaluation.
 
         Returns:
             ((images, targets), bad): images (N, C, S, S) uint8, channels_last in memory, and targets (N,)

@@ -89,7 +89,7 @@ class ImageDataset(SeededDataset):
 
         Args:
             indices: (N,) int64, positions in the source.
-            seeds: (N,) int64, one a sample; not used in evaluation.
+            seeds: (N,) int64, one per sample; not used in evaluation.
 
         Returns:
             ((images, targets), bad): images (N, C, S, S) uint8, channels_last in memory; targets (N,) int64;

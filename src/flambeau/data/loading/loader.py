@@ -219,7 +219,7 @@ def _way(
             f"ahead = {ahead} is for a SeededDataset that is read on the CPU without workers"
         )
     pins = pin_memory and held_on is None and torch.accelerator.is_available()
-    # Where the CPU computes too, a thread gains nothing: resnet18, 64 px, two cores, 232 ms a step without
+    # Where the CPU computes too, a thread gains nothing: resnet18, 64 px, two cores, 232 ms per step without
     # it and 241 ms with it (medians of 5).
     return pins, (2 if pins else 0) if ahead is None else ahead
 
@@ -252,7 +252,7 @@ class _Fetch(Dataset[Any]):
         part, data, size, bad = self._read(part)
         if self._workers:
             data = to_send(data, workers=self._workers)
-        # What a stand-in cannot read is told by the rank that it stands for.
+        # What a stand-in cannot read is reported by the rank that it stands for.
         return (part, data, 0, ()) if part.is_stand_in else (part, data, size, bad)
 
     def _read(self, part: BatchPart) -> _Fetched:

@@ -28,7 +28,7 @@ class Packed(NamedTuple):
         images: in all of them.
         bad: one line for each image that was left out.
         already: it was there, made by the same command.
-        remarks: what is not as in the source, or may not be wanted; a line each.
+        remarks: what is not as in the source, or may not be wanted; one line each.
     """
 
     files: Sequence[Path]
@@ -100,7 +100,7 @@ class PackFiles:
             try:
                 yield
             finally:
-                if not (self._staging / _PLAN).exists():  # nothing that could be gone on with
+                if not (self._staging / _PLAN).exists():  # nothing that could be continued
                     _remove(self._staging)
 
     def set_aside(self) -> None:
@@ -177,7 +177,7 @@ class PackFiles:
             raise
 
     def publish(self, bad: Sequence[str]) -> Packed:
-        """Give all files their names; what has got it before a kill is passed over."""
+        """Give all files their names; what had it before a kill is skipped."""
         tree = self._staging / "tree"
         files: dict[str, dict[str, Any]] = {}
         beside: set[str] = set()
@@ -234,7 +234,7 @@ class PackFiles:
             how = "of other images, or of a source that has changed since"
         raise InputError(
             f"{what}, made {how}\n"
-            "Give the same command to go on with it, another DST, or --fresh to make it again"
+            "Give the same command to continue it, another DST, or --fresh to make it again"
         )
 
     def _place_for_classes(self) -> Path | None:
@@ -277,7 +277,7 @@ def _move_tree(folder: Path, target: Path) -> None:
 
 
 def write_classes(path: Path, classes: Sequence[str]) -> None:
-    """Write the file that names the classes: one a line, in the order of their numbers."""
+    """Write the file that names the classes: one per line, in the order of their numbers."""
     write_whole(path, "".join(f"{name}\n" for name in classes))
 
 

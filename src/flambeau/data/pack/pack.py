@@ -72,7 +72,7 @@ class _Bad(NamedTuple):
             return cls(f"{image}: the memory is too small for it", "Give fewer --workers")
         if isinstance(error, CannotStore):
             return cls(f"{image}: {reason}", "Give another --encode, --resize or --center-crop")
-        return cls(f"{image}: {reason}", "Mend or remove it")
+        return cls(f"{image}: {reason}", "Repair or remove it")
 
 
 def record_crc(class_name: str | None, stored: Stored) -> int:
@@ -92,7 +92,7 @@ def pack(
     fresh: bool = False,
     show: bool = False,
 ) -> Packed:
-    """Make DST of SRC, or go on with making it, or find it made.
+    """Make DST of SRC, or continue making it, or find it made.
 
     Args:
         src: whatever `flambeau train` takes.

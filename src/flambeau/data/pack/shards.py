@@ -36,7 +36,7 @@ class Split:
     """How images are dealt out to files.
 
     Attributes:
-        shards: files a part, NAME-00000-of-0000N.EXT.
+        shards: files per part, NAME-00000-of-0000N.EXT.
         chunks: equal lots, NAME_0.EXT and so on, before anything else.
         train_ratio: share of each chunk that becomes NAME_train.EXT; 1 makes no parts.
         test_ratio: share that becomes NAME_test.EXT; the rest is NAME_val.EXT.

@@ -97,7 +97,7 @@ def verify_file(
         kind: its format.
         deep: decode every pixel, too.
         workers: threads that look at images.
-        say: is told of each damage when it is met.
+        say: called with each damage when it is found.
         salvage: a file to make of all good records.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How `flambeau pack` writes each format: one function a format, which gives a function that adds a record.
+"""How `flambeau pack` writes each format: one function per format, which gives a function that adds a record.
 
 Source: own; each layout is the one that the source of the same format reads.
 """
@@ -240,7 +240,7 @@ def _save_hdf5(path: Path, arrays: Arrays) -> None:
 
 
 def _save_n5(path: Path, arrays: Arrays) -> None:
-    """A block an image, not compressed; written by hand: TensorStore forbids any fork after its first use."""
+    """A block per image, not compressed; not by TensorStore, which forbids any fork after its first use."""
     path.mkdir()
     (path / "attributes.json").write_text('{"n5": "2.5.0"}', encoding="utf-8")
     images, labels = arrays["images"], arrays["labels"]

@@ -84,7 +84,7 @@ def open_path(path: Path, *, labelled: bool = True) -> tuple[Source, Source | No
 
     Args:
         path: a file of a format, a folder of shards of one, what such shards are called as a whole, or a
-            folder with a sub-folder a class.
+            folder with one sub-folder per class.
         labelled: False leaves labels aside, if there are any: all packed images are of class ''.
 
     Raises:

@@ -45,7 +45,7 @@ class LMDBSource:
       parsed, never run: a pickle that would call anything but NumPy's constructors is refused;
     - an IRHeader with the number of a class, and an image file, as in RecordIO.
 
-    Keys like `__len__` and `__keys__` are passed over.
+    Keys like `__len__` and `__keys__` are skipped.
     Labels and places are read once and kept by `stored_index`.
 
     Args:

@@ -258,7 +258,7 @@ def checkpoint_folders(root: Path, *, disk: Disk | None = None) -> list[Path]:
 def latest_checkpoint(
     root: Path, *, disk: Disk | None = None
 ) -> tuple[Checkpoint | None, list[CheckpointDamaged]]:
-    """The checkpoint of the highest step that verifies, and those that were passed over.
+    """The checkpoint of the highest step that verifies, and those that were skipped.
 
     Args:
         root: the folder that holds the checkpoints; it need not exist.

@@ -4,8 +4,8 @@
 
 Source: own. The opcodes are those of Python's pickletools; the containers are those of torch.save.
 A pickle is a program. `torch.load(weights_only=True)` runs it with few things that it may call; here
-it is followed on paper: a name stays a name, a call stays a note, and a table in this file builds
-tensors, numbers and dicts from the notes. Nothing is imported on behalf of the file.
+it is followed on paper: a name stays a name, a call is only recorded, and a table in this file builds
+tensors, numbers and dicts from that record. Nothing is imported on behalf of the file.
 Not for quantized, sparse and TorchScript-only data: `torch.load(weights_only=True)` reads the first two.
 """
 
@@ -160,7 +160,7 @@ class _Storage:
 
 @dataclass(eq=False)
 class _Made:
-    """The note of a call: of what, with what, and what was then put into its result."""
+    """The record of a call: of what, with what, and what was then put into its result."""
 
     maker: Any
     args: Any

@@ -39,11 +39,11 @@ def batch_augment(
 
     Args:
         x_NCHW: (N, C, H, W), any dtype; uint8 before normalisation moves the fewest bytes.
-        seeds: (N,) int64 on the device of the images, one a sample and epoch, as `sample_seeds` makes them.
+        seeds: (N,) int64 on the device of the images, one per sample and epoch, as `sample_seeds` makes them.
         padding: largest shift, pixels, at least 0 and below H and W; 4 for 32 x 32 is usual.
         border: what a shift uncovers: the mirror image of what lies inside, or `value`.
         flip: False where left and right matter.
-        cutout: side of the square that is set to `value`, pixels, 0 for none; its centre is uniform over
+        cutout: side of the square that is set to `value`, pixels, 0 for none; its center is uniform over
             the image, and what lies outside is cut off. 16 for CIFAR-10, 8 for CIFAR-100 in the paper.
         value: one number, or a 0-d or (C,) tensor on the device. In the paper the mean of the data, which is
             0 after normalisation.
@@ -104,7 +104,7 @@ def _check(x_NCHW: Tensor, seeds: Tensor, padding: int, border: str, cutout: int
 
 
 def _integers(seeds: Tensor, stream: int, below: int) -> Tensor:
-    """One number a sample in [0, below), for each stream another one."""
+    """One number per sample in [0, below), for each stream another one."""
     start = _mix(_mix(stream) ^ _GAMMA)
     bits = (seeds + 1) * _signed(_GAMMA) + _signed(start)  # wraps modulo 2**64, as it should
     bits = (bits ^ _shift(bits, 30)) * _signed(_MIX_1)
@@ -137,8 +137,8 @@ def _outside(places: Tensor, length: int) -> Tensor:
     return (places < 0) | (places >= length)
 
 
-def _near(places: Tensor, centres: Tensor, side: int) -> Tensor:
-    start = (centres - side // 2)[:, None]
+def _near(places: Tensor, centers: Tensor, side: int) -> Tensor:
+    start = (centers - side // 2)[:, None]
     return (places >= start) & (places < start + side)
 
 

@@ -130,7 +130,7 @@ class LMDBReader:
     def _open(self) -> tuple[int, ...]:
         """Flags, depth, number of keys, root and transaction of the newer of the two meta pages."""
         self._file = self.path.open("rb", buffering=0)
-        weakref.finalize(self, self._file.close)  # a data set is rarely closed by hand
+        weakref.finalize(self, self._file.close)  # a data set is rarely closed explicitly
         self._lock = threading.Lock()
         self._size = os.fstat(self._file.fileno()).st_size
         at, found = 0, []

@@ -198,7 +198,7 @@ def write_npy(
 
 
 def member_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
-    """Where the data of a member of a zip file starts: its own header, not the central one, tells.
+    """Where the data of a member of a zip file starts: its own header, not the central one, says so.
 
     Args:
         file: the zip file, open for reading bytes.
@@ -273,7 +273,7 @@ def _read_header(file: IO[bytes], start: int, where: str) -> tuple[str, bool, tu
 
 def _view(memory: mmap.mmap, dtype: torch.dtype, offset: int, shape: tuple[int, ...]) -> Tensor:
     count = math.prod(shape)
-    if count == 0:  # frombuffer wants at least one item
+    if count == 0:  # frombuffer needs at least one item
         return torch.empty(shape, dtype=dtype, device="cpu")
     if offset % dtype.itemsize:
         data = memory[offset : offset + count * dtype.itemsize]

@@ -115,7 +115,7 @@ def _with_noise(x_NCHW: Tensor, box: Tensor, bits: Tensor) -> Tensor:
         places = torch.arange(x_NCHW[0].numel(), device=x_NCHW.device)
         noise = _normal(_numbered(bits[:, None], places)).view_as(x_NCHW)
         return torch.where(box, noise.to(x_NCHW.dtype), x_NCHW)
-    # The same numbers, made only where they are written: here, looking where that is waits for nothing.
+    # The same numbers, made only where they are written: here, finding out where that is does not wait.
     result, box = x_NCHW.clone(), box.expand_as(x_NCHW)
     images, places = box.flatten(1).nonzero().unbind(1)
     result[box] = _normal(_numbered(bits[images], places)).to(x_NCHW.dtype)

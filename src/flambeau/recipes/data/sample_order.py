@@ -67,7 +67,7 @@ def sample_seeds(indices: Tensor, *, seed: int, epoch: int) -> Tensor:
     if indices.dtype != torch.int64:
         raise TypeError(f"indices must be int64, got {indices.dtype}")
     stream = mix(mix(seed) ^ (epoch + 1) * _GAMMA)
-    # int64 arithmetic wraps modulo 2**64, as the algorithm wants.
+    # int64 arithmetic wraps modulo 2**64, as the algorithm requires.
     return _mix_tensor((indices + 1) * _signed(_GAMMA) + _signed(stream))
 
 

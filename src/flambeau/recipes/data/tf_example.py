@@ -109,7 +109,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
-    """The fields of the message in data[at:end]; groups are passed over."""
+    """The fields of the message in data[at:end]; groups are skipped."""
     groups: list[int] = []
     while at < end:
         begin = at

@@ -97,7 +97,7 @@ def _versions(*inputs: Any) -> list[int]:
 class _OnCopies:
     """Around a recomputation: it changes copies of the buffers, so that they are updated once per step.
 
-    All buffers, since nothing tells which are changed: batch_norm leaves their version counters alone.
+    All buffers, since nothing shows which are changed: batch_norm leaves their version counters alone.
     May be entered again: a graph that is retained recomputes in each backward pass.
     """
 

@@ -118,7 +118,7 @@ class ArraySource:
         if label_rows.shape[:1] != (len(self),) and not isinstance(label_rows, RefusedRows):
             raise InputError(
                 f"{path}: {self._name} has {len(self)} images, {roles['labels']} is of shape "
-                f"{label_rows.shape}\nSave one label an image; the first axis of both counts the images"
+                f"{label_rows.shape}\nSave one label per image; the first axis of both counts the images"
             )
         labels = read_labels(label_rows, f"{path}: {roles['labels']}")
         known = [arrays[named[k]["classes"]] for k in (part, *named) if "classes" in named[k]]

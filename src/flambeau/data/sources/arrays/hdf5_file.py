@@ -4,7 +4,7 @@ Source: HDF5 File Format Specification 3.0, III.E (global heap), IV.A.2.l (filte
 documentation.
 
 h5py finds the arrays; where they lie whole in the file, or in chunks that are plain, deflated, shuffled or
-checksummed, they are read without it: h5py takes 120 microseconds an image, under one lock for all threads.
+checksummed, they are read without it: h5py takes 120 microseconds per image, under one lock for all threads.
 Other arrays (text of variable length, other filters, virtual or external data) are read through a handle
 that each process opens for itself.
 """

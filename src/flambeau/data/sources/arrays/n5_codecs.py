@@ -17,7 +17,7 @@ from flambeau.errors import InputError
 _ZSTD_WINDOW = 1 << 27  # bytes, of memory, that a frame may ask for: what its own command allows
 _BLOSC_HEADER = 16
 # Of each part: this name, how it is stored, its size, that of what it holds, and a checksum of that. The
-# checksum is passed over: xxHash of Python alone takes longer than all the rest.
+# checksum is ignored: xxHash of Python alone takes longer than all the rest.
 _LZ4_PART = struct.Struct("<8sBIII")
 _LZ4_STORED, _LZ4_PACKED = 0x10, 0x20
 
@@ -132,7 +132,7 @@ def _lz4(data: bytes, size: int) -> bytes:
                 f"the part at byte {at} has {packed_size} bytes that hold {unpacked_size}"
             )
         part, left = data[at : at + packed_size], left - unpacked_size
-        if token & 0xF0 == _LZ4_PACKED:  # numcodecs wants the size before it
+        if token & 0xF0 == _LZ4_PACKED:  # numcodecs needs the size before it
             part = codec.decompress(struct.pack("<i", unpacked_size) + part)
         elif token & 0xF0 != _LZ4_STORED or packed_size != unpacked_size:
             raise ValueError(f"the part at byte {at} is of the unknown kind {token}")

@@ -153,7 +153,7 @@ def _are_words(value: Any) -> bool:
 
 
 def _attribute_files(folder: Path) -> Iterator[Path]:
-    """Not below a data set, where there may be a folder a block."""
+    """Not below a data set, where there may be one folder per block."""
     for where, folders, files in os.walk(folder, followlinks=True):
         folders.sort()
         if "attributes.json" in files:

@@ -4,7 +4,7 @@ Source: numpy.lib.format (NEP 1); PyTorch's notes on serialization semantics.
 
 Arrays are read by position (pread), not through a memory map: with one, a file that is cut short while it
 is in use, or a network drive that fails, kills the process (SIGBUS) instead of raising OSError. It costs
-1.4 microseconds an image more, and shares the page cache just the same.
+1.4 microseconds per image more, and shares the page cache just the same.
 """
 
 import math
@@ -141,7 +141,7 @@ class RefusedRows:
 
 
 def open_while(owner: object, path: Path) -> IO[bytes]:
-    """A file for `read_at`, which is closed with its owner: a data set is rarely closed by hand."""
+    """A file for `read_at`, which is closed with its owner: a data set is rarely closed explicitly."""
     file = path.open("rb", buffering=0)
     weakref.finalize(owner, file.close)
     return file
@@ -178,7 +178,7 @@ def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
 
     For NAME.npy these are NAME_labels.npy, NAME.labels.npy, NAME with y, labels, label, targets or target in
     the place of x, images, image, imgs or data (y_train.npy beside x_train.npy), labels.npy and y.npy; each
-    also as .txt, one label a line.
+    also as .txt, one label per line.
 
     Args:
         path: the file.
@@ -202,7 +202,7 @@ def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
             labels = _text_labels(candidate) if is_text else _npy_rows(candidate)
             return {"images": images, "labels": labels}
     likely = " or ".join(dict.fromkeys([beside[0].name, f"{path.stem}.labels.txt", beside[4].name]))
-    raise InputError(f"{path} has no labels beside it\nExpected {likely}, one label an image")
+    raise InputError(f"{path} has no labels beside it\nExpected {likely}, one label per image")
 
 
 _ENDS = (".npy", ".txt")
