@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dst",
         metavar="DST",
-        help="what to make: NAME.rec .tfrecord .tar .lmdb .h5 .n5 .npz .npy .pth, or a folder",
+        help="what to make: NAME.rec .tfrecord .tar .lmdb .h5 .n5 .zarr .npz .npy .pth, or a folder",
     )
     _add_images(parser.add_argument_group("images"))
     _add_files(parser.add_argument_group("files"))

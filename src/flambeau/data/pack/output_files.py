@@ -17,7 +17,7 @@ _STAGING = ".packing"
 _PLAN = "plan.json"
 _FACTS = ".unit.json"
 _LOCK = "lock"
-_FOLDERS = ("folder", "n5")  # formats that are a folder
+_FOLDERS = ("folder", "n5", "zarr")  # formats that are a folder
 
 
 class Packed(NamedTuple):

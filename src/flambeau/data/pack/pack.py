@@ -336,7 +336,7 @@ def _check_encoding(encode: str, kind: str) -> None:
     if encode == "raw" and kind not in ARRAY_KINDS:
         raise InputError(
             f"--encode raw makes pixels, and {kind} holds image files\n"
-            "Give --encode bmp (not compressed) or png, or pack into .npy .npz .h5 .n5 .pth"
+            "Give --encode bmp (not compressed) or png, or pack into .npy .npz .h5 .n5 .zarr .pth"
         )
     if encode != "raw" and kind in PIXELS_ONLY:
         raise InputError(

@@ -22,7 +22,8 @@ FOLDER_UNIT = 2000  # images of a folder that are redone after a kill, at most
 
 _KIND_OF = {
     ".rec": "rec", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tar": "tar", ".lmdb": "lmdb",
-    ".h5": "hdf5", ".hdf5": "hdf5", ".n5": "n5", ".npz": "npz", ".npy": "npy", ".pth": "pth", ".pt": "pth",
+    ".h5": "hdf5", ".hdf5": "hdf5", ".n5": "n5", ".zarr": "zarr",
+    ".npz": "npz", ".npy": "npy", ".pth": "pth", ".pt": "pth",
     "": "folder",
 }  # fmt: skip
 _UNSAFE = re.compile(

@@ -26,7 +26,7 @@ from flambeau.errors import DecodeError, InputError
 
 _ZIPS = ("npz", "pth")  # zip files, with a CRC-32 of each member
 _MAX_CLASSES = 1 << 24  # as class_names.named_labels has it
-_NUMBERED = ("npy", "npz", "hdf5", "n5", "pth")  # hold numbers of classes, and no names
+_NUMBERED = ("npy", "npz", "hdf5", "n5", "zarr", "pth")  # hold numbers of classes, and no names
 _RAW = ("rec", "tfrecord", "tar")  # saved as they stand, with all that we do not know
 
 

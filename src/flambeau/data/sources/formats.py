@@ -12,24 +12,30 @@ from flambeau.errors import InputError
 _KIND_OF = {
     ".rec": "rec", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tfrec": "tfrecord",
     ".tar": "tar", ".mdb": "lmdb", ".lmdb": "lmdb", ".h5": "hdf5", ".hdf5": "hdf5", ".n5": "n5",
+    ".zarr": "zarr",
     ".npz": "npz", ".npy": "npy",
     ".pth": "pth", ".pt": "pth", ".csv": "listing", ".tsv": "listing", ".lst": "listing",
 }  # fmt: skip
 # TensorFlow's train.tfrecord-00000-of-00010, and train-00000-of-00010.tfrecord.
 _SHARD = re.compile(r"-\d+-of-(\d+)(?=$|\.\w+$)")
+_FOLDERS = ("n5", "zarr")
+_FOLDER_FILES = {
+    "data.mdb": "lmdb", "attributes.json": "n5",
+    "zarr.json": "zarr", ".zgroup": "zarr", ".zarray": "zarr",
+}  # fmt: skip
 _SHARDS = ("rec", "tfrecord", "tar", "lmdb", "hdf5", "npz", "npy", "pth")
 
-ENDINGS = ".rec .tfrecord .tar .lmdb .h5 .n5 .npz .npy .pth .csv .tsv .lst"
+ENDINGS = ".rec .tfrecord .tar .lmdb .h5 .n5 .zarr .npz .npy .pth .csv .tsv .lst"
 
 
 def kind_of(path: Path) -> str | None:
-    """The format of a file, or of a folder that is one data set (LMDB, n5); None for another path."""
+    """The format of a file, or of a folder that is one data set (LMDB, N5, Zarr); None for another path."""
     kind = _KIND_OF.get(Path(_SHARD.sub("", path.name)).suffix.lower())
     if path.is_dir():
-        if (path / "data.mdb").is_file():
-            return "lmdb"
-        return "n5" if kind == "n5" or (path / "attributes.json").is_file() else None
-    return kind if path.is_file() and kind != "n5" else None
+        if kind in _FOLDERS:
+            return kind
+        return next((kind for name, kind in _FOLDER_FILES.items() if (path / name).is_file()), None)
+    return kind if path.is_file() and kind not in _FOLDERS else None
 
 
 def shards_in(folder: Path) -> list[Path]:
