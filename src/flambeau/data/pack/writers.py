@@ -21,13 +21,9 @@ from flambeau.data.images.decode import Stored
 from flambeau.data.pack.encode_images import CannotStore, Layout, suffix_of
 from flambeau.data.pack.shards import record_paths
 from flambeau.data.sources.arrays.tensorstore_file import write_store
+from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.optional_packages import extra
 from flambeau.data.sources.source import Source
-
-ARRAY_KINDS = ("npy", "npz", "hdf5", "n5", "zarr", "pth")
-# The others hold image files as well, as one array of bytes with offsets.
-PIXELS_ONLY = ("npy", "n5", "zarr")
-_PACKAGES = {"lmdb": "lmdb", "hdf5": "h5py", "n5": "tensorstore", "zarr": "tensorstore"}
 
 
 class Record(NamedTuple):
@@ -55,7 +51,7 @@ def open_writer(kind: str, path: Path, layout: Layout | None) -> AbstractContext
     """A file to be written; it is whole when the context ends.
 
     Args:
-        kind: of pack_plan.target_kind.
+        kind: of shards.target_kind.
         path: what to make; nothing is there.
         layout: what all pixels have in common; None for image files.
     """
@@ -64,8 +60,9 @@ def open_writer(kind: str, path: Path, layout: Layout | None) -> AbstractContext
 
 def require_package(kind: str) -> None:
     """InputError where the package is missing that writes a format."""
-    if kind in _PACKAGES:
-        extra(_PACKAGES[kind], what=f"writing {kind}")
+    package = FORMATS[kind].package
+    if package is not None:
+        extra(package, what=f"writing {kind}")
 
 
 def keys_for(kind: str, source: Source) -> list[str]:
