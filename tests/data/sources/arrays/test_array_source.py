@@ -798,6 +798,11 @@ def test_an_array_larger_than_memory_must_be_readable_in_place(tmp_path):
     assert "GiB of memory" in complaint(open_arrays, tmp_path / "x.npy", "npy")
 
 
+def test_records_are_no_damage(tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.zeros(3, [("a", "u1")]), labels=np.arange(3))
+    assert "holds records" in complaint(open_arrays, tmp_path / "a.npz", "npz")
+
+
 def test_n5_that_is_refused(tmp_path):
     root, kind = n5(tmp_path, GREY, LABELS)
     attributes = root / "images/attributes.json"
