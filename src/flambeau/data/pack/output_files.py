@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from flambeau.data.pack.shards import Unit
 from flambeau.data.sources.class_names import place_for_classes
+from flambeau.data.sources.format_table import FORMATS
 from flambeau.errors import InputError
 
 MANIFEST = ".pack.json"  # behind the name of DST
@@ -17,7 +18,6 @@ _STAGING = ".packing"
 _PLAN = "plan.json"
 _FACTS = ".unit.json"
 _LOCK = "lock"
-_FOLDERS = ("folder", "n5")  # formats that are a folder
 
 
 class Packed(NamedTuple):
@@ -240,7 +240,9 @@ class PackFiles:
     def _place_for_classes(self) -> Path | None:
         if self._kind == "folder":
             return None
-        return place_for_classes(self._dst, self._classes, is_file=self._kind not in _FOLDERS)
+        return place_for_classes(
+            self._dst, self._classes, is_file=not FORMATS[self._kind].is_folder
+        )
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

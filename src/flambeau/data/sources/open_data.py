@@ -17,8 +17,8 @@ from flambeau.data.sources.folder import (
     endings,
     images_below,
 )
+from flambeau.data.sources.format_table import endings_of
 from flambeau.data.sources.formats import (
-    ENDINGS,
     kind_of,
     open_path,
     open_shards,
@@ -34,12 +34,13 @@ from flambeau.user_code import is_function
 
 EMBEDDED = Path(__file__).parents[1] / "embedded" / "fashion_mnist_train.rec"
 
+_ENDINGS = endings_of("files", "both", "pixels", "paths")
 _EXPECTED = (
     "a folder with one sub-folder of images per class (or train/ and val/ of such), or packed images: "
-    f"{ENDINGS}"
+    f"{_ENDINGS}"
 )
 
-_TO_PREDICT = f"an image, a folder of images, or packed images: {ENDINGS}"
+_TO_PREDICT = f"an image, a folder of images, or packed images: {_ENDINGS}"
 
 _NAMED = "torchvision:"
 
