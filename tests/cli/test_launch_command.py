@@ -171,7 +171,7 @@ def test_a_wrong_command_line_is_named(
     def go_too_far(*_: Any, **__: Any) -> int:
         raise AssertionError("ranks would have been started")
 
-    monkeypatch.setattr("flambeau.parallel.launcher.rendezvous.meet", go_too_far)
+    monkeypatch.setattr("flambeau.parallel.launcher.job.Job.run", go_too_far)
     code, out, err = flambeau("launch", words)
     assert (code, out) == (2, "")
     assert message in err
