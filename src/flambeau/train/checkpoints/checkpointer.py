@@ -194,18 +194,6 @@ def restore(folder: Path) -> Restored:
         raise InputError(f"{error}; choose another checkpoint") from error
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file.
-
-    Raises:
-        InputError: no such file, or not a whole one.
-    """
-    try:
-        return safetensors.torch.load(path.read_bytes())
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path} cannot be read as safetensors: {error}") from error
-
-
 def _files(snapshot: Snapshot) -> dict[str, bytes]:
     files = {"model.safetensors": weights_bytes(snapshot.model)}
     if snapshot.ema is not None:
