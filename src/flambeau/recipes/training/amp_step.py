@@ -99,7 +99,7 @@ class AmpStep:
         self._fused = _skips_in_kernel(optimizer)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context for the forward pass and the loss; backward belongs outside of it."""
+        """The context for the forward pass and the loss; backward belongs outside it."""
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, _DTYPES[self.precision])
