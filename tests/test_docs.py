@@ -356,6 +356,11 @@ def code(block: Block) -> str:
     return "\n".join([block.word, *(line for line in lines if line)])
 
 
+@pytest.mark.parametrize("path", READMES, ids=name_of)
+def test_readme_is_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
+
+
 def test_pages_were_found() -> None:
     assert len(RECIPE_PAGES) >= 10
 

@@ -138,7 +138,7 @@ def _rec_at(data: mmap.mmap, start: int) -> tuple[bytes, int] | str:
 def _may_reach_back(data: mmap.mmap, at: int, end: int) -> bool:
     """Whether damage where a header should be may be the end of the record before it, or have taken it.
 
-    Not where it is recognised as a header, by its magic or by a length that leads to the next one; nor where
+    Not where it is recognized as a header, by its magic or by a length that leads to the next one; nor where
     it is empty and the record before it does not end so.
     """
     head = data[at : at + 8]

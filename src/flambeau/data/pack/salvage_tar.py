@@ -194,7 +194,7 @@ def _before_damage(data: mmap.mmap, last: _Member, at: int, follows: int) -> _Me
     """The file that ends where damage begins: whole only if the damage cannot reach into it.
 
     A header that stands within it shows that bytes are missing. Empty blocks reach into it where its end is
-    empty too. Anything else than a header that is recognised as one may be more of the file itself.
+    empty too. Anything else than a header that is recognized as one may be more of the file itself.
     """
     block, content = data[at : at + _BLOCK], data[last.content]
     if follows < at:

@@ -58,7 +58,7 @@ def open_sources(
 
     Args:
         path: a folder with one sub-folder per class, or with train/ and one of val/, valid/, validation/,
-            test/; a file of packed images (NAME_train.EXT includes NAME_val.EXT), or a folder of such files;
+            test/; a file of packed images (NAME_train.EXT with its NAME_val.EXT), or a folder of such files;
             torchvision:NAME, a data set by its name in `named_sets`, in $FLAMBEAU_DATA or
             ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; None: the embedded Fashion-MNIST.
         holdout: share of each class to hold out, above 0 and below 1.

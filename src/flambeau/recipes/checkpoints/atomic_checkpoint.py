@@ -63,7 +63,7 @@ class Checkpoint:
 
 
 class Disk:
-    """Every file operation of this module, one system call a method: a test can fail any of them.
+    """Every file operation of this module, one system call per method: a test can fail any of them.
 
     Python itself repeats a call that a signal interrupted (PEP 475); a short write is the caller's.
 

@@ -317,7 +317,7 @@ class _Machine:
         if kind == "module":  # a class, with its source: torch compared that and warned
             return pid[1]
         if kind != "storage" or len(pid) not in (5, 6):
-            raise PickleRefused("it refers to an object outside of the file that is no storage")
+            raise PickleRefused("it refers to an object outside the file that is no storage")
         _, storage_class, key, _device, size, *view = pid
         match = _STORAGE.fullmatch(getattr(storage_class, "path", ""))
         dtype = _STORAGE_DTYPES.get(match[1]) if match and view in ([], [None]) else None
@@ -685,7 +685,7 @@ _ARGUMENTS = {  # only ever an argument of the above, or of one of the ways to m
     "numpy.ndarray", "torch.Tensor", "copy_reg._reconstructor", "copyreg._reconstructor",
     *(f"{b}.{t}" for b in ("__builtin__", "builtins") for t in ("object", "list", "dict", "int")),
 }  # fmt: skip
-_TORCH = {  # of those outside of torch, what torch.load(weights_only=True) takes too
+_TORCH = {  # of those outside torch, what torch.load(weights_only=True) takes too
     "builtins.set", "builtins.bytearray", "builtins.complex", "_codecs.encode",
     "collections.OrderedDict", "collections.Counter",
 }  # fmt: skip

@@ -194,7 +194,7 @@ def checkpoint_segments(model: nn.Sequential, *, num_segments: int | None = None
 
     Raises:
         TypeError: no Sequential, or one with a forward pass of its own.
-        ValueError: a number of segments outside of the range; later, a segment that changes its input.
+        ValueError: a number of segments outside the range; later, a segment that changes its input.
 
     Example:
         >>> model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)))

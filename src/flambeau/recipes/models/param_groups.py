@@ -27,7 +27,7 @@ def param_groups(
     Frozen parameters (`requires_grad` False) are left out: set them before.
 
     Args:
-        model: any module with initialised parameters.
+        model: any module with initialized parameters.
         weight_decay: at least 0, for the first group.
         no_decay: patterns as in a shell ('*embed*'), compared with whole parameter names, case included.
 

@@ -150,7 +150,7 @@ def _torchvision(
     extra: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):
         # Without the second classifiers, whose logits would come beside the others in training. Their
-        # published weights expect images normalised in another way, and transform_input does it.
+        # published weights expect images normalized in another way, and transform_input does it.
         extra = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
     if drop_path:
         extra["stochastic_depth_prob"] = drop_path
@@ -265,7 +265,7 @@ def make_model(
 
 
 def normalizer(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """A function from uint8 images (N, C, H, W) to normalised float32 ones, on the device."""
+    """A function from uint8 images (N, C, H, W) to normalized float32 ones, on the device."""
     mean = torch.tensor(facts.mean, device=device).mul_(255).view(1, -1, 1, 1)
     std = torch.tensor(facts.std, device=device).mul_(255).view(1, -1, 1, 1)
 

@@ -291,7 +291,7 @@ def _layout(shape: tuple[int, ...]) -> str:
 def _levels(pixels: Array) -> Array:
     """Floating-point pixels k / 255 as the k they were made of, which torchvision's ToTensor divides by 255.
 
-    Others are refused: what has been normalised has no known brightness, and rounding would lose what the
+    Others are refused: what has been normalized has no known brightness, and rounding would lose what the
     user wanted to keep.
     """
     scaled = pixels.astype(np.float64) * 255
@@ -301,6 +301,6 @@ def _levels(pixels: Array) -> Array:
     if not ((levels >= 0) & (levels <= 255) & (abs(scaled - levels) <= tolerance)).all():
         raise OSError(
             f"floating-point pixels {scaled.min() / 255:.4g} .. {scaled.max() / 255:.4g} "
-            "are not all k / 255; save uint8 images, not normalised ones"
+            "are not all k / 255; save uint8 images, not normalized ones"
         )
     return np.ascontiguousarray(levels.astype(np.uint8))

@@ -274,7 +274,7 @@ class _Chunks:
             facts = np.array([(c.byte_offset, c.size, c.filter_mask) for c in chunks], np.uint64)
             size = os.fstat(self._file.fileno()).st_size
             if (corners < 0).any() or (corners >= self._grid).any() or (facts > size).any():
-                raise damaged(self._path, f"a chunk of {self._name} lies outside of it")
+                raise damaged(self._path, f"a chunk of {self._name} lies outside it")
             places[tuple(corners.T)] = facts
         return places
 
