@@ -344,6 +344,15 @@ def test_metadata_that_claim_too_much(tmp_path, key, value):
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize("attributes", [[1], "text", None, 5])
+def test_attributes_that_are_none(tmp_path, attributes):
+    path, _ = packed(tmp_path, 8)
+    group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+    (path / "zarr.json").write_text(json.dumps(group))
+    with pytest.raises(InputError, match=r"zarr\.json is damaged"):
+        open_store(path)
+
+
 def test_labels_that_would_fill_the_memory(tmp_path):
     for count, shape in ((1 << 40, [1 << 40, 4, 4]), (1 << 34, [1 << 34, 4, 4])):
         root = tmp_path / f"{count}.zarr"

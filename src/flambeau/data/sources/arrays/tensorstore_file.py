@@ -172,7 +172,7 @@ def _node(folder: Path) -> _Node | None:
             separator = facts.get("dimension_separator", ".")
             node = _Node(folder, driver, attributes, facts["shape"], facts["chunks"], "", separator)
         else:
-            attributes = facts.get("attributes", {})
+            attributes = dict(facts.get("attributes", {}))
             if facts["node_type"] == "group":
                 return _Node(folder, driver, attributes)
             chunk = facts["chunk_grid"]["configuration"]["chunk_shape"]
@@ -182,12 +182,12 @@ def _node(folder: Path) -> _Node | None:
             separator = key.get("configuration", usual).get("separator", usual["separator"])
             prefix = f"c{separator}" if is_default else ""
             node = _Node(folder, driver, attributes, facts["shape"], chunk, prefix, separator)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"{type(error).__name__} {error}") from error
     for sides in (node.sides, node.chunk):
         if not (isinstance(sides, list) and sides and all(type(n) is int and n > 0 for n in sides)):
             raise damaged(path, f"an axis of {sides!r:.60}, expected numbers above 0")
-    if len(node.sides) != len(node.chunk) or not isinstance(node.attributes, dict):
+    if len(node.sides) != len(node.chunk):
         raise damaged(path, "an array and its chunks have not as many axes")
     if node.separator not in ("/", "."):
         raise damaged(path, f"the separator {node.separator!r:.60}")

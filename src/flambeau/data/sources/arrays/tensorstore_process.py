@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-_CACHE = (
-    1 << 27
-)  # bytes of the chunks last read: rows that are read in order unpack each chunk once
+# The chunks last read are kept, so many bytes: rows that are read in order unpack each chunk once.
+_CACHE = 1 << 27
 _SHARD = 256  # images per file of a Zarr store: a folder of a million files is a burden; chosen, untested
 
 
