@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--procs",
         metavar="N|auto",
         default="auto",
-        help="processes on this machine (default: one a GPU)",
+        help="processes on this machine (default: one per GPU)",
     )
     add("--nnodes", metavar="N|MIN:MAX", default="1", help="how many machines (default: 1)")
     add(
