@@ -1,4 +1,4 @@
-"""Ranks that are stopped, killed, stuck or wrong, each a process, and `lookout` with them."""
+"""Ranks that are stopped, killed, stuck or wrong, each a process, and `failure_detector` with them."""
 
 import contextlib
 import ctypes
@@ -197,7 +197,7 @@ def test_one_rank_alone_needs_no_store(start_ranks: Any, tmp_path: Path) -> None
     assert start_ranks(1, work).results(20) == [[None, False, True, "SIGINT", 1]]
 
 
-# Who stands still.
+# Who makes no progress.
 
 
 def _sleep_in_main(rank: _Rank) -> None:
@@ -231,7 +231,9 @@ def test_a_rank_that_stands_still_is_named_with_its_stack(
     job = start_ranks(3, work, group=True)
     assert job.codes(15) == [LOST_PEER, 1, LOST_PEER]
     said, pid = _said(tmp_path), job.processes[1].pid
-    cause = f"rank 1 of 3 (host a, process {pid}) has stood still for 1 s while waiting for data"
+    cause = (
+        f"rank 1 of 3 (host a, process {pid}) has made no progress for 1 s while waiting for data"
+    )
     assert said.startswith(f"flambeau: {cause}; where rank 1 is, newest call last:\n  File ")
     assert f"in {stuck.__name__}" in said
     assert said.count("flambeau:") == 1

@@ -1,1 +1,1 @@
-"""A thread beside each rank that names whoever was killed or stands still, and agrees on when to stop."""
+"""A thread beside each rank names who was killed or makes no progress, and agrees on when to stop."""

@@ -1,4 +1,4 @@
-"""Who was killed, has fallen silent or stands still: what one rank can find out about the others."""
+"""Who was killed, has fallen silent or makes no progress: what one rank can find out about the others."""
 
 import contextlib
 import json
@@ -19,12 +19,12 @@ from flambeau.parallel.watchdog.heartbeat import (
     Process,
     Pulse,
     frames_of,
-    hindmost_ranks,
     odd_ranks,
     silent_ranks,
     stack_text,
+    straggler_ranks,
 )
-from flambeau.parallel.watchdog.store_client import StoreLine
+from flambeau.parallel.watchdog.store_client import StoreClient
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Failure:
         return f"{self.cause}; where rank {self.ranks[0]} is, newest call last:\n{self.stack}"
 
 
-class Lookout:
+class FailureDetector:
     """What one rank knows of the others. Made in the thread that it watches, used by another one.
 
     Args:
@@ -146,18 +146,18 @@ class Lookout:
         failure = Failure(ranks, cause, self._rank, self.me.host, stack, is_silent)
         own = json.dumps(asdict(failure))
         first = store.compare_set("failure", "", own)
-        store.add("news", 1)
+        store.add("changes", 1)
         return Failure(**json.loads(first))
 
-    def missing_neighbour(self, line: StoreLine) -> Failure | None:
+    def missing_neighbour(self, client: StoreClient) -> Failure | None:
         """The next rank to the left on this machine has gone without having left."""
         left = self._left
         if left is None or not self._peers[left].is_gone:
             return None
-        if line.call(lambda store: _read_beat(store, left)).phase == LEFT:
+        if client.call(lambda store: _read_beat(store, left)).phase == LEFT:
             self._left = None
             return None
-        return line.call(lambda store: self.report(store, [left], self._killed(left)))
+        return client.call(lambda store: self.report(store, [left], self._killed(left)))
 
     def kill_neighbour(self, failure: Failure) -> None:
         """End the rank to the left if it is a culprit and cannot end itself, being stopped, say."""
@@ -168,11 +168,11 @@ class Lookout:
                 with contextlib.suppress(ProcessLookupError):  # gone by now
                     os.kill(process.pid, signal.SIGKILL)
 
-    def stall(self, line: StoreLine, *, has_lost_peer: bool) -> Failure | None:
-        """Why this rank stands still, if it has for too long: who is silent or, if nobody, who is behind.
+    def stall(self, client: StoreClient, *, has_lost_peer: bool) -> Failure | None:
+        """Why this rank makes no progress, if for too long: who is silent or, if nobody, who is behind.
 
         Args:
-            line: to the store.
+            client: of the store.
             has_lost_peer: a connection to another rank is broken, which is reason enough to look who is
                 silent.
         """
@@ -182,25 +182,25 @@ class Lookout:
             self._before = None
             return None
         if self._before is None or still_s < self._before[0]:
-            self._before = still_s, line.call(self._read_beats)
+            self._before = still_s, client.call(self._read_beats)
             return None
         since_s, before = self._before
         if still_s < max(since_s + silent_s, allowed_s):
             return None
-        line.call(self.tell)  # with the time until now, in case that this rank is behind
-        after = line.call(self._read_beats)
+        client.call(self.tell)  # with the time until now, in case that this rank is behind
+        after = client.call(self._read_beats)
         self._before = still_s, after
         ranks = silent_ranks(before, after)
         if ranks:
             cause = self._silence(ranks, after[ranks[0]])
-            return line.call(self._accuse(ranks, cause, is_silent=True))
-        ranks = [] if has_lost_peer else hindmost_ranks(after)
+            return client.call(self._accuse(ranks, cause, is_silent=True))
+        ranks = [] if has_lost_peer else straggler_ranks(after)
         if len(ranks) > 1:
-            ranks = odd_ranks(line.call(lambda store: {r: _read_frames(store, r) for r in ranks}))
+            ranks = odd_ranks(client.call(lambda store: {r: _read_frames(store, r) for r in ranks}))
         beat = after[ranks[0]] if ranks else None
         if beat is None:
             return None
-        return line.call(self._accuse(ranks, self._standstill(ranks, beat), is_silent=False))
+        return client.call(self._accuse(ranks, self._no_progress(ranks, beat), is_silent=False))
 
     def loss_of_store(self, address: str, error: str) -> Failure:
         """What it means that the store is gone. Each machine finds out for itself."""
@@ -261,8 +261,8 @@ class Lookout:
             return f"{who} not shown up at all"
         return f"{who} been silent for {self._pace.silent_s:.0f} s, last seen {beat.phase}"
 
-    def _standstill(self, ranks: Sequence[int], beat: Beat) -> str:
-        return f"{self._names(ranks)} stood still for {beat.still_s:.0f} s while {beat.phase}"
+    def _no_progress(self, ranks: Sequence[int], beat: Beat) -> str:
+        return f"{self._names(ranks)} made no progress for {beat.still_s:.0f} s while {beat.phase}"
 
     def _names(self, ranks: Sequence[int]) -> str:
         if len(ranks) == 1:

@@ -1,4 +1,4 @@
-"""What a rank tells of itself while it runs, and what that says of who stands still."""
+"""What a rank tells of itself while it runs, and what that says of who makes no progress."""
 
 import contextlib
 import json
@@ -147,7 +147,7 @@ def silent_ranks(before: Beats, after: Beats) -> list[int]:
     ]
 
 
-def hindmost_ranks(beats: Beats) -> list[int]:
+def straggler_ranks(beats: Beats) -> list[int]:
     """Ranks that have come least far, for which the others wait in a collective; none while one has time."""
     running = {
         rank: beat for rank, beat in enumerate(beats) if beat is not None and beat.phase != LEFT

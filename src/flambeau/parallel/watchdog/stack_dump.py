@@ -6,7 +6,7 @@ import threading
 from typing import Final
 
 
-class Backstop:
+class StackDump:
     """Prints the stacks of all threads to standard error, unless it is put off again and again.
 
     It does not end the process: it cannot tell one that hangs from one that was suspended for as long.
@@ -44,5 +44,5 @@ class Backstop:
             faulthandler.cancel_dump_traceback_later()
 
 
-BACKSTOP: Final = Backstop()
+STACK_DUMP: Final = StackDump()
 """That of this process: faulthandler has one timer."""

@@ -65,15 +65,15 @@ class StopAgreement:
     # The other thread's side.
 
     @property
-    def is_news(self) -> bool:
+    def has_changes(self) -> bool:
         """This process was asked to stop and the others do not know it yet."""
         return self._signal is None and self._asked() is not None
 
     def exchange(self, store: Store) -> None:
-        """Tell and learn what there is; to be called when `is_news`, and when others have news.
+        """Tell and learn what there is; to be called when this rank has changes, and when others have.
 
         Args:
-            store: of the job; others are told by its counter 'news'.
+            store: of the job; others are told by its counter 'changes'.
         """
         if self._signal is None:
             signal = self._asked()
@@ -101,7 +101,7 @@ class StopAgreement:
             self._has_published = True
             store.set(f"point/{self._rank}", str(point))
             store.add("published", 1)
-            store.add("news", 1)
+            store.add("changes", 1)
 
     def _decide(self, point: int) -> None:
         self._stop_at = point

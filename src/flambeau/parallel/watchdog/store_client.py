@@ -15,7 +15,7 @@ class StoreLost(Exception):
     """The store is gone or does not answer."""
 
 
-class StoreLine:
+class StoreClient:
     """A connection of its own, used by a thread of its own: a store that is cut off blocks for ever.
 
     Args:

@@ -1,9 +1,9 @@
-"""A thread beside each rank, so that nothing hangs in silence: it names who was killed or stands still.
+"""A thread beside each rank, so that nothing hangs in silence: it names who was killed or makes no progress.
 
 Each rank's watch writes a heartbeat and the stack of its main thread into the job's store every second. It
-looks after a neighbour on the same machine, and when its own main thread has stood still for too long, it
-compares all heartbeats (`lookout`). Whoever finds a culprit first says so, once for the whole job; then all
-ranks end. It also carries the agreement on where to stop (`stop_agreement`).
+looks after a neighbour on the same machine, and when its own main thread has made no progress for too long,
+it compares all heartbeats (`failure_detector`). Whoever finds a culprit first says so, once for the job; then
+all ranks end. It also carries the agreement on where to stop (`stop_agreement`).
 
     watch = Watch(rank=rank, world=world, host=host, connect=connect, prefix=nonce, stall_timeout_s=60,
                   asked=lambda: FLAG.signal)
@@ -32,11 +32,11 @@ from typing import Any, Final
 from torch.distributed import DistError, HashStore  # type: ignore[attr-defined]  # not in __all__
 from torch.distributed.distributed_c10d import Store
 
-from flambeau.parallel.watchdog.failure_detector import PACE, Failure, Lookout, Pace
+from flambeau.parallel.watchdog.failure_detector import PACE, Failure, FailureDetector, Pace
 from flambeau.parallel.watchdog.heartbeat import Pulse
-from flambeau.parallel.watchdog.stack_dump import BACKSTOP
+from flambeau.parallel.watchdog.stack_dump import STACK_DUMP
 from flambeau.parallel.watchdog.stop_agreement import StopAgreement
-from flambeau.parallel.watchdog.store_client import StoreLine, StoreLost
+from flambeau.parallel.watchdog.store_client import StoreClient, StoreLost
 
 LOST_PEER: Final = 76
 """EX_PROTOCOL of sysexits.h: another process of the job failed, and this one only says that it lost it."""
@@ -81,7 +81,7 @@ class Watch:
         self._say, self._end = say or _say, end
         self._pulse = Pulse(timeout_s=stall_timeout_s, tick_s=pace.beat_s)
         self._stops = StopAgreement(rank=rank, world=world, asked=asked)
-        self._lookout = Lookout(
+        self._detector = FailureDetector(
             rank=rank, world=world, host=host, pulse=self._pulse, store_rank=store_rank, pace=pace
         )
         self._thread = threading.Thread(target=self._run, name="flambeau watch", daemon=True)
@@ -91,7 +91,7 @@ class Watch:
         self._own: tuple[str, int] | None = None
         # Written by the other.
         self._failure: Failure | None = None
-        self._news = 0
+        self._num_changes = 0
         self._next_beat = 0.0
         self._others_leave = False
 
@@ -191,10 +191,10 @@ class Watch:
     def _is_on(self) -> bool:
         """Started and not stopped, and not in a process that was forked from this one."""
         started = self._thread.ident is not None and not self._has_left
-        return started and self._lookout.me.pid == os.getpid()
+        return started and self._detector.me.pid == os.getpid()
 
     def _words(self, cause: str) -> str:
-        return f"{self._lookout.name(self._rank)} failed: {cause}"
+        return f"{self._detector.name(self._rank)} failed: {cause}"
 
     def _excepthook(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -223,23 +223,23 @@ class Watch:
     # What the other thread does.
 
     def _run(self) -> None:
-        line = StoreLine(self._connect, prefix=self._prefix, wait_s=self._pace.store_s)
+        client = StoreClient(self._connect, prefix=self._prefix, wait_s=self._pace.store_s)
         try:
             while not self._has_left and self._failure is None:
-                self._look(line)
+                self._look(client)
                 self._pause()
             if self._failure is None:
-                self._take_leave(line)
+                self._take_leave(client)
         except StoreLost as error:
             # When some are done, whoever serves the store may be: the rest of the run goes unwatched.
             if not (self._has_left or self._others_leave):
-                failure = self._lookout.loss_of_store(line.address, str(error))
+                failure = self._detector.loss_of_store(client.address, str(error))
                 # Others on this machine find out now, too, and look who is alive: so stay for a while.
                 self._settle(failure, hold_s=4 * self._pace.poll_s)
         finally:
-            line.close()
+            client.close()
             self._stops.abandon()
-            BACKSTOP.disarm()
+            STACK_DUMP.disarm()
         if self._failure is not None:
             self._end_soon()
 
@@ -247,18 +247,18 @@ class Watch:
         self._wake.wait(self._pace.poll_s)
         self._wake.clear()
 
-    def _look(self, line: StoreLine) -> None:
+    def _look(self, client: StoreClient) -> None:
         """All that is to be done now and then."""
         self._pulse.keep_time()
         failure: Failure | None
         if self._own is not None:
             cause = self._words(self._own[0])
-            failure = line.call(lambda store: self._lookout.report(store, [self._rank], cause))
+            failure = client.call(lambda store: self._detector.report(store, [self._rank], cause))
         else:
             failure = (
-                line.call(self._talk)
-                or self._lookout.missing_neighbour(line)
-                or self._lookout.stall(line, has_lost_peer=self._has_lost_peer)
+                client.call(self._talk)
+                or self._detector.missing_neighbour(client)
+                or self._detector.stall(client, has_lost_peer=self._has_lost_peer)
             )
         if failure is not None:
             self._settle(failure)
@@ -268,47 +268,47 @@ class Watch:
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + self._pace.beat_s
-            self._lookout.tell(store)
+            self._detector.tell(store)
             if self._pulse.timeout_s:
                 # Later than whoever can still say more: this thread, or another rank's.
-                BACKSTOP.arm(self._pulse.allowed_s + self._pace.store_s + 10)
-        news = store.add("news", 0)
-        if news == self._news and not self._stops.is_news:
+                STACK_DUMP.arm(self._pulse.allowed_s + self._pace.store_s + 10)
+        changes = store.add("changes", 0)
+        if changes == self._num_changes and not self._stops.has_changes:
             return None
-        self._news = news
+        self._num_changes = changes
         if store.check(["failure"]):
             return Failure(**json.loads(store.get("failure")))
         self._others_leave = store.check(["left"])
         self._stops.exchange(store)
         return None
 
-    def _take_leave(self, line: StoreLine) -> None:
+    def _take_leave(self, client: StoreClient) -> None:
         """Tell the others that this rank is done. If its process serves the store, they leave it first."""
 
         def leave(store: Store) -> int:
-            self._lookout.tell(store, has_left=True)
+            self._detector.tell(store, has_left=True)
             self._stops.leave(store)
             num_left = store.add("left", 1)
-            store.add("news", 1)
+            store.add("changes", 1)
             return num_left
 
-        num_left = line.call(leave)
+        num_left = client.call(leave)
         deadline = time.monotonic() + self._pace.store_s
         while self._store_rank == self._rank and num_left < self._world:
-            if time.monotonic() > deadline or line.call(lambda store: store.check(["failure"])):
+            if time.monotonic() > deadline or client.call(lambda store: store.check(["failure"])):
                 break
             time.sleep(self._pace.poll_s)
-            num_left = line.call(lambda store: store.add("left", 0))
+            num_left = client.call(lambda store: store.add("left", 0))
 
     def _settle(self, failure: Failure, *, hold_s: float = 0.0) -> None:
         """The job fails: tell people if that falls to this rank, then the main thread."""
         self._failure = failure
-        self._lookout.kill_neighbour(failure)
+        self._detector.kill_neighbour(failure)
         if self._own is None:
             # The agent takes the earliest for the reason of all.
             later_s = 0 if self._rank in failure.ranks else 1
             _write_error_file(failure.cause, failure.time_s + later_s)
-            if self._lookout.tells_host(failure):
+            if self._detector.tells_host(failure):
                 self._tell(failure.text if failure.by == self._rank else failure.cause)
         time.sleep(hold_s)
         self._settled.set()
