@@ -89,7 +89,7 @@ def steps(training: Training, number: int) -> list[Any]:
 
 
 class FusedKernels(TorchDispatchMode):
-    """The kernels of fused optimizers, which write in place and which meta has not: here they write nothing."""
+    """The kernels of fused optimizers, which write in place and which meta lacks: here they write nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name.startswith("aten::_fused_"):
