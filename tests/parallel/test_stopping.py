@@ -1,4 +1,4 @@
-"""Ranks stop together when one is asked to, and end when one is lost or stands still."""
+"""Ranks stop together when one is asked to, and end when one is lost or stalls."""
 
 import os
 import re
@@ -158,7 +158,8 @@ def test_a_rank_that_stands_still_is_named_with_its_stack(
     said = capfd.readouterr().err
     (line,) = [x for x in said.splitlines() if x.startswith("flambeau: rank")]
     assert re.match(
-        r"flambeau: rank 2 of 3 \(host .*, process \d+\) has (been silent|stood still) for", line
+        r"flambeau: rank 2 of 3 \(host .*, process \d+\) has (been silent|made no progress) for",
+        line,
     )
     assert "in train" in said  # its stack
     if how == "asleep":

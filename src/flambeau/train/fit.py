@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flambeau.data.datasets.bad_images import BadImages
-from flambeau.data.datasets.device_dataset import HeldDataset
+from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.source import Source
 from flambeau.parallel.ranks import join_ranks
@@ -46,8 +46,8 @@ class Training:
 
     run: Run
     model: nn.Module
-    train: ImageDataset | HeldDataset
-    val: ImageDataset | HeldDataset
+    train: ImageDataset | DeviceDataset
+    val: ImageDataset | DeviceDataset
     normalize: Callable[[Tensor], Tensor]
     loss_of: TrainingLoss
     bad_images: BadImages

@@ -36,7 +36,7 @@ from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.setup.environment import environment
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.build.device import generators_of
-from flambeau.train.checkpoints.checkpointer import Restored, Saver, restore
+from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, restore
 from flambeau.train.checkpoints.published_weights import Result, published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
@@ -45,7 +45,7 @@ from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.evaluation import evaluation_mode, generators_restored
 from flambeau.train.loop.loop_state import LoopState
 from flambeau.train.loop.nan_guard import ROLLBACKS, NanGuard
-from flambeau.train.loop.progress_bar import Progress
+from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.rank_checks import check_ranks, check_shares, gathered_means
 from flambeau.train.loop.recorder import Recorder
 from flambeau.train.loop.step_metrics import add_value
@@ -86,7 +86,7 @@ class Run:
         self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()
         self._parts = parts = assemble(model, optimizer, data, told, self._ranks)
         self.plan, self.device = parts.plan, parts.amp.device
-        self.progress = Progress(shown=told.bar, silent=not self._ranks.is_first)
+        self.progress = ProgressBar(shown=told.bar, silent=not self._ranks.is_first)
         self._result: Result | None = None
         self._exactness = exactness_facts(self.device) | {"processes": self._ranks.world}
         # What other processes, files and signals are asked for comes last, and is given back on an error.
@@ -396,11 +396,11 @@ class Run:
     def _new_recorder(self) -> Recorder:
         """The files of the run; of a sharded model all ranks write their pieces."""
         root, keep = self.folder.checkpoints, self._options.keep
-        saver = Saver(root, keep=keep)
+        saver = Checkpointer(root, keep=keep)
         if self._parts.shards is not None:
-            from flambeau.train.checkpoints.sharded_checkpointer import ShardedSaver
+            from flambeau.train.checkpoints.sharded_checkpointer import ShardedCheckpointer
 
-            saver = ShardedSaver(root, self._parts.shards[1], self._ranks, keep=keep)
+            saver = ShardedCheckpointer(root, self._parts.shards[1], self._ranks, keep=keep)
         return Recorder(
             self.folder, self.state, saver, ranks=self._ranks, exactness=self._exactness,
             all_save=self._parts.shards is not None, say=self.progress.say,

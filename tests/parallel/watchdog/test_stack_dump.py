@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flambeau.parallel.watchdog.stack_dump import BACKSTOP
+from flambeau.parallel.watchdog.stack_dump import STACK_DUMP
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs fork")
 
@@ -25,9 +25,9 @@ def test_native_code_that_keeps_the_lock_is_shown(start_ranks: Any, tmp_path: Pa
 
     def work() -> None:
         _write_to(tmp_path / "err")
-        BACKSTOP.arm(0.2)
+        STACK_DUMP.arm(0.2)
         here_it_hangs()
-        BACKSTOP.disarm()
+        STACK_DUMP.disarm()
 
     assert start_ranks(1, work).results(20) == [None]
     assert "in here_it_hangs" in (tmp_path / "err").read_text()
@@ -37,10 +37,10 @@ def test_put_off_it_says_nothing(start_ranks: Any, tmp_path: Path) -> None:
     def work() -> None:
         _write_to(tmp_path / "err")
         for _ in range(10):
-            BACKSTOP.arm(0.3)
+            STACK_DUMP.arm(0.3)
             time.sleep(0.05)
-        BACKSTOP.disarm()
-        BACKSTOP.disarm()
+        STACK_DUMP.disarm()
+        STACK_DUMP.disarm()
         time.sleep(0.4)
 
     assert start_ranks(1, work).results(20) == [None]
@@ -52,16 +52,16 @@ def test_a_fork_can_end_and_a_timer_of_somebody_else_stays(
 ) -> None:
     def work() -> int:
         _write_to(tmp_path / "err")
-        BACKSTOP.arm(100)
+        STACK_DUMP.arm(100)
         child = os.fork()
         if not child:
             faulthandler.cancel_dump_traceback_later()  # what Python does at its end
-            BACKSTOP.arm(100)
-            BACKSTOP.disarm()
+            STACK_DUMP.arm(100)
+            STACK_DUMP.disarm()
             os._exit(7)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         faulthandler.dump_traceback_later(0.1, file=2)
-        BACKSTOP.disarm()
+        STACK_DUMP.disarm()
         time.sleep(0.3)
         return code
 

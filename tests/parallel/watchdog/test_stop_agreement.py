@@ -40,10 +40,10 @@ def test_all_stop_at_the_furthest_point_that_one_is_committed_to() -> None:
         for _ in range(reached):
             assert ranks[rank].reach_point() is None
     asked[2] = "SIGTERM"
-    assert ranks[2].is_news
+    assert ranks[2].has_new_request
     for rank in (2, 0, 1, 2, 0):
         ranks[rank].exchange(store)
-    assert not ranks[2].is_news
+    assert not ranks[2].has_new_request
     assert [rank.stops_next for rank in ranks] == [False, True, False]
     answers = [[rank.reach_point() for _ in range(7 - rank.point)] for rank in ranks]
     assert answers == [[None, "SIGTERM"], ["SIGTERM"], [None, None, "SIGTERM"]]
@@ -174,8 +174,8 @@ class _Case:
     def other_thread(self, rank: int) -> None:
         news = 0
         while not self.is_done[rank]:
-            fresh = self.store.add("news", 0)
-            if fresh != news or self.ranks[rank].is_news:
+            fresh = self.store.add("changes", 0)
+            if fresh != news or self.ranks[rank].has_new_request:
                 news = fresh
                 self.ranks[rank].exchange(self.store)
             time.sleep(self.poll_s[rank])

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 from torch.distributed import HashStore
 
-from flambeau.parallel.watchdog.store_client import StoreLine, StoreLost
+from flambeau.parallel.watchdog.store_client import StoreClient, StoreLost
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -16,11 +16,11 @@ def _fail(error: Exception) -> NoReturn:
 
 def test_answers_come_from_the_store_under_the_prefix() -> None:
     store = HashStore()
-    line = StoreLine(lambda: store, prefix="start-1", wait_s=20)
+    line = StoreClient(lambda: store, prefix="start-1", wait_s=20)
     line.call(lambda store: store.set("key", "value"))
     assert line.call(lambda store: store.get("key")) == b"value"
     assert not store.check(["key"])
-    assert not StoreLine(lambda: store, prefix="start-2", wait_s=20).call(
+    assert not StoreClient(lambda: store, prefix="start-2", wait_s=20).call(
         lambda store: store.check(["key"])
     )
     before = threading.active_count()
@@ -29,7 +29,7 @@ def test_answers_come_from_the_store_under_the_prefix() -> None:
 
 
 def test_an_error_of_the_store_is_its_loss_and_another_is_not() -> None:
-    line = StoreLine(HashStore, prefix="", wait_s=20)
+    line = StoreClient(HashStore, prefix="", wait_s=20)
     with pytest.raises(StoreLost, match=r"^reset by peer$"):
         line.call(lambda store: _fail(RuntimeError("reset by peer\nframe #0")))
     with pytest.raises(KeyError, match="mine"):
@@ -38,14 +38,14 @@ def test_an_error_of_the_store_is_its_loss_and_another_is_not() -> None:
 
 
 def test_no_connection_is_a_loss() -> None:
-    line = StoreLine(lambda: _fail(RuntimeError("refused")), prefix="", wait_s=20)
+    line = StoreClient(lambda: _fail(RuntimeError("refused")), prefix="", wait_s=20)
     with pytest.raises(StoreLost, match="refused"):
         line.call(lambda store: store.check(["key"]))
     line.close()
 
 
 def test_a_store_that_does_not_answer_is_given_up() -> None:
-    line = StoreLine(HashStore, prefix="", wait_s=0.2)
+    line = StoreClient(HashStore, prefix="", wait_s=0.2)
     go_on = threading.Event()
     start = time.monotonic()
     with pytest.raises(StoreLost, match="no answer"):

@@ -21,7 +21,7 @@ from flambeau.recipes.setup.seeding import seed_cpu
 _NO_INDICES = np.empty(0, dtype=np.int64)
 
 
-class ReadyBatches:
+class UserDataLoader:
     """Batches that the user's own loader makes: the order is the user's, the resume point is ours.
 
     Before each epoch the global generators are seeded by (seed, epoch), and `set_epoch` is called where

@@ -10,7 +10,7 @@ from typing import Any
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
 
-class Journal:
+class MetricsLog:
     """Appends lines; each is one write, so a killed run leaves at most its last line torn.
 
     Args:

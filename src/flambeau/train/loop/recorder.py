@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from flambeau.parallel.ranks import Ranks
-from flambeau.train.checkpoints.checkpointer import Restored, Saver
-from flambeau.train.checkpoints.metrics_log import Journal
+from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored
+from flambeau.train.checkpoints.metrics_log import MetricsLog
 from flambeau.train.checkpoints.published_weights import Result, publish
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.loop.training_state import TrainingState
@@ -27,7 +27,7 @@ class Recorder:
         self,
         folder: RunFolder,
         state: TrainingState,
-        saver: Saver,
+        saver: Checkpointer,
         *,
         ranks: Ranks,
         all_save: bool,
@@ -37,38 +37,38 @@ class Recorder:
         self.saver = saver
         self._folder, self._state, self._ranks = folder, state, ranks
         self._all_save, self._exactness, self._say = all_save, exactness, say
-        self._journal: Journal | None = None
+        self._metrics_log: MetricsLog | None = None
 
     def open_metrics(self, found: Restored | None) -> None:
         """Write lines from here on, behind those that a checkpoint has vouched for."""
         if not self._ranks.is_first:
             return
         keep_bytes = 0 if found is None else found.state["metrics_bytes"]
-        self._journal = Journal(self._folder.metrics, keep_bytes=keep_bytes)
-        if self._journal.missing_bytes:
+        self._metrics_log = MetricsLog(self._folder.metrics, keep_bytes=keep_bytes)
+        if self._metrics_log.missing_bytes:
             self._say(f"{self._folder.metrics} is shorter than at the checkpoint: lines are lost")
 
     def cut_metrics(self, found: Restored) -> None:
         """Remove the lines since a checkpoint."""
-        if self._journal is not None:
-            self._journal.cut(found.state["metrics_bytes"])
+        if self._metrics_log is not None:
+            self._metrics_log.cut(found.state["metrics_bytes"])
 
     def write(self, row: Mapping[str, float]) -> None:
         """Append a line to metrics.jsonl."""
-        if self._journal is not None:
-            self._journal.write({"step": self._state.step, "epoch": self._state.epoch, **row})
+        if self._metrics_log is not None:
+            self._metrics_log.write({"step": self._state.step, "epoch": self._state.epoch, **row})
 
     def save(self) -> None:
         """Copy the state and start writing it as a checkpoint."""
         if not self._ranks.is_first and not self._all_save:
             return
-        best, journal = self._state.best.step, self._journal
-        size = 0 if journal is None else journal.size
+        best, metrics_log = self._state.best.step, self._metrics_log
+        size = 0 if metrics_log is None else metrics_log.size
         self.saver.save(
             checkpoint_name(self._state.step),
             self._state.snapshot(metrics_bytes=size, exactness=self._exactness),
             best=None if best is None else checkpoint_name(best),
-            before=(lambda: None) if journal is None else journal.sync,
+            before=(lambda: None) if metrics_log is None else metrics_log.sync,
         )
 
     def wait_for_all(self) -> None:
@@ -94,9 +94,9 @@ class Recorder:
 
     def close(self) -> None:
         """Close metrics.jsonl."""
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        if self._metrics_log is not None:
+            self._metrics_log.close()
+            self._metrics_log = None
 
 
 def checkpoint_name(step: int) -> str:

@@ -11,7 +11,7 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.metrics import MeanOnDevice
 
 
-class Window:
+class StepMetrics:
     """The losses since the last line, and the means of whatever the user logs.
 
     Losses are kept as they are: putting one in a list costs nothing, adding it up is an operation a step.

@@ -27,7 +27,7 @@ _CYCLES, _CYCLE_MULTIPLIER = (
 )  # SGDR's doubling; three of them end in a last one of 4/7 of the run
 
 
-class Plan:
+class StepPlan:
     """Durations of a run, turned into steps once.
 
     Args:

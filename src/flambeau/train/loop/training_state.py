@@ -22,7 +22,7 @@ from flambeau.train.checkpoints.checkpointer import (
 )
 from flambeau.train.checkpoints.metrics_log import json_numbers
 from flambeau.train.checkpoints.published_weights import Best, Result
-from flambeau.train.loop.step_metrics import Window
+from flambeau.train.loop.step_metrics import StepMetrics
 
 
 @dataclass
@@ -46,7 +46,7 @@ class TrainingState:
     optimizer: Optimizer
     amp: AmpStep
     ema: EMA | None
-    window: Window
+    window: StepMetrics
     best: Best
     user: Mapping[str, Any]
     data_length: int
