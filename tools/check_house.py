@@ -135,7 +135,6 @@ LONG: dict[str, str] = {
     "recipes/training/amp_step.py": "four precisions, fused and other optimizers behind three methods",
     "train/run.py": "the one class that users hold; 60 lines of it say what its arguments are",
     "train/run.py:__init__": "one line a part of the run, in the order in which they need each other",
-    "train/fit.py:set_up": "the settings handed over to Run, one a line",
 }
 
 ARGUMENTS = 10  # of a function, a method or a class; `self` does not count

@@ -301,7 +301,7 @@ def test_a_sampler_that_would_deal_an_epoch_out_anew_is_refused(
 
 def test_an_unknown_compression_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match="compression must be none, fp16, bf16, powersgd, got 'zip'"
+        InputError, match="compression must be one of none, fp16, bf16, powersgd; got 'zip'"
     ):
         train(tmp_path / "run", compression="zip")
     assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.source import Source
-from flambeau.parallel.ranks import join_ranks
+from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.recipes.setup.determinism import make_deterministic
@@ -100,27 +100,11 @@ def set_up(
     train_data, val_data = datasets(settings, facts, train, val)
 
     shards = settings.shard == "fsdp" and replay_from is None
-
-    loaded: list[str] = []
-
-    def make() -> nn.Module:
-        # With a checkpoint the weights are there: no download, which may not be possible any more.
-        started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
-        # The other ranks get the weights of rank 0.
-        pretrained = settings.pretrained and not started and ranks.is_first
-        # To be sharded, it goes to the device block by block.
-        host = dataclasses.replace(settings, device="cpu") if shards else settings
-        model = make_model(host, facts, pretrained=pretrained)
-        if settings.weights is not None and not started and ranks.is_first:
-            loaded.append(load_weights(model, settings.weights))
-        check_training(model, settings, facts, world=ranks.world)
-        if settings.sync_bn and ranks.world > 1:
-            model = convert_sync_batchnorm(model)
-        freeze_parts(model, settings.freeze)
-        recompute_parts(model, settings.recompute)
-        return model
-
-    model = ranks.each(make)
+    # With a checkpoint the weights are there: no download, which may have become impossible.
+    started = replay_from is not None or bool(checkpoint_folders(folder / "checkpoints"))
+    model, lines = ranks.each(
+        lambda: new_model(settings, facts, ranks, started=started, on_cpu=shards)
+    )
     teacher = ranks.each(lambda: make_teacher(settings, facts, pick_device(settings.device)))
     if shards:
         from flambeau.parallel.fsdp import shard_model
@@ -128,7 +112,7 @@ def set_up(
         shard_model(model, ranks, pick_device(settings.device))
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
     # Before Run, which may put pieces into the optimizer in the place of the model's parameters.
-    lines = [*loaded, *report(settings, model, optimizer)]
+    lines += report(settings, model, optimizer)
     ranks.first(before_run)
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
     device = pick_device(settings.device)
@@ -149,6 +133,32 @@ def set_up(
     for line in lines if run.state.step == 0 else ():
         run.progress.say(line)
     return Training(run, model, train_data, val_data, normalize, loss_of, bad_images)
+
+
+def new_model(
+    settings: ResolvedSettings, facts: DataFacts, ranks: Ranks, *, started: bool, on_cpu: bool
+) -> tuple[nn.Module, list[str]]:
+    """The model before its first step, with what is frozen and recomputed; and lines for the user.
+
+    Args:
+        settings: of the run.
+        facts: of the data.
+        ranks: of the job; rank 0 loads weights, and the others get them from it later.
+        started: a checkpoint has the weights: load none.
+        on_cpu: leave it on the CPU; a sharded model goes to the device block by block.
+    """
+    loads = not started and ranks.is_first
+    placed = dataclasses.replace(settings, device="cpu") if on_cpu else settings
+    model = make_model(placed, facts, pretrained=settings.pretrained and loads)
+    lines = []
+    if settings.weights is not None and loads:
+        lines.append(load_weights(model, settings.weights))
+    check_training(model, settings, facts, world=ranks.world)
+    if settings.sync_bn and ranks.world > 1:
+        model = convert_sync_batchnorm(model)
+    freeze_parts(model, settings.freeze)
+    recompute_parts(model, settings.recompute)
+    return model, lines
 
 
 def run_options(settings: ResolvedSettings) -> RunKeywords:
