@@ -34,6 +34,15 @@ from PIL import Image
 from flambeau.cli.command import main
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 
+# A shell starts what runs in its background with SIGINT ignored, nohup with SIGHUP, and processes that tests
+# start would inherit that.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
+
 # The files that take longest, first: processes take whole files, and none shall begin one of these last.
 _LONGEST = (
     "test_kill_resume", "test_preemption", "test_launch", "test_elastic", "test_watchdog",

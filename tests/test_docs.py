@@ -28,6 +28,27 @@ ROOT = Path(__file__).resolve().parents[1]
 ENGLISH_PAGES = sorted((ROOT / "docs" / "en").rglob("*.md"))
 CHINESE_PAGES = sorted((ROOT / "docs" / "zh").rglob("*.md"))
 DOCS = [*ENGLISH_PAGES, *CHINESE_PAGES]
+# What readers stumble over, and what to write in its place.
+BANNED = {
+    r"\b(old|the) notes\b|\bthe note('s)?\b|笔记(?!本)": "what snippets do, or what changed in torch",
+    r"英文部分|中文部分": "what is shown; every page can be read alone",
+    r"\b(to|not|cannot|could not) be had\b": "'available'",
+    r"\bmend(s|ed|ing)?\b": "'fix'",
+    r"\b(gone|go|goes|going) on with\b": "'continue'",
+    r"\bfor nothing\b(?! can| in)": "'free', or 'never'",
+    r"\b(of the|our) house\b": "'ours', or 'flambeau's'",
+    r"\bstands? still\b": "'hangs', or 'does not change'",
+    r"\bwithout a word\b|\bin silence\b": "'silently'",
+    r"\bas ever\b": "'as usual'",
+    r"\bby hand\b": "'manually', or how it is done",
+    r"\b(colour|favour|behaviour|centre)s?\b": "it as torch does: 'color', 'center'",
+    r"\b(one|once) an? (batch|channel|epoch|file|GPU|image|line|machine|process|rank|sample|step)\b": "'per'",
+}
+ROW_IDS = {r"\b(AMP|CKP|DAT|DEV|DIST|ENV|FT|IMG|MEM|MOD|REP|SBN|SCH|TRK)-\d\d\b": "no row ids"}
+PLAIN_FOLDERS = [
+    "recipes", "cli", "data/sources", "data/pack", "data/loading", "data/datasets",
+    "train/weights", "train/checkpoints", "train/build",
+]  # fmt: skip
 READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
 PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
 RECIPE_PAGES = [page for page in ENGLISH_PAGES if page.parent.name == "recipes"]
@@ -212,6 +233,13 @@ def prose_breaches(page: Page) -> Iterator[str]:
             yield f"line {number}: two sentences on one line, at {match[0]!r}"
 
 
+def banned_words(text: str, words: dict[str, str]) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        for pattern, better in words.items():
+            if match := re.search(pattern, line, re.IGNORECASE):
+                yield f"line {number}: {match[0]!r}; write {better}"
+
+
 def links(page: Page) -> Iterator[tuple[int, str]]:
     for number, line in page.prose:
         for match in LINK.finditer(line):
@@ -264,6 +292,25 @@ def test_prose_and_links(path: Path) -> None:
     assert [*prose_breaches(page), *link_breaches(page, path)] == []
 
 
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_plain_words_in_pages(path: Path) -> None:
+    words = BANNED | ({} if path.name == "coverage.md" else ROW_IDS)
+    assert list(banned_words(path.read_text(encoding="utf-8"), words)) == []
+
+
+@pytest.mark.parametrize("folder", PLAIN_FOLDERS)
+def test_plain_words_in_source(folder: str) -> None:
+    """In names, comments, docstrings and messages."""
+    files = sorted((ROOT / "src" / "flambeau" / folder).rglob("*.py"))
+    assert files
+    found = [
+        f"{name_of(file)}: {breach}"
+        for file in files
+        for breach in banned_words(file.read_text(encoding="utf-8"), BANNED | ROW_IDS)
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_page_speaks_its_language(path: Path) -> None:
     language = path.relative_to(ROOT / "docs").parts[0]
@@ -292,9 +339,14 @@ def test_both_languages_have_the_same_pages() -> None:
 )
 def test_both_languages_show_the_same_code(english: Path, chinese: Path) -> None:
     """So the Chinese blocks run because the English ones do; comments are translated."""
-    assert [code(block) for block in read(english).blocks] == [
-        code(block) for block in read(chinese).blocks
-    ]
+    assert list(blocks_by_heading(english)) == list(blocks_by_heading(chinese))
+
+
+def blocks_by_heading(path: Path) -> Iterator[tuple[int, str]]:
+    """Which heading each block stands below, counted from 0, and its code."""
+    headings = [line for line, _ in parse_headings(path.read_text(encoding="utf-8"))]
+    for block in read(path).blocks:
+        yield sum(line < block.line for line in headings), code(block)
 
 
 def code(block: Block) -> str:
@@ -302,6 +354,11 @@ def code(block: Block) -> str:
         return ast.unparse(ast.parse(block.source))
     lines = [re.sub(r"(^| +)(#|//).*", "", line).rstrip() for line in block.source.splitlines()]
     return "\n".join([block.word, *(line for line in lines if line)])
+
+
+@pytest.mark.parametrize("path", READMES, ids=name_of)
+def test_readme_is_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def test_pages_were_found() -> None:
@@ -429,6 +486,13 @@ def test_other_language_is_found() -> None:
     assert list(language_breaches(english, "en")) == list(language_breaches(chinese, "zh")) == []
     assert list(language_breaches(english, "zh")) == ["0 lines are Chinese and 1 English"]
     assert list(language_breaches(chinese, "en")) == ["2 lines are Chinese and 0 English"]
+
+
+def test_banned_words_are_found() -> None:
+    line = "What the notes say (DAT-33) goes on with one a line."
+    assert len(list(banned_words(line, BANNED | ROW_IDS))) == 4
+    plain = "Fix the config; for nothing can be said of a notebook, 笔记本, once per line."
+    assert list(banned_words(plain, BANNED | ROW_IDS)) == []
 
 
 def test_other_code_is_found() -> None:

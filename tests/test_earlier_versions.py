@@ -69,7 +69,8 @@ def runs(tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_packed_file_is_read_as_it_was(name: str, packed: Path) -> None:
-    pytest.importorskip({".h5": "h5py", ".lmdb": "lmdb"}.get(Path(name).suffix, "json"))
+    packages = {".h5": "h5py", ".lmdb": "lmdb", ".n5": "tensorstore"}
+    pytest.importorskip(packages.get(Path(name).suffix, "json"))
     assert contents(packed / name) == EXPECTED[name]
 
 

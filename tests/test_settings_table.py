@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flambeau.train.settings.fields import Range
 from flambeau.train.settings.settings import FIELDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,7 +18,7 @@ TOOL = ROOT / "tools" / "settings_table.py"
 PAGE, CHINESE_PAGE = (
     (ROOT / "docs" / language / "train.md").read_text(encoding="utf-8") for language in ("en", "zh")
 )
-CHINESE_HEAD = "| 设置 | 默认值 | 含义 | 恢复时 |"
+CHINESE_HEAD = "| 设置 | 默认值 | 范围 | 含义 | 恢复时 |"
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +48,15 @@ def test_table_says_what_the_settings_are(table: str) -> None:
     cells = {row[0]: row[1:] for row in rows(table)}
     assert cells["`--lr`"][0] == FIELDS["lr"].metadata["auto"]
     keep = FIELDS["keep"]
-    assert cells["`--keep`"] == [f"`{keep.default}`", keep.metadata["help"], "may change"]
+    meaning = keep.metadata["help"]
+    assert cells["`--keep`"] == [f"`{keep.default}`", "at least 1", meaning, "may change"]
     assert cells["`--flip`, `--no-flip`"][0] == "yes"
-    assert cells["`--seed`"][2] == "stays"
+    assert cells["`--seed`"][1::2] == ["at least 0 and below 2**64", "stays"]
     warmup = FIELDS["warmup"]
     meaning = warmup.metadata["help"]
     assert "%%" in meaning
-    assert cells["`--warmup`"][:2] == [f"`{warmup.default}`", meaning.replace("%%", "%")]
-    assert "sgd, adam, adamw" in cells["`--optimizer`"][1]
+    assert cells["`--warmup`"][:3] == [f"`{warmup.default}`", "", meaning.replace("%%", "%")]
+    assert "sgd, adam, adamw" in cells["`--optimizer`"][2]
 
 
 def test_chinese_table_has_the_same_settings(table: str) -> None:
@@ -62,7 +65,8 @@ def test_chinese_table_has_the_same_settings(table: str) -> None:
     chinese = list(rows(CHINESE_PAGE[CHINESE_PAGE.index(CHINESE_HEAD) :]))
     for english, translated in zip(rows(table), chinese, strict=True):
         assert translated[0] == english[0]
-        assert translated[3] == resume[english[3]]
+        assert translated[4] == resume[english[4]]
+        assert re.findall(r"[\d.e*+-]+", translated[2]) == re.findall(r"[\d.e*+-]*\d", english[2])
         if english[1].startswith("`"):
             assert translated[1] == english[1]
 
@@ -79,10 +83,16 @@ def test_a_new_setting_changes_the_table(table: str, monkeypatch: pytest.MonkeyP
     class More:
         new_one: int = dataclasses.field(
             default=7,
-            metadata={"help": "a share of 10%%", "auto": "", "choices": (), "neutral": True},
+            metadata={
+                "help": "a share of 10%%",
+                "auto": "",
+                "choices": (),
+                "neutral": True,
+                "range": Range(0, 9, above_low=True),
+            },
         )
 
     monkeypatch.setattr(tool, "FIELDS", {f.name: f for f in dataclasses.fields(More)})
     assert tool.settings_table().splitlines()[2:] == [
-        "| `--new-one` | `7` | a share of 10% | may change |"
+        "| `--new-one` | `7` | above 0 and at most 9 | a share of 10% | may change |"
     ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from flambeau.train.settings.settings import FIELDS
 
-_HEAD = "| setting | default | meaning | on a resume |\n|---|---|---|---|"
+_HEAD = "| setting | default | range | meaning | on a resume |\n|---|---|---|---|---|"
 
 
 def settings_table() -> str:
@@ -23,8 +23,10 @@ def _row(name: str, field: dataclasses.Field[Any]) -> str:
     meaning = _plain(field.metadata["help"])
     if field.metadata["choices"]:
         meaning = f"{', '.join(field.metadata['choices'])}: {meaning}"
+    allowed = field.metadata["range"] or ""
     resume = "may change" if field.metadata["neutral"] else "stays"
-    return f"| {_flag(name, field)} | {_default(field)} | {meaning} | {resume} |"
+    cells = (_flag(name, field), _default(field), allowed, meaning, resume)
+    return "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
 
 
 def _flag(name: str, field: dataclasses.Field[Any]) -> str:

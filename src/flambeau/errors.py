@@ -12,7 +12,7 @@ class InputError(ValueError):
 
 
 class WorkerLost(RuntimeError):
-    """A data worker has died or stands still; the message names it, and the sample that it read.
+    """A data worker has died or hangs; the message names it, and the sample that it read.
 
     The command prints the message without a traceback and exits with 1: the same command may go on.
     """

@@ -269,8 +269,8 @@ def test_wrong_settings_name_themselves(flambeau: Any, images: Path) -> None:
         ("--model linear.py:build", "linear.py has no function 'build'"),
         ("--model resnet18 --image-size 8 --batch-size 1", "batch_size = 1", "--batch-size 2"),
         ("--pretrained --model small_convnet", "no published weights of small_convnet"),
-        ("--device cudda", "device = 'cudda' is not to be had here"),
-        ("--device meta", "device = 'meta' is not to be had here"),
+        ("--device cudda", "device = 'cudda' is not available here"),
+        ("--device meta", "device = 'meta' is not available here"),
         ('--out ""', "--out is empty"),
         ("--out images", "images is not a run folder", "choose another folder"),
         ("--out linear.py", "linear.py is not a folder"),
@@ -665,7 +665,7 @@ def test_figures_that_cannot_be_written(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         answer = flambeau("train", images, "--out run", SHORT)
-        refused(answer, f"run/metrics.jsonl: {os.strerror(number)}; mend that and run the command")
+        refused(answer, f"run/metrics.jsonl: {os.strerror(number)}; fix that and run the command")
     assert flambeau("train", images, "--out run", SHORT).code == 0
 
 

@@ -1,9 +1,11 @@
 """Weights of every kind into new files, bit by bit; and what `verify` says of files that are not right."""
 
+import errno
 import json
 import pickle
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,9 @@ def test_nothing_is_replaced_unasked_and_a_full_disk_leaves_nothing(flambeau: An
                 raise self.failure
             return super().write(file, data)
 
+        def sync(self, file: int) -> None:  # safetensors writes by itself
+            raise self.failure
+
     for out in ("out.safetensors", "out.pth"):
         full = Fails(OSError(28, "No space left on device"))
         with pytest.raises(OSError, match=f"No space left on device.*{out}"):
@@ -230,6 +235,27 @@ def test_folders_of_flambeau(flambeau: Any) -> None:
         assert safetensors.torch.load_file("a.safetensors")["w"].all()
     Path("empty").mkdir()
     assert flambeau("convert", "empty b.safetensors").code == 2
+
+
+def test_a_full_disk_is_told_as_such(flambeau: Any) -> None:
+    """Of a file that safetensors itself writes: its error has no number, only text."""
+    script = """
+import resource, signal
+from pathlib import Path
+import torch
+from flambeau.train.weights.writer import write_weights
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    write_weights({"w": torch.ones(1 << 20)}, Path("a.safetensors"))
+except OSError as error:
+    print(error.errno, error.filename)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{errno.EFBIG} a.safetensors\n"
+    assert not list(Path().iterdir())
 
 
 def test_models_in_several_files(flambeau: Any) -> None:

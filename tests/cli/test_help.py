@@ -59,7 +59,7 @@ def test_python_m_flambeau_is_the_command(tmp_path: Path) -> None:
     wrong = subprocess.run([*command, "trian"], capture_output=True, text=True, check=False)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == (
-        "flambeau: unknown verb 'trian'; did you mean 'train'? (flambeau --help lists all)\n"
+        "flambeau: unknown command 'trian'; did you mean 'train'? (flambeau --help lists all)\n"
     )
 
 
@@ -77,8 +77,8 @@ def test_every_setting_has_its_flag_and_its_text(flambeau: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("evaluat", "unknown verb 'evaluat'; did you mean 'evaluate'?"),
-        ("qqqq", "unknown verb 'qqqq' (flambeau --help lists all)"),
+        ("evaluat", "unknown command 'evaluat'; did you mean 'evaluate'?"),
+        ("qqqq", "unknown command 'qqqq' (flambeau --help lists all)"),
         ("--halp", "unknown flag --halp; did you mean '--help'?"),
         ("--halp train", "unknown flag --halp; did you mean '--help'?"),
         ("train --epoch 3", "unknown flag --epoch; did you mean '--epochs'?"),

@@ -141,9 +141,9 @@ def test_a_launcher_that_is_gone_is_one_line_for_the_others(done: Done) -> None:
     [
         ("", "nothing to run"),
         ("--", "nothing to run"),
-        ("-- trian", "'trian' is neither a script nor a verb; did you mean 'train'?"),
-        ("-- no/such.py", "'no/such.py' is neither a script nor a verb"),
-        ("-- .", "'.' is neither a script nor a verb"),
+        ("-- trian", "'trian' is neither a script nor a command; did you mean 'train'?"),
+        ("-- no/such.py", "'no/such.py' is neither a script nor a command"),
+        ("-- .", "'.' is neither a script nor a command"),
         ("-- evaluate run data", "evaluate takes one process"),
         ("-- launch -- train", "launch takes one process"),
         ("-- train --epocs 3", "unknown flag --epocs; did you mean '--epochs'?"),
@@ -171,7 +171,7 @@ def test_a_wrong_command_line_is_named(
     def go_too_far(*_: Any, **__: Any) -> int:
         raise AssertionError("ranks would have been started")
 
-    monkeypatch.setattr("flambeau.parallel.launcher.rendezvous.meet", go_too_far)
+    monkeypatch.setattr("flambeau.parallel.launcher.job.Job.run", go_too_far)
     code, out, err = flambeau("launch", words)
     assert (code, out) == (2, "")
     assert message in err

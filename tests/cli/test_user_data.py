@@ -1,4 +1,4 @@
-"""The command on data of a user's own function: as on the files themselves, stopped, mended and refused."""
+"""The command on data of a user's own function: as on the files themselves, stopped, fixed and refused."""
 
 import json
 import re

@@ -667,7 +667,7 @@ def test_misuse_is_named(tmp_path: Path) -> None:
             for _ in run.batches():
                 pass
     run = start(tmp_path / "b")
-    with pytest.raises(RuntimeError, match="belongs inside"):
+    with pytest.raises(RuntimeError, match="belongs in `for"):
         run.step(torch.zeros(()))
     run = start(tmp_path / "c")
     with pytest.raises(ValueError, match="0-d"):

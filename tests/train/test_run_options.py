@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
+from flambeau.train import run as run_module
 from flambeau.train.run import Run
 from flambeau.train.settings.run_options import RunKeywords, RunOptions
 
@@ -130,7 +131,7 @@ def test_a_run_that_fails_to_start_gives_back_what_it_took(
 ) -> None:
     """At every point after the lock: the next start on the same folder is not refused."""
     handler = signal.getsignal(signal.SIGTERM)
-    for owner, name in ((FLAG, "install"), (Run, "_resume"), (Run, "_share_model")):
+    for owner, name in ((FLAG, "install"), (Run, "_resume"), (run_module, "share_model")):
         with monkeypatch.context() as patch:
 
             def fail(*_: Any, **__: Any) -> None:

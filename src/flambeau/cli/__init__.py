@@ -1,1 +1,1 @@
-"""One file a verb. Imports everything lazily, inside functions."""
+"""One file per command. Imports everything lazily, inside functions."""

@@ -1,4 +1,4 @@
-"""The command `flambeau`: finds the verb, and turns the user's mistakes into one message and exit code 2."""
+"""The command `flambeau`: finds the subcommand, and turns a user's mistake into a message and exit code 2."""
 
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ _USER_ERRNOS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in two lines, and which flag or verb was probably meant."""
+    """Says what is wrong in two lines, and which flag or command was probably meant."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in _USER_ERRNOS:
             raise
         _complain(
-            f"{error.filename or 'the disk'}: {error.strerror}; mend that and run the command again"
+            f"{error.filename or 'the disk'}: {error.strerror}; fix that and run the command again"
         )
         return 2
 
@@ -86,7 +86,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.set_defaults(parser=parser)
     verb = next((word for word in words if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
-        parser.error(f"unknown verb {verb!r}{nearest(verb, VERBS)} (flambeau --help lists all)")
+        parser.error(f"unknown command {verb!r}{nearest(verb, VERBS)} (flambeau --help lists all)")
     chosen, rest = parser.parse_known_args(words)
     if rest:
         parser.error(_unknown(rest[0], chosen.parser))
@@ -96,12 +96,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
 def _parser() -> _Parser:
     parser = _Parser(
         prog="flambeau",
-        description="Train an image classifier, look after its run, take recipes away.",
-        epilog="'flambeau VERB --help' tells more. With no data named, train uses a small real data set.",
+        description="Train an image classifier, check its run, copy recipes.",
+        epilog="'flambeau COMMAND --help' says more. With no data named, train uses a small real data set.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"flambeau {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
+    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", parser_class=_Parser)
     for name in VERBS:
         verb = importlib.import_module(f"flambeau.cli.{name}")
         child = verbs.add_parser(

@@ -1,4 +1,4 @@
-"""`flambeau env`: what a run would stand on here, to read or to paste into a bug report."""
+"""`flambeau env`: what a run would use here, to read or to paste into a bug report."""
 
 import argparse
 import json

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--procs",
         metavar="N|auto",
         default="auto",
-        help="processes on this machine (default: one a GPU)",
+        help="processes on this machine (default: one per GPU)",
     )
     add("--nnodes", metavar="N|MIN:MAX", default="1", help="how many machines (default: 1)")
     add(
@@ -111,7 +111,7 @@ def _command(words: Sequence[str], *, with_local_rank: bool) -> list[str]:
     elif name == "-m" and len(words) > 1:
         own = 2
     elif not Path(name).is_file():
-        raise InputError(f"{name!r} is neither a script nor a verb{nearest(name, VERBS)}")
+        raise InputError(f"{name!r} is neither a script nor a command{nearest(name, VERBS)}")
     # Torch's agent puts the number in. Its place is that of the old launcher, before other arguments.
     local_rank = ["--local_rank=${local_rank}"] if with_local_rank else []
     return [*head, *words[:own], *local_rank, *words[own:]]

@@ -10,20 +10,20 @@ if TYPE_CHECKING:
     from flambeau.data.pack.output_files import Packed
     from flambeau.data.pack.shards import Split
 
-HELP = (
-    "convert labelled images between formats, in parallel; the same command again goes on with it"
-)
+HELP = "convert labelled images between formats, in parallel; the same command again continues it"
 
 _SHOWN_BAD = 20  # lines about images that were left out; all of them stand in DST.pack.json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """SRC DST, and what is done on the way."""
+    from flambeau.data.sources.format_table import endings_of
+
     parser.add_argument("src", metavar="SRC", help="whatever `flambeau train` takes as DATA")
     parser.add_argument(
         "dst",
         metavar="DST",
-        help="what to make: NAME.rec .tfrecord .tar .lmdb .h5 .n5 .npz .npy .pth, or a folder",
+        help=f"what to make: NAME{endings_of('files', 'both', 'pixels')}, or a folder",
     )
     _add_images(parser.add_argument_group("images"))
     _add_files(parser.add_argument_group("files"))
@@ -161,13 +161,13 @@ def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
     from flambeau.data.images.native.kernel import require_kernel
     from flambeau.data.pack.encode_images import Conversion
     from flambeau.data.pack.shards import target_kind
-    from flambeau.data.pack.writers import ARRAY_KINDS
+    from flambeau.data.sources.format_table import FORMATS
     from flambeau.errors import InputError
 
     changes = arguments.resize is not None or arguments.center_crop
     encode = arguments.encode
     if encode is None:
-        pixels = target_kind(dst) in ARRAY_KINDS
+        pixels = FORMATS[target_kind(dst)].is_array
         encode = "raw" if pixels else "jpeg" if changes or arguments.quality else "keep"
     if encode == "keep" and changes:
         raise InputError("--encode keep leaves images as they are; leave out --resize and the crop")

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip-bad-images", type=int, default=0, metavar="N", help="unreadable images to leave out"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object an image")
+    parser.add_argument("--json", action="store_true", help="one JSON object per image")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,7 +84,7 @@ def _as_json(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
 
 
 def _as_text(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
-    image = _CONTROL.sub(lambda found: repr(found[0])[1:-1], sample.image)  # one line an image
+    image = _CONTROL.sub(lambda found: repr(found[0])[1:-1], sample.image)  # one line per image
     return _printed(f"{image}: " + ", ".join(f"{name} {share:.1%}" for name, share in ranking))
 
 

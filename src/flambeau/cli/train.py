@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from flambeau.train.checkpoints.run_folder import RunFolder
     from flambeau.train.fit import Training
 
-HELP = "train an image classifier; the same command again goes on with its run"
+HELP = "train an image classifier; the same command again continues its run"
 _EMBEDDED_NAME = "fashion-mnist"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One flag a setting, and those that choose the folder."""
+    """One flag per setting, and those that choose the folder."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, field in FIELDS.items():
         title = field.metadata["group"]
@@ -79,7 +79,7 @@ def _add_setting(
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, or go on, or replay one step."""
+    """Train, continue, or replay one step."""
     from flambeau.parallel.preemption import FLAG
 
     if arguments.local_rank is not None:
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _watched_train(
     settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fresh: bool
 ) -> int:
-    """Train, the ranks looking after each other from the first to the last thing they do."""
+    """Train with the watchdog between the ranks from beginning to end."""
     from flambeau.parallel.ranks import join_ranks
 
     ranks = join_ranks()

@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--workers", type=int, metavar="N", help="threads (default: one for each usable CPU)"
     )
-    data.add_argument("--json", action="store_true", help="one JSON object a file, of weights too")
+    data.add_argument(
+        "--json", action="store_true", help="one JSON object per file, of weights too"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

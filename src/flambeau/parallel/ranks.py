@@ -106,6 +106,20 @@ class Ranks:
         elif (cause := watch.explain(error)) is not None:
             raise FailedElsewhere(cause) from None
 
+    def beat(self, phase: str) -> None:
+        """Report to the other ranks' watchdogs what comes next here."""
+        if self.watch is not None:
+            self.watch.beat(phase)
+
+    @property
+    def stops_next(self) -> bool:
+        """It is settled that the job stops at the next point where it may."""
+        return FLAG.signal is not None if self.watch is None else self.watch.stops_next
+
+    def stop_signal(self) -> str | None:
+        """The signal after which to stop here, if any; all ranks call it at the same points of the loop."""
+        return FLAG.signal if self.watch is None else self.watch.reach_point()
+
     def first(self, work: Callable[[], _T]) -> _T:
         """What `work` returns on rank 0; no other rank runs it.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -92,30 +93,26 @@ def set_up(
     Raises:
         InputError: whatever the user can fix.
     """
-    make_deterministic(warn_only=True)
-    use_float32(settings.precision, pick_device(settings.device))
-    use_threads()
-    seed_everything(settings.seed)
+    device = pick_device(settings.device)
+    set_up_torch(settings, device)
     ranks = join_ranks()
     train_data, val_data = datasets(settings, facts, train, val)
-
     shards = settings.shard == "fsdp" and replay_from is None
     # With a checkpoint the weights are there: no download, which may have become impossible.
     started = replay_from is not None or bool(checkpoint_folders(folder / "checkpoints"))
     model, lines = ranks.each(
         lambda: new_model(settings, facts, ranks, started=started, on_cpu=shards)
     )
-    teacher = ranks.each(lambda: make_teacher(settings, facts, pick_device(settings.device)))
+    teacher = ranks.each(lambda: make_teacher(settings, facts, device))
     if shards:
         from flambeau.parallel.fsdp import shard_model
 
-        shard_model(model, ranks, pick_device(settings.device))
+        shard_model(model, ranks, device)
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
     # Before Run, which may put pieces into the optimizer in the place of the model's parameters.
     lines += report(settings, model, optimizer)
     ranks.first(before_run)
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
-    device = pick_device(settings.device)
     normalize = normalizer(facts, device)
     loss_of = TrainingLoss(
         model, settings, facts, device=device, normalize=normalize, teacher=teacher
@@ -124,15 +121,23 @@ def set_up(
     def explain_batch(batch: Any, names: Sequence[str], step: int) -> list[str]:
         return explain(model, lambda: loss_of(*batch, step=step), names)
 
-    options = run_options(settings)
-    options["attachments"] = {"dataset.json": facts.as_json()}
-    options["on_bad"] = bad_images.report_to(train_data.describe)
-    options["explain"] = explain_batch
-    options["bar"], options["replay_from"] = bar, replay_from
+    options: RunKeywords = {
+        **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
+        "on_bad": bad_images.report_to(train_data.describe), "explain": explain_batch,
+        "bar": bar, "replay_from": replay_from,
+    }  # fmt: skip
     run = Run(folder, model, optimizer, train_data, **options)
     for line in lines if run.state.step == 0 else ():
         run.progress.say(line)
     return Training(run, model, train_data, val_data, normalize, loss_of, bad_images)
+
+
+def set_up_torch(settings: ResolvedSettings, device: torch.device) -> None:
+    """Set what belongs to the process: determinism, float32 precision, threads and seeds."""
+    make_deterministic(warn_only=True)
+    use_float32(settings.precision, device)
+    use_threads()
+    seed_everything(settings.seed)
 
 
 def new_model(
@@ -162,7 +167,7 @@ def new_model(
 
 
 def run_options(settings: ResolvedSettings) -> RunKeywords:
-    """What `Run` is told of the settings: those that it has too, and all of them for config.toml."""
+    """The options of `Run` that are settings too, and all settings for config.toml."""
     return {
         "duration": settings.duration, "batch_size": settings.batch_size,
         "accumulate": settings.accumulate, "seed": settings.seed, "workers": settings.workers,

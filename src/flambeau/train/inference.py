@@ -26,11 +26,12 @@ from flambeau.recipes.training.metrics import MeanOnDevice, correct
 from flambeau.train.build.data import DataFacts, model_file_sha256
 from flambeau.train.build.device import use_float32, use_threads
 from flambeau.train.build.model import make_model, normalizer
-from flambeau.train.checkpoints.checkpointer import read_weights, why_not_loadable
+from flambeau.train.checkpoints.checkpointer import why_not_loadable
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.settings import ResolvedSettings
+from flambeau.train.weights.readers import read_safetensors
 
 _BATCH = 64  # images per forward pass; chosen, untested
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -75,7 +76,7 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
         say(f"{settings.model.rpartition(':')[0]} has changed since the run was started")
     use_threads()
     model = make_model(dataclasses.replace(settings, device="auto"), facts)
-    weights = read_weights(folder.weights) if published(folder) else _newest(folder, say)
+    weights = read_safetensors(folder.weights) if published(folder) else _newest(folder, say)
     why = why_not_loadable(model, weights)
     if why is not None:
         raise InputError(f"the weights in {path} do not fit the model {settings.model}: {why}")

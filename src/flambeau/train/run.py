@@ -14,7 +14,6 @@ Start it by torchrun: all processes together do what one would do.
 """
 
 import contextlib
-import json
 import os
 import time
 import weakref
@@ -28,32 +27,26 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from flambeau.data.loading.loader import is_dataset
-from flambeau.parallel.ddp import Replicas
 from flambeau.parallel.gradient_sync import SingleProcess
 from flambeau.parallel.preemption import FLAG, Preempted
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
-from flambeau.recipes.setup.environment import environment
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.build.device import generators_of
-from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, restore
+from flambeau.train.checkpoints.checkpointer import Restored, restore
 from flambeau.train.checkpoints.published_weights import Result, published
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
-from flambeau.train.loop.assemble import assemble, make_state
+from flambeau.train.loop.assemble import assemble, make_state, share_model
 from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.evaluation import evaluation_mode, generators_restored
 from flambeau.train.loop.loop_state import LoopState
-from flambeau.train.loop.nan_guard import ROLLBACKS, NanGuard
+from flambeau.train.loop.nan_guard import ROLLBACKS, SCALE_FLOOR, NanGuard
 from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.rank_checks import check_ranks, check_shares, gathered_means
 from flambeau.train.loop.recorder import Recorder
 from flambeau.train.loop.step_metrics import add_value
 from flambeau.train.loop.training_step import TrainingStep
 from flambeau.train.settings.run_options import OnBad, RunKeywords, RunOptions
-
-# An fp16 loss scale below it: no step has worked for long; chosen, untested.
-_SCALE_FLOOR = 2.0**-20
 
 
 class Run:
@@ -87,8 +80,8 @@ class Run:
         self._parts = parts = assemble(model, optimizer, data, told, self._ranks)
         self.plan, self.device = parts.plan, parts.amp.device
         self.progress = ProgressBar(shown=told.bar, silent=not self._ranks.is_first)
-        self._result: Result | None = None
-        self._exactness = exactness_facts(self.device) | {"processes": self._ranks.world}
+        self.result: Result | None = None
+        """What the finished run has published; None while it is not finished."""
         # What other processes, files and signals are asked for comes last, and is given back on an error.
         with contextlib.ExitStack() as resources:
             if not self._replays:
@@ -106,23 +99,24 @@ class Run:
             self._step = TrainingStep(
                 self.state, self._loop, parts.schedule, SingleProcess(), self._ranks.world
             )
+            self._recorder = Recorder(
+                self.folder, self.state, ranks=self._ranks, keep=told.keep, say=self.progress.say,
+                layout=None if parts.shards is None else parts.shards[1],
+            )  # fmt: skip
             if told.replay_from is not None:
-                self._recorder = self._new_recorder()
                 self.state.load(restore(told.replay_from))
             else:
-                self._claim(resources)
-                self._recorder = self._new_recorder()
-                self._resume(resources)
-                self._share_model()
+                resources.callback(self.folder.release)
+                self._recorder.claim(parts.identity, told.attachments or {})
+                resources.callback(FLAG.restore, self.folder)
+                FLAG.install(self.folder)
+                resources.callback(self._recorder.close)
+                self._resume()
+                self._step.sync = share_model(parts, told, self._ranks)
             self._resources = resources.pop_all()
         # Dropped without a loop, it gives back what it holds.
         self._finalizer = weakref.finalize(self, _release, self._resources, os.getpid())
         self._finalizer.atexit = False
-
-    @property
-    def result(self) -> Result | None:
-        """What the finished run has published; None while it is not finished."""
-        return self._result
 
     def epochs(self) -> Iterator[int]:
         """Epochs from where the run stands to its end; then the weights are published.
@@ -137,7 +131,7 @@ class Run:
         """
         state = self.state
         try:
-            if self._result is not None:
+            if self.result is not None:
                 return
             if state.step == 0 and state.position == 0:
                 self._save(wait=True)  # the trial: better to learn now that the folder takes none
@@ -150,7 +144,7 @@ class Run:
                 yield state.epoch
                 self._end_epoch()
             if not self._replays:
-                self._result = self._recorder.publish()
+                self.result = self._recorder.publish()
         finally:
             self.close()
 
@@ -164,7 +158,7 @@ class Run:
         self._step.sync.start_epoch()
         while state.position < state.data_length and state.step < self.plan.total_steps:
             start = time.perf_counter()
-            self._beat("waiting for data")
+            self._ranks.beat("waiting for data")
             if loop.stream is None:
                 self._recorder.saver.wait()  # workers are forked: not while the writing thread holds a lock
                 loop.stream = self._parts.reader.to_device(
@@ -174,7 +168,7 @@ class Run:
             window.wait_s += time.perf_counter() - start
             loop.num_samples = micro.size
             self._draws.seed(state.epoch, micro)
-            self._beat("in the forward pass")
+            self._ranks.beat("in the forward pass")
             self._step.sync.before_batch(micro)
             yield micro.data
             if loop.micro is not None:
@@ -197,14 +191,14 @@ class Run:
         micro, state = self._loop.micro, self.state
         if micro is None:
             raise RuntimeError(
-                "run.step(loss) belongs inside `for ... in run.batches()`, once per batch"
+                "run.step(loss) belongs in `for ... in run.batches()`, once per batch"
             )
         if loss.dim():
             raise ValueError(
                 f"the loss must be 0-d, a mean over the batch; got {tuple(loss.shape)}"
             )
         self._loop.micro = None
-        self._beat("in backward and the optimizer's step")
+        self._ranks.beat("in backward and the optimizer's step")
         self._step(loss, micro)
         if not micro.ends_batch:
             return
@@ -244,14 +238,14 @@ class Run:
             try:
                 with evaluation_mode(self.model, ema):
                     stream = loader.stream(epoch=0, position=0, epochs=1)
-                    self._beat("evaluating")
+                    self._ranks.beat("evaluating")
                     for micro in self._parts.reader.to_device(stream):
                         if not micro.size and not sharded:
                             continue  # all of them unreadable
                         loop.num_samples = micro.size
-                        self._beat("evaluating")
+                        self._ranks.beat("evaluating")
                         yield micro.data
-                        if not sharded and self._stops_next():
+                        if not sharded and self._ranks.stops_next:
                             break
             finally:
                 loop.evaluated = None
@@ -293,7 +287,7 @@ class Run:
         row, halted_steps = window.read(self._loop.halted_steps)
         if amp.precision == "fp16":
             row["loss_scale"] = amp.loss_scale()
-            halted_steps = halted_steps or int(row["loss_scale"] < _SCALE_FLOOR)
+            halted_steps = halted_steps or int(row["loss_scale"] < SCALE_FLOOR)
         if halted_steps:
             self._roll_back(self.state.step - halted_steps)
             return
@@ -308,9 +302,8 @@ class Run:
         self._parts.schedule.note(figures)
         self._recorder.write(figures)
         text = "  ".join(f"{name} {figure:.4f}" for name, figure in figures.items())
-        self.progress.say(
-            f"epoch {self.state.epoch + 1}, step {self.state.step}/{self.plan.total_steps}: {text}"
-        )
+        step = f"step {self.state.step}/{self.plan.total_steps}"
+        self.progress.say(f"epoch {self.state.epoch + 1}, {step}: {text}")
 
     def _end_epoch(self) -> None:
         """The loop's body is done with an epoch, or with what of it belongs to the run."""
@@ -324,20 +317,9 @@ class Run:
             self._save()
         self._preempt_if_asked()
 
-    def _beat(self, phase: str) -> None:
-        """Tell the other ranks' watches what comes next here."""
-        if self._ranks.watch is not None:
-            self._ranks.watch.beat(phase)
-
-    def _stops_next(self) -> bool:
-        """It is settled that the run stops at the next point where it may."""
-        watch = self._ranks.watch
-        return (FLAG.signal is not None) if watch is None else watch.stops_next
-
     def _preempt_if_asked(self) -> None:
         """A point where the run may stop; all ranks pass the same ones and stop at the same."""
-        watch = self._ranks.watch
-        signal = FLAG.signal if watch is None else watch.reach_point()
+        signal = self._ranks.stop_signal()
         if signal is None or self._replays:
             return
         # Workers first: they have been signalled, too, and stay only for a while.
@@ -353,7 +335,7 @@ class Run:
 
     def _save(self, *, wait: bool = False) -> None:
         """Copy the run and start writing it: training waits for the copy, not for the disk."""
-        self._beat(SAVING)
+        self._ranks.beat(SAVING)
         if bool(self._parts.amp.halted):
             self._flush()
         if not self._replays and self._loop.saved_step != self.state.step:
@@ -364,55 +346,22 @@ class Run:
         if wait:
             self._recorder.wait_for_all()
 
-    def _claim(self, resources: contextlib.ExitStack) -> None:
-        """Take the folder and the signals."""
-        report = json.dumps({**environment(), "exactness": self._exactness}, indent=2) + "\n"
-        files = {"environment.json": report.encode(), **(self._options.attachments or {})}
-        resources.callback(self.folder.release)
-        self._ranks.first(lambda: self.folder.claim(self._parts.identity, files))
-        resources.callback(FLAG.restore, self.folder)
-        FLAG.install(self.folder)
-
-    def _resume(self, resources: contextlib.ExitStack) -> None:
+    def _resume(self) -> None:
         """Go on from the newest checkpoint that is whole, if there is any."""
-        self._result = self._ranks.first(lambda: published(self.folder))
+        self.result = self._ranks.first(lambda: published(self.folder))
         found = self._recorder.newest()
         if found is not None:
-            then = found.meta["exactness"]
             self._go_to(found)
             if self.state.position and self._parts.loader.are_shares:
-                check_shares(then.get("processes", 1), self._ranks.world)
-        if self._result is not None:
+                check_shares(found.meta["exactness"].get("processes", 1), self._ranks.world)
+        if self.result is not None:
             return
         if found is not None:
             self.progress.say(f"going on from step {self.state.step} of {self.plan.total_steps}")
-            for change in changes(then, self._exactness):
-                self.progress.say(f"not to the same bits: {change}")
-            if self._ranks.world > 1 and self._options.compression == "powersgd":
-                self.progress.say(f"not to the same bits: {POWERSGD_FORGETS}")
-        resources.callback(self._recorder.close)
-        self._recorder.open_metrics(found)
-
-    def _new_recorder(self) -> Recorder:
-        """The files of the run; of a sharded model all ranks write their pieces."""
-        root, keep = self.folder.checkpoints, self._options.keep
-        saver = Checkpointer(root, keep=keep)
-        if self._parts.shards is not None:
-            from flambeau.train.checkpoints.sharded_checkpointer import ShardedCheckpointer
-
-            saver = ShardedCheckpointer(root, self._parts.shards[1], self._ranks, keep=keep)
-        return Recorder(
-            self.folder, self.state, saver, ranks=self._ranks, exactness=self._exactness,
-            all_save=self._parts.shards is not None, say=self.progress.say,
-        )  # fmt: skip
-
-    def _share_model(self) -> None:
-        """Let the processes share the model, which stands as it will go on."""
-        if self._parts.shards is not None:
-            self._step.sync = self._parts.shards[0]
-        elif self._ranks.world > 1:
             compression = self._options.compression
-            self._step.sync = Replicas(self._parts.model, self._ranks, compression=compression)
+            for reason in self._recorder.why_not_exact(found, compression=compression):
+                self.progress.say(f"not to the same bits: {reason}")
+        self._recorder.open_metrics(found)
 
     def _go_to(self, found: Restored) -> None:
         """Stand where a checkpoint was taken: on a resume, and where a run goes back."""
@@ -428,7 +377,7 @@ class Run:
         """Go back from a bad step to the newest checkpoint, as a new process would, or stop."""
         self._loop.stream = None
         why = self._nan_guard.record(steps_before, self._recorder.saver)
-        self._beat(SAVING)  # or reading, which takes as long
+        self._ranks.beat(SAVING)  # or reading, which takes as long
         self._recorder.saver.wait()
         found = self._recorder.newest()
         assert found is not None  # the one of step 0, at least

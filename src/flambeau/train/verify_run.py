@@ -15,11 +15,11 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.train.build.data import reopen_data
 from flambeau.train.build.device import pick_device, use_threads
-from flambeau.train.checkpoints.checkpointer import read_weights
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.settings.config_file import from_stored
+from flambeau.train.weights.readers import read_safetensors
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def inspect_run(path: Path) -> Inspection:
             lines.append(f"{checkpoint.name}: DAMAGED: {error.name} {error.what}")
     result = published(folder)
     if result is not None:
-        read_weights(folder.weights)
+        read_safetensors(folder.weights)
         lines.append(f"model.safetensors: readable ({result.weights} weights, step {result.step})")
         lines.append("finished: there is nothing to resume")
         return Inspection(lines, good=not damaged)

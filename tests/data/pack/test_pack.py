@@ -31,9 +31,9 @@ from flambeau.errors import InputError
 from flambeau.recipes.data.recordio import IRHeader, RecordReader, RecordWriter, unpack
 from flambeau.recipes.data.recordio import pack as pack_record
 
-PACKAGE = {"lmdb": "lmdb", "h5": "h5py", "n5": "tensorstore"}
+PACKAGE = {"lmdb": "lmdb", "h5": "h5py", "n5": "tensorstore", "zarr": "tensorstore"}
 FILES = ("rec", "tfrecord", "tar", "lmdb", "npz", "h5", "pth")  # hold image files
-ARRAYS = ("npz", "npy", "h5", "n5", "pth")  # hold pixels
+ARRAYS = ("npz", "npy", "h5", "n5", "zarr", "pth")  # hold pixels
 KEEP, RAW = Conversion(), Conversion("raw")
 NAMES = ("ant", "bee", "cat")
 

@@ -30,8 +30,8 @@ from flambeau.recipes.data.recordio import pack as pack_record
 from flambeau.recipes.data.tf_example import build_example
 from flambeau.recipes.data.tfrecord import TFRecordReader, TFRecordWriter
 
-PACKAGE = {"lmdb": "lmdb", "h5": "h5py", "n5": "tensorstore"}
-ENDINGS = ("rec", "tfrecord", "tar", "lmdb", "npz", "npy", "h5", "n5", "pth", "")
+PACKAGE = {"lmdb": "lmdb", "h5": "h5py", "n5": "tensorstore", "zarr": "tensorstore"}
+ENDINGS = ("rec", "tfrecord", "tar", "lmdb", "npz", "npy", "h5", "n5", "zarr", "pth", "")
 NUM_IMAGES = 12
 
 
@@ -51,7 +51,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def packed(small: Path, folder: Path, ending: str) -> tuple[Path, str]:
     pytest.importorskip(PACKAGE.get(ending, "numpy"))
     dst = folder / f"p.{ending}".rstrip(".")
-    encode = "raw" if ending in ("npz", "npy", "h5", "n5", "pth") else "keep"
+    encode = "raw" if ending in ("npz", "npy", "h5", "n5", "zarr", "pth") else "keep"
     pack(small, dst, Conversion(encode), Split(), workers=1)
     return packed_files(dst)[0]
 
@@ -130,7 +130,9 @@ def test_a_missing_image_is_missed(ending: str, small: Path, tmp_path: Path) -> 
     assert report.damaged == [Damage("the file", None, "an image that was packed is missing")]
 
 
-@pytest.mark.parametrize("ending", [ending for ending in ENDINGS if ending not in ("", "n5")])
+@pytest.mark.parametrize(
+    "ending", [ending for ending in ENDINGS if ending not in ("", "n5", "zarr")]
+)
 def test_no_damage_stops_it(ending: str, small: Path, tmp_path: Path) -> None:
     """Cut anywhere, bytes flipped, zeroed or repeated anywhere: always a report, never another exception."""
     path, kind = packed(small, tmp_path, ending)

@@ -417,7 +417,7 @@ def test_images_to_predict_on_lie_anywhere_and_keep_the_order_of_training(tmp_pa
     opened = open_unlabelled([Path("data")], ["b", "c"], say=notes.append)
     expected = [f"data/{name}" for name in FolderSource(Path("data")).names]
     assert described(opened) == list(zip(expected, ["b", "b", "", "b"], strict=True))
-    assert notes == ["data: files that are no images by their endings are passed over: 1 .txt"]
+    assert notes == ["data: files whose endings are not those of images are skipped: 1 .txt"]
     put_all(tmp_path / "data", "z.png", "x.heic", "c.png/1.png")
     opened = open_unlabelled([Path("data")], [])
     expected = ["data/z.png", *expected, "data/c.png/1.png"]
@@ -557,7 +557,7 @@ def test_a_file_of_another_type(tmp_path, name):
 
 
 def test_an_empty_folder(tmp_path):
-    assert f"{tmp_path} has no sub-folders; expected one a class" in complaint(
+    assert f"{tmp_path} has no sub-folders; expected one per class" in complaint(
         open_sources, tmp_path
     )
 
@@ -640,7 +640,7 @@ def test_a_record_that_is_damaged_later_cannot_be_read(tmp_path):
 @pytest.mark.parametrize(
     ("label", "reason"),
     [
-        ([1, 2], "2 labels\nA classifier needs one label a record"),
+        ([1, 2], "2 labels\nA classifier needs one label per record"),
         (0.5, "label 0.5\nA label is the number of a class"),
         (-1, "label -1\n"),
         (float("nan"), "label nan\n"),

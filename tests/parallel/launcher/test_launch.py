@@ -4,7 +4,6 @@ Each launcher is a fork of this process, which has torch already; 'nodes' are la
 """
 
 import contextlib
-import functools
 import logging
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from flambeau.errors import InputError
-from flambeau.parallel.launcher import node_status, rendezvous, rendezvous_address
+from flambeau.parallel.launcher import job, job_status, rendezvous_address
 from flambeau.parallel.launcher.launch import launch
 
 pytestmark = pytest.mark.skipif(
@@ -279,11 +278,8 @@ ENDS = {  # what ranks do, the exit code, and how the last line says that rank 1
 }  # fmt: skip
 
 QUICK: dict[Any, Any] = {  # what else takes half a minute
-    (rendezvous, "_LAST_CALL_S"): 1,
-    (node_status, "_SILENT_S"): 3.0,
-    (rendezvous, "RendezvousParameters"): functools.partial(
-        rendezvous.RendezvousParameters, keep_alive_interval=1
-    ),
+    (job, "_LAST_CALL_S"): 1,
+    (job_status, "_SILENT_S"): 3.0,
 }
 NOT_HERE: dict[Any, Any] = {(rendezvous_address, "_is_of_this_machine"): lambda *_: False}
 
@@ -407,7 +403,7 @@ def no_agreement(start: Start, number: signal.Signals) -> Scene:
 def spare_node(start: Start, go: Path) -> Scene:
     body = f"ready()\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.05)"
     settings = {"nodes": (2, 2), "rendezvous": f"localhost:{free_port()}"}
-    launchers = nodes_of_a_job(start, body, body, **settings)
+    launchers = nodes_of_a_job(start, body, body, node_rank=None, **settings)
     yield
     for rank, launcher in enumerate(launchers):
         launcher.pids(1, rank)
@@ -740,12 +736,14 @@ def test_wrong_input_ends_all_nodes(scenes: Scenes) -> None:
 def test_all_nodes_start_again(scenes: Scenes) -> None:
     first, second = scenes["again"]
     assert (first.code, first.out, second.code, second.out) == (0, ["0 2"], 0, ["1 2"])
-    last_line(first, 1, 2, "was killed by SIGKILL; starting the ranks again")
-    last_line(second, 1, 2, r"was killed by SIGKILL; starting the ranks again \(restart 1 of 1\)")
+    for ended in (first, second):
+        last_line(
+            ended, 1, 2, r"was killed by SIGKILL; starting the ranks again \(restart 1 of 1\)"
+        )
 
 
 def test_two_nodes_cannot_have_one_place(scenes: Scenes) -> None:
-    line = "flambeau: two nodes have the same --node-rank: those given are [0, 0]"
+    line = "flambeau: two nodes have the same --node-rank: 0"
     assert [(ended.code, ended.err) for ended in scenes["same place"]] == [(2, [line])] * 2
 
 
@@ -794,7 +792,7 @@ def test_a_port_of_another_program_is_named(num_nodes: int, words: str, start: S
         other.bind(("", 0))
         other.listen()
         place = f"localhost:{other.getsockname()[1]}"
-        patch = {(rendezvous, "_STORE_S"): 2}
+        patch = {(job_status, "STORE_S"): 2}
         ended = start("", nodes=(num_nodes,) * 2, rendezvous=place, patch=patch).end()
     assert ended.code == 2
     assert len(ended.err) == 1
@@ -844,7 +842,7 @@ def test_a_node_that_comes_later_is_taken_in(scenes: Scenes) -> None:
     first, second = scenes["late node"]
     assert (first.code, first.out) == (0, ["0 2", "saved"])
     assert first.err == [
-        "flambeau: another node has come; starting the ranks again",
+        "flambeau: another node has joined; starting the ranks again",
         "flambeau: now 2 ranks on 2 nodes",
     ]
     assert (second.code, second.out, second.err) == (0, ["1 2"], [])
@@ -861,7 +859,7 @@ def test_a_node_too_many_waits_as_a_spare(scenes: Scenes) -> None:
     first, second, spare = scenes["spare node"]
     assert [first.code, second.code, spare.code] == [0, 0, 0]
     line = "flambeau: the job is over; it had as many nodes as it takes without this one"
-    assert spare.err == [line]
+    assert spare.err[-1] == line  # torch's C++ code may have told of the lost store before
 
 
 # ---------------------------------------------------------------- wrong input

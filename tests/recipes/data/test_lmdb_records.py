@@ -198,7 +198,7 @@ def test_named_databases_and_several_values_a_key(tmp_path):
     for flag in (2, 4, 8):  # MDB_REVERSEKEY, MDB_DUPSORT, MDB_INTEGERKEY, of the newer head
         data[4096 + 92] = flag
         (tmp_path / "y.lmdb").write_bytes(data)
-        with pytest.raises(LMDBError, match="several values a key, or keys not in the order"):
+        with pytest.raises(LMDBError, match="several values per key, or keys not in the order"):
             LMDBReader(tmp_path / "y.lmdb")
 
 

@@ -195,7 +195,7 @@ def test_images_may_be_elsewhere_than_the_generator():
 @pytest.mark.parametrize(
     ("images", "targets", "alpha", "error", "message"),
     [
-        (torch.zeros(2, 3).byte(), torch.arange(2), 1.0, TypeError, "normalise first"),
+        (torch.zeros(2, 3).byte(), torch.arange(2), 1.0, TypeError, "normalize first"),
         (torch.zeros(2, 3), torch.arange(2), -1.0, ValueError, "alpha must be 0 or in"),
         (torch.zeros(2, 3), torch.arange(2), math.nan, ValueError, "alpha must be 0 or in"),
         (torch.zeros(2, 3), torch.arange(2), 1e7, ValueError, "alpha must be 0 or in"),

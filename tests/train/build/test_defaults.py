@@ -178,15 +178,15 @@ def test_pick_device() -> None:
     assert pick_device("cpu") == torch.device("cpu")
     for name, reason in (("cudda", "Expected one of cpu, cuda"), ("meta", "meta"), ("cpu:x", "")):
         with pytest.raises(
-            InputError, match=f"^device = '{name}' is not to be had here: .*{reason}"
+            InputError, match=f"^device = '{name}' is not available here: .*{reason}"
         ):
             pick_device(name)
     assert pick_device("auto").type in ("cpu", "cuda", "mps", "xpu")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is to be had")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is available")
 def test_a_missing_gpu_is_named_in_one_line() -> None:
-    with pytest.raises(InputError, match=r"^device = 'cuda:1' is not to be had here: [^\n]+$"):
+    with pytest.raises(InputError, match=r"^device = 'cuda:1' is not available here: [^\n]+$"):
         pick_device("cuda:1")
 
 

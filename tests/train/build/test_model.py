@@ -146,14 +146,14 @@ def test_no_connection_is_one_message(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", fail)
     for name in ("torchvision:squeezenet1_1", "test_resnet"):
         with pytest.raises(
-            InputError, match=r"published weights of .* could not be had: .*no route"
+            InputError, match=r"published weights of .* are not available: .*no route"
         ):
             build_model(name, pretrained=True, **SHAPE)
 
 
 def test_a_model_without_published_weights() -> None:
     name = next(n for n in timm.list_models("mobilenetv2*") if not timm.is_model_pretrained(n))
-    with pytest.raises(InputError, match=f"weights of '{name}' could not be had: .*leave --pretr"):
+    with pytest.raises(InputError, match=f"weights of '{name}' are not available: .*leave --pretr"):
         build_model(name, pretrained=True, **SHAPE)
 
 

@@ -380,7 +380,7 @@ def test_disk_that_fails_at_any_operation(
     ):
         assert told.startswith("SaveFailed: checkpoint ")
         assert ("by rank 1: " in told) == (rank == 1)
-        assert "Free some space" in told or "Mend the disk" in told
+        assert "Free some space" in told or "Repair the disk" in told
         assert silent.startswith("FailedElsewhere: ")
         assert bad == []
         assert len(good) >= 2

@@ -10,7 +10,7 @@ class BadImages:
     """Counts distinct bad images, and writes each down once.
 
     Args:
-        path: of the list, one line an image; an existing one is gone on with. None keeps it in memory.
+        path: of the list, one line per image; an existing one is continued. None keeps it in memory.
         limit: how many are allowed.
     """
 
@@ -38,7 +38,7 @@ class BadImages:
         if len(self.names) >= self._limit:
             raise InputError(
                 f"{name} cannot be read, and the {self._limit} bad images that are allowed have been met: "
-                f"{', '.join(list(self.names)[:3])} ...\nMend or remove them, or raise --skip-bad-images."
+                f"{', '.join(list(self.names)[:3])} ...\nRepair or remove them, or raise --skip-bad-images."
             )
         self.names[name] = None
         if self._path is not None:

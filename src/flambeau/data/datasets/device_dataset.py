@@ -20,10 +20,6 @@ from flambeau.recipes.data.batch_augment import batch_augment
 # Of the device's memory: 330,000 images of 32 x 32 x 3. Chosen: small beside a model, on any GPU of today.
 HELD_BYTES = 1 << 30
 
-_DECODED_AT_ONCE = (
-    4096  # images on their way to the device, so that the host never has all of them twice
-)
-
 
 def can_hold(
     source: Source, *, image_size: int, channels: int, limit_bytes: int = HELD_BYTES
@@ -49,7 +45,7 @@ class DeviceDataset(SeededDataset):
 
     For the same source, settings, indices and seeds it gives the same pixels, targets and bad images, so
     order, resume and randomness keep their contract. A batch costs the copy of its indices and seeds, and
-    waits for nothing.
+    never waits.
 
     A DataLoader must neither pin its batches, which are no memory of the host's, nor make them in workers,
     which would each hold the data. Pickled, it takes the pixels along.
@@ -90,10 +86,15 @@ class DeviceDataset(SeededDataset):
             )
         self.source, self.image_size, self.channels = source, image_size, channels
         self.train, self.flip, self.cutout, self.device = train, flip, cutout, torch.device(device)
-        decoded = ImageDataset(
-            source, image_size=image_size, channels=channels, train=False, skip_bad=skip_bad
+        images = ImageDataset(
+            source,
+            image_size=image_size,
+            channels=channels,
+            train=train,
+            skip_bad=skip_bad,
+            keep=False,
         )
-        self._x_NHWC, self._used = _decode(decoded, self.device, replace=train)
+        self._decoded = images.decoded(self.device)
         self._labels = source.labels.to(self.device)
 
     def __len__(self) -> int:
@@ -108,7 +109,7 @@ class DeviceDataset(SeededDataset):
         Args:
             indices: (N,) int64, positions in the source, on the CPU or on the device. Where the source has
                 bad images, those on the device are fetched from there, which waits for it.
-            seeds: (N,) int64, one a sample, on the CPU or on the device; not used in evaluation.
+            seeds: (N,) int64, one per sample, on the CPU or on the device; not used in evaluation.
 
         Returns:
             ((images, targets), bad): images (N, C, S, S) uint8, channels_last in memory, and targets (N,)
@@ -116,13 +117,13 @@ class DeviceDataset(SeededDataset):
             in evaluation.
         """
         used, bad = indices, list[int]()
-        if self._used is not None:
+        if self._decoded.used is not None:
             indices = indices.cpu()
-            used = self._used[indices]
+            used = self._decoded.used[indices]
             bad = indices[used != indices].tolist()
             used = used[used >= 0]
         used = self._moved(used)
-        x_NCHW = self._x_NHWC[used].permute(0, 3, 1, 2)
+        x_NCHW = self._decoded.x_NHWC[used].permute(0, 3, 1, 2)
         if self.train:
             padding = self.image_size // 8  # as ImageDataset
             x_NCHW = batch_augment(
@@ -134,28 +135,3 @@ class DeviceDataset(SeededDataset):
         if self.device.type == "cuda" and not numbers.is_cuda:
             numbers = numbers.pin_memory()  # the only host memory from which a copy never waits
         return numbers.to(self.device, non_blocking=True)
-
-
-def _decode(
-    decoded: ImageDataset, device: torch.device, *, replace: bool
-) -> tuple[Tensor, Tensor | None]:
-    """All images (N, S, S, C) on the device, and which one is used for each index; None for each itself.
-
-    With `replace` the next readable image stands in for a bad one, else it is marked by -1.
-    """
-    size, length = decoded.image_size, len(decoded)
-    x_NHWC = torch.zeros(length, size, size, decoded.channels, dtype=torch.uint8, device=device)
-    good = torch.ones(length, dtype=torch.bool)
-    for indices in torch.arange(length).split(_DECODED_AT_ONCE):
-        (x_NCHW, _), bad = decoded.batch(indices, torch.zeros_like(indices))
-        good[list(bad)] = False
-        x_NHWC[indices[good[indices]].to(device)] = x_NCHW.permute(0, 2, 3, 1).to(device)
-    if good.all():
-        return x_NHWC, None
-    if not good.any() and replace:
-        raise InputError(f"{decoded.describe(0)} and all {length - 1} other images are bad")
-    positions = torch.arange(length)
-    if not replace:
-        return x_NHWC, torch.where(good, positions, -1)
-    readable = positions[good]
-    return x_NHWC, readable[torch.searchsorted(readable, positions) % len(readable)]

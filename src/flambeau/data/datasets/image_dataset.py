@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flambeau.data.datasets.decoded_images import DecodedImages, NothingReadable
 from flambeau.data.datasets.image_statistics import probe
 from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.loading.seeded_dataset import SeededDataset
@@ -71,10 +72,9 @@ class ImageDataset(SeededDataset):
         may_be_small = image_size <= SMALL_SIDE and (train or keep)
         same_size = probe(source).same_size if may_be_small else None
         self.small = same_size == (image_size, image_size)
-        self._cache: tuple[Tensor, Tensor, Tensor] | None = None
+        self._kept: DecodedImages | None = None
         if keep and self.small and len(source) * image_size**2 * channels <= CACHE_BYTES:
-            used, x_NHWC = self._read(range(len(source)), [0] * len(source))
-            self._cache = used, (used >= 0).cumsum(0) - 1, x_NHWC  # rows: those left out have none
+            self._kept = self.decoded(torch.device("cpu"))
             # Its threads have done their work, and a process is best forked without any.
             self._pool = DecodePool(threads)
 
@@ -89,7 +89,7 @@ class ImageDataset(SeededDataset):
 
         Args:
             indices: (N,) int64, positions in the source.
-            seeds: (N,) int64, one a sample; not used in evaluation.
+            seeds: (N,) int64, one per sample; not used in evaluation.
 
         Returns:
             ((images, targets), bad): images (N, C, S, S) uint8, channels_last in memory; targets (N,) int64;
@@ -98,12 +98,11 @@ class ImageDataset(SeededDataset):
         Raises:
             InputError: a bad image and not skip_bad, or no readable image at all.
         """
-        if self._cache is None:
-            used, x_NHWC = self._read(indices.tolist(), seeds.tolist())
+        if self._kept is None:
+            used, x_NHWC = self._read(indices.tolist(), seeds.tolist(), tries=self._tries)
         else:
-            all_used, rows, all_NHWC = self._cache
-            used = all_used[indices]
-            x_NHWC = all_NHWC[rows[indices[used >= 0]]]
+            used = indices if self._kept.used is None else self._kept.used[indices]
+            x_NHWC = self._kept.x_NHWC[used[used >= 0]]
         kept = used >= 0
         x_NCHW = x_NHWC.permute(0, 3, 1, 2)
         if self.train and self.small:
@@ -111,6 +110,22 @@ class ImageDataset(SeededDataset):
             x_NCHW = augment_small(x_NCHW, seeds, padding=padding, flip=self.flip)
             self._augment(x_NCHW.permute(0, 2, 3, 1), seeds.tolist())
         return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
+
+    def decoded(self, device: torch.device) -> DecodedImages:
+        """All images, which must be small, decoded once and kept on a device.
+
+        Raises:
+            InputError: a bad image and not skip_bad, or no readable image at all.
+        """
+
+        def read(indices: Tensor) -> tuple[Tensor, Tensor]:
+            return self._read(indices.tolist(), [0] * len(indices), tries=1)
+
+        shape = self.image_size, self.image_size, self.channels
+        try:
+            return DecodedImages(read, len(self), shape, device=device, replace=self.train)
+        except NothingReadable as error:
+            raise self._all_bad() from error
 
     def _augment(self, x_NHWC: Tensor, seeds: Sequence[int]) -> None:
         """In place; small images, which are cropped all at once."""
@@ -122,7 +137,17 @@ class ImageDataset(SeededDataset):
 
             self._pool.each(len(pixels), work)
 
-    def _read(self, indices: Sequence[int], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    @property
+    def _tries(self) -> int:
+        """Images that are tried in the place of one; in training the next readable one is taken."""
+        return len(self) if self.train else 1
+
+    def _all_bad(self) -> InputError:
+        return InputError(f"{self.describe(0)} and all {len(self) - 1} other images are bad")
+
+    def _read(
+        self, indices: Sequence[int], seeds: Sequence[int], *, tries: int
+    ) -> tuple[Tensor, Tensor]:
         """Position of the image used for each index, -1 where it is left out; pixels of the used ones."""
         shape = len(indices), self.image_size, self.image_size, self.channels
         # NumPy asks Linux for huge pages, torch does not: 8 us an image against 39 for fresh memory.
@@ -130,15 +155,15 @@ class ImageDataset(SeededDataset):
         used = [-1] * len(indices)
 
         def work(k: int) -> None:
-            used[k] = self._write_first_readable(indices[k], seeds[k], x_NHWC[k])
+            used[k] = self._write_first_readable(indices[k], seeds[k], x_NHWC[k], tries)
 
         self._pool.each(len(indices), work)
         positions = torch.tensor(used, dtype=torch.int64)
         return positions, x_NHWC if -1 not in used else x_NHWC[positions >= 0]
 
-    def _write_first_readable(self, index: int, seed: int, out: Tensor) -> int:
-        """Write an image or, in training, the first readable one after it; its position, -1 for none."""
-        for step in range(len(self) if self.train else 1):
+    def _write_first_readable(self, index: int, seed: int, out: Tensor, tries: int) -> int:
+        """Write an image, or the first readable one after it; its position, -1 for none."""
+        for step in range(tries):
             position = (index + step) % len(self)
             try:
                 with reading(position):
@@ -151,8 +176,8 @@ class ImageDataset(SeededDataset):
                     ) from error
             else:
                 return position
-        if self.train:
-            raise InputError(f"{self.describe(0)} and all {len(self) - 1} other images are bad")
+        if tries == len(self) and self.train:
+            raise self._all_bad()
         return -1
 
     def _write(self, index: int, seed: int, out: Tensor) -> None:

@@ -13,7 +13,7 @@ from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.sources.source import Source
 from flambeau.errors import DecodeError, InputError
 
-_LEAST_STD = 0.0039  # one grey level of 255: where all images are one flat colour
+_LEAST_STD = 0.0039  # one grey level of 255: where all images are one flat color
 
 
 # A JPEG may be decoded down to this for its mean: four times faster for most photos.
@@ -30,7 +30,7 @@ class Probe:
     Attributes:
         median_shorter_side: pixels.
         same_size: (height, width) where all those looked at have it, else None.
-        grey: all those looked at are stored without colour.
+        grey: all those looked at are stored without color.
     """
 
     median_shorter_side: int
@@ -39,7 +39,7 @@ class Probe:
 
 
 def probe(source: Source, *, limit: int = 64) -> Probe:
-    """Look at the headers of some images, evenly spaced over the source; bad ones are passed over.
+    """Look at the headers of some images, evenly spaced over the source; bad ones are skipped.
 
     Args:
         source: any.
@@ -65,7 +65,7 @@ def mean_std(
 ) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel, over images evenly spaced over the source.
 
-    Each image counts the same, whatever its size; bad ones are passed over.
+    Each image counts the same, whatever its size; bad ones are skipped.
 
     Args:
         source: any.
@@ -94,7 +94,7 @@ def mean_std(
 
 
 def _look_at(source: Source, limit: int, look: Callable[[Stored], _Seen]) -> list[_Seen]:
-    """What a look at each of some images says, evenly spaced over the source; bad ones are passed over."""
+    """What a look at each of some images says, evenly spaced over the source; bad ones are skipped."""
     count = min(len(source), limit)
     indices = [number * len(source) // count for number in range(count)]
     seen: dict[int, _Seen] = {}

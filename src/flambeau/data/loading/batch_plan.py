@@ -61,7 +61,7 @@ class BatchLayout:
 
 
 class BatchPlan(Sampler[BatchPart]):
-    """The parts of the batches in order, from a point on. A Sampler only because DataLoader wants one.
+    """The parts of the batches in order, from a point on. A Sampler only because DataLoader needs one.
 
     Args:
         layout: of the batches.

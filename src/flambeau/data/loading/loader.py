@@ -257,7 +257,7 @@ class _Fetch(Dataset[Any]):
         part, data, size, bad = self._read(part)
         if self._workers:
             data = to_send(data, workers=self._workers)
-        # What a stand-in cannot read is told by the rank that it stands for.
+        # What a stand-in cannot read is reported by the rank that it stands for.
         return (part, data, 0, ()) if part.is_stand_in else (part, data, size, bad)
 
     def _read(self, part: BatchPart) -> _Fetched:

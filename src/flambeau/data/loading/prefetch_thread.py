@@ -1,4 +1,4 @@
-"""A thread that reads the next batches while the present one is computed.
+"""A thread that reads the next batches while the current one is computed.
 
 The decoders and torch's resizing hold no lock of Python, so that the training goes on meanwhile.
 

@@ -21,7 +21,7 @@ class SeededDataset(Dataset[Any]):
 
         Args:
             indices: (N,) int64, positions in the dataset.
-            seeds: (N,) int64, one seed a sample: all that its augmentation may depend on.
+            seeds: (N,) int64, one seed per sample: all that its augmentation may depend on.
 
         Returns:
             The batch (a tensor, or a tuple of tensors whose first dimension counts samples), and the

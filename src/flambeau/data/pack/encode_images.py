@@ -1,6 +1,6 @@
 """What `flambeau pack` does to one image on its way into a packed file.
 
-Source: own; the geometry is that of MXNet 1.9.1 `tools/im2rec.py` (centre crop, then the shorter side, the
+Source: own; the geometry is that of MXNet 1.9.1 `tools/im2rec.py` (center crop, then the shorter side, the
 other one rounded down), with antialiasing, and without enlarging.
 """
 
@@ -74,7 +74,7 @@ class Conversion:
 
         Raises:
             DecodeError: it cannot be decoded, or, where its bytes are kept, has a damaged header.
-            CannotStore: the format has no room for it, such as for so many pixels a side.
+            CannotStore: the format has no room for it, such as for so many pixels per side.
         """
         info = inspect(stored)
         size = self.size(info.height, info.width)
@@ -116,10 +116,10 @@ class Conversion:
         is_grey = pixels.shape[2] == 1
         if self.encode == "jpeg":
             # Not by Pillow, which holds Python's lock all the time that it encodes into memory.
-            # Full colour resolution from quality 90 on, where no loss is meant to show.
-            colour = "Gray" if is_grey else "444" if self.quality >= 90 else "420"
+            # Full color resolution from quality 90 on, where no loss is meant to show.
+            color = "Gray" if is_grey else "444" if self.quality >= 90 else "420"
             space = "GRAY" if is_grey else "RGB"
-            return bytes(simplejpeg.encode_jpeg(pixels, self.quality, space, colour))
+            return bytes(simplejpeg.encode_jpeg(pixels, self.quality, space, color))
         kind = self._file_format
         options: dict[str, Any] = {"quality": self.quality} if kind == "webp" else {}
         target = io.BytesIO()

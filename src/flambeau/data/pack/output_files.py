@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from flambeau.data.pack.shards import Unit
 from flambeau.data.sources.class_names import place_for_classes
+from flambeau.data.sources.format_table import FORMATS
 from flambeau.errors import InputError
 
 MANIFEST = ".pack.json"  # behind the name of DST
@@ -17,7 +18,6 @@ _STAGING = ".packing"
 _PLAN = "plan.json"
 _FACTS = ".unit.json"
 _LOCK = "lock"
-_FOLDERS = ("folder", "n5")  # formats that are a folder
 
 
 class Packed(NamedTuple):
@@ -28,7 +28,7 @@ class Packed(NamedTuple):
         images: in all of them.
         bad: one line for each image that was left out.
         already: it was there, made by the same command.
-        remarks: what is not as in the source, or may not be wanted; a line each.
+        remarks: what is not as in the source, or may not be wanted; one line each.
     """
 
     files: Sequence[Path]
@@ -100,7 +100,7 @@ class PackFiles:
             try:
                 yield
             finally:
-                if not (self._staging / _PLAN).exists():  # nothing that could be gone on with
+                if not (self._staging / _PLAN).exists():  # nothing that could be continued
                     _remove(self._staging)
 
     def set_aside(self) -> None:
@@ -177,7 +177,7 @@ class PackFiles:
             raise
 
     def publish(self, bad: Sequence[str]) -> Packed:
-        """Give all files their names; what has got it before a kill is passed over."""
+        """Give all files their names; what had it before a kill is skipped."""
         tree = self._staging / "tree"
         files: dict[str, dict[str, Any]] = {}
         beside: set[str] = set()
@@ -234,13 +234,15 @@ class PackFiles:
             how = "of other images, or of a source that has changed since"
         raise InputError(
             f"{what}, made {how}\n"
-            "Give the same command to go on with it, another DST, or --fresh to make it again"
+            "Give the same command to continue it, another DST, or --fresh to make it again"
         )
 
     def _place_for_classes(self) -> Path | None:
         if self._kind == "folder":
             return None
-        return place_for_classes(self._dst, self._classes, is_file=self._kind not in _FOLDERS)
+        return place_for_classes(
+            self._dst, self._classes, is_file=not FORMATS[self._kind].is_folder
+        )
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -277,7 +279,7 @@ def _move_tree(folder: Path, target: Path) -> None:
 
 
 def write_classes(path: Path, classes: Sequence[str]) -> None:
-    """Write the file that names the classes: one a line, in the order of their numbers."""
+    """Write the file that names the classes: one per line, in the order of their numbers."""
     write_whole(path, "".join(f"{name}\n" for name in classes))
 
 

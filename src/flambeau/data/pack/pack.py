@@ -41,14 +41,13 @@ from flambeau.data.pack.shards import (
     units_of,
 )
 from flambeau.data.pack.writers import (
-    ARRAY_KINDS,
-    PIXELS_ONLY,
     Record,
     as_buffer,
     keys_for,
     open_writer,
     require_package,
 )
+from flambeau.data.sources.format_table import FORMATS, endings_of
 from flambeau.data.sources.source import Source
 from flambeau.errors import DecodeError, InputError
 
@@ -72,7 +71,7 @@ class _Bad(NamedTuple):
             return cls(f"{image}: the memory is too small for it", "Give fewer --workers")
         if isinstance(error, CannotStore):
             return cls(f"{image}: {reason}", "Give another --encode, --resize or --center-crop")
-        return cls(f"{image}: {reason}", "Mend or remove it")
+        return cls(f"{image}: {reason}", "Repair or remove it")
 
 
 def record_crc(class_name: str | None, stored: Stored) -> int:
@@ -92,7 +91,7 @@ def pack(
     fresh: bool = False,
     show: bool = False,
 ) -> Packed:
-    """Make DST of SRC, or go on with making it, or find it made.
+    """Make DST of SRC, or continue making it, or find it made.
 
     Args:
         src: whatever `flambeau train` takes.
@@ -333,15 +332,17 @@ def _check_place(src: Path, dst: Path) -> None:
 
 def _check_encoding(encode: str, kind: str) -> None:
     """InputError where the format cannot hold what images are made into."""
-    if encode == "raw" and kind not in ARRAY_KINDS:
+    form = FORMATS[kind]
+    if encode == "raw" and not form.is_array:
         raise InputError(
             f"--encode raw makes pixels, and {kind} holds image files\n"
-            "Give --encode bmp (not compressed) or png, or pack into .npy .npz .h5 .n5 .pth"
+            "Give --encode bmp (not compressed) or png, or pack into "
+            f"{endings_of('pixels', 'both')}"
         )
-    if encode != "raw" and kind in PIXELS_ONLY:
+    if encode != "raw" and form.holds == "pixels":
         raise InputError(
             f"--encode {encode} makes image files, and {kind} holds pixels\n"
-            "Give --encode raw, or pack into .npz .h5 .pth .rec .tfrecord .tar .lmdb or a folder"
+            f"Give --encode raw, or pack into {endings_of('files', 'both')} or a folder"
         )
 
 

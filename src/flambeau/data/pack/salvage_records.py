@@ -1,7 +1,7 @@
 """The records of a .rec or .tfrecord file, past damage.
 
-Source: own; the formats are those of the recipes recordio and tfrecord. A damaged .rec file is gone on with
-at the next magic, which nothing but a header can hold; a .tfrecord at the next 12 bytes that are a length and
+Source: own; the formats are those of the recipes recordio and tfrecord. A damaged .rec file is read on at
+the next magic, which nothing but a header can hold; a .tfrecord at the next 12 bytes that are a length and
 its checksum, if the checksum of the data fits too.
 """
 
@@ -37,7 +37,7 @@ class Found(NamedTuple):
         image: bytes of a file, or pixels; None where it is damaged.
         label: number or name of its class; None where the record does not tell.
         content: what its format needs to write it again.
-        damage: what is wrong with it; None for nothing.
+        damage: what is wrong with it; None if nothing is.
         doubt: what may be wrong with it, where no checksum can tell.
     """
 
@@ -138,7 +138,7 @@ def _rec_at(data: mmap.mmap, start: int) -> tuple[bytes, int] | str:
 def _may_reach_back(data: mmap.mmap, at: int, end: int) -> bool:
     """Whether damage where a header should be may be the end of the record before it, or have taken it.
 
-    Not where it is recognised as a header, by its magic or by a length that leads to the next one; nor where
+    Not where it is recognized as a header, by its magic or by a length that leads to the next one; nor where
     it is empty and the record before it does not end so.
     """
     head = data[at : at + 8]

@@ -1,6 +1,6 @@
 """The samples of a .tar file, past damage.
 
-Source: own; the format is that of the recipe tar_shards. A damaged file is gone on with at the next header
+Source: own; the format is that of the recipe tar_shards. A damaged file is read on at the next header
 that fits its sum, wherever that lies: where bytes are missing, headers no longer stand at multiples of 512.
 """
 
@@ -41,7 +41,7 @@ class _Sample(NamedTuple):
         return plain or [n for n in self.files if f".{n.rpartition('.')[2]}" in IMAGE_SUFFIXES]
 
     def label_kind(self) -> str:
-        """What tells its class: 'cls', 'json', 'folder', 'txt', or '' where nothing does."""
+        """What names its class: 'cls', 'json', 'folder', 'txt', or '' where nothing does."""
         if "cls" in self.files:
             return "cls"
         if _json_label(self.files) is not None:
@@ -54,8 +54,8 @@ class _Sample(NamedTuple):
 def walk_tar(data: mmap.mmap) -> Iterator[Found]:
     """Samples and damage of a tar, in its order.
 
-    A sample that lacks what tells the class of the others has lost it, so it is damaged. Files without an
-    image are passed over in a whole tar, as training does; in a damaged one they have lost it.
+    A sample that lacks what names the class of the others has lost it, so it is damaged. Files without an
+    image are skipped in a whole tar, as training does; in a damaged one they have lost it.
     """
     kinds: Counter[str] = Counter()
     broken = False
@@ -194,7 +194,7 @@ def _before_damage(data: mmap.mmap, last: _Member, at: int, follows: int) -> _Me
     """The file that ends where damage begins: whole only if the damage cannot reach into it.
 
     A header that stands within it shows that bytes are missing. Empty blocks reach into it where its end is
-    empty too. Anything else than a header that is recognised as one may be more of the file itself.
+    empty too. Anything else than a header that is recognized as one may be more of the file itself.
     """
     block, content = data[at : at + _BLOCK], data[last.content]
     if follows < at:

@@ -7,6 +7,7 @@ from pathlib import Path
 from flambeau.data.pack.salvage_records import Found, walk_rec, walk_tfrecord
 from flambeau.data.pack.salvage_tar import walk_tar
 from flambeau.data.sources.folder import FolderSource, class_folders
+from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.formats import kind_of, open_path
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
@@ -28,7 +29,7 @@ def scan(path: Path, kind: str) -> Iterator[Found]:
         path: the file, or the folder of a format that is one.
         kind: as `formats.kind_of` calls it, or 'folder'.
     """
-    if kind not in ("rec", "tfrecord", "tar"):
+    if not FORMATS[kind].is_walked:
         yield from _scan_source(path, kind)
         return
     with path.open("rb") as file:

@@ -13,18 +13,15 @@ from typing import NamedTuple
 
 from flambeau.data.pack.label_vectors import VectorRecords, has_vectors
 from flambeau.data.sources.folder import FolderSource
+from flambeau.data.sources.format_table import FORMATS, KIND_OF_ENDING, endings_of
 from flambeau.data.sources.open_data import open_parts
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 
 IM2REC_SEED = 100
+PACKED = endings_of("files", "both", "pixels")
 FOLDER_UNIT = 2000  # images of a folder that are redone after a kill, at most
 
-_KIND_OF = {
-    ".rec": "rec", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tar": "tar", ".lmdb": "lmdb",
-    ".h5": "hdf5", ".hdf5": "hdf5", ".n5": "n5", ".npz": "npz", ".npy": "npy", ".pth": "pth", ".pt": "pth",
-    "": "folder",
-}  # fmt: skip
 _UNSAFE = re.compile(
     r'[\x00-\x1f\x7f\\:*?"<>|\ud800-\udfff]'
 )  # one file system or another refuses it
@@ -36,7 +33,7 @@ class Split:
     """How images are dealt out to files.
 
     Attributes:
-        shards: files a part, NAME-00000-of-0000N.EXT.
+        shards: files per part, NAME-00000-of-0000N.EXT.
         chunks: equal lots, NAME_0.EXT and so on, before anything else.
         train_ratio: share of each chunk that becomes NAME_train.EXT; 1 makes no parts.
         test_ratio: share that becomes NAME_test.EXT; the rest is NAME_val.EXT.
@@ -88,13 +85,13 @@ def target_kind(dst: Path) -> str:
     Raises:
         InputError: an ending that nothing can be packed into.
     """
-    suffix = dst.suffix.lower()
-    if suffix not in _KIND_OF:
+    kind = KIND_OF_ENDING.get(dst.suffix.lower()) if dst.suffix else "folder"
+    if kind is None or FORMATS[kind].holds == "paths":
         raise InputError(
-            f"{dst}: nothing can be packed into {suffix}\n"
-            f"Expected a name that ends in {' '.join(k for k in _KIND_OF if k)}, or in nothing: a folder"
+            f"{dst}: nothing can be packed into {dst.suffix.lower()}\n"
+            f"Expected a name that ends in {PACKED}, or in nothing: a folder"
         )
-    return _KIND_OF[suffix]
+    return kind
 
 
 def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[str, Source]]:

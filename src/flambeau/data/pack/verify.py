@@ -18,16 +18,14 @@ from flambeau.data.pack.output_files import MANIFEST, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
 from flambeau.data.pack.salvage_records import Found, index_keys
 from flambeau.data.pack.scan import scan
-from flambeau.data.pack.shards import target_kind
+from flambeau.data.pack.shards import PACKED, target_kind
 from flambeau.data.pack.writers import Record, open_writer
 from flambeau.data.sources.class_names import classes_file, named_labels
+from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
 from flambeau.errors import DecodeError, InputError
 
-_ZIPS = ("npz", "pth")  # zip files, with a CRC-32 of each member
 _MAX_CLASSES = 1 << 24  # as class_names.named_labels has it
-_NUMBERED = ("npy", "npz", "hdf5", "n5", "pth")  # hold numbers of classes, and no names
-_RAW = ("rec", "tfrecord", "tar")  # saved as they stand, with all that we do not know
 
 
 class Damage(NamedTuple):
@@ -74,9 +72,7 @@ def packed_files(path: Path) -> list[tuple[Path, str]]:
         return [(shard, str(kind_of(shard))) for shard in shards]
     if not path.is_dir():
         what = "is no packed file" if path.exists() else "does not exist"
-        raise InputError(
-            f"{path} {what}\nExpected the folder of a run, or .rec .tfrecord .tar .lmdb .h5 ..."
-        )
+        raise InputError(f"{path} {what}\nExpected the folder of a run, or {PACKED}")
     inside = [(shard, str(kind_of(shard))) for shard in shards_in(path)]
     return inside or [(path, "folder")]
 
@@ -97,7 +93,7 @@ def verify_file(
         kind: its format.
         deep: decode every pixel, too.
         workers: threads that look at images.
-        say: is told of each damage when it is met.
+        say: called with each damage when it is found.
         salvage: a file to make of all good records.
 
     Raises:
@@ -166,7 +162,7 @@ def _checked(
     path: Path, kind: str, checksums: _Checksums | None, deep: bool, workers: int
 ) -> Iterator[Found]:
     """The records of a file, with the damage that their bytes alone do not show."""
-    if kind in _ZIPS and checksums is None and (member := _bad_member(path)) is not None:
+    if FORMATS[kind].is_zip and checksums is None and (member := _bad_member(path)) is not None:
         told = f"without {path.name}{MANIFEST} it cannot be told of which image, so none is good"
         yield Found(member, None, damage=f"its checksum does not match; {told}")
         return
@@ -186,9 +182,9 @@ def _checked(
             labelled &= kind != "rec" or found.label is not None  # else a vector, for another task
             closed |= found.damage is not None and found.name == "the file"
             yield found._replace(damage=damage)
-    if kind in _ZIPS and not damaged and (member := _bad_member(path)) is not None:
+    if FORMATS[kind].is_zip and not damaged and (member := _bad_member(path)) is not None:
         yield Found(member, None, damage="its checksum does not match")
-    if kind in _RAW and not damaged:
+    if FORMATS[kind].is_walked and not damaged:
         try:
             open_path(path, labelled=labelled)
         except InputError as error:
@@ -263,7 +259,7 @@ def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
     folder.mkdir()
     try:
         target = folder / dst.name
-        if kind in _RAW:
+        if FORMATS[kind].is_walked:
             _save_raw(path, itertools.chain([first], good), kind, target)
         else:
             _save_records(itertools.chain([first], good), first.image, kind, target)
@@ -319,5 +315,5 @@ def _save_records(
             names[label] = class_name
     lines = [names.get(label, f"unknown {label}") for label in range(max(names) + 1)]
     classes = classes_file(target)
-    if kind in _NUMBERED and any(name != str(label) for label, name in names.items()):
+    if FORMATS[kind].is_array and any(name != str(label) for label, name in names.items()):
         classes.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,15 +1,14 @@
-"""How `flambeau pack` writes each format: one function a format, which gives a function that adds a record.
+"""How `flambeau pack` writes each format: one function per format, which gives a function that adds a record.
 
 Source: own; each layout is the one that the source of the same format reads.
 """
 
 import contextlib
 import errno
-import json
 import re
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,15 +20,10 @@ from torch import Tensor
 from flambeau.data.images.decode import Stored
 from flambeau.data.pack.encode_images import CannotStore, Layout, suffix_of
 from flambeau.data.pack.shards import record_paths
+from flambeau.data.sources.arrays.tensorstore_file import write_store
+from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.optional_packages import extra
 from flambeau.data.sources.source import Source
-
-ARRAY_KINDS = ("npy", "npz", "hdf5", "n5", "pth")
-PIXELS_ONLY = (
-    "npy",
-    "n5",
-)  # the others hold image files as well, as one array of bytes with offsets
-_PACKAGES = {"lmdb": "lmdb", "hdf5": "h5py"}
 
 
 class Record(NamedTuple):
@@ -57,7 +51,7 @@ def open_writer(kind: str, path: Path, layout: Layout | None) -> AbstractContext
     """A file to be written; it is whole when the context ends.
 
     Args:
-        kind: of pack_plan.target_kind.
+        kind: of shards.target_kind.
         path: what to make; nothing is there.
         layout: what all pixels have in common; None for image files.
     """
@@ -66,8 +60,9 @@ def open_writer(kind: str, path: Path, layout: Layout | None) -> AbstractContext
 
 def require_package(kind: str) -> None:
     """InputError where the package is missing that writes a format."""
-    if kind in _PACKAGES:
-        extra(_PACKAGES[kind], what=f"writing {kind}")
+    package = FORMATS[kind].package
+    if package is not None:
+        extra(package, what=f"writing {kind}")
 
 
 def keys_for(kind: str, source: Source) -> list[str]:
@@ -239,30 +234,16 @@ def _save_hdf5(path: Path, arrays: Arrays) -> None:
             file.create_dataset(name, data=array)
 
 
-def _save_n5(path: Path, arrays: Arrays) -> None:
-    """A block an image, not compressed; written by hand: TensorStore forbids any fork after its first use."""
+def _save_store(path: Path, arrays: Arrays, driver: str) -> None:
+    """A chunk per image; tensorstore writes arrays, and not the group around them."""
     path.mkdir()
-    (path / "attributes.json").write_text('{"n5": "2.5.0"}', encoding="utf-8")
-    images, labels = arrays["images"], arrays["labels"]
-    _save_blocks(path / "images", images, (1, *images.shape[1:]))
-    _save_blocks(path / "labels", labels, labels.shape)
-
-
-def _save_blocks(folder: Path, array: NDArray[Any], block: tuple[int, ...]) -> None:
-    """An N5 data set cut along its first axis; N5 counts axes from the last one of NumPy."""
-    folder.mkdir()
-    facts = {
-        "dimensions": array.shape[::-1], "blockSize": block[::-1], "dataType": str(array.dtype),
-        "compression": {"type": "raw"},
-    }  # fmt: skip
-    (folder / "attributes.json").write_text(json.dumps(facts), encoding="utf-8")
-    column = folder.joinpath(*["0"] * (array.ndim - 1))
-    column.mkdir(parents=True, exist_ok=True)
-    for number in range(-(-len(array) // block[0])):
-        part = array[number * block[0] : (number + 1) * block[0]]
-        header = struct.pack(f">HH{array.ndim}I", 0, array.ndim, *part.shape[::-1])
-        data = part.astype(part.dtype.newbyteorder(">")).tobytes()
-        (column / str(number)).write_bytes(header + data)
+    if driver == "n5":
+        (path / "attributes.json").write_text('{"n5": "2.5.0"}', encoding="utf-8")
+    else:
+        group = '{"zarr_format": 3, "node_type": "group", "attributes": {}}'
+        (path / "zarr.json").write_text(group, encoding="utf-8")
+    for name, array in arrays.items():
+        write_store(path / name, driver, array)
 
 
 def _save_pth(path: Path, arrays: Arrays) -> None:
@@ -273,5 +254,6 @@ _WRITERS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
     "rec": _rec, "tfrecord": _tfrecord, "tar": _tar, "lmdb": _lmdb, "folder": _folder,
 }  # fmt: skip
 _SAVERS: dict[str, Saver] = {
-    "npy": _save_npy, "npz": _save_npz, "hdf5": _save_hdf5, "n5": _save_n5, "pth": _save_pth,
+    "npy": _save_npy, "npz": _save_npz, "hdf5": _save_hdf5, "n5": partial(_save_store, driver="n5"),
+    "zarr": partial(_save_store, driver="zarr3"), "pth": _save_pth,
 }  # fmt: skip

@@ -57,7 +57,7 @@ def _places(path: Path, *, is_file: bool) -> tuple[Path, Path]:
 
 
 def _family(stem: str) -> str:
-    """A stem without what tells shards and parts apart."""
+    """A stem without the endings of shards and parts."""
     parts = stem.replace("-", "_").split("_")
     while len(parts) > 1 and (parts[-1].isdigit() or parts[-1] in ("of", "train", "val", "test")):
         parts.pop()
@@ -94,7 +94,7 @@ def named_labels(
         if -1 in positions:
             raise InputError(
                 f"{path} has class {labels[positions.index(-1)]!r}, which {classes_file(path)} lacks\n"
-                "Expected one class a line"
+                "Expected one class per line"
             )
         return names, torch.tensor(positions)
     # Compared in Python: a label of a damaged file may be too large for a tensor.
@@ -111,7 +111,7 @@ def named_labels(
     if largest >= len(known):
         raise InputError(
             f"{classes_file(path)} names {len(known)} classes, but {path} has label {largest}\n"
-            "Expected one class a line, in the order of the labels from 0"
+            "Expected one class per line, in the order of the labels from 0"
         )
     return known, numbers
 
@@ -163,8 +163,8 @@ def _read(path: Path) -> tuple[str, ...] | None:
         raise InputError(f"{path} is not UTF-8 text: {error}") from error
     names = {line.strip(): number for number, line in enumerate(lines, start=1)}
     if "" in names:
-        raise InputError(f"{path}, line {names['']} is empty; expected one class a line")
+        raise InputError(f"{path}, line {names['']} is empty; expected one class per line")
     if len(names) < len(lines):
         (name, _), *_ = Counter(map(str.strip, lines)).most_common(1)
-        raise InputError(f"{path} names class {name!r} twice; expected one class a line")
+        raise InputError(f"{path} names class {name!r} twice; expected one class per line")
     return tuple(names)

@@ -1,4 +1,4 @@
-"""What tells a file of packed images from another one, at little cost."""
+"""What distinguishes a file of packed images from another one, at little cost."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Labelled images in a folder with a sub-folder a class."""
+"""Labelled images in a folder with one sub-folder per class."""
 
 import hashlib
 import os
@@ -17,10 +17,10 @@ IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tif
 
 
 class FolderSource:
-    """Images in a folder with a sub-folder a class.
+    """Images in a folder with one sub-folder per class.
 
     Classes are the sub-folders in the order of their names. Images are looked for at any depth, by
-    IMAGE_SUFFIXES in upper or lower case; links are followed; hidden files and folders are passed over, and
+    IMAGE_SUFFIXES in upper or lower case; links are followed; hidden files and folders are skipped, and
     so is every file of another type. The order is that of the names, whatever the file system.
 
     Args:
@@ -46,7 +46,9 @@ class FolderSource:
                 f"Move each into the folder of its class: {root}/CLASS/{loose[0]}"
             )
         if not self.classes:
-            raise InputError(f"{root} has no sub-folders; expected one a class: {root}/CLASS/1.jpg")
+            raise InputError(
+                f"{root} has no sub-folders; expected one per class: {root}/CLASS/1.jpg"
+            )
         others: Counter[str] = Counter()
         names: list[str] = []
         labels: list[int] = []
@@ -76,7 +78,7 @@ class FolderSource:
             data = os.read(file, size + 1)
             if len(data) == size:
                 return data
-            parts = [data]  # it has grown, is beyond 2 GiB, or tells no size
+            parts = [data]  # it has grown, is beyond 2 GiB, or reports no size
             while part := os.read(file, 1 << 20):
                 parts.append(part)
             return b"".join(parts)

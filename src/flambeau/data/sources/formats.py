@@ -6,30 +6,25 @@ from pathlib import Path
 
 from flambeau.data.sources.arrays.array_roles import is_of_labels
 from flambeau.data.sources.folder import FolderSource, class_folders
+from flambeau.data.sources.format_table import FORMATS, KIND_OF_ENDING
 from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.errors import InputError
 
-_KIND_OF = {
-    ".rec": "rec", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tfrec": "tfrecord",
-    ".tar": "tar", ".mdb": "lmdb", ".lmdb": "lmdb", ".h5": "hdf5", ".hdf5": "hdf5", ".n5": "n5",
-    ".npz": "npz", ".npy": "npy",
-    ".pth": "pth", ".pt": "pth", ".csv": "listing", ".tsv": "listing", ".lst": "listing",
-}  # fmt: skip
 # TensorFlow's train.tfrecord-00000-of-00010, and train-00000-of-00010.tfrecord.
 _SHARD = re.compile(r"-\d+-of-(\d+)(?=$|\.\w+$)")
-_SHARDS = ("rec", "tfrecord", "tar", "lmdb", "hdf5", "npz", "npy", "pth")
-
-ENDINGS = ".rec .tfrecord .tar .lmdb .h5 .n5 .npz .npy .pth .csv .tsv .lst"
 
 
 def kind_of(path: Path) -> str | None:
-    """The format of a file, or of a folder that is one data set (LMDB, n5); None for another path."""
-    kind = _KIND_OF.get(Path(_SHARD.sub("", path.name)).suffix.lower())
+    """The format of a file, or of a folder that is one data set (LMDB, N5, Zarr); None for another path."""
+    kind = KIND_OF_ENDING.get(Path(_SHARD.sub("", path.name)).suffix.lower())
     if path.is_dir():
-        if (path / "data.mdb").is_file():
-            return "lmdb"
-        return "n5" if kind == "n5" or (path / "attributes.json").is_file() else None
-    return kind if path.is_file() and kind != "n5" else None
+        if kind is not None and FORMATS[kind].is_folder:
+            return kind
+        files = (
+            (form.kind, path / name) for form in FORMATS.values() for name in form.folder_files
+        )
+        return next((kind for kind, file in files if file.is_file()), None)
+    return kind if path.is_file() and kind is not None and not FORMATS[kind].is_folder else None
 
 
 def shards_in(folder: Path) -> list[Path]:
@@ -41,7 +36,8 @@ def shards_in(folder: Path) -> list[Path]:
     if class_folders(folder):
         return []
     found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    shards = [path for path in found if kind_of(path) in _SHARDS and not _holds_labels(path)]
+    sharded = {form.kind for form in FORMATS.values() if form.is_sharded}
+    shards = [path for path in found if kind_of(path) in sharded and not _holds_labels(path)]
     kinds = sorted({str(kind_of(path)) for path in shards})
     if len(kinds) > 1:
         raise InputError(
@@ -84,7 +80,7 @@ def open_path(path: Path, *, labelled: bool = True) -> tuple[Source, Source | No
 
     Args:
         path: a file of a format, a folder of shards of one, what such shards are called as a whole, or a
-            folder with a sub-folder a class.
+            folder with one sub-folder per class.
         labelled: False leaves labels aside, if there are any: all packed images are of class ''.
 
     Raises:

@@ -128,7 +128,7 @@ class ListingSource:
             more = f", nor does any other of the {len(self)} listed images" if len(self) > 1 else ""
             raise InputError(
                 f"{self.describe(0)} does not exist{more}\n"
-                f"Paths start at the folder of the listing, {self.path.parent}: move it, or mend them"
+                f"Paths start at the folder of the listing, {self.path.parent}: move it, or fix the paths"
             )
 
 

@@ -1,12 +1,10 @@
 """Labelled images in an LMDB file.
 
 Source: own; the format is that of flambeau.recipes.data.lmdb_records. The pickled pairs are those of
-`tools/folder2lmdb.py` in Lyken17/Efficient-PyTorch and its copies; pickle's operations are described in
-`Lib/pickletools.py` of CPython.
+`tools/folder2lmdb.py` in Lyken17/Efficient-PyTorch and its copies.
 """
 
 import hashlib
-import pickletools
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +19,7 @@ from flambeau.data.sources.class_names import named_labels, unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import stored_index
 from flambeau.errors import InputError
+from flambeau.recipes.checkpoints.safe_pickle import plain_pickle
 from flambeau.recipes.data.lmdb_records import LMDBError, LMDBIndex, LMDBReader, lmdb_key
 from flambeau.recipes.data.recordio import RecordError, unpack
 
@@ -31,6 +30,7 @@ _SIGNATURES = (
     b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM", b"GIF8", b"II*\0", b"MM\0*",
     b"P1", b"P2", b"P3", b"P4", b"P5", b"P6",
 )  # fmt: skip
+_PIXELS = ("|u", "<u", "|i", "<i", "|b")  # of NumPy's types, those that an image may be of
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
@@ -42,10 +42,10 @@ class LMDBSource:
     - an image file under the key CLASS/NAME (what flambeau writes);
     - a pickled pair of image and label, as ImageFolder2LMDB writes it: the image is a file as bytes or an
       array of pixels, the label the number or name of a class, each maybe as a list or array of one. It is
-      parsed, never run: a pickle that would call anything but NumPy's constructors is refused;
+      parsed, never run: a pickle that names anything but plain data is refused;
     - an IRHeader with the number of a class, and an image file, as in RecordIO.
 
-    Keys like `__len__` and `__keys__` are passed over.
+    Keys like `__len__` and `__keys__` are skipped.
     Labels and places are read once and kept by `stored_index`.
 
     Args:
@@ -254,8 +254,10 @@ def _pair(value: bytes) -> tuple[Stored, int | str]:
         )
         if isinstance(label, np.ndarray) and label.size == 1:
             label = label.item()
-        image = bytes(image) if isinstance(image, bytearray) else image
-        if isinstance(image, bytes | np.ndarray) and type(label) in (int, str):
+        if isinstance(image, str | bytearray):  # bytes of Python 2 are strings
+            image = image.encode("latin-1") if isinstance(image, str) else bytes(image)
+        pixels = isinstance(image, np.ndarray) and image.dtype.str[:2] in _PIXELS
+        if (pixels or isinstance(image, bytes)) and type(label) in (int, str):
             return image, label
     raise ValueError(f"a pickle of {_outline(found)}; expected (image, label)")
 
@@ -264,133 +266,3 @@ def _outline(found: object) -> str:
     if isinstance(found, tuple | list):
         return f"{type(found).__name__} of {', '.join(type(part).__name__ for part in found[:5])}"
     return type(found).__name__
-
-
-def plain_pickle(data: bytes) -> Any:
-    """What a pickle of plain data holds, made without running it.
-
-    A pickle is a program, and `pickle.loads` runs it. Here its operations are read one by one; those that
-    put together tuples, lists, numbers, text, bytes and NumPy's arrays and numbers are done, any other is
-    refused by name.
-
-    Raises:
-        ValueError: another operation, or damage.
-
-    Example:
-        >>> import pickle
-        >>> plain_pickle(pickle.dumps((b"image", [3, "cat"])))
-        (b'image', [3, 'cat'])
-        >>> plain_pickle(pickle.dumps(print))
-        Traceback (most recent call last):
-        flambeau.data.sources.lmdb_file._Refused: a pickle that would use builtins.print is refused
-    """
-    try:
-        return _replay(data)
-    except _Refused:
-        raise
-    except (
-        Exception
-    ) as error:  # IndexError, KeyError, TypeError, struct.error, MemoryError ... of damage
-        raise ValueError("a damaged pickle") from error
-
-
-class _Refused(ValueError):
-    """A pickle that asks for more than plain data."""
-
-
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_PUSHES = {
-    "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE",
-    "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8", *_CONSTANTS,
-}  # fmt: skip
-_PY2_STRINGS = ("BINSTRING", "SHORT_BINSTRING")  # bytes, which pickletools gives as Latin-1
-_PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
-_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-
-
-def _replay(data: bytes) -> Any:
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[int, Any] = {}
-    argument: Any
-    for operation, argument, _ in pickletools.genops(data):
-        name = operation.name
-        if name in _PUSHES:
-            stack.append(_CONSTANTS.get(name, argument))
-        elif name in _PY2_STRINGS:
-            stack.append(argument.encode("latin-1"))
-        elif name in _TUPLES:
-            stack.append(tuple(_pop(stack, len(stack) - _TUPLES[name])))
-        elif name == "MARK":
-            marks.append(len(stack))
-        elif name == "TUPLE":
-            stack.append(tuple(_pop(stack, marks.pop())))
-        elif name == "EMPTY_LIST":
-            stack.append([])
-        elif name in ("APPEND", "APPENDS"):
-            items = _pop(stack, len(stack) - 1 if name == "APPEND" else marks.pop())
-            stack[-1].extend(items)
-        elif name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif name in _PUTS:
-            memo[int(argument)] = stack[-1]
-        elif name in _GETS:
-            stack.append(memo[int(argument)])
-        elif name == "GLOBAL":
-            stack.append(_constructor(*argument.split(" ")))
-        elif name == "STACK_GLOBAL":
-            stack.append(_constructor(*_pop(stack, len(stack) - 2)))
-        elif name in ("REDUCE", "BUILD"):
-            function, arguments = _pop(stack, len(stack) - 2)
-            stack.append(function(*arguments) if name == "REDUCE" else _built(function, arguments))
-        elif name not in ("PROTO", "FRAME", "STOP"):
-            raise _Refused(f"a pickle with the operation {name} is refused")
-    (result,) = stack
-    return result
-
-
-def _pop(stack: list[Any], start: int) -> list[Any]:
-    """Take everything from a place on off the stack."""
-    if not 0 <= start <= len(stack):
-        raise IndexError("more is taken off than was put on")
-    items = stack[start:]
-    del stack[start:]
-    return items
-
-
-def _constructor(module: str, name: str) -> object:
-    """Our own function in place of the one that a pickle names."""
-    called = f"{module}.{name}".replace("numpy.core.", "numpy._core.")  # the older name
-    if called not in _CONSTRUCTORS:
-        raise _Refused(f"a pickle that would use {called} is refused")
-    return _CONSTRUCTORS[called]
-
-
-def _dtype(code: str, *_: object) -> np.dtype[Any]:
-    if code not in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "b1"):
-        raise _Refused(f"a pickle of an array of {code} is refused")
-    return np.dtype(code)
-
-
-def _array(data: bytes, dtype: np.dtype[Any], shape: Any, order: Any) -> NDArray[Any]:
-    return np.frombuffer(data, dtype).reshape(shape, order=order)
-
-
-_CONSTRUCTORS: dict[str, Any] = {
-    "_codecs.encode": lambda text, _: text.encode("latin-1"),  # bytes in protocol 2
-    "numpy.ndarray": None,
-    "numpy.dtype": _dtype,
-    "numpy._core.multiarray._reconstruct": lambda *_: None,  # empty; BUILD fills it
-    "numpy._core.multiarray.scalar": lambda dtype, data: np.frombuffer(data, dtype)[0].item(),
-    "numpy._core.numeric._frombuffer": _array,
-}
-
-
-def _built(thing: object, state: Any) -> object:
-    """What BUILD makes of a dtype or an empty array."""
-    if isinstance(thing, np.dtype):
-        if state[1] == ">":
-            raise _Refused("a pickle of big-endian numbers is refused")
-        return thing
-    _, shape, dtype, fortran, data = state
-    return _array(data, dtype, shape, "F" if fortran else "C")

@@ -17,8 +17,8 @@ from flambeau.data.sources.folder import (
     endings,
     images_below,
 )
+from flambeau.data.sources.format_table import endings_of
 from flambeau.data.sources.formats import (
-    ENDINGS,
     kind_of,
     open_path,
     open_shards,
@@ -34,12 +34,13 @@ from flambeau.user_code import is_function
 
 EMBEDDED = Path(__file__).parents[1] / "embedded" / "fashion_mnist_train.rec"
 
+_ENDINGS = endings_of("files", "both", "pixels", "paths")
 _EXPECTED = (
-    "a folder with a sub-folder of images a class (or train/ and val/ of such), or packed images: "
-    f"{ENDINGS}"
+    "a folder with one sub-folder of images per class (or train/ and val/ of such), or packed images: "
+    f"{_ENDINGS}"
 )
 
-_TO_PREDICT = f"an image, a folder of images, or packed images: {ENDINGS}"
+_TO_PREDICT = f"an image, a folder of images, or packed images: {_ENDINGS}"
 
 _NAMED = "torchvision:"
 
@@ -56,8 +57,8 @@ def open_sources(
     Where DATA has no validation part, a share of each class is held out (see `hold_out`).
 
     Args:
-        path: a folder with a sub-folder a class, or with train/ and one of val/, valid/, validation/, test/;
-            a file of packed images (NAME_train.EXT brings NAME_val.EXT along), or a folder of such files;
+        path: a folder with one sub-folder per class, or with train/ and one of val/, valid/, validation/,
+            test/; a file of packed images (NAME_train.EXT with its NAME_val.EXT), or a folder of such files;
             torchvision:NAME, a data set by its name in `named_sets`, in $FLAMBEAU_DATA or
             ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; None: the embedded Fashion-MNIST.
         holdout: share of each class to hold out, above 0 and below 1.
@@ -110,8 +111,8 @@ def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -
     """Images to evaluate a model on that knows certain classes.
 
     Args:
-        path: a folder with a sub-folder a class, a folder with val/ (valid/, validation/, test/) of such, or
-            packed images; all count, or those of the validation part where it has one.
+        path: a folder with one sub-folder per class, a folder with val/ (valid/, validation/, test/) of such,
+            or packed images; all count, or those of the validation part where it has one.
         classes: the model's class names, in the order of its outputs.
         download: fetch what is missing of a data set by name.
 
@@ -157,7 +158,7 @@ def open_unlabelled(
         classes: the model's class names. An image of a folder has a label if it lies in a sub-folder that is
             called like one of them; the labels of packed images may be of other classes.
         download: fetch what is missing of a data set by name.
-        say: is told which files of a folder are passed over.
+        say: called with a line about files of a folder that are skipped.
 
     Raises:
         InputError: whatever is wrong with one of the paths.
@@ -252,9 +253,7 @@ def _open_images(folder: Path, classes: Sequence[str], say: Callable[[str], obje
             f"Expected files that end in {' '.join(IMAGE_SUFFIXES)}, at any depth"
         )
     if others:
-        say(
-            f"{folder}: files that are no images by their endings are passed over: {endings(others)}"
-        )
+        say(f"{folder}: files whose endings are not those of images are skipped: {endings(others)}")
     number = {name: label for label, name in enumerate(classes)}
     labels = [
         next((number[part] for part in name.split("/")[:-1] if part in number), len(classes))

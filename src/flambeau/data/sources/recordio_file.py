@@ -96,5 +96,5 @@ class RecordSource:
         before = "" if len(vector) == self._width else f", the records before it have {self._width}"
         raise InputError(
             f"{self.describe(index)}: {len(vector)} labels{before}\n"
-            "A classifier needs one label a record: pack it with a single number, or a one-hot vector"
+            "A classifier needs one label per record: pack it with a single number, or a one-hot vector"
         )

@@ -27,7 +27,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\ud800-\udfff]")  # and bytes of a name that a
 
 
 class TarSource:
-    """The samples of a tar file that hold an image; others are passed over.
+    """The samples of a tar file that hold an image; others are skipped.
 
     The label is the first of these that the first image has, and each image must have the same:
     .cls, the number of a class; .json, whose `label` or `class` is a number or a name; the folder of the
@@ -177,7 +177,7 @@ def _kind(reader: TarReader, sample: int) -> str:
         return "txt"
     raise InputError(
         f"{_where(reader, sample)} has no label (found: .{', .'.join(extensions)})\n"
-        "Expected the number of its class in a .cls, `label` in a .json, or a folder a class: cat/1.jpg"
+        "Expected the number of its class in a .cls, `label` in a .json, or one folder per class: cat/1.jpg"
     )
 
 
@@ -238,7 +238,7 @@ def _folder_labels(reader: TarReader, samples: Sequence[int]) -> list[str]:
         if not folders or _CONTROL.search(folders[-1]):
             raise InputError(
                 f"{_where(reader, sample)} lies in no folder whose name could be a class\n"
-                "Expected a folder a class, as other images have it: cat/1.jpg"
+                "Expected one folder per class, as other images have it: cat/1.jpg"
             )
         labels.append(folders[-1])
         before = [folder for folder in folders[:-1] if folder.lower() not in PARTS]

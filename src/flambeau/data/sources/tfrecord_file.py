@@ -199,7 +199,7 @@ def _label(features: Features, name: str, where: str) -> int | str:
     if len(values) != 1:
         raise InputError(
             f"{where} has {len(values)} labels in {name}; its features: {_shown(features)}\n"
-            "A classifier needs one label a record, in the feature that the first record has it in"
+            "A classifier needs one label per record, in the feature that the first record has it in"
         )
     if isinstance(values, Tensor):
         number = values[0].item()

@@ -222,7 +222,7 @@ def _channels_first(dataset: Any) -> Content:
 
 
 def _listed(dataset: Any) -> Content:
-    """Of a class that was told to load an image by giving its path."""
+    """Of a class whose loader returns the path of an image."""
     pairs = [dataset[index] for index in range(len(dataset))]
     return [path for path, _ in pairs], [label for _, label in pairs]
 

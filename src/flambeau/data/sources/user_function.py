@@ -53,7 +53,7 @@ def open_function(name: str, *, labelled: bool = True) -> tuple["UserSource", "U
         labelled: as for UserSource.
 
     Raises:
-        InputError: the file, the function or what it returns do not do.
+        InputError: the file, the function or what it returns cannot be used.
     """
     returned = _Returned(name)
     train, *val = (
@@ -76,8 +76,8 @@ class UserSource:
             beside its samples, a sample may be an image alone, and all are of class ''.
 
     Raises:
-        InputError: no samples, samples or labels that do not do, or samples that are not the same each time
-            that they are read.
+        InputError: no samples, samples or labels that cannot be used, or samples that differ from one reading
+            to the next.
     """
 
     def __init__(self, returned: "_Returned", number: int, *, labelled: bool = True) -> None:
@@ -168,7 +168,7 @@ class UserSource:
             except DecodeError as error:
                 raise InputError(
                     f"{self.describe(index)}: {error}\nIts label is not known without it: "
-                    "give the data set .targets, one a sample, to allow for bad images"
+                    "give the data set .targets, one per sample, to allow for bad images"
                 ) from error
             bar.update()
 
@@ -212,13 +212,13 @@ class UserSource:
     # ------------------------------------------------------------ identity
 
     def _fingerprint(self, of_user: object) -> str:
-        """Not of the pixels, and not of the file: a mistake in it may be mended, and the run gone on with."""
+        """Not of the pixels, and not of the file: a mistake in it may be fixed and the run continued."""
         name = Path(self._returned.name).name
         facts = f"{name} {self._what}{len(self)} {self.classes} {of_user} {self._names}"
         return hashlib.sha256(facts.encode() + self.labels.numpy().tobytes()).hexdigest()
 
     def _look(self) -> None:
-        """Samples that differ from one reading to the next could not be gone on with exactly."""
+        """Samples that differ from one reading to the next could not be continued exactly."""
         for index in sorted({k * len(self) // _LOOKED_AT for k in range(_LOOKED_AT)}):
             try:
                 same = _same(self.read(index), self.read(index))
@@ -257,7 +257,7 @@ class _Returned:
 
     @property
     def lock(self) -> threading.Lock:
-        """One a process: that of a parent may be held by a thread that a fork does not have."""
+        """One per process: that of a parent may be held by a thread that a fork does not have."""
         return self._locks.setdefault(os.getpid(), threading.Lock())
 
     def part(self, number: int) -> Any:
@@ -335,7 +335,7 @@ def _promise(data: Any, name: str) -> bool:
 
 
 def _labels_of(data: Any, length: int) -> list[Any] | None:
-    """The labels that a data set has beside its samples, where there is one a sample."""
+    """The labels that a data set has beside its samples, where there is one per sample."""
     if isinstance(data, Subset):
         inner = _labels_of(data.dataset, len(data.dataset))  # type: ignore[arg-type]  # it has a length
         return None if inner is None else [inner[index] for index in data.indices]

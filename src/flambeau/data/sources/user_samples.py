@@ -21,7 +21,7 @@ Label = int | str
 _PAIR = "Return the pair (image, label)"
 _AS_STORED = (
     "Return images as they are stored, without ToTensor, Normalize and random transforms: "
-    "flambeau crops, augments and normalises them"
+    "flambeau crops, augments and normalizes them"
 )
 _KINDS = (
     "Return the bytes of an image file, its path, a PIL image, a uint8 array (H, W[, C]) or a uint8 tensor "

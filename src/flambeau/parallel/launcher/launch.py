@@ -1,4 +1,4 @@
-"""Start the ranks of a job on this machine: by torch's elastic agent, alone or together with other nodes."""
+"""Start the ranks of a job on this machine, alone or together with other nodes."""
 
 import contextlib
 import os
@@ -12,8 +12,7 @@ from pathlib import Path
 
 from flambeau.errors import InputError
 from flambeau.parallel.launcher.rendezvous_address import LOOPBACK, find_place
-from flambeau.parallel.launcher.signal_forwarding import Asked, Relay
-from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED
+from flambeau.parallel.launcher.signal_forwarding import noted_signals
 
 
 def launch(
@@ -66,13 +65,11 @@ def launch(
         join_timeout_s,
     )
     job.check()
-    relay = Relay()
-    try:
-        with relay, tempfile.TemporaryDirectory(prefix="flambeau-launch-") as folder:
-            code, line = job.run(relay, Path(folder), say)
-    except Asked:
-        is_interrupt = signal.SIGINT in relay.asked
-        code, line = (INTERRUPTED, "interrupted") if is_interrupt else (EXIT_CODE, None)
+    with (
+        noted_signals() as signals,
+        tempfile.TemporaryDirectory(prefix="flambeau-launch-") as folder,
+    ):
+        code, line = job.run(signals, Path(folder), say)
     if line is not None:
         # A rank may have left a progress bar in this line of a terminal.
         say(("\n" if sys.stderr.isatty() else "") + f"flambeau: {line}")
@@ -132,7 +129,9 @@ class _Job:
         if self.join_timeout_s < 1:
             raise InputError(f"--join-timeout is at least 1 second; got {self.join_timeout_s}")
 
-    def run(self, relay: Relay, folder: Path, say: Callable[[str], None]) -> tuple[int, str | None]:
+    def run(
+        self, signals: Sequence[signal.Signals], folder: Path, say: Callable[[str], None]
+    ) -> tuple[int, str | None]:
         """The exit code, and a last line for the user."""
         place = LOOPBACK
         if self.rendezvous is not None:
@@ -140,27 +139,19 @@ class _Job:
                 self.rendezvous, node_rank=self.node_rank, local_addr=self.local_addr
             )
         with _quiet_torch():
-            from flambeau.parallel.launcher.agent import run_ranks
-            from flambeau.parallel.launcher.rendezvous import meet
-        relay.check()
-        meeting = meet(
+            from flambeau.parallel.launcher.job import Job, JobSpec
+        spec = JobSpec(
+            self.command,
+            self.procs,
+            self.nodes,
             place,
-            nodes=self.nodes,
-            job_id=self.job_id,
-            node_rank=self.node_rank,
-            join_timeout_s=self.join_timeout_s,
-            say=say,
+            self.job_id,
+            self.node_rank,
+            self.max_restarts,
+            self.join_timeout_s,
         )
         with _variables(_of_ranks(self.procs, place.interface if self.nodes[1] > 1 else None)):
-            return run_ranks(
-                self.command,
-                procs=self.procs,
-                meeting=meeting,
-                folder=folder,
-                max_restarts=self.max_restarts,
-                relay=relay,
-                say=say,
-            )
+            return Job(spec, folder, signals=signals, say=say).run()
 
 
 def _of_ranks(procs: int, interface: str | None) -> dict[str, str]:

@@ -1,97 +1,130 @@
-"""The ranks on this machine as processes: who has ended and how, and how to end the others."""
+"""The ranks on this machine, as their supervisors report them: who has ended, and how to end the others."""
 
 import contextlib
+import json
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
 
-from flambeau.parallel.preemption import EXIT_CODE
+_POLL_S = 0.02
+
+
+class Rank(NamedTuple):
+    """A rank that has been started.
+
+    Attributes:
+        rank: its number in the job.
+        world: how many there are.
+        node: number of its machine in the job.
+        num_nodes: how many there are.
+        pid: its process.
+        supervisor: the process of `rank_supervisor`.
+    """
+
+    rank: int
+    world: int
+    node: int
+    num_nodes: int
+    pid: int
+    supervisor: int
 
 
 class RankProcesses:
-    """The ranks of one start, each the head of a session of its own.
+    """The ranks of one start.
+
+    Args:
+        folder: a new one, through which `rank_supervisor` reports; it is made here.
+        num_ranks: how many there will be.
+        environment: variables for the ranks, beyond those that torch's agent sets.
 
     Attributes:
-        codes: exit codes of those who have ended, by their number on this machine; negative for a signal.
+        started: those who are there, by their number on this machine.
+        codes: exit codes of those who have ended; negative for a signal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path, num_ranks: int, environment: Mapping[str, str]) -> None:
+        folder.mkdir()
+        (folder / "environment").write_text(json.dumps(dict(environment)))
+        self.folder = folder
+        self.started: dict[int, Rank] = {}
         self.codes: dict[int, int] = {}
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._is_starting = False
-        self._late_signals: list[signal.Signals] = []
-
-    @contextlib.contextmanager
-    def starting(self) -> Iterator[None]:
-        """Meanwhile signals are kept for the ranks that are not there yet."""
-        self._is_starting = True
-        try:
-            yield
-        finally:
-            self._is_starting = False
-
-    def adopt(self, processes: Mapping[int, "subprocess.Popen[bytes]"]) -> None:
-        """Look after these from now on."""
-        self.codes, self._processes = {}, dict(processes)
-        self._is_starting = False
-        while self._late_signals:
-            self.pass_on(self._late_signals.pop(0))
-
-    @property
-    def local_ranks(self) -> list[int]:
-        """Their numbers on this machine."""
-        return list(self._processes)
+        self._num_ranks = num_ranks
+        self._signals: list[signal.Signals] = []
+        self._num_delivered = [0] * num_ranks
 
     @property
     def is_running(self) -> bool:
-        """Whether one of them had not ended when `reap` looked."""
-        return len(self.codes) < len(self._processes)
+        """Whether one of them had not ended, or not started, when `poll` looked."""
+        return len(self.codes) < self._num_ranks
 
-    def reap(self) -> list[int]:
-        """The numbers of those who have ended since the last look."""
+    def poll(self) -> list[int]:
+        """The numbers of those who have ended since the last call."""
         new = []
-        for rank, process in self._processes.items():
-            if rank not in self.codes and (code := process.poll()) is not None:
-                self.codes[rank] = code
-                new.append(rank)
-                if code not in (0, EXIT_CODE):
-                    _kill_group(process)  # at once: the kernel may soon give its number to others
+        for number in range(self._num_ranks):
+            if number not in self.started and (text := self._read(f"{number}.started")):
+                self.started[number] = Rank(*json.loads(text))
+            if number in self.started and number not in self.codes:
+                is_gone = _is_gone(self.started[number].supervisor)
+                if (text := self._read(f"{number}.ended")) or is_gone:
+                    self.codes[number] = int(text or -signal.SIGKILL)
+                    new.append(number)
+        self._deliver()
         return new
 
-    def pass_on(self, number: signal.Signals) -> bool:
-        """Send a signal to each rank, not to its data workers; False if there are none."""
-        if self._is_starting:
-            self._late_signals.append(number)
-            return True
-        alive = [process for process in self._processes.values() if process.poll() is None]
-        for process in alive:
-            process.send_signal(number)
-        return bool(alive)
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to each rank, not to its data workers; those who start later get it then."""
+        self._signals.append(number)
+        self._deliver()
 
     def kill(self) -> None:
         """End all ranks at once, and what they have started."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                _kill_group(process)
+        for number in self._alive():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.started[number].pid, signal.SIGKILL)
 
     def end(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL for those who still live after a while."""
         deadline = time.monotonic() + grace_s
-        self.pass_on(signal.SIGTERM)
-        self.reap()
-        while self.is_running and time.monotonic() < deadline:
-            time.sleep(0.01)
-            self.reap()
+        self.send(signal.SIGTERM)
+        self._wait_until(deadline)
         self.kill()
-        for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
-                process.wait(5)
-        self.reap()
+        self._wait_until(time.monotonic() + 5)  # longer if stuck in the kernel
+
+    def release(self, code: int) -> None:
+        """Let the supervisors end, with an exit code for torch's agent."""
+        part = self.folder / "released.part"
+        part.write_text(str(code))
+        part.rename(self.folder / "released")
+
+    def _alive(self) -> list[int]:
+        return [number for number in self.started if number not in self.codes]
+
+    def _wait_until(self, deadline: float) -> None:
+        self.poll()
+        while self._alive() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            self.poll()
+
+    def _deliver(self) -> None:
+        for number in self._alive():
+            for sent in self._signals[self._num_delivered[number] :]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.started[number].pid, sent)
+            self._num_delivered[number] = len(self._signals)
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self.folder / name).read_text()
+        except FileNotFoundError:
+            return ""
 
 
-def _kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """SIGKILL for a rank and what it has started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM if all are gone
-        os.killpg(process.pid, signal.SIGKILL)
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False

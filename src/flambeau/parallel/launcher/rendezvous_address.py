@@ -27,6 +27,19 @@ class Place(NamedTuple):
     local_addr: str
     interface: str | None = None
 
+    @property
+    def local_name(self) -> str:
+        """This machine, for people."""
+        return f"at {self.local_addr} (host {socket.gethostname()})"
+
+    def refuses(self) -> str:
+        """Why nobody answers there; empty if somebody does."""
+        try:
+            socket.create_connection((self.host, self.port), timeout=2).close()
+        except OSError as error:
+            return str(error)
+        return ""
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
@@ -42,7 +55,7 @@ def find_place(
 
     Args:
         rendezvous: HOST:PORT.
-        node_rank: 0 says that it is here, even where the host's name does not lead here.
+        node_rank: 0 says that it is here, whatever the host's name leads to; others that it is not.
         local_addr: how other nodes reach this machine; by default the address that leads to the host.
 
     Raises:
@@ -60,7 +73,7 @@ def find_place(
     if local_addr is None:
         # Other nodes reach the host by the name that they were given as well.
         local_addr = host if is_local else _route(family, address)
-    is_here = is_local or node_rank == 0
+    is_here = is_local if node_rank is None else node_rank == 0
     return Place(host, int(digits), is_here, local_addr, _interface(local_addr))
 
 

@@ -1,14 +1,13 @@
-"""Signals to a launcher, passed on to its ranks. No torch here: it is installed before torch is loaded."""
+"""Signals to a launcher, noted for its ranks. No torch here: it is installed before torch is loaded."""
 
+import contextlib
 import signal
 import threading
-from types import FrameType, TracebackType
+from collections.abc import Iterator
 from typing import Any
 
-from flambeau.parallel.launcher.rank_processes import RankProcesses
-
 # A terminal that is closed sends SIGHUP, which no rank expects: to them it is SIGTERM.
-_PASSED_ON = {
+_FORWARDED_AS = {
     getattr(signal, name): getattr(signal, sent)
     for name, sent in (
         ("SIGTERM", "SIGTERM"), ("SIGUSR1", "SIGUSR1"), ("SIGINT", "SIGINT"), ("SIGHUP", "SIGTERM"),
@@ -17,57 +16,26 @@ _PASSED_ON = {
 }  # fmt: skip
 
 
-class Asked(BaseException):
-    """The launcher was asked to end while it had no ranks to pass that on to."""
+@contextlib.contextmanager
+def noted_signals() -> Iterator[list[signal.Signals]]:
+    """Take the signals over; the list grows by what is to be sent to the ranks.
 
-
-class Relay:
-    """Takes the signals over while it is entered; outside of the main thread Python allows no handlers.
-
-    Attributes:
-        asked: what ranks have been sent, in this order.
-        interrupted: there has been a second SIGINT, and the ranks were killed.
-        ranks: who holds the ranks, once there are any.
+    Outside of the main thread Python allows no handlers, and the list stays empty.
     """
-
-    def __init__(self) -> None:
-        self.asked: list[signal.Signals] = []
-        self.interrupted = False
-        self.ranks: RankProcesses | None = None
-        self._previous: dict[int, Any] = {}
-        self._may_raise = False
-
-    def __enter__(self) -> "Relay":
+    noted: list[signal.Signals] = []
+    previous: dict[int, Any] = {}
+    try:
         if threading.current_thread() is threading.main_thread():
-            for number in _PASSED_ON:
+            for number, sent in _FORWARDED_AS.items():
                 # nohup has SIGHUP ignored, and means it.
                 if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
-                    self._previous[number] = signal.signal(number, self._handle)
-        self._may_raise = True  # not before: what __enter__ raises, __exit__ does not clean up
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._may_raise = False
-        while self._previous:
-            number, handler = self._previous.popitem()
+                    def note(*_: Any, sent: signal.Signals = sent) -> None:
+                        noted.append(sent)
+
+                    previous[number] = signal.signal(number, note)
+        yield noted
+    finally:
+        while previous:
+            number, handler = previous.popitem()
             signal.signal(number, handler)
-
-    def check(self) -> None:
-        """Raise `Asked` after a signal: what a handler raises is lost where Python is in a __del__."""
-        if self.asked:
-            raise Asked
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        sent: signal.Signals = _PASSED_ON[signal.Signals(number)]
-        if sent == signal.SIGINT and sent in self.asked and self.ranks is not None:
-            self.interrupted = True
-            self.ranks.kill()
-        self.asked.append(sent)
-        reaches_ranks = self.ranks is not None and self.ranks.pass_on(sent)
-        if self._may_raise and not reaches_ranks:
-            raise Asked

@@ -63,7 +63,7 @@ class Checkpoint:
 
 
 class Disk:
-    """Every file operation of this module, one system call a method: a test can fail any of them.
+    """Every file operation of this module, one system call per method: a test can fail any of them.
 
     Python itself repeats a call that a signal interrupted (PEP 475); a short write is the caller's.
 
@@ -258,7 +258,7 @@ def checkpoint_folders(root: Path, *, disk: Disk | None = None) -> list[Path]:
 def latest_checkpoint(
     root: Path, *, disk: Disk | None = None
 ) -> tuple[Checkpoint | None, list[CheckpointDamaged]]:
-    """The checkpoint of the highest step that verifies, and those that were passed over.
+    """The checkpoint of the highest step that verifies, and those that were skipped.
 
     Args:
         root: the folder that holds the checkpoints; it need not exist.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 # Characters of a name, and of all names: a file with more is not meant to be listed.
 _LONGEST, _MOST = 2000, 100_000_000
-# Averaged weights last: whoever wants them asks for them. Chosen by what the named projects write.
+# Averaged weights last: who needs them asks for them. Chosen by what the named projects write.
 _KEYS = (
     "state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params",
     "model_ema", "ema_state_dict", "state_dict_ema", "ema", "params_ema",

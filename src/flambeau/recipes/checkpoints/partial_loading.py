@@ -1,4 +1,4 @@
-"""Load what fits of a state dict, and say of every tensor what became of it.
+"""Load what fits of a state dict, and report what happened to every tensor.
 
 加载 state dict 中合适的部分，并逐个说明每个张量的去向。
 
@@ -19,7 +19,7 @@ Resize = Callable[[Tensor, torch.Size], Tensor | None]
 
 
 class Loaded(NamedTuple):
-    """What became of each tensor: a name of the model is in one of the first four."""
+    """What happened to each tensor: a name of the model is in one of the first four."""
 
     matched: dict[str, str]
     """Loaded as it was: name in the model -> name in the state dict."""

@@ -4,8 +4,8 @@
 
 Source: own. The opcodes are those of Python's pickletools; the containers are those of torch.save.
 A pickle is a program. `torch.load(weights_only=True)` runs it with few things that it may call; here
-it is followed on paper: a name stays a name, a call stays a note, and a table in this file builds
-tensors, numbers and dicts from the notes. Nothing is imported on behalf of the file.
+it is followed on paper: a name stays a name, a call is only recorded, and a table in this file builds
+tensors, numbers and dicts from that record. Nothing is imported on behalf of the file.
 Not for quantized, sparse and TorchScript-only data: `torch.load(weights_only=True)` reads the first two.
 """
 
@@ -138,12 +138,26 @@ def load_pickle(
         ('torch.nn.modules.linear.Linear', ['weight', 'bias'])
     """
     with _parsed(path, checked) as (parsed, data):
-        refused = parsed.refused()
-        if refused and not drop_objects:
-            names = f"{', '.join(refused[:3])}{' ...' * (len(refused) > 3)}; nothing was run"
+        if not drop_objects:
             how = "drop_objects=True takes the weights, and leaves such objects out"
-            raise PickleRefused(f"it names {names}\n{how}")
+            parsed.refuse_names(f"\n{how}")
         return _Builder(parsed, data, drop=drop_objects, mapped=mapped).build(parsed.root)
+
+
+def plain_pickle(data: bytes) -> Any:
+    """What a pickle in memory holds, such as a record of a data set: as `load_pickle`, without tensors.
+
+    Raises:
+        PickleRefused: damaged, or it names other things than plain data.
+
+    Example:
+        >>> import pickle
+        >>> plain_pickle(pickle.dumps((b"image", [3, "cat"])))
+        (b'image', [3, 'cat'])
+    """
+    parsed = _parse_stream(io.BytesIO(data))
+    parsed.refuse_names()
+    return _Builder(parsed, None, drop=False).build(parsed.root)
 
 
 @dataclass(frozen=True)
@@ -160,7 +174,7 @@ class _Storage:
 
 @dataclass(eq=False)
 class _Made:
-    """The note of a call: of what, with what, and what was then put into its result."""
+    """The record of a call: of what, with what, and what was then put into its result."""
 
     maker: Any
     args: Any
@@ -191,7 +205,7 @@ class _Machine:
                     return self.stack.pop()
                 read = opcode.arg and opcode.arg.reader  # the one of STRING knows ASCII alone
                 read = _python2_string if opcode.name == "STRING" else read
-                (_STEPS.get(opcode.name) or _push)(self, read(self.file) if read else None)
+                self.step(opcode.name, read(self.file) if read else None)
         except PickleRefused:
             raise
         except _MISUSE as error:
@@ -199,17 +213,69 @@ class _Machine:
             raise PickleRefused(f"no whole pickle: {what}") from error
         raise PickleRefused(f"the pickle has over {_MAX_OPS} opcodes")
 
-    def items(self) -> list[Any]:
-        mark = self.marks.pop()
-        items, self.stack[mark:] = self.stack[mark:], []
+    def step(self, name: str, argument: Any) -> None:
+        push, items = self.stack.append, self.take(_TAKES[name]) if name in _TAKES else []
+        match name:
+            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                self.memo[len(self.memo) if argument is None else argument] = self.stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                push(self.memo[argument])
+            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3" | "EMPTY_TUPLE":
+                push(tuple(items))
+            case "LIST" | "EMPTY_LIST":
+                push(items)
+            case "DICT" | "EMPTY_DICT":
+                push(self.put_items(items, {}))
+            case "SETITEM" | "SETITEMS":
+                self.put_items(items, self.stack[-1])
+            case "APPEND" | "APPENDS" | "ADDITEMS":
+                self.add_items(items)
+            case "MARK":
+                self.marks.append(len(self.stack))
+            case "POP":
+                at_mark = self.marks and self.marks[-1] == len(self.stack)
+                (self.marks if at_mark else self.stack).pop()
+            case "DUP":
+                push(self.stack[-1])
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                push({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
+            case "PROTO":
+                self.protocol = argument
+            case "POP_MARK" | "FRAME":
+                pass
+            case _:
+                self.step_of_object(name, argument, items)
+
+    def step_of_object(self, name: str, argument: Any, items: list[Any]) -> None:
+        push = self.stack.append
+        match name:
+            case "GLOBAL" | "STACK_GLOBAL":
+                push(self.name(*(items or argument.split(" ", 1))))
+            case "REDUCE" | "NEWOBJ" | "NEWOBJ_EX":
+                self.call(*items)
+            case "BUILD":
+                self.give_state(*items)
+            case "INST":
+                push(_Made(self.name(*argument.split(" ", 1)), tuple(items)))
+            case "OBJ":
+                push(_Made(items[0], tuple(items[1:])))
+            case "EMPTY_SET" | "FROZENSET":
+                kind = "frozenset" if name == "FROZENSET" else "set"
+                push(_Made(_Name(f"builtins.{kind}"), (), items=items))
+            case "EXT1" | "EXT2" | "EXT4":
+                push(self.name("copyreg", f"extension {argument}"))
+            case "BINPERSID" | "PERSID" | "NEXT_BUFFER" | "READONLY_BUFFER":
+                push(self.persistent(items[0] if items else None))  # None is refused
+            case _:  # of a number, a string or bytes
+                push(argument)
+
+    def take(self, count: int | None) -> list[Any]:
+        """The last items off the stack; None: those behind the last mark."""
+        start = self.marks.pop() if count is None else len(self.stack) - count
+        if start < 0:
+            raise IndexError("more is taken than there is")
+        items, self.stack[start:] = self.stack[start:], []
         return items
-
-    def last(self, count: int) -> tuple[Any, ...]:
-        return tuple(reversed([self.stack.pop() for _ in range(count)]))
-
-    def pop(self) -> None:
-        at_mark = self.marks and self.marks[-1] == len(self.stack)
-        (self.marks if at_mark else self.stack).pop()
 
     def name(self, module: Any, name: Any) -> _Name:
         if not (isinstance(module, str) and isinstance(name, str)):
@@ -251,7 +317,7 @@ class _Machine:
         if kind == "module":  # a class, with its source: torch compared that and warned
             return pid[1]
         if kind != "storage" or len(pid) not in (5, 6):
-            raise PickleRefused("it refers to an object outside of the file that is no storage")
+            raise PickleRefused("it refers to an object outside the file that is no storage")
         _, storage_class, key, _device, size, *view = pid
         match = _STORAGE.fullmatch(getattr(storage_class, "path", ""))
         dtype = _STORAGE_DTYPES.get(match[1]) if match and view in ([], [None]) else None
@@ -264,39 +330,14 @@ class _Machine:
 
 
 _OPCODES: dict[bytes, Any] = {o.code.encode("latin-1"): o for o in pickletools.opcodes}
-_RECONSTRUCTORS = (_Name("copy_reg._reconstructor"), _Name("copyreg._reconstructor"))
-_STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
-    "PROTO": lambda m, a: setattr(m, "protocol", a), "FRAME": lambda m, a: None,
-    "NONE": lambda m, a: _push(m, None), "EMPTY_LIST": lambda m, a: _push(m, []),
-    "NEWTRUE": lambda m, a: _push(m, True), "EMPTY_DICT": lambda m, a: _push(m, {}),
-    "NEWFALSE": lambda m, a: _push(m, False), "EMPTY_TUPLE": lambda m, a: _push(m, ()),
-    "EMPTY_SET": lambda m, a: _push(m, _Made(_Name("builtins.set"), ())),
-    "FROZENSET": lambda m, a: _push(m, _Made(_Name("builtins.frozenset"), (), items=m.items())),
-    "MARK": lambda m, a: m.marks.append(len(m.stack)), "POP": lambda m, a: m.pop(),
-    "POP_MARK": lambda m, a: m.items(), "DUP": lambda m, a: _push(m, m.stack[-1]),
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, a: m.memo.update({a: m.stack[-1]})),
-    "MEMOIZE": lambda m, a: m.memo.update({len(m.memo): m.stack[-1]}),
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda m, a: _push(m, m.memo[a])),
-    "LIST": lambda m, a: _push(m, m.items()), "TUPLE": lambda m, a: _push(m, tuple(m.items())),
-    "TUPLE1": lambda m, a: _push(m, m.last(1)), "TUPLE2": lambda m, a: _push(m, m.last(2)),
-    "TUPLE3": lambda m, a: _push(m, m.last(3)), "DICT": lambda m, a: _push(m, m.put_items(m.items(), {})),
-    "SETITEM": lambda m, a: m.put_items([*m.last(2)], m.stack[-1]),
-    "SETITEMS": lambda m, a: m.put_items(m.items(), m.stack[-1]),
-    "APPEND": lambda m, a: m.add_items([*m.last(1)]), "BUILD": lambda m, a: m.give_state(*m.last(2)),
-    **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda m, a: m.add_items(m.items())),
-    "GLOBAL": lambda m, a: _push(m, m.name(*a.split(" ", 1))), "NEWOBJ_EX": lambda m, a: m.call(*m.last(3)),
-    "STACK_GLOBAL": lambda m, a: _push(m, m.name(*m.last(2))),
-    **dict.fromkeys(("EXT1", "EXT2", "EXT4"), lambda m, a: _push(m, m.name("copyreg", f"extension {a}"))),
-    "INST": lambda m, a: _push(m, _Made(m.name(*a.split(" ", 1)), tuple(m.items()))),
-    "OBJ": lambda m, a: (lambda maker, *args: _push(m, _Made(maker, args)))(*m.items()),
-    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda m, a: m.call(*m.last(2))),
-    "BINPERSID": lambda m, a: _push(m, m.persistent(m.stack.pop())),
-    **dict.fromkeys(("PERSID", "NEXT_BUFFER", "READONLY_BUFFER"), lambda m, a: m.persistent(None)),
+_TAKES = {  # how many items opcodes take off the stack; None: all behind the last mark
+    **dict.fromkeys(("EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"), 0),
+    **dict.fromkeys(("TUPLE1", "APPEND", "BINPERSID"), 1), "TUPLE3": 3, "NEWOBJ_EX": 3,
+    **dict.fromkeys(("TUPLE2", "SETITEM", "BUILD", "STACK_GLOBAL", "REDUCE", "NEWOBJ"), 2),
+    **dict.fromkeys(("TUPLE", "LIST", "DICT", "FROZENSET", "APPENDS", "ADDITEMS", "SETITEMS"), None),
+    **dict.fromkeys(("POP_MARK", "INST", "OBJ"), None),
 }  # fmt: skip
-
-
-def _push(machine: _Machine, value: Any) -> None:
-    machine.stack.append(value)
+_RECONSTRUCTORS = (_Name("copy_reg._reconstructor"), _Name("copyreg._reconstructor"))
 
 
 def _python2_string(file: Any) -> str:
@@ -353,6 +394,11 @@ class _Parsed:
 
     def refused(self) -> tuple[str, ...]:
         return tuple(name for name in self.names if not _known(name))
+
+    def refuse_names(self, remedy: str = "") -> None:
+        if refused := self.refused():
+            names = f"{', '.join(refused[:3])}{' ...' * (len(refused) > 3)}; nothing was run"
+            raise PickleRefused(f"it names {names}{remedy}")
 
 
 @contextmanager
@@ -413,7 +459,7 @@ def _span(data: mmap.mmap, record: zipfile.ZipInfo) -> tuple[int, int]:
     return low, low + record.file_size
 
 
-def _parse_stream(data: mmap.mmap) -> _Parsed:
+def _parse_stream(data: Any) -> _Parsed:
     machine = _Machine(data)
     root = machine.run()
     if root != _MAGIC or type(root) is not int:
@@ -639,7 +685,7 @@ _ARGUMENTS = {  # only ever an argument of the above, or of one of the ways to m
     "numpy.ndarray", "torch.Tensor", "copy_reg._reconstructor", "copyreg._reconstructor",
     *(f"{b}.{t}" for b in ("__builtin__", "builtins") for t in ("object", "list", "dict", "int")),
 }  # fmt: skip
-_TORCH = {  # of those outside of torch, what torch.load(weights_only=True) takes too
+_TORCH = {  # of those outside torch, what torch.load(weights_only=True) takes too
     "builtins.set", "builtins.bytearray", "builtins.complex", "_codecs.encode",
     "collections.OrderedDict", "collections.Counter",
 }  # fmt: skip

@@ -1,1 +1,1 @@
-"""Record files, sample order and the way of a batch to the device."""
+"""Record files, sample order and the transfer of a batch to the device."""

@@ -3,7 +3,7 @@
 在设备上对整个批次做平移裁剪、水平翻转与 cutout，每个样本只由自己的 64 位种子决定。
 
 Source: crop with padding and flip: He et al., "Deep residual learning", CVPR 2016, section 4.2; cutout:
-DeVries and Taylor, 2017, section 3 (arXiv:1708.04552); the hash is SplitMix64's finaliser (Steele, Lea and
+DeVries and Taylor, 2017, section 3 (arXiv:1708.04552); the hash is SplitMix64's finalizer (Steele, Lea and
 Flood, OOPSLA 2014).
 
 Not for photographs, whose crops differ in size, nor for digits and text with `flip`. Not for evaluation.
@@ -38,15 +38,15 @@ def batch_augment(
     device or any generator. Nothing waits for the device.
 
     Args:
-        x_NCHW: (N, C, H, W), any dtype; uint8 before normalisation moves the fewest bytes.
-        seeds: (N,) int64 on the device of the images, one a sample and epoch, as `sample_seeds` makes them.
+        x_NCHW: (N, C, H, W), any dtype; uint8 before normalization moves the fewest bytes.
+        seeds: (N,) int64 on the device of the images, one per sample and epoch, as `sample_seeds` makes them.
         padding: largest shift, pixels, at least 0 and below H and W; 4 for 32 x 32 is usual.
         border: what a shift uncovers: the mirror image of what lies inside, or `value`.
         flip: False where left and right matter.
-        cutout: side of the square that is set to `value`, pixels, 0 for none; its centre is uniform over
+        cutout: side of the square that is set to `value`, pixels, 0 for none; its center is uniform over
             the image, and what lies outside is cut off. 16 for CIFAR-10, 8 for CIFAR-100 in the paper.
         value: one number, or a 0-d or (C,) tensor on the device. In the paper the mean of the data, which is
-            0 after normalisation.
+            0 after normalization.
 
     Returns:
         (N, C, H, W) of the dtype and on the device of the images, channels_last in memory.
@@ -104,7 +104,7 @@ def _check(x_NCHW: Tensor, seeds: Tensor, padding: int, border: str, cutout: int
 
 
 def _integers(seeds: Tensor, stream: int, below: int) -> Tensor:
-    """One number a sample in [0, below), for each stream another one."""
+    """One number per sample in [0, below), for each stream another one."""
     start = _mix(_mix(stream) ^ _GAMMA)
     bits = (seeds + 1) * _signed(_GAMMA) + _signed(start)  # wraps modulo 2**64, as it should
     bits = (bits ^ _shift(bits, 30)) * _signed(_MIX_1)
@@ -114,7 +114,7 @@ def _integers(seeds: Tensor, stream: int, below: int) -> Tensor:
 
 
 def _mix(value: int) -> int:
-    """The finaliser, as `_integers` has it for tensors."""
+    """The finalizer, as `_integers` has it for tensors."""
     value = (value ^ value >> 30) * _MIX_1 & 0xFFFFFFFFFFFFFFFF
     value = (value ^ value >> 27) * _MIX_2 & 0xFFFFFFFFFFFFFFFF
     return value ^ value >> 31
@@ -137,8 +137,8 @@ def _outside(places: Tensor, length: int) -> Tensor:
     return (places < 0) | (places >= length)
 
 
-def _near(places: Tensor, centres: Tensor, side: int) -> Tensor:
-    start = (centres - side // 2)[:, None]
+def _near(places: Tensor, centers: Tensor, side: int) -> Tensor:
+    start = (centers - side // 2)[:, None]
     return (places >= start) & (places < start + side)
 
 

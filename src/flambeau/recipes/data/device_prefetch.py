@@ -1,4 +1,4 @@
-"""Copy the next batches to the device while the present one is computed.
+"""Copy the next batches to the device while the current one is computed.
 
 在计算当前批次的同时，把后续批次复制到设备上。
 

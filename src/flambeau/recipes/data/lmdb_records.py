@@ -7,7 +7,7 @@ pages, whose leaves hold the keys in the order of their bytes and the values, or
 the pages that hold nothing else. Not read through the library, which maps the file: a file cut short then
 kills the process (SIGBUS), damage goes unseen, and one process cannot open the same file twice.
 
-Not for files that someone writes to meanwhile, for named databases or several values a key, or where
+Not for files that someone writes to meanwhile, for named databases or several values per key, or where
 damage inside a value must be found: the format has no checksum (TFRecord has).
 """
 
@@ -130,7 +130,7 @@ class LMDBReader:
     def _open(self) -> tuple[int, ...]:
         """Flags, depth, number of keys, root and transaction of the newer of the two meta pages."""
         self._file = self.path.open("rb", buffering=0)
-        weakref.finalize(self, self._file.close)  # a data set is rarely closed by hand
+        weakref.finalize(self, self._file.close)  # a data set is rarely closed explicitly
         self._lock = threading.Lock()
         self._size = os.fstat(self._file.fileno()).st_size
         at, found = 0, []
@@ -152,7 +152,7 @@ class LMDBReader:
     def _walk(self) -> LMDBIndex:
         flags, depth, count, root, _ = self._meta
         if flags & 0x7F:
-            raise self._error(0, "several values a key, or keys not in the order of their bytes")
+            raise self._error(0, "several values per key, or keys not in the order of their bytes")
         keys: list[bytes] = []
         starts, sizes = array("Q"), array("Q")
         todo = [] if root == _NONE else [(root, depth)]

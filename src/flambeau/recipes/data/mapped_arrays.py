@@ -198,7 +198,7 @@ def write_npy(
 
 
 def member_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
-    """Where the data of a member of a zip file starts: its own header, not the central one, tells.
+    """Where the data of a member of a zip file starts: its own header, not the central one, says so.
 
     Args:
         file: the zip file, open for reading bytes.
@@ -223,35 +223,28 @@ def member_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
     return info.header_offset + 30 + int(name) + int(extra)
 
 
-def _map(file: IO[bytes]) -> mmap.mmap:
-    if os.fstat(file.fileno()).st_size == 0:
-        raise ValueError(f"{file.name} is empty")
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    # Writable, though only in this process: torch warns of read-only memory, and a write to it would crash.
-    return mmap.mmap(
-        file.fileno(), 0, mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-    )
+def npy_header(file: IO[bytes], start: int, where: str) -> tuple[str, bool, tuple[int, ...], int]:
+    """What stands before the data of an .npy array.
 
+    Args:
+        file: one that holds it, open for reading bytes.
+        start: byte where the array begins, 0 but for a member of an .npz.
+        where: what to call it in a message.
 
-def _tensor(file: IO[bytes], start: int, memory: mmap.mmap, where: str) -> Tensor:
-    """The .npy array from a byte of a file on."""
-    descr, column_major, shape, offset = _read_header(file, start, where)
-    dtype = _DTYPES.get(descr[1:])
-    if dtype is None:
-        raise TypeError(f"{where} has type {descr!r}, which torch lacks")
-    if dtype.itemsize > 1 and descr[0] != _NATIVE:
-        raise ValueError(f"{where} has type {descr!r}, of the byte order of another machine")
-    end = offset + math.prod(shape) * dtype.itemsize
-    if end > len(memory):
-        raise ValueError(f"{where} is cut short: it ends at byte {end}, the file at {len(memory)}")
-    if column_major:
-        return _view(memory, dtype, offset, shape[::-1]).permute(*range(len(shape) - 1, -1, -1))
-    return _view(memory, dtype, offset, shape)
+    Returns:
+        Its type as NumPy writes it, such as '<f4'; whether it is column-major; its shape; and the byte where
+        its data start.
 
+    Raises:
+        ValueError: no .npy array, or a damaged one.
 
-def _read_header(file: IO[bytes], start: int, where: str) -> tuple[str, bool, tuple[int, ...], int]:
-    """Type, column-major, shape, and where the data starts."""
+    Example:
+        >>> import io, numpy
+        >>> file = io.BytesIO()
+        >>> numpy.save(file, numpy.zeros((2, 3), "<f4"))
+        >>> npy_header(file, 0, "zeros")
+        ('<f4', False, (2, 3), 128)
+    """
     file.seek(start)
     head = file.read(12)
     if head[:7] not in (_MAGIC + b"\1", _MAGIC + b"\2") or len(head) < 12:
@@ -271,9 +264,36 @@ def _read_header(file: IO[bytes], start: int, where: str) -> tuple[str, bool, tu
     raise ValueError(f"{where} is damaged: {reason}")
 
 
+def _map(file: IO[bytes]) -> mmap.mmap:
+    if os.fstat(file.fileno()).st_size == 0:
+        raise ValueError(f"{file.name} is empty")
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    # Writable, though only in this process: torch warns of read-only memory, and a write to it would crash.
+    return mmap.mmap(
+        file.fileno(), 0, mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+    )
+
+
+def _tensor(file: IO[bytes], start: int, memory: mmap.mmap, where: str) -> Tensor:
+    """The .npy array from a byte of a file on."""
+    descr, column_major, shape, offset = npy_header(file, start, where)
+    dtype = _DTYPES.get(descr[1:])
+    if dtype is None:
+        raise TypeError(f"{where} has type {descr!r}, which torch lacks")
+    if dtype.itemsize > 1 and descr[0] != _NATIVE:
+        raise ValueError(f"{where} has type {descr!r}, of the byte order of another machine")
+    end = offset + math.prod(shape) * dtype.itemsize
+    if end > len(memory):
+        raise ValueError(f"{where} is cut short: it ends at byte {end}, the file at {len(memory)}")
+    if column_major:
+        return _view(memory, dtype, offset, shape[::-1]).permute(*range(len(shape) - 1, -1, -1))
+    return _view(memory, dtype, offset, shape)
+
+
 def _view(memory: mmap.mmap, dtype: torch.dtype, offset: int, shape: tuple[int, ...]) -> Tensor:
     count = math.prod(shape)
-    if count == 0:  # frombuffer wants at least one item
+    if count == 0:  # frombuffer needs at least one item
         return torch.empty(shape, dtype=dtype, device="cpu")
     if offset % dtype.itemsize:
         data = memory[offset : offset + count * dtype.itemsize]

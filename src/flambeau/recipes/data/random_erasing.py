@@ -3,7 +3,7 @@
 随机擦除：把批次中部分图像的一个随机矩形区域覆盖掉。
 
 Source: Zhong et al., "Random erasing data augmentation", AAAI 2020, algorithm 1 (arXiv:1708.04896), with
-the distribution of torchvision's RandomErasing; the hash is SplitMix64's finaliser (OOPSLA 2014).
+the distribution of torchvision's RandomErasing; the hash is SplitMix64's finalizer (OOPSLA 2014).
 
 Not for images whose object is small, nor beside cutmix, which already hides a rectangle. Not for evaluation.
 """
@@ -34,7 +34,7 @@ def random_erasing(
     """Overwrite one rectangle in each image with the given probability.
 
     Its area is uniform, its aspect ratio log-uniform, its place uniform, all for each image by itself.
-    Nothing waits for the device. Erase after normalisation: then 0 is the mean of the data.
+    Nothing waits for the device. Erase after normalization: then 0 is the mean of the data.
 
     Args:
         x_NCHW: (N, C, H, W), any dtype.
@@ -115,7 +115,7 @@ def _with_noise(x_NCHW: Tensor, box: Tensor, bits: Tensor) -> Tensor:
         places = torch.arange(x_NCHW[0].numel(), device=x_NCHW.device)
         noise = _normal(_numbered(bits[:, None], places)).view_as(x_NCHW)
         return torch.where(box, noise.to(x_NCHW.dtype), x_NCHW)
-    # The same numbers, made only where they are written: here, looking where that is waits for nothing.
+    # The same numbers, made only where they are written: here, finding out where that is does not wait.
     result, box = x_NCHW.clone(), box.expand_as(x_NCHW)
     images, places = box.flatten(1).nonzero().unbind(1)
     result[box] = _normal(_numbered(bits[images], places)).to(x_NCHW.dtype)

@@ -3,7 +3,7 @@
 样本顺序与逐样本种子：只由 (seed, epoch, index) 决定的纯函数。
 
 Source: SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014,
-the finaliser of section 5 with the constants of `mix64variant13`.
+the finalizer of section 5 with the constants of `mix64variant13`.
 A permutation is the order of 64-bit hashes, so it is defined by integer arithmetic alone: the same on every
 version of torch, every device, every number of workers and every rank, and resuming needs one integer.
 
@@ -46,7 +46,7 @@ def sample_order(length: int, *, seed: int, epoch: int) -> Tensor:
 
 
 def sample_seeds(indices: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """One seed a sample, for whatever is random about it in this epoch.
+    """One seed per sample, for whatever is random about it in this epoch.
 
     Args:
         indices: int64 of any shape, positions in the dataset.
@@ -67,12 +67,12 @@ def sample_seeds(indices: Tensor, *, seed: int, epoch: int) -> Tensor:
     if indices.dtype != torch.int64:
         raise TypeError(f"indices must be int64, got {indices.dtype}")
     stream = mix(mix(seed) ^ (epoch + 1) * _GAMMA)
-    # int64 arithmetic wraps modulo 2**64, as the algorithm wants.
+    # int64 arithmetic wraps modulo 2**64, as the algorithm requires.
     return _mix_tensor((indices + 1) * _signed(_GAMMA) + _signed(stream))
 
 
 def mix(value: int) -> int:
-    """SplitMix64's finaliser: a bijection of the 64-bit integers in which every bit moves every bit.
+    """SplitMix64's finalizer: a bijection of the 64-bit integers in which every bit moves every bit.
 
     Args:
         value: any integer; only its low 64 bits count.

@@ -233,7 +233,7 @@ def uniform(count: int, *, seed: int, epoch: int) -> Tensor:
 
 
 def _mix(value: Tensor) -> Tensor:
-    """SplitMix64's finaliser; int64 arithmetic wraps modulo 2**64, as it wants."""
+    """SplitMix64's finalizer; int64 arithmetic wraps modulo 2**64, as it requires."""
     value = (value ^ (value >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
     return value ^ (value >> 31 & (1 << 33) - 1)

@@ -350,8 +350,8 @@ class ShardWriter:
 
     Args:
         pattern: path with a place for the number, from 0: train-%06d.tar.
-        max_count: samples a shard.
-        max_bytes: bytes a shard, but for a single sample that is larger.
+        max_count: samples per shard.
+        max_bytes: bytes per shard, except for a single sample that is larger.
 
     Attributes:
         paths: of the shards begun, the last one maybe not finished yet.

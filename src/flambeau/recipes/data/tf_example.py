@@ -30,7 +30,7 @@ _Field = tuple[int, int, int, int, int]
 
 
 def parse_example(record: BytesLike) -> dict[str, list[bytes] | Tensor]:
-    """The features of a serialised Example, in the order in which they are stored.
+    """The features of a serialized Example, in the order in which they are stored.
 
     Args:
         record: bytes-like.
@@ -62,7 +62,7 @@ def parse_example(record: BytesLike) -> dict[str, list[bytes] | Tensor]:
 
 
 def build_example(features: Mapping[str, Any]) -> bytes:
-    """A serialised Example.
+    """A serialized Example.
 
     Args:
         features: by name a value, or an iterable of values of one kind: bytes-like; int or bool, of 64 bits;
@@ -109,7 +109,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
-    """The fields of the message in data[at:end]; groups are passed over."""
+    """The fields of the message in data[at:end]; groups are skipped."""
     groups: list[int] = []
     while at < end:
         begin = at

@@ -119,7 +119,7 @@ class TFRecordReader:
 
     def _open(self) -> None:
         self._file = self.path.open("rb", buffering=0)
-        weakref.finalize(self, self._file.close)  # a data set is rarely closed by hand
+        weakref.finalize(self, self._file.close)  # a data set is rarely closed explicitly
         self._size = os.fstat(self._file.fileno()).st_size
         self._lock = threading.Lock()
 

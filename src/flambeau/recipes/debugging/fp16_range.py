@@ -114,7 +114,7 @@ class _Watch(TorchDispatchMode):
         )
         result = operation(*args, **(kwargs or {}))
         if not operation.is_view and "empty" not in name:
-            # Of a normalisation the first is what goes on, the others are statistics in float32.
+            # Of a normalization the first is what goes on, the others are statistics in float32.
             shown = result[0] if "_norm." in name and isinstance(result, tuple) else result
             for tensor in _floating(shown):
                 if tensor.numel():

@@ -97,7 +97,7 @@ def _versions(*inputs: Any) -> list[int]:
 class _OnCopies:
     """Around a recomputation: it changes copies of the buffers, so that they are updated once per step.
 
-    All buffers, since nothing tells which are changed: batch_norm leaves their version counters alone.
+    All buffers, since nothing shows which are changed: batch_norm leaves their version counters alone.
     May be entered again: a graph that is retained recomputes in each backward pass.
     """
 
@@ -194,7 +194,7 @@ def checkpoint_segments(model: nn.Sequential, *, num_segments: int | None = None
 
     Raises:
         TypeError: no Sequential, or one with a forward pass of its own.
-        ValueError: a number of segments outside of the range; later, a segment that changes its input.
+        ValueError: a number of segments outside the range; later, a segment that changes its input.
 
     Example:
         >>> model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)))

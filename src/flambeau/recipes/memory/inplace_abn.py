@@ -3,7 +3,7 @@
 BatchNorm 与 leaky ReLU 合为一层，反向传播只保存其输出。
 
 Source: Rota Bulò et al., "In-place activated BatchNorm for memory-optimized training of DNNs", CVPR 2018,
-section 3 (arXiv:1712.02616); of its two variants the one that recovers the normalised input.
+section 3 (arXiv:1712.02616); of its two variants the one that recovers the normalized input.
 
 Not for ReLU, which cannot be inverted, not for second derivatives, and not where a scale is meant to
 be 0; in half precision the gradient of the scale is coarse.
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_MIN_SCALE = 1e-4  # chosen: float32 then recovers the normalised input to about 1e-3
+_MIN_SCALE = 1e-4  # chosen: float32 then recovers the normalized input to about 1e-3
 
 
 class InPlaceABN(nn.Module):
@@ -127,7 +127,7 @@ class _ABN(torch.autograd.Function):
         grad_z = torch.where(negative, grad * ctx.slope, grad)
         x_hat = torch.where(negative, y_wide / ctx.slope, y_wide)
         x_hat.sub_(beta.view(shape)).div_(scale.view(shape))
-        # BatchNorm of the normalised input: mean 0 and deviation 1; dx lacks the true deviation then.
+        # BatchNorm of the normalized input: mean 0 and deviation 1; dx lacks the true deviation then.
         zero, one = torch.zeros_like(invstd), torch.ones_like(invstd)
         grad_x, grad_gamma, grad_beta = torch.ops.aten.native_batch_norm_backward(
             grad_z, x_hat, scale, zero, one, zero, one, ctx.training, 0.0, [True, True, True]
@@ -253,7 +253,7 @@ def _results(model: nn.Module, inputs: list[Any]) -> list[Tensor]:
     wanted = [*model.parameters(), *(v for v in leaves if isinstance(v, Tensor))]
     wanted = [t for t in wanted if t.requires_grad]
     roots = [out for out in outputs if out.requires_grad]
-    # Uneven weights: the plain sum of a normalised output has no gradient.
+    # Uneven weights: the plain sum of a normalized output has no gradient.
     weights = [
         torch.arange(r.numel(), device=r.device).view(r.shape).cos().to(r.dtype) for r in roots
     ]

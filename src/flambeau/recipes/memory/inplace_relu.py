@@ -1,11 +1,11 @@
-"""Make ReLUs work in place, but only where outputs and gradients are proved to stay the same.
+"""Make ReLUs work in place, but only where outputs and gradients are proven to stay the same.
 
 让 ReLU 就地计算，但只在证明输出与梯度都不变的地方启用。
 
 Source: own; what each activation keeps was measured (torch 2.11 and 2.15).
 
 Not for activations called as functions (F.relu), which no module's flag reaches, and not for a model
-whose path through its layers depends on the data: only the path of the example is proved.
+whose path through its layers depends on the data: only the path of the example is proven.
 """
 
 import copy
@@ -162,7 +162,7 @@ def _run(model: nn.Module, example: Sequence[Any]) -> list[Tensor]:
     leaves = [t for t in [*model.parameters(), *inputs] if isinstance(t, Tensor)]
     leaves = [t for t in leaves if t.requires_grad]
     roots = [out for out in outputs if out.requires_grad]
-    # Uneven weights: the plain sum of a normalised output has no gradient.
+    # Uneven weights: the plain sum of a normalized output has no gradient.
     weights = [torch.arange(out.numel(), device=out.device).cos().view(out.shape) for out in roots]
     grads = torch.autograd.grad(
         roots, leaves, [w.to(out.dtype) for w, out in zip(weights, roots, strict=True)], allow_unused=True

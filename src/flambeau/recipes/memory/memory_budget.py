@@ -412,7 +412,7 @@ def fit_memory_budget(
     Args:
         model: on its device, in the mode it trains in, and not recomputing yet.
         batch: the positional arguments of the model: a real batch, of the largest size.
-        blocks: module names as in a shell, `*` crosses dots: ['layer*.*']. Of modules inside of each other
+        blocks: module names as in a shell, `*` crosses dots: ['layer*.*']. Of modules inside each other
             the outermost is taken.
         budget_bytes: of a whole step.
         recompute: called as `recompute(model, *names)`, it lets the modules of these names recompute; it

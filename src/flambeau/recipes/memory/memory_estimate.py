@@ -5,7 +5,7 @@
 Source: none; two steps run on tensors without data (torch's FakeTensorMode) while every storage is counted.
 
 Not for models whose forward pass depends on values of its input (`.item()`, boolean masks), and not for the
-scratch space inside of a kernel, the CUDA context (0.3 to 0.5 GB) or the allocator's fragments.
+scratch space inside a kernel, the CUDA context (0.3 to 0.5 GB) or the allocator's fragments.
 """
 
 import copy

@@ -1,1 +1,1 @@
-"""Networks, initialisation and parameter groups."""
+"""Networks, initialization and parameter groups."""

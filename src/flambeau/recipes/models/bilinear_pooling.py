@@ -5,7 +5,7 @@
 Source: Lin et al., "Bilinear CNN models for fine-grained visual recognition", ICCV 2015, section 3
 (arXiv:1504.07889): outer product, sum over places, signed square root, L2 norm.
 
-Not for many channels: 512 give 262,144 features an image, and a linear head on them for 200 classes has
+Not for many channels: 512 give 262,144 features per image, and a linear head on them for 200 classes has
 52 million weights; reduce the channels by a 1x1 convolution first.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 
 def bilinear_pooling(x: Tensor, y: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
-    """The normalised mean over all places of the outer product of two feature vectors.
+    """The normalized mean over all places of the outer product of two feature vectors.
 
     z = mean of x y^T over the places; then z / sqrt(|z| + eps), which is sign(z) * sqrt(|z|) for |z| far
     above eps, continuous, and has a finite slope at 0; then division by the L2 norm.

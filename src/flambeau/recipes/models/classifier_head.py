@@ -62,10 +62,10 @@ def find_head(model: nn.Module) -> Head:
 
 
 def replace_head(model: nn.Module, num_classes: int, *, head: str | None = None) -> Head:
-    """Put a new, randomly initialised head in the place of the old one, on its device and in its dtype.
+    """Put a new, randomly initialized head in the place of the old one, on its device and in its dtype.
 
     A model with timm's `reset_classifier()` does it itself. Elsewhere the new layer is of the same kind, with
-    torch's default initialisation and a bias if the old one had one; auxiliary heads are replaced too, and an
+    torch's default initialization and a bias if the old one had one; auxiliary heads are replaced too, and an
     attribute `num_classes` or `num_labels` of the modules around follows. The new parameters are trainable,
     also in a frozen model, and exist from now on: make the optimizer afterwards.
 

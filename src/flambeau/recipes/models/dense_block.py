@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 class DenseBlock(nn.ModuleDict):
     """Layers that each see the output of all before them: BN-ReLU-1x1-BN-ReLU-3x3, then concatenation.
 
-    Plain, layer i keeps its concatenated and its normalised input, so that the memory of L layers grows with
+    Plain, layer i keeps its concatenated and its normalized input, so that the memory of L layers grows with
     L squared. Here both are made again, one layer at a time: it grows with L. The statistics of BatchNorm are
     computed and updated once. Names and shapes are those of torchvision's blocks, so their weights load.
 
@@ -156,7 +156,7 @@ class _CatNormReluConv(torch.autograd.Function):
         gamma, beta, kernel, mean, invstd, *features = ctx.saved_tensors
         training, eps = ctx.training, ctx.eps
         joined = torch.cat(features, 1)
-        # Normalised by the numbers of the forward pass, which does not touch the running ones.
+        # Normalized by the numbers of the forward pass, which does not touch the running ones.
         var = invstd.square().reciprocal()
         z = torch.native_batch_norm(joined, gamma, beta, mean, var, False, 0.0, 0.0)[0].relu_()
         # Under autocast the convolution ran in another type than its weight is kept in.

@@ -38,7 +38,7 @@ class Frozen(NamedTuple):
 def freeze(model: nn.Module, patterns: Collection[str], *, but: Collection[str] = ()) -> Frozen:
     """Take what matches out of training: no gradient, and no update of running statistics.
 
-    A norm layer with running statistics (BatchNorm) inside of a matched module, or with all of its own
+    A norm layer with running statistics (BatchNorm) inside a matched module, or with all of its own
     parameters frozen, goes into eval mode, and stays there whoever calls `train()` on the model. Dropout in
     frozen parts goes on. Old gradients are dropped, so that no optimizer still applies one.
 

@@ -6,7 +6,7 @@ Source: Clark et al., "ELECTRA", ICLR 2020, appendix B, and Bao et al., "BEiT", 
 decay^k, k layers below the head); timm's models say themselves where their layers begin (`group_matcher`).
 
 Not for schedulers that multiply by a group's `lr_scale` (timm's own): here `lr` holds the scaled rate, which
-torch's schedulers and any `initial_lr * multiplier` keep in proportion (OneCycleLR wants a list of `max_lr`).
+torch's schedulers and any `initial_lr * multiplier` keep in proportion (OneCycleLR needs a list of `max_lr`).
 """
 
 from collections import Counter
@@ -125,7 +125,7 @@ def group_table(groups: Iterable[Mapping[str, Any]], model: nn.Module) -> str:
         groups: of an optimizer (`optimizer.param_groups`) or for one; model: whose names count.
 
     Returns:
-        One line a group; then the trainable parameters that no optimizer would change, if there are any.
+        One line per group; then the trainable parameters that no optimizer would change, if there are any.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))

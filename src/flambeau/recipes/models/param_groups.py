@@ -5,7 +5,7 @@
 Source: He et al., "Bag of tricks for image classification with convolutional neural networks", CVPR 2019,
 section 3.1 (no decay on biases and norms), with the `no_weight_decay()` convention of timm's models.
 
-Not for optimizers that need more than a decay per group (Muon wants matrices apart from the rest).
+Not for optimizers that need more than a decay per group (Muon needs matrices apart from the rest).
 """
 
 from collections.abc import Collection, Iterator
@@ -27,7 +27,7 @@ def param_groups(
     Frozen parameters (`requires_grad` False) are left out: set them before.
 
     Args:
-        model: any module with initialised parameters.
+        model: any module with initialized parameters.
         weight_decay: at least 0, for the first group.
         no_decay: patterns as in a shell ('*embed*'), compared with whole parameter names, case included.
 

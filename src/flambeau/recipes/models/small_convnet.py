@@ -2,7 +2,7 @@
 
 面向小图像的小型残差网络，用几个 CPU 核即可快速训练。
 
-Source: own; residual blocks after He et al., "Deep residual learning", CVPR 2016, initialisation after
+Source: own; residual blocks after He et al., "Deep residual learning", CVPR 2016, initialization after
 He et al., "Delving deep into rectifiers", ICCV 2015, section 2.2.
 
 Not for photographs: from about 100 px on, a network that shrinks its input sooner (ResNet) is cheaper.
@@ -18,7 +18,7 @@ class SmallConvNet(nn.Module):
     """A 3x3 stem and three stages of max-pooling and one residual block, then the mean over all pixels.
 
     Seven 3x3 convolutions of `width`, 2 `width` and 4 `width` channels and two 1x1 projections, each with
-    batch normalisation: 308,074 parameters for one channel and ten classes at width 32. They grow with
+    batch normalization: 308,074 parameters for one channel and ten classes at width 32. They grow with
     the square of the width, all but those of stem and head.
 
     Args:
@@ -64,7 +64,7 @@ class SmallConvNet(nn.Module):
         """Logits of shape (N, num_classes).
 
         Args:
-            x_NCHW: floating, normalised, H and W at least 8, in any memory format.
+            x_NCHW: floating, normalized, H and W at least 8, in any memory format.
 
         Raises:
             ValueError: smaller images.
@@ -96,7 +96,7 @@ class _Stage(nn.Module):
 
 def _conv(in_channels: int, channels: int, *, kernel: int) -> nn.Sequential:
     return nn.Sequential(
-        # No bias: the normalisation would subtract it again.
+        # No bias: the normalization would subtract it again.
         nn.Conv2d(in_channels, channels, kernel, padding=kernel // 2, bias=False),
         nn.BatchNorm2d(channels),
     )

@@ -34,7 +34,7 @@ def run_ranks(
     """Call `work()` in `world_size` new processes, and return what each of them has returned.
 
     Each finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment,
-    and joins a process group itself, if it wants one. It computes with one thread where OMP_NUM_THREADS does
+    and joins a process group itself, if it needs one. It computes with one thread where OMP_NUM_THREADS does
     not say otherwise, as under torchrun.
 
     Args:

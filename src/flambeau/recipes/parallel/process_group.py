@@ -189,7 +189,7 @@ def _join(place: Place, device: torch.device, timeout_s: float) -> None:
 
 
 def _abandon() -> None:
-    """Let go of the group after an error: a collective under way may wait for peers that never come.
+    """Drop the group after an error: a collective under way may wait for peers that never come.
 
     Destroying a group of gloo, even at the exit of Python, waits for it until the timeout, while the peers
     wait for this process to die. So NCCL is aborted, and one reference to the group is never given back.

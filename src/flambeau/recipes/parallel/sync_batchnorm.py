@@ -60,7 +60,7 @@ class SyncBatchNorm(_BatchNorm):
         """None: all batches count. False: this rank's is a stand-in that does not; True: another's may be."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (N, C, ...); the result has its shape, dtype, device and memory format."""
+        """Normalize (N, C, ...); the result has its shape, dtype, device and memory format."""
         if not self.training or (group := self._group()) is None:
             return super().forward(input)
         # The class that this layer was converted from may add an activation and more: it runs as it is, but
@@ -70,12 +70,12 @@ class SyncBatchNorm(_BatchNorm):
         if not intercept.met:
             raise TypeError(
                 f"{self._original} does not call torch.nn.functional.batch_norm, so its statistics cannot "
-                "be synchronised: do not convert it"
+                "be synchronized: do not convert it"
             )
         return output
 
     def _group(self) -> dist.ProcessGroup | None:
-        """The ranks to synchronise with, None if there are no others."""
+        """The ranks to synchronize with, None if there are no others."""
         if not dist.is_available() or not dist.is_initialized():
             return None
         group = self.process_group or dist.group.WORLD
@@ -262,7 +262,7 @@ class _Normalise(Function):
         shift = mean.to(dtype)
         rest = shift - mean  # what float32 rounds away
         centred = x - shift.view(shape)
-        # (2, C): of dy, and of dy times the normalised x
+        # (2, C): of dy, and of dy times the normalized x
         sums = torch.stack([dy.sum(dims, dtype=dtype), (dy * centred).sum(dims)]).double()
         sums[1] = (sums[1] + rest * sums[0]) * invstd
         dx = None

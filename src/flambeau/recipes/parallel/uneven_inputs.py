@@ -4,9 +4,9 @@
 
 Source: own; the mean over all samples is the sum over ranks of (their share of the samples) times their mean.
 
-A rank that has run out of batches goes on with its last one, at weight 0, so that every collective of DDP
+A rank that has run out of batches repeats its last one, at weight 0, so that every collective of DDP
 finds its peers. The weights are known before the first step: no step costs an additional message.
-torch's Join sends one a step instead, needs no sizes, and weighs ranks, not samples.
+torch's Join sends one per step instead, needs no sizes, and weighs ranks, not samples.
 
 Not for streams of unknown length. BatchNorm sees the repeated batch, too.
 """
@@ -25,7 +25,7 @@ def even_steps(
 ) -> Iterator[tuple[_Batch, float]]:
     """Go through this rank's batches in as many steps as the rank with the most of them needs.
 
-    All ranks of the group must call it, once an epoch, and take all steps. With `(loss * weight).backward()`
+    All ranks of the group must call it, once per epoch, and take all steps. With `(loss * weight).backward()`
     under DDP the gradient of step k is that of the mean loss over the samples of all ranks' k-th batches.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a run stands on: versions, devices, and how many CPUs this process may really use.
+"""What a run depends on: versions, devices, and how many CPUs this process may really use.
 
 运行环境报告：版本、设备，以及本进程真正可用的 CPU 数量。
 
@@ -75,7 +75,7 @@ def default_device() -> torch.device:
 
 
 def native_bf16(device: torch.device, *, cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether bfloat16 is computed by the hardware of a device, not imitated.
+    """Whether bfloat16 is computed by the hardware of a device, not emulated.
 
     Imitated bfloat16 is slower than float32: up to 11 times on a CPU without AVX-512.
     `torch.cuda.is_bf16_supported()` is True for imitation too.
@@ -131,7 +131,7 @@ def _cpu_quotas(root: Path, memberships: str) -> Iterator[float]:
     for line in memberships.splitlines():
         _, controllers, name = line.split(":", 2)
         inner = PurePosixPath(name.lstrip("/"))
-        # '..' is a cgroup outside of this container's view; then its root is all that can be read.
+        # '..' is a cgroup outside this container's view; then its root is all that can be read.
         parts = () if ".." in inner.parts else inner.parts
         folders = [PurePosixPath(*parts[:depth]) for depth in range(len(parts) + 1)]
         if not controllers:  # version 2

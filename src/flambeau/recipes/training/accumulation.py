@@ -73,7 +73,7 @@ def accumulate_gradients(
 
     Args:
         loss_of: takes the same rows of each tensor and returns their mean loss, 0-d floating.
-        batch_tensors: tensors of one length N, at least 1, in the order that `loss_of` wants.
+        batch_tensors: tensors of one length N, at least 1, in the order that `loss_of` takes.
         micro_batch_size: rows that go through `loss_of` together; from N on it is called once.
         scale: the gradients are multiplied by it, the result is not.
             A loss scale for fp16, 0-d on the device: scaler.scale(torch.ones((), device=...)).

@@ -29,7 +29,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[Any]:
-    """The context of a precision for the forward pass and the loss; backward belongs outside of it.
+    """The context of a precision for the forward pass and the loss; backward belongs outside it.
 
     Example:
         >>> with autocast(torch.device("cpu"), "bf16"):
@@ -112,7 +112,7 @@ class AmpStep:
         self._fused = _skips_in_kernel(optimizer)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context for the forward pass and the loss; backward belongs outside of it."""
+        """The context for the forward pass and the loss; backward belongs outside it."""
         return autocast(self.device, self.precision)
 
     def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:

@@ -90,7 +90,7 @@ def grad_norm(
 
 
 def _groups(source: Tensor | Iterable[Tensor | None]) -> _Groups:
-    """The gradients by device and type: a foreach kernel wants one of each."""
+    """The gradients by device and type: a foreach kernel takes one of each."""
     tensors = [source] if isinstance(source, Tensor) else list(source)
     if not tensors and isinstance(source, Iterator):
         raise ValueError(

@@ -3,7 +3,7 @@
 CutMix：贴上另一张图像的矩形区域，标签按各自的像素数分配。
 
 Source: Yun et al., "CutMix: regularization strategy to train strong classifiers with localizable
-features", ICCV 2019, section 3.2 (arXiv:1905.04899); centre and clipping as in the authors' code.
+features", ICCV 2019, section 3.2 (arXiv:1905.04899); center and clipping as in the authors' code.
 
 Not for targets that belong to places (boxes, masks), for images whose object may fill a corner
 only, nor for evaluation.
@@ -26,7 +26,7 @@ def cutmix(
     """Replace one rectangle of every image by that of another image of the batch.
 
     The rectangle has the shape of the image and the area share 1 - lam, lam one draw of
-    Beta(alpha, alpha) a call; its centre is uniform, and what lies outside is cut off.
+    Beta(alpha, alpha) per call; its center is uniform, and what lies outside is cut off.
     The label of the other image weighs as much as the pixels that are left of the rectangle.
     Nothing waits for the device, whichever of the two the generator lives on.
 
@@ -76,9 +76,9 @@ def _edges(lam: Tensor, height: int, width: int, generator: torch.Generator) -> 
     edges = []
     side = torch.sqrt(1 - lam)
     for length in (height, width):
-        centre = torch.randint(length, (1,), generator=generator, device=generator.device)
+        center = torch.randint(length, (1,), generator=generator, device=generator.device)
         half = (side * (0.5 * length)).long()
-        edges += [centre - half, centre + half]
+        edges += [center - half, center + half]
     return torch.cat(edges)
 
 

@@ -95,7 +95,7 @@ class EMA:
         """Take the model's present weights into the average.
 
         Raises:
-            RuntimeError: inside of `applied()`, where the model holds the average itself.
+            RuntimeError: inside `applied()`, where the model holds the average itself.
 
         Example:
             >>> model = nn.BatchNorm1d(2)
@@ -106,7 +106,7 @@ class EMA:
         """
         if self._is_applied:
             raise RuntimeError(
-                "update() inside of applied() would average the average: leave it first"
+                "update() inside applied() would average the average: leave it first"
             )
         decay = self.decay
         if self.warmup:
@@ -128,7 +128,7 @@ class EMA:
         Whatever happens to the weights inside is undone. Costs a copy of the model on its device.
 
         Raises:
-            RuntimeError: inside of another `applied()`.
+            RuntimeError: inside another `applied()`.
 
         Example:
             >>> model = nn.Linear(1, 1)

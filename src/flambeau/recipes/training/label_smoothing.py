@@ -19,7 +19,7 @@ from torch import Tensor
 Definition = Literal["uniform", "others"]
 Reduction = Literal["mean", "sum", "none"]
 
-# A class that is never there: torch leaves targets of -100 out without a word, here they are errors.
+# A class that is never there: torch leaves targets of -100 out silently, here they are errors.
 _NO_INDEX = -(2**63)
 
 

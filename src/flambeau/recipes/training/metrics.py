@@ -41,7 +41,7 @@ class MeanOnDevice:
         """Count a batch.
 
         Args:
-            values: (N,) of any real dtype or bool, one a sample; or 0-d, their mean. On the device.
+            values: (N,) of any real dtype or bool, one per sample; or 0-d, their mean. On the device.
             num_samples: how many samples a 0-d mean stands for, at least 1; not with (N,).
 
         Raises:

@@ -68,7 +68,7 @@ def _check(images: Tensor, alpha: float, generator: torch.Generator) -> None:
     if not images.dtype.is_floating_point:
         raise TypeError(
             f"images must be floating, got {images.dtype}: blending rounds integers; "
-            "normalise first, mix then"
+            "normalize first, mix then"
         )
     if alpha != 0 and not _MIN_ALPHA <= alpha <= _MAX_ALPHA:
         raise ValueError(f"alpha must be 0 or in [{_MIN_ALPHA:g}, {_MAX_ALPHA:g}], got {alpha}")

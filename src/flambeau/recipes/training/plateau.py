@@ -23,7 +23,7 @@ class ReduceOnPlateau:
     Args:
         mode: 'min' for a loss, 'max' for an accuracy.
         factor: in (0, 1).
-        patience: measurements without improvement that are put up with, at least 0; the next one reduces.
+        patience: measurements without improvement that are tolerated, at least 0; the next one reduces.
         cooldown: measurements after a reduction that are not counted, at least 0.
         threshold: by how much a metric must be better to count, at least 0.
         threshold_mode: 'rel' for a share of the best value, 'abs' for a difference.
@@ -86,12 +86,12 @@ class ReduceOnPlateau:
             The multiplier from now on.
 
         Raises:
-            ValueError: it is NaN: a lower rate does not mend a broken model, so nothing is counted.
+            ValueError: it is NaN: a lower rate does not fix a broken model, so nothing is counted.
         """
         value = float(metric)
         if math.isnan(value):
             raise ValueError(
-                "the metric is NaN: a lower rate would not mend that; find out where it comes from"
+                "the metric is NaN: a lower rate would not fix that; find out where it comes from"
             )
         if self._is_better(value):
             self.best, self.num_bad = value, 0

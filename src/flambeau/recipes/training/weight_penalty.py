@@ -24,7 +24,7 @@ def penalized_parameters(
     """The trainable parameters that a penalty should act on, each once.
 
     Args:
-        model: any module with initialised parameters.
+        model: any module with initialized parameters.
         patterns: as in a shell ('*.conv?.weight'), compared with whole parameter names, case included.
             None takes the matrices and kernels: no bias, no parameter of fewer than two dimensions, none of
             a LayerNorm or RMSNorm.

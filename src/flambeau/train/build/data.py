@@ -96,7 +96,7 @@ def reopen_data(settings: ResolvedSettings, facts_path: Path) -> tuple[Source, S
 
 
 def check_unchanged(facts: DataFacts, train: Source, val: Source, *, model: str) -> None:
-    """Refuse to go on with a run on other data than it was started with.
+    """Refuse to continue a run on other data than it was started with.
 
     Raises:
         InputError: something is different.

@@ -97,7 +97,7 @@ def _image_size(same_size: tuple[int, int] | None, shorter_side: int) -> int:
 
 
 def _batch_size(num_samples: int, accumulate: int, *, small: bool) -> int:
-    """128 for small images, else 64, or the power of two that gives eight steps an epoch. Chosen.
+    """128 for small images, else 64, or the power of two that gives eight steps per epoch. Chosen.
 
     A bit more where an epoch would end with a batch of one image: BatchNorm learns nothing from one.
     """

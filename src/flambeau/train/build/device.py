@@ -27,7 +27,7 @@ def pick_device(name: str) -> torch.device:
             torch.zeros(1, device=device).item()  # which 'meta' has not
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
-            raise InputError(f"device = {name!r} is not to be had here: {reason}") from error
+            raise InputError(f"device = {name!r} is not available here: {reason}") from error
     if device.type == "cuda":
         gpus = 1 if device.index is not None else torch.cuda.device_count()
         if local_world() > gpus:

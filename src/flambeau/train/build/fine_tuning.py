@@ -18,7 +18,7 @@ from flambeau.train.settings.settings import ResolvedSettings
 from flambeau.train.weights.readers import open_weights, plain_names
 
 BACKBONE = "backbone"
-"""The word for all but the head."""
+"""The value of `--freeze` for everything but the head."""
 
 
 def load_weights(model: nn.Module, path: str) -> str:

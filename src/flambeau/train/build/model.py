@@ -1,4 +1,4 @@
-"""Models by name: timm's, torchvision's, the small one of the house, or a function in a file."""
+"""Models by name: timm's, torchvision's, flambeau's small one, or a function in a file."""
 
 import inspect
 import itertools
@@ -38,7 +38,7 @@ def build_model(
         drop_path: probability of stochastic depth (the deepest block's, where it rises with the depth).
 
     Raises:
-        InputError: an unknown name, a file that does not do, weights that cannot be had, a model without
+        InputError: an unknown name, a file that does not fit, weights that are not available, a model without
             stochastic depth.
     """
     model = _build(name, num_classes, channels, image_size, pretrained, drop_path)
@@ -78,12 +78,12 @@ def _build(
 
 
 def input_channels(name: str, *, grey: bool) -> int:
-    """How many channels the images of a run should have: torchvision's models want three."""
+    """How many channels the images of a run should have: torchvision's models need three."""
     return 1 if grey and not name.startswith("torchvision:") else 3
 
 
 def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], list[float]] | None:
-    """Mean and standard deviation a channel, in [0, 1], that published weights were trained with."""
+    """Mean and standard deviation per channel, in [0, 1], that published weights were trained with."""
     if name.startswith("torchvision:"):
         return [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # ImageNet's, in all of its presets
     import timm
@@ -125,7 +125,7 @@ def _timm(
             raise InputError(_without_effect(drop_path, name)) from error
         if pretrained:
             raise InputError(
-                f"the published weights of '{name}' could not be had: {first_line(error)}; "
+                f"the published weights of '{name}' are not available: {first_line(error)}; "
                 "check the connection, or leave --pretrained out"
             ) from error
         raise InputError(
@@ -150,7 +150,7 @@ def _torchvision(
     extra: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):
         # Without the second classifiers, whose logits would come beside the others in training. Their
-        # published weights expect images normalised in another way, and transform_input does it.
+        # published weights expect images normalized in another way, and transform_input does it.
         extra = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
     if drop_path:
         extra["stochastic_depth_prob"] = drop_path
@@ -166,7 +166,7 @@ def _torchvision(
             weights = get_model_weights(name).DEFAULT.get_state_dict(check_hash=True)
         except (OSError, RuntimeError, AttributeError) as error:
             raise InputError(
-                f"the published weights of 'torchvision:{name}' could not be had: {first_line(error)}; "
+                f"the published weights of 'torchvision:{name}' are not available: {first_line(error)}; "
                 "check the connection, or leave --pretrained out"
             ) from error
         own = model.state_dict()
@@ -265,7 +265,7 @@ def make_model(
 
 
 def normalizer(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """A function from uint8 images (N, C, H, W) to normalised float32 ones, on the device."""
+    """A function from uint8 images (N, C, H, W) to normalized float32 ones, on the device."""
     mean = torch.tensor(facts.mean, device=device).mul_(255).view(1, -1, 1, 1)
     std = torch.tensor(facts.std, device=device).mul_(255).view(1, -1, 1, 1)
 

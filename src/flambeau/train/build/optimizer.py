@@ -62,5 +62,5 @@ def new_optimizer(
     if name == "adagrad":
         return optim.Adagrad(groups, lr=lr, fused=device.type == "cpu")
     extra: dict[str, Any] = {"momentum": momentum} if name == "rmsprop" else {}
-    # On a GPU the step count lies there too: undoing a step that was not finite then waits for nothing.
+    # On a GPU the step count lies there too: undoing a step that was not finite then never waits.
     return _PLAIN[name](groups, lr=lr, capturable=device.type == "cuda", **extra)

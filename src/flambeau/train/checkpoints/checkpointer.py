@@ -139,20 +139,20 @@ class Checkpointer:
     def _failed(
         self, folder: Path, error: OSError | CheckpointDamaged, *, by: str = ""
     ) -> SaveFailed:
-        """What the user is told; `by` names another process, as in 'by rank 2: '."""
+        """The message to the user; `by` names another process, as in 'by rank 2: '."""
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         failure = SaveFailed(
             f"checkpoint {folder} could not be written: {by}{reason}; "
             f"the last good one is {self.last_good or 'none'}.\n"
-            f"{'Free some space' if full else 'Mend the disk'} and run the same command again."
+            f"{'Free some space' if full else 'Repair the disk'} and run the same command again."
         )
         failure.__cause__ = error
         return failure
 
 
 def copies(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state_dict on the CPU, each with memory of its own, as safetensors wants them."""
+    """The tensors of a state_dict on the CPU, each with memory of its own, as safetensors needs them."""
     return {
         name: t.detach().to("cpu", copy=True).contiguous()
         for name, t in tensors.items()
@@ -192,18 +192,6 @@ def restore(folder: Path) -> Restored:
         return restored(read_checkpoint(folder))
     except CheckpointDamaged as error:
         raise InputError(f"{error}; choose another checkpoint") from error
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file.
-
-    Raises:
-        InputError: no such file, or not a whole one.
-    """
-    try:
-        return safetensors.torch.load(path.read_bytes())
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path} cannot be read as safetensors: {error}") from error
 
 
 def _files(snapshot: Snapshot) -> dict[str, bytes]:

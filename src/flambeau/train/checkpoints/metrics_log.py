@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, cut back to the checkpoint that a run goes on from."""
+"""metrics.jsonl: one JSON object per line, cut back to the checkpoint that a run continues from."""
 
 import json
 import math
@@ -37,7 +37,7 @@ class MetricsLog:
         self.size = os.fstat(self._fd).st_size
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
-        """Append one line; numbers that JSON has no word for become null."""
+        """Append one line; numbers that JSON cannot express become null."""
         line = json.dumps(json_numbers(row)).encode() + b"\n"
         done = 0
         try:
@@ -60,7 +60,7 @@ class MetricsLog:
 
 
 def json_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with null for NaN and infinity, for which JSON has no word."""
+    """The row with null for NaN and infinity, which JSON cannot express."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in row.items()

@@ -60,7 +60,7 @@ class RunFolder:
         return None
 
     def claim(self, config: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        """Make the folder or go on with it; from here on no other process may write in it.
+        """Make the folder or continue in it; from here on no other process may write in it.
 
         Args:
             config: of the run, for config.toml.
@@ -85,13 +85,13 @@ class RunFolder:
             write_file(self.config, toml)
 
     def check_same(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """Refuse a configuration under which a resume would not go on with the same run."""
+        """Refuse a configuration under which a resume would not continue the same run."""
         different = differences(stored, config)
         if different:
             more = f" and {len(different) - 3} more" if len(different) > 3 else ""
             raise InputError(
                 f"{self.path} holds a run of another configuration ({'; '.join(different[:3])}{more}).\n"
-                "Give the same settings to go on with it, another folder, or --fresh to set it aside."
+                "Give the same settings to continue it, another folder, or --fresh to set it aside."
             )
 
     def set_aside(self) -> Path | None:

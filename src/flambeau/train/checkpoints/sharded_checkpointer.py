@@ -120,7 +120,7 @@ class ShardedCheckpointer(Checkpointer):
     def _told(
         self, folder: Path, failures: Mapping[int, tuple[BaseException, Any]]
     ) -> BaseException:
-        """What this rank raises for a save that has failed on some: rank 0 alone tells the user."""
+        """What this rank raises for a save that has failed on some: rank 0 alone reports it to the user."""
         rank, (error, _) = min(failures.items())
         if not self._ranks.is_first:
             return FailedElsewhere(f"{type(error).__name__}: {error}")

@@ -11,6 +11,8 @@ from torch.utils.data import Dataset
 from flambeau.data.loading.loader import Loader
 from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.errors import InputError
+from flambeau.parallel.ddp import Replicas
+from flambeau.parallel.gradient_sync import GradientSync, SingleProcess
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout, is_sharded
 from flambeau.recipes.training.amp_step import AmpStep
@@ -130,3 +132,12 @@ def make_state(
         user={**(options.state or {}), **parts.schedule.parts()},
         data_length=parts.loader.length,
     )
+
+
+def share_model(parts: RunParts, options: RunOptions, ranks: Ranks) -> GradientSync:
+    """Let the processes share the model as it is now, from which it will go on; all of them call it."""
+    if parts.shards is not None:
+        return parts.shards[0]
+    if ranks.world > 1:
+        return Replicas(parts.model, ranks, compression=options.compression)
+    return SingleProcess()

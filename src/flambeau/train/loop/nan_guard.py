@@ -21,6 +21,8 @@ ROLLBACKS = 3
 """How often a run goes back before it gives up: then its learning rate is an eighth. Chosen."""
 LR_FACTOR = 0.5
 """What a rollback multiplies the learning rate by. Chosen."""
+SCALE_FLOOR = 2.0**-20
+"""An fp16 loss scale below it: no step has worked for long. Chosen, untested."""
 
 
 class NotFinite(InputError):

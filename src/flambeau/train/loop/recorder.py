@@ -1,12 +1,17 @@
 """What a run writes into its folder and reads from it: metrics, checkpoints, the published weights."""
 
+import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from flambeau.parallel.ranks import Ranks
+from flambeau.parallel.shard_layout import Layout
+from flambeau.recipes.setup.environment import environment
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored
 from flambeau.train.checkpoints.metrics_log import MetricsLog
 from flambeau.train.checkpoints.published_weights import Result, publish
 from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.loop.training_state import TrainingState
 
 
@@ -16,10 +21,9 @@ class Recorder:
     Args:
         folder: of the run.
         state: of the run.
-        saver: of its checkpoints.
         ranks: of the job.
-        all_save: each rank has a part of every checkpoint.
-        exactness: what decides the bits besides a checkpoint, for whoever resumes.
+        layout: of a sharded model, of which each rank saves its pieces; else None.
+        keep: newest checkpoints kept, besides the best.
         say: takes lines for the user.
     """
 
@@ -27,17 +31,33 @@ class Recorder:
         self,
         folder: RunFolder,
         state: TrainingState,
-        saver: Checkpointer,
         *,
         ranks: Ranks,
-        all_save: bool,
-        exactness: Mapping[str, object],
+        layout: Layout | None,
+        keep: int,
         say: Callable[[str], None],
     ) -> None:
-        self.saver = saver
+        self.saver = Checkpointer(folder.checkpoints, keep=keep)
+        self.exactness = {**exactness_facts(state.amp.device), "processes": ranks.world}
+        """What decides the bits besides a checkpoint, for whoever resumes."""
         self._folder, self._state, self._ranks = folder, state, ranks
-        self._all_save, self._exactness, self._say = all_save, exactness, say
+        self._layout, self._keep, self._say = layout, keep, say
         self._metrics_log: MetricsLog | None = None
+
+    def claim(self, identity: Mapping[str, Any], attachments: Mapping[str, bytes]) -> None:
+        """Make the folder, or go on with it; from here on no other process writes there.
+
+        Raises:
+            InputError: a run of another identity, or another process trains there.
+        """
+        report = json.dumps({**environment(), "exactness": self.exactness}, indent=2) + "\n"
+        files = {"environment.json": report.encode(), **attachments}
+        self._ranks.first(lambda: self._folder.claim(identity, files))
+        if self._layout is not None:
+            from flambeau.train.checkpoints.sharded_checkpointer import ShardedCheckpointer
+
+            root = self._folder.checkpoints
+            self.saver = ShardedCheckpointer(root, self._layout, self._ranks, keep=self._keep)
 
     def open_metrics(self, found: Restored | None) -> None:
         """Write lines from here on, behind those that a checkpoint has vouched for."""
@@ -60,26 +80,26 @@ class Recorder:
 
     def save(self) -> None:
         """Copy the state and start writing it as a checkpoint."""
-        if not self._ranks.is_first and not self._all_save:
+        if not self._ranks.is_first and self._layout is None:
             return
         best, metrics_log = self._state.best.step, self._metrics_log
         size = 0 if metrics_log is None else metrics_log.size
         self.saver.save(
             checkpoint_name(self._state.step),
-            self._state.snapshot(metrics_bytes=size, exactness=self._exactness),
+            self._state.snapshot(metrics_bytes=size, exactness=self.exactness),
             best=None if best is None else checkpoint_name(best),
             before=(lambda: None) if metrics_log is None else metrics_log.sync,
         )
 
     def wait_for_all(self) -> None:
         """Return when the checkpoint is on the disk; a failure on rank 0 is one on all."""
-        if self._all_save:
+        if self._layout is not None:
             self.saver.wait()
         self._ranks.first(self.saver.wait)
 
     def newest(self) -> Restored | None:
         """The newest checkpoint that is whole, if there is any; all ranks get the same."""
-        if self._all_save:  # each rank reads its part
+        if self._layout is not None:  # each rank reads its part
             return self.saver.restore_latest(say=self._say)
         return self._ranks.first(lambda: self.saver.restore_latest(say=self._say))
 
@@ -91,6 +111,13 @@ class Recorder:
                 self._folder, self._state.results(), name_of=checkpoint_name, say=self._say
             )
         )
+
+    def why_not_exact(self, found: Restored, *, compression: str) -> list[str]:
+        """What keeps a resume from giving the bits of a run that was never stopped, in words."""
+        reasons = changes(found.meta["exactness"], self.exactness)
+        if self._ranks.world > 1 and compression == "powersgd":
+            reasons.append(POWERSGD_FORGETS)
+        return reasons
 
     def close(self) -> None:
         """Close metrics.jsonl."""

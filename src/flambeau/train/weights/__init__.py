@@ -1,1 +1,1 @@
-"""Weights in files of any kind: read without running them, summarised, written."""
+"""Weights in files of any kind: read without running them, summarized, written."""

@@ -120,13 +120,13 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, mapped where safetensors does so.
 
     Raises:
-        InputError: it is damaged.
+        InputError: it is not there, or damaged.
     """
     try:
         return dict(safetensors.torch.load_file(path))
-    except (ValueError, RuntimeError, KeyError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, safetensors.SafetensorError) as error:
         raise InputError(
-            f"{path} is no whole safetensors file: {error}\n`flambeau verify {path}` says more"
+            f"{path} cannot be read as safetensors: {error}\n`flambeau verify {path}` says more"
         ) from error
 
 

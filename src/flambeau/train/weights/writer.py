@@ -1,13 +1,17 @@
-"""Weights into one new file, whole or not at all, one tensor in memory at a time."""
+"""Weights into one new file, whole or not at all."""
 
 import errno
 import json
-from collections.abc import Callable, Iterator, Mapping
+import os
+import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -16,8 +20,8 @@ from flambeau.recipes.checkpoints import atomic_checkpoint as atomic
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 from flambeau.train.weights.readers import MAX_HEADER, SAFETENSORS_DTYPES, shown
 
-_NAME_OF = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 _PICKLES = (".pth", ".pt", ".bin")
+_ENTRY = 120  # bytes of a header beside a name: type, shape of four sides, two offsets
 _SPREAD = 1 << 30  # bytes; a tensor of more than this, laid over less, is no weight but an attack
 
 
@@ -44,7 +48,7 @@ def write_weights(
     force: bool = False,
     disk: Disk | None = None,
 ) -> Written:
-    """Write tensors into a file, whole or not at all, one tensor in memory at a time (.safetensors).
+    """Write tensors into a file, whole or not at all; what is converted is in memory at once.
 
     Args:
         tensors: by name.
@@ -65,7 +69,7 @@ def write_weights(
     for name, tensor in tensors.items():
         _check(name, tensor, dtype)
     if out.suffix == ".safetensors":
-        size = _write(out, _safetensors(tensors, dtype, source), disk or Disk())
+        size = _save_safetensors(out, tensors, dtype, source, disk or Disk())
     else:
         size = _save(out, tensors, dtype, disk or Disk())
     places = {(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors.values() if t.numel()}
@@ -92,47 +96,37 @@ def _wanted(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 
-def _safetensors(
-    tensors: Mapping[str, Tensor], dtype: torch.dtype | None, source: str
-) -> Iterator[bytes | memoryview]:
-    """The format: length of the header, header in JSON, the tensors one behind the other."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    if source:
-        header["__metadata__"]["source"] = source
-    place = 0
-    wanted = {name: _wanted(tensor, dtype) for name, tensor in tensors.items()}
-    # Large elements first, so that each tensor lies on a multiple of its element size.
-    order = sorted(tensors, key=lambda name: (-wanted[name].itemsize, name))
-    for name in order:
-        if wanted[name] not in _NAME_OF or name == "__metadata__":
-            raise InputError(
-                f"safetensors has no type for {shown(name)} of {wanted[name]}; write a .pth"
-            )
-        size = tensors[name].numel() * wanted[name].itemsize
-        header[name] = {
-            "dtype": _NAME_OF[wanted[name]],
-            "shape": list(tensors[name].shape),
-            "data_offsets": [place, place + size],
-        }
-        place += size
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER:
-        raise InputError(
-            f"the header would have {len(text)} bytes; safetensors allows {MAX_HEADER}"
-        )
-    yield len(text).to_bytes(8, "little")
-    yield text
-    for name in order:
-        if tensors[name].numel():
-            flat = tensors[name].detach().to(wanted[name]).reshape(-1)
-            yield flat.view(torch.uint8).numpy().data
+def _save_safetensors(
+    out: Path,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    source: str,
+    disk: Disk,
+) -> int:
+    ready: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        wanted = _wanted(tensor, dtype)
+        if wanted not in SAFETENSORS_DTYPES.values() or name == "__metadata__":
+            raise InputError(f"safetensors has no type for {shown(name)} of {wanted}; write a .pth")
+        whole = tensor.detach().to(wanted).contiguous()
+        place = whole.untyped_storage().data_ptr()
+        # The library refuses tensors that share memory, as tied weights do.
+        ready[name] = whole.clone() if place in storages else whole
+        storages.add(place)
+    size = sum(len(json.dumps(name)) + _ENTRY for name in ready)
+    if size > MAX_HEADER:
+        raise InputError(f"the names take {size} bytes; safetensors allows {MAX_HEADER}")
+    metadata = {"format": "pt", "source": source} if source else {"format": "pt"}
 
-
-def _write(out: Path, parts: Iterator[bytes | memoryview], disk: Disk) -> int:
-    def write(put: Callable[[bytes | memoryview], int]) -> None:
-        for part in parts:
-            put(part)
+    def write(_: object, temporary: Path) -> None:
+        try:
+            safetensors.torch.save_file(ready, temporary, metadata)
+        except safetensors.SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(out)) from error
 
     return _write_atomically(out, write, disk)
 
@@ -150,7 +144,7 @@ def _save(out: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, d
             made[place] = whole
         plain[name] = made[place]
 
-    def write(put: Callable[[bytes | memoryview], int]) -> None:
+    def write(put: Callable[[bytes | memoryview], int], _: Path) -> None:
         try:
             torch.save(plain, cast(IO[bytes], _Sink(put)))
         except RuntimeError as error:
@@ -173,25 +167,24 @@ class _Sink:
 
 
 def _write_atomically(
-    out: Path, write: Callable[[Callable[[bytes | memoryview], int]], None], disk: Disk
+    out: Path, write: Callable[[Callable[[bytes | memoryview], int], Path], None], disk: Disk
 ) -> int:
     """As `write_file` of atomic_checkpoint, for what need not be in memory at once."""
-    temporary, written = atomic._hidden(out, "tmp"), 0
+    temporary = atomic._hidden(out, "tmp")
     out.parent.mkdir(parents=True, exist_ok=True)
     file = disk.create(temporary)
 
     def put(data: bytes | memoryview) -> int:
-        nonlocal written
         left = memoryview(data).cast("B")
         while left:
-            count = disk.write(file, left)
-            written, left = written + count, left[count:]
+            left = left[disk.write(file, left) :]
         return len(data)
 
     try:
         try:
-            write(put)
+            write(put, temporary)
             disk.sync(file)
+            size = temporary.stat().st_size
         finally:
             disk.close(file)
         disk.rename(temporary, out)
@@ -202,4 +195,4 @@ def _write_atomically(
             error.filename = str(out)
         raise
     disk.sync_folder(out.parent)
-    return written
+    return size

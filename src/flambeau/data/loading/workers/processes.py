@@ -1,4 +1,4 @@
-"""Worker processes of a loader: what they do with signals, and the one that a batch is waited for in vain."""
+"""Worker processes of a loader: how they treat signals, and which of them has lost a batch."""
 
 import contextlib
 import ctypes
@@ -40,14 +40,14 @@ class Workers:
     @property
     def settings(self) -> dict[str, Any]:
         """Arguments of DataLoader; to be asked for in the thread that starts the workers."""
-        # Linux tells a process of the end of the thread that has started it, not of the parent's.
+        # Linux notifies a process of the end of the thread that has started it, not of the parent's.
         lasts = threading.current_thread() is threading.main_thread()
         start = functools.partial(_start, self._in_flight, lasts)
         looks = {"timeout": _LOOK_S} if self.count else {}
         return {"num_workers": self.count, "worker_init_fn": start, **looks}
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """What DataLoader yields; a worker that it waits for in vain is named."""
+        """What DataLoader yields; a worker from which no batch arrives is named."""
         began = time.monotonic()
         try:
             while True:
@@ -117,9 +117,9 @@ class Workers:
 
 @contextlib.contextmanager
 def heard(what: str, *, workers: int) -> Iterator[None]:
-    """Give another name to errors that nobody would hear of.
+    """Wrap errors that would otherwise get lost.
 
-    StopIteration would end an epoch in silence, and an error that cannot be pickled does not get out of its
+    StopIteration would end an epoch silently, and an error that cannot be pickled does not get out of its
     worker.
     """
     try:
@@ -170,7 +170,7 @@ def _start(in_flight: InFlight, starter_lasts: bool, worker: int) -> None:
         death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL, 0, 0, 0)
     # Who is the child of a fork server or of a passing thread, or whose parent has died before that, gets no
-    # signal that tells, and torch's own watch would watch the server, or init.
+    # signal that says so, and torch's own watch would watch the server, or init.
     parent = multiprocessing.parent_process()
     if parent is not None and (os.getppid() != parent.pid or not starter_lasts):
         threading.Thread(target=_die_with, args=(parent,), daemon=True).start()

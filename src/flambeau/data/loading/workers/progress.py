@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple
 
-_THREADS = 16  # of a worker that are told apart
+_THREADS = 16  # of a worker that are distinguished
 _FIELDS = 3  # index, whether it is being read, since when
 _slots = threading.local()
 _next_slot = itertools.count()
@@ -122,7 +122,7 @@ def reading(index: int) -> Iterator[None]:
 
 
 def hold_deaths() -> None:
-    """Let the death of a worker be told where its batch is asked for, and nowhere else.
+    """Report the death of a worker where its batch is asked for, and nowhere else.
 
     Torch's handler of SIGCHLD raises wherever the main thread happens to be, in the middle of a step. To be
     called after torch has installed it.
@@ -135,7 +135,7 @@ def hold_deaths() -> None:
 
 
 class _Held:
-    """A handler that keeps to itself what another one says of our workers."""
+    """A handler that suppresses what another one reports about our workers."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
         self._handler = handler

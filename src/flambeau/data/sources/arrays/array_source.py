@@ -1,4 +1,4 @@
-"""Labelled images that are stored as arrays: .npz, .npy, HDF5, N5 and .pth files.
+"""Labelled images that are stored as arrays: .npz, .npy, HDF5, N5, Zarr and .pth files.
 
 N: images, H: height, W: width, C: channels, 1, 3 or 4.
 """
@@ -16,7 +16,6 @@ from flambeau.data.images.decode import MAX_PIXELS, Stored
 from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS, names_by_part
 from flambeau.data.sources.arrays.hdf5_file import open_hdf5
 from flambeau.data.sources.arrays.labels import classes_and_labels, read_labels
-from flambeau.data.sources.arrays.n5_file import n5_fingerprint, open_n5
 from flambeau.data.sources.arrays.npy_pth import (
     Array,
     RefusedRows,
@@ -25,13 +24,15 @@ from flambeau.data.sources.arrays.npy_pth import (
     open_npz,
     open_pth,
 )
+from flambeau.data.sources.arrays.tensorstore_file import open_store, store_fingerprint
 from flambeau.data.sources.class_names import unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 
 _OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {
-    "npz": open_npz, "npy": open_npy, "hdf5": open_hdf5, "n5": open_n5, "pth": open_pth,
+    "npz": open_npz, "npy": open_npy, "hdf5": open_hdf5, "n5": open_store,
+    "zarr": open_store, "pth": open_pth,
 }  # fmt: skip
 _CHANNELS = (1, 3, 4)
 _LOOKED_AT = 16  # images whose floating-point pixels are looked at when a source is opened
@@ -41,8 +42,8 @@ def open_arrays(path: Path, kind: str, *, labelled: bool = True) -> tuple[Source
     """The images of a file of arrays: all, or those to train on and those to validate on.
 
     Args:
-        path: the file, or the folder of an N5 container.
-        kind: 'npz', 'npy', 'hdf5', 'n5' or 'pth'.
+        path: the file, or the folder of an N5 or Zarr store.
+        kind: 'npz', 'npy', 'hdf5', 'n5', 'zarr' or 'pth'.
         labelled: as for ArraySource.
 
     Raises:
@@ -115,10 +116,12 @@ class ArraySource:
     ) -> tuple[tuple[str, ...], Tensor]:
         path, roles = self.path, named[part]
         label_rows = arrays[roles["labels"]]
-        if label_rows.shape[:1] != (len(self),) and not isinstance(label_rows, RefusedRows):
+        if isinstance(label_rows, RefusedRows):
+            label_rows.read(0, 1)  # says why
+        if label_rows.shape[:1] != (len(self),):
             raise InputError(
                 f"{path}: {self._name} has {len(self)} images, {roles['labels']} is of shape "
-                f"{label_rows.shape}\nSave one label an image; the first axis of both counts the images"
+                f"{label_rows.shape}\nSave one label per image; the first axis of both counts the images"
             )
         labels = read_labels(label_rows, f"{path}: {roles['labels']}")
         known = [arrays[named[k]["classes"]] for k in (part, *named) if "classes" in named[k]]
@@ -192,7 +195,7 @@ class ArraySource:
         labels = hashlib.sha256(self.labels.numpy().tobytes()).hexdigest()
         facts = f"{part} {self._name} {self._images.shape} {labels} {self.classes}"
         if self.path.is_dir():
-            return n5_fingerprint(self.path / self._name, facts)
+            return store_fingerprint(self.path / self._name, facts)
         return file_fingerprint(self.path, facts)
 
 
@@ -288,7 +291,7 @@ def _layout(shape: tuple[int, ...]) -> str:
 def _levels(pixels: Array) -> Array:
     """Floating-point pixels k / 255 as the k they were made of, which torchvision's ToTensor divides by 255.
 
-    Others are refused: what has been normalised has no known brightness, and rounding would lose what the
+    Others are refused: what has been normalized has no known brightness, and rounding would lose what the
     user wanted to keep.
     """
     scaled = pixels.astype(np.float64) * 255
@@ -298,6 +301,6 @@ def _levels(pixels: Array) -> Array:
     if not ((levels >= 0) & (levels <= 255) & (abs(scaled - levels) <= tolerance)).all():
         raise OSError(
             f"floating-point pixels {scaled.min() / 255:.4g} .. {scaled.max() / 255:.4g} "
-            "are not all k / 255; save uint8 images, not normalised ones"
+            "are not all k / 255; save uint8 images, not normalized ones"
         )
     return np.ascontiguousarray(levels.astype(np.uint8))

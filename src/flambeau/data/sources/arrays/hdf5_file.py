@@ -4,15 +4,17 @@ Source: HDF5 File Format Specification 3.0, III.E (global heap), IV.A.2.l (filte
 documentation.
 
 h5py finds the arrays; where they lie whole in the file, or in chunks that are plain, deflated, shuffled or
-checksummed, they are read without it: h5py takes 120 microseconds an image, under one lock for all threads.
+checksummed, they are read without it: h5py takes 120 microseconds per image, under one lock for all threads.
 Other arrays (text of variable length, other filters, virtual or external data) are read through a handle
 that each process opens for itself.
 """
 
+import itertools
 import math
 import os
 import struct
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,6 @@ from typing import Any
 import numpy as np
 
 from flambeau.data.sources.arrays.array_roles import role_of
-from flambeau.data.sources.arrays.n5_codecs import unpack
-from flambeau.data.sources.arrays.n5_file import BlockRows, Place
 from flambeau.data.sources.arrays.npy_pth import (
     Array,
     FileRows,
@@ -33,6 +33,8 @@ from flambeau.data.sources.arrays.npy_pth import (
 )
 from flambeau.data.sources.optional_packages import extra
 from flambeau.errors import InputError
+
+Place = tuple[int, ...]  # of a chunk in the grid of chunks
 
 _DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3  # as HDF5 numbers its filters
 _REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
@@ -102,6 +104,62 @@ class HeapRows:
                 break
             at += _OBJECT.size + stored + -stored % 8
         raise OSError(f"no object {index} in the heap at byte {address}")
+
+
+class BlockRows:
+    """An array that lies in blocks.
+
+    The blocks of the last rows read are kept: reading images in order unpacks each block once.
+    In random order a block is unpacked for each image, so blocks of one image are the best.
+
+    Args:
+        shape: of the array, row-major.
+        block: shape of a block; those at the far edges may be smaller, or stick out.
+        dtype: of the items.
+        fetch: gives the block at a place of the grid; None where it was never written, which means `fill`.
+        fill: value of what was never written.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        block: tuple[int, ...],
+        dtype: np.dtype[Any],
+        fetch: Callable[[Place], Array | None],
+        fill: Any = 0,
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._block, self._fetch, self._fill = block, fetch, fill
+        self._last: tuple[int, Array] | None = None
+
+    def read(self, start: int, stop: int) -> Array:
+        depth = self._block[0]
+        bands = range(start // depth, -(-stop // depth))
+        parts = []
+        for number in bands:
+            band, first = self._band(number), number * depth
+            parts.append(band[max(0, start - first) : stop - first])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _band(self, number: int) -> Array:
+        """All rows that are in blocks with this first coordinate."""
+        last = self._last  # another thread may replace it
+        if last is not None and last[0] == number:
+            return last[1]
+        rows = min(self._block[0], self.shape[0] - number * self._block[0])
+        band = np.full((rows, *self.shape[1:]), self._fill, self.dtype)
+        inner = list(zip(self.shape, self._block, strict=True))[1:]
+        for rest in itertools.product(*(range(-(-side // step)) for side, step in inner)):
+            block = self._fetch((number, *rest))
+            if block is not None:
+                starts = (0, *(at * step for at, (_, step) in zip(rest, inner, strict=True)))
+                target = band[
+                    tuple(slice(a, a + n) for a, n in zip(starts, block.shape, strict=True))
+                ]
+                target[...] = block[tuple(slice(n) for n in target.shape)]
+        band.flags.writeable = False  # images are views of it
+        self._last = number, band
+        return band
 
 
 def open_file(path: Path) -> Any:
@@ -216,7 +274,7 @@ class _Chunks:
             facts = np.array([(c.byte_offset, c.size, c.filter_mask) for c in chunks], np.uint64)
             size = os.fstat(self._file.fileno()).st_size
             if (corners < 0).any() or (corners >= self._grid).any() or (facts > size).any():
-                raise damaged(self._path, f"a chunk of {self._name} lies outside of it")
+                raise damaged(self._path, f"a chunk of {self._name} lies outside it")
             places[tuple(corners.T)] = facts
         return places
 
@@ -230,7 +288,9 @@ class _Chunks:
             for number in reversed(range(len(self._filters))):
                 if not left_out >> number & 1:
                     data = self._undo(self._filters[number], data, size)
-            return np.frombuffer(unpack(data, size, "raw"), self._dtype).reshape(self._shape)
+            if len(data) != size:
+                raise OSError(f"{len(data)} bytes of data, expected {size}")
+            return np.frombuffer(data, self._dtype).reshape(self._shape)
         except OSError as error:
             raise OSError(f"the chunk at byte {offset}: {error}") from error
 
@@ -242,8 +302,20 @@ class _Chunks:
         if filter_ == _DEFLATE:
             # A checksum below it is packed too: four bytes more.
             inner = _FLETCHER32 in self._filters[: self._filters.index(_DEFLATE)]
-            return unpack(data, size + 4 * inner, "gzip")
+            return _inflated(data, size + 4 * inner)
         return np.frombuffer(data, np.uint8).reshape(self._dtype.itemsize, -1).T.tobytes()
+
+
+def _inflated(data: bytes, size: int) -> bytes:
+    """At most one byte too many is unpacked to find out that there are more."""
+    decompressor = zlib.decompressobj()
+    try:
+        unpacked = decompressor.decompress(data, size + 1)
+    except zlib.error as error:
+        raise OSError(f"damaged data: {error}") from error
+    if not decompressor.eof:
+        raise OSError(f"damaged data: no end after {len(unpacked)} bytes of {size}")
+    return unpacked
 
 
 def _fletcher32(data: bytes) -> list[int]:

@@ -23,7 +23,7 @@ def read_labels(rows: Rows, what: str) -> list[int] | list[str]:
     """
     if len(rows.shape) > 1 and max(rows.shape[1:]) > 1:
         raise InputError(
-            f"{what} has shape {rows.shape}; expected one number or word an image\n"
+            f"{what} has shape {rows.shape}; expected one number or word per image\n"
             "Of one-hot rows save labels.argmax(1)"
         )
     labels = rows.read(0, rows.shape[0]).reshape(-1) if rows.shape else np.empty(0, object)

@@ -4,7 +4,7 @@ Source: numpy.lib.format (NEP 1); PyTorch's notes on serialization semantics.
 
 Arrays are read by position (pread), not through a memory map: with one, a file that is cut short while it
 is in use, or a network drive that fails, kills the process (SIGBUS) instead of raising OSError. It costs
-1.4 microseconds an image more, and shares the page cache just the same.
+1.4 microseconds per image more, and shares the page cache just the same.
 """
 
 import math
@@ -25,10 +25,9 @@ from torch import Tensor
 
 from flambeau.data.sources.arrays.array_roles import labels_beside, role_of
 from flambeau.errors import InputError
-from flambeau.recipes.data.mapped_arrays import member_offset
+from flambeau.recipes.data.mapped_arrays import member_offset, npy_header
 
 Array = NDArray[Any]
-Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # shape, column-major, type
 
 
 class Rows(Protocol):
@@ -141,7 +140,7 @@ class RefusedRows:
 
 
 def open_while(owner: object, path: Path) -> IO[bytes]:
-    """A file for `read_at`, which is closed with its owner: a data set is rarely closed by hand."""
+    """A file for `read_at`, which is closed with its owner: a data set is rarely closed explicitly."""
     file = path.open("rb", buffering=0)
     weakref.finalize(owner, file.close)
     return file
@@ -178,7 +177,7 @@ def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
 
     For NAME.npy these are NAME_labels.npy, NAME.labels.npy, NAME with y, labels, label, targets or target in
     the place of x, images, image, imgs or data (y_train.npy beside x_train.npy), labels.npy and y.npy; each
-    also as .txt, one label a line.
+    also as .txt, one label per line.
 
     Args:
         path: the file.
@@ -202,7 +201,7 @@ def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
             labels = _text_labels(candidate) if is_text else _npy_rows(candidate)
             return {"images": images, "labels": labels}
     likely = " or ".join(dict.fromkeys([beside[0].name, f"{path.stem}.labels.txt", beside[4].name]))
-    raise InputError(f"{path} has no labels beside it\nExpected {likely}, one label an image")
+    raise InputError(f"{path} has no labels beside it\nExpected {likely}, one label per image")
 
 
 _ENDS = (".npy", ".txt")
@@ -263,34 +262,24 @@ def open_pth(path: Path) -> dict[str, Rows]:
     return {name: _tensor_rows(path, value) for name, value in _leaves(saved, "")}
 
 
-def _npy_header(file: IO[bytes], path: Path) -> Header:
-    """Shape, column-major and type; the file is behind the header afterwards.
-
-    Raises:
-        InputError: it is damaged.
-    """
+def _header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, column-major, type, and where the data start."""
     try:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            header = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            header = np.lib.format.read_array_header_2_0(file)
-        else:
-            raise ValueError(f"version {version} of the .npy format")
-        if any(side < 0 for side in header[0]):
-            raise ValueError(f"shape {header[0]}")
-        return header
-    except OSError:
-        raise
-    except Exception as error:
-        # The header is a Python literal: damage shows as ValueError, SyntaxError, TypeError and others.
-        raise damaged(path, " ".join(str(error).split())[:200]) from error
+        descr, column_major, shape, offset = npy_header(file, 0, "its header")
+    except ValueError as error:
+        raise damaged(path, str(error)) from error
+    try:
+        return shape, column_major, np.dtype(descr), offset
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise InputError(
+            f"{path} holds records, or values of a type that NumPy lacks: {descr:.60}\n"
+            "Save numbers or text: np.asarray(values)"
+        ) from error
 
 
 def _npy_rows(path: Path) -> Rows:
     with path.open("rb") as file:
-        shape, column_major, dtype = _npy_header(file, path)
-        offset = file.tell()
+        shape, column_major, dtype, offset = _header(file, path)
     if dtype.hasobject:
         return RefusedRows(shape, _pickled(f"{path}"))
     if column_major or not shape:
@@ -302,8 +291,7 @@ def _member_rows(
     path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes]
 ) -> Rows:
     with archive.open(info) as member:
-        shape, column_major, dtype = _npy_header(member, path)
-        offset = member.tell()
+        shape, column_major, dtype, offset = _header(member, path)
     if dtype.hasobject:
         return RefusedRows(shape, _pickled(f"{path}: {info.filename}"))
     if offset + math.prod(shape) * dtype.itemsize != info.file_size:

@@ -1,0 +1,65 @@
+"""Small images decoded once and kept, on the host or on the device.
+
+N: images, S: side in pixels, C: channels.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_DECODED_AT_ONCE = 4096  # images on their way, so that the host never has all of them twice
+
+
+class NothingReadable(ValueError):
+    """No image is readable, and each should be replaced by one that is."""
+
+
+class DecodedImages:
+    """All images of a data set.
+
+    Args:
+        read: gives of positions (N,) which ones could not be decoded, as -1, and the pixels of the others.
+        length: number of images.
+        shape: (S, S, C).
+        device: where to keep them.
+        replace: the next readable image stands in for a bad one; else a bad one is left out.
+
+    Attributes:
+        used: (length,) int64 on the CPU, the image used for each, -1 for none; None where each is for itself.
+        x_NHWC: (length, S, S, C) uint8 on the device; zeros where an image is bad.
+
+    Raises:
+        NothingReadable: where each should be replaced.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Tensor], tuple[Tensor, Tensor]],
+        length: int,
+        shape: tuple[int, int, int],
+        *,
+        device: torch.device,
+        replace: bool,
+    ) -> None:
+        self.used: Tensor | None = None
+        if device.type == "cpu":  # NumPy asks Linux for huge pages, torch does not
+            self.x_NHWC = torch.from_numpy(np.zeros((length, *shape), np.uint8))
+        else:
+            self.x_NHWC = torch.zeros(length, *shape, dtype=torch.uint8, device=device)
+        good = torch.ones(length, dtype=torch.bool)
+        for indices in torch.arange(length).split(_DECODED_AT_ONCE):
+            used, x_NHWC = read(indices)
+            good[indices] = used >= 0
+            self.x_NHWC[indices[used >= 0].to(device)] = x_NHWC.to(device)
+        if good.all():
+            return
+        positions = torch.arange(length)
+        self.used = torch.where(good, positions, -1)
+        if replace:
+            if not good.any():
+                raise NothingReadable
+            readable = positions[good]
+            next_one = torch.searchsorted(readable, positions) % len(readable)
+            self.used = readable[next_one]

@@ -1,0 +1,280 @@
+"""Arrays in N5 and Zarr (version 2 and 3) stores, which are folders, read and written through tensorstore.
+
+Source: N5's README, "File-system specification"; the Zarr storage specifications, versions 2 and 3;
+tensorstore's documentation.
+
+tensorstore runs in a process of its own, one for each process that reads. Once a process has used it, each
+one forked from it that uses it too is ended ("fork() use detected"), such as the workers of a DataLoader.
+A library of C++ that damaged data brings down is an error here, too, and not the end of the training.
+"""
+
+import atexit
+import hashlib
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flambeau.data.sources.arrays.array_roles import role_of
+from flambeau.data.sources.arrays.npy_pth import Array, MemoryRows, RefusedRows, Rows, damaged
+from flambeau.data.sources.optional_packages import extra
+from flambeau.errors import InputError
+
+_METADATA = {"zarr3": "zarr.json", "zarr": ".zarray", "n5": "attributes.json"}  # by driver
+_MAX_METADATA = 1 << 24  # bytes of a file of it; lists of class names are in it
+_MAX_ROWS = 1 << 27  # of an array: more than in any collection of images
+_MAX_BYTES = 1 << 31  # that are read as one: the specification of N5 allows no larger block
+_MAX_CHUNKS = 1 << 24  # in a file of Zarr 3, whose index has 16 bytes for each
+_SIZES = 4096  # sizes of files of chunks that a fingerprint looks at: 20 ms
+
+
+class StoreRows:
+    """An array of a store; in random order a chunk is read per image: chunks of one image are best."""
+
+    def __init__(
+        self, where: tuple[str, str, bool, int], shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self._where, self.shape, self.dtype = where, shape, dtype
+
+    def read(self, start: int, stop: int) -> Array:
+        size = (stop - start) * math.prod(self.shape[1:]) * self.dtype.itemsize
+        if size > _MAX_BYTES:
+            raise OSError(f"{size} bytes would be read at once; at most {_MAX_BYTES}")
+        rows: Array = _ask("rows", start, stop, *self._where)
+        rows.flags.writeable = False
+        return rows
+
+
+def open_store(folder: Path) -> dict[str, Rows]:
+    """The arrays below a folder by name, and lists of text in attributes, such as class names.
+
+    Axes of N5 are those of NumPy as z5py and zarr write it: the last of `dimensions` is the first axis.
+    Where a one-dimensional array, as labels are, is as long as the first of `dimensions` and none is as
+    long as the last, they are taken as they stand: so tensorstore writes an array of shape (N, H, W).
+
+    Raises:
+        InputError: damaged metadata, an order of axes that cannot be told, or tensorstore is not installed.
+    """
+    extra("tensorstore", what=f"{folder}")
+    found: dict[str, Rows] = {}
+    nodes = {node.folder.relative_to(folder).as_posix(): node for node in _nodes(folder)}
+    for name, node in nodes.items():
+        for key, value in node.attributes.items():
+            if role_of(key) is not None and _are_words(value):
+                found[key if name == "." else f"{name}/{key}"] = MemoryRows(np.array(value))
+    arrays = {name: node for name, node in nodes.items() if node.sides}
+    lengths = {node.sides[0] for node in arrays.values() if len(node.sides) == 1}
+    for name, node in arrays.items():
+        first, last = node.sides[0], node.sides[-1]
+        if node.driver == "n5" and len(node.sides) > 1 and {first, last} <= lengths:
+            raise InputError(
+                f"{node.folder}: as many labels as the first and the last of dimensions {node.sides}\n"
+                "Which of them counts the images cannot be told; write another format"
+            )
+        found[name] = _rows(node, is_reversed=node.driver == "n5" and first not in lengths)
+    return found
+
+
+def write_store(folder: Path, driver: str, array: Array) -> None:
+    """Write one array: of images with a chunk for each, of labels as one.
+
+    Args:
+        folder: of the array; it is made.
+        driver: 'n5' or 'zarr3'.
+        array: of one axis, or mapped from the start of a file, in which tensorstore finds it.
+
+    Raises:
+        OSError: of the disk.
+    """
+    data = str(array.filename) if isinstance(array, np.memmap) else array.tobytes()
+    _ask("write", str(folder), driver, data, array.shape, str(array.dtype))
+
+
+def store_fingerprint(folder: Path, facts: str) -> str:
+    """SHA-256, hexadecimal, of the metadata of an array, its chunks' sizes, and what else is known of it.
+
+    Of many chunks, which are files, some thousand evenly spaced ones are looked at.
+    """
+    node = _node(folder)
+    assert node is not None
+    grid = [-(-side // step) for side, step in zip(node.sides, node.chunk, strict=True)]
+    metadata = (folder / _METADATA[node.driver]).read_bytes()
+    digest, count = hashlib.sha256(metadata), math.prod(grid)
+    for number in range(0, count, -(-count // _SIZES)):
+        place = []
+        rest = number
+        for side in grid:
+            rest, at = divmod(rest, side)
+            place.append(str(at))
+        try:
+            size = (folder / (node.prefix + node.separator.join(place))).stat().st_size
+        except FileNotFoundError:
+            size = -1
+        digest.update(f"{size} ".encode())
+    digest.update(facts.encode())
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------- metadata
+
+
+class _Node(NamedTuple):
+    """A folder of a store; of a group, or what else has attributes, `sides` and `chunk` are empty.
+
+    Attributes:
+        sides, chunk: the shape of an array, and of what a file of it holds, as they are written.
+        prefix, separator: the name of such a file is made with these of its place in the grid.
+    """
+
+    folder: Path
+    driver: str
+    attributes: dict[str, Any]
+    sides: Sequence[int] = ()
+    chunk: Sequence[int] = ()
+    prefix: str = ""
+    separator: str = "/"
+
+
+def _nodes(folder: Path) -> Iterator[_Node]:
+    """Not below an array, where there may be a file or folder per chunk."""
+    node = _node(folder)
+    if node is not None:
+        yield node
+    if node is None or not node.sides:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                yield from _nodes(path)
+
+
+def _node(folder: Path) -> _Node | None:
+    driver = next((key for key, name in _METADATA.items() if (folder / name).is_file()), None)
+    attributes = _json(folder / ".zattrs") if (folder / ".zattrs").is_file() else {}
+    if driver is None:
+        return _Node(folder, "zarr", attributes) if attributes else None
+    path = folder / _METADATA[driver]
+    facts = _json(path)
+    try:
+        if driver == "n5":
+            if "dimensions" not in facts:
+                return _Node(folder, driver, facts)
+            node = _Node(folder, driver, facts, facts["dimensions"], facts["blockSize"])
+        elif driver == "zarr":
+            separator = facts.get("dimension_separator", ".")
+            node = _Node(folder, driver, attributes, facts["shape"], facts["chunks"], "", separator)
+        else:
+            attributes = dict(facts.get("attributes", {}))
+            if facts["node_type"] == "group":
+                return _Node(folder, driver, attributes)
+            chunk = facts["chunk_grid"]["configuration"]["chunk_shape"]
+            key = facts["chunk_key_encoding"]
+            is_default = key["name"] == "default"
+            usual = {"separator": "/" if is_default else "."}
+            separator = key.get("configuration", usual).get("separator", usual["separator"])
+            prefix = f"c{separator}" if is_default else ""
+            node = _Node(folder, driver, attributes, facts["shape"], chunk, prefix, separator)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(path, f"{type(error).__name__} {error}") from error
+    for sides in (node.sides, node.chunk):
+        if not (isinstance(sides, list) and sides and all(type(n) is int and n > 0 for n in sides)):
+            raise damaged(path, f"an axis of {sides!r:.60}, expected numbers above 0")
+    if len(node.sides) != len(node.chunk):
+        raise damaged(path, "an array and its chunks have not as many axes")
+    if node.separator not in ("/", "."):
+        raise damaged(path, f"the separator {node.separator!r:.60}")
+    return node
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > _MAX_METADATA:
+        raise damaged(path, f"over {_MAX_METADATA} bytes of metadata")
+    try:
+        facts = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, str(error)) from error
+    if not isinstance(facts, dict):
+        raise damaged(path, f"a {type(facts).__name__} where an object is expected")
+    return facts
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)
+
+
+def _rows(node: _Node, *, is_reversed: bool) -> Rows:
+    # With the time, an opening of its own: tensorstore looks again whether the chunks it holds have changed.
+    where = (str(node.folder.absolute()), node.driver, is_reversed, time.time_ns())
+    try:
+        shape, code, chunk, file = _ask("facts", *where)
+    except OSError as error:
+        return RefusedRows(tuple(node.sides), f"{node.folder} cannot be read: {error}")
+    dtype = np.dtype(code)
+    size, chunks = math.prod(chunk) * dtype.itemsize, math.prod(file) // max(1, math.prod(chunk))
+    if size > _MAX_BYTES or chunks > _MAX_CHUNKS or (len(shape) > 1 and shape[0] > _MAX_ROWS):
+        raise damaged(node.folder, f"shape {shape}, in chunks of {chunk}, {chunks} in a file")
+    return StoreRows(where, shape, dtype)
+
+
+# ---------------------------------------------------------------- the process of tensorstore
+
+
+class _Process:
+    """Started at the first question; one question at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def ask(self, question: tuple[Any, ...]) -> tuple[bool, Any]:
+        with self._lock:
+            if self._running is None:
+                script = Path(__file__).with_name("tensorstore_process.py")
+                self._running = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _RUN, str(script)],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for those who read
+                )  # fmt: skip
+                atexit.register(partial(self._end, os.getpid()))
+            assert self._running.stdin is not None
+            assert self._running.stdout is not None
+            answer: tuple[bool, Any] | None = None
+            try:
+                pickle.dump(question, self._running.stdin)
+                self._running.stdin.flush()
+                answer = pickle.load(self._running.stdout)
+            except (EOFError, OSError, pickle.UnpicklingError) as error:
+                raise OSError("the process of tensorstore has ended while it was asked") from error
+            finally:
+                if (
+                    answer is None
+                ):  # interrupted, maybe: the next question shall not get this answer
+                    self._end(os.getpid())
+            assert answer is not None
+            return answer
+
+    def _end(self, owner: int) -> None:
+        running, self._running = self._running, None
+        if running is not None and os.getpid() == owner:
+            running.kill()  # not by closing its input, which a fork of this process may hold open
+            running.communicate()
+
+
+_RUN = "import runpy, sys; runpy.run_path(sys.argv[1])['answer_all']()"
+_processes: dict[int, _Process] = {}  # by the process that asks, which may be a fork of another
+
+
+def _ask(*question: Any) -> Any:
+    """What a function of `tensorstore_process` returns; OSError with what it raised."""
+    good, answer = _processes.setdefault(os.getpid(), _Process()).ask(question)
+    if not good:
+        raise OSError(answer)
+    return answer

@@ -1,0 +1,319 @@
+"""A job on this machine: torch's elastic launch starts its ranks, as often as it takes.
+
+Each start of the ranks, together with the other nodes, is one `elastic_launch`: torch 2.11 to 2.15 lose nodes
+where ranks are started again within one (docs/en/design.md has the reasons).
+"""
+
+import contextlib
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from logging import NullHandler, getLogger
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistStoreError
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from flambeau.errors import InputError
+from flambeau.parallel.launcher import job_status, rank_supervisor
+from flambeau.parallel.launcher.background import Background
+from flambeau.parallel.launcher.job_status import Ending, RoundStatus
+from flambeau.parallel.launcher.rank_processes import RankProcesses
+from flambeau.parallel.launcher.rendezvous_address import Place
+from flambeau.parallel.launcher.round import Outcome, Round, stopped
+
+_POLL_S = 0.05  # between two looks at the ranks
+_LAST_CALL_S = 10  # for more nodes, once the fewest are there; torch's default is 30
+_AGENT_S = 5.0  # for torch's agent to end once its processes have; a lost store blocks it
+_PATIENCE_S = 5.0  # of waiting for other nodes, before the user is told
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What a launcher is asked for.
+
+    Attributes:
+        command: program and arguments; `${local_rank}` becomes the number of the rank on this node.
+        procs: ranks on this machine.
+        nodes: the fewest and the most machines.
+        place: where they meet.
+        job_id: a name, the same on all nodes.
+        node_rank: the place of this node among the others.
+        max_restarts: how often ranks are started again after a failure.
+        join_timeout_s: how long to wait for other nodes.
+    """
+
+    command: Sequence[str]
+    procs: int
+    nodes: tuple[int, int]
+    place: Place
+    job_id: str
+    node_rank: int | None
+    max_restarts: int
+    join_timeout_s: int
+
+    @property
+    def is_ordered(self) -> bool:
+        """The nodes have ranks of their own: torch's static rendezvous takes them."""
+        return self.node_rank is not None and self.nodes[0] == self.nodes[1] > 1
+
+
+class Job:
+    """Runs a job round by round.
+
+    Args:
+        spec: what to run.
+        folder: an empty one.
+        signals: grows by what the ranks are to be sent.
+        say: prints a line.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        folder: Path,
+        *,
+        signals: Sequence[signal.Signals],
+        say: Callable[[str], None],
+    ) -> None:
+        self._spec, self._folder, self._signals, self._say = spec, folder, signals, say
+        self._store: Store | None = None
+        self._is_host = True
+        self._num_rounds = self._num_restarts = 0
+        self._shape: tuple[int, int] | None = None
+        self._last_line = ""
+
+    def run(self) -> Outcome:
+        """Until it ends.
+
+        Raises:
+            InputError: other nodes have not come, or claim the same place.
+        """
+        with _quiet():
+            outcome = self._stopped()
+            if outcome is None and self._spec.place.port:
+                outcome = self._open_store()
+            while outcome is None:
+                outcome = self._next_round()
+            return outcome
+
+    def _stopped(self) -> Outcome | None:
+        """The outcome where a signal comes while there are no ranks."""
+        return stopped([-number for number in self._signals]) if self._signals else None
+
+    def _open_store(self) -> Outcome | None:
+        """The store that all launchers of the job use; an outcome if a signal comes first."""
+        spec = self._spec
+        if not spec.place.is_here:
+            self._wait_for_host()
+        opening = Background(lambda: job_status.open_store(spec.place, spec.nodes[1], spec.job_id))
+        if not self._wait_for(opening, job_status.STORE_S / 2):
+            return self._stopped()
+        if opening.is_alive():
+            raise InputError(job_status.not_ours(spec.place))
+        self._store, self._is_host = opening.result()
+        return None
+
+    def _wait_for_host(self) -> None:
+        """Until somebody listens at the rendezvous, or a signal has come."""
+        place, timeout_s = self._spec.place, self._spec.join_timeout_s
+        started_at, has_told = time.monotonic(), False
+        while not self._signals and (reason := place.refuses()):
+            waited_s = time.monotonic() - started_at
+            if waited_s > timeout_s:
+                raise InputError(
+                    f"nobody has answered at {place} for {timeout_s} s ({reason}): start "
+                    "`flambeau launch` there too, with the same --rdzv and --job-id"
+                )
+            if waited_s > _PATIENCE_S and not has_told:
+                has_told = True
+                self._say(f"flambeau: waiting for the node at {place}, for {timeout_s} s at most")
+            time.sleep(0.2)
+
+    def _wait_for(self, call: Background[Any], timeout_s: float = math.inf) -> bool:
+        """Wait for the end of a call, so long at most; False if a signal has come first."""
+        deadline = time.monotonic() + timeout_s
+        while call.is_alive() and not self._signals and time.monotonic() < deadline:
+            call.join(_POLL_S)
+        return not self._signals
+
+    # ---------------------------------------------------------------- a round
+
+    def _next_round(self) -> Outcome | None:
+        """Start the ranks and wait for their end; None if they are to be started again."""
+        number, spec, status = self._num_rounds, self._spec, None
+        if self._store is not None:
+            store, node_rank = self._store, spec.node_rank if spec.is_ordered else None
+            joining = Background(lambda: job_status.join_round(store, spec.nodes[1], node_rank))
+            if not self._wait_for(joining):
+                return self._stopped()
+            if isinstance(joining.error, RuntimeError):
+                return self._without_rendezvous(joining.error)
+            found = joining.result()
+            if found is None:
+                line = "the job is over; it had as many nodes as it takes without this one"
+                return Outcome(0, line)
+            number, status = found, RoundStatus(self._store, found)
+        self._num_rounds += 1
+        # A node that was left behind in a round may come to the same one again.
+        folder = self._folder / f"{self._num_rounds}"
+        variables = {"TORCHELASTIC_RESTART_COUNT": f"{number}", "TORCHELASTIC_RUN_ID": spec.job_id}
+        ranks = RankProcesses(folder, spec.procs, variables)
+        agent = Background(lambda: self._launch(number, folder))
+        outcome = self._wait_for_start(ranks, status, agent)
+        if outcome is None and ranks.started:
+            outcome = self._watch(ranks, status, agent)
+        else:
+            ranks.release(1)
+        if status is not None and outcome is not None:
+            status.leave(is_host=self._is_host)
+        elif status is not None:
+            status.end()
+        return outcome
+
+    def _wait_for_start(
+        self, ranks: RankProcesses, status: RoundStatus | None, agent: Background[None]
+    ) -> Outcome | None:
+        """Until there are ranks, or it is known why there will be none."""
+        started_at, has_told = time.monotonic(), False
+        while not ranks.started:
+            agent.join(_POLL_S)
+            ranks.poll()
+            if ranks.started:
+                break
+            if self._signals:
+                return self._stopped()
+            if status is not None and not agent.is_alive():
+                status.refresh()
+            ending = None if status is None else status.ending
+            if ending is not None:
+                return Outcome(ending.final_code, ending.line) if ending.is_final else None
+            if not agent.is_alive() or (status is not None and status.is_cut_off):
+                return self._without_rendezvous(agent.error)
+            if status is not None and status.is_left_behind:
+                return None
+            if not has_told and time.monotonic() > started_at + _PATIENCE_S:
+                has_told = True
+                self._say(f"flambeau: waiting for the other nodes at {self._spec.place}")
+        return None
+
+    def _watch(
+        self, ranks: RankProcesses, status: RoundStatus | None, agent: Background[None]
+    ) -> Outcome | None:
+        """Until the ranks have ended."""
+        first = next(iter(ranks.started.values()))
+        if status is not None:
+            status.ranks_started(first.node, first.num_nodes, self._spec.place.local_name)
+        self._say_shape((first.world, first.num_nodes))
+        watched = Round(
+            ranks,
+            status,
+            place=str(self._spec.place),
+            signals=self._signals,
+            num_restarts=(self._num_restarts, self._spec.max_restarts),
+            say=self._say,
+        )
+        while not watched.look():
+            time.sleep(_POLL_S)
+        self._note_ending(watched.ending)
+        is_done = watched.outcome is not None and watched.outcome.code == 0
+        ranks.release(0 if is_done else 1)  # 0 has torch's agent wait for those of the other nodes
+        agent.join(_AGENT_S)
+        return watched.outcome
+
+    def _note_ending(self, ending: Ending | None) -> None:
+        if ending is not None and ending.is_failure:
+            self._num_restarts += 1
+            self._last_line = ending.line
+
+    def _say_shape(self, shape: tuple[int, int]) -> None:
+        """After a restart, how many ranks there are, if that is another number."""
+        if self._shape not in (None, shape):
+            ranks, nodes = (
+                f"{n} {what}{'s' * (n != 1)}"
+                for n, what in zip(shape, ("rank", "node"), strict=True)
+            )
+            self._say(f"flambeau: now {ranks} on {nodes}")
+        self._shape = shape
+
+    def _launch(self, number: int, folder: Path) -> None:
+        """Torch's launch of one round; `RankProcesses.release` has its processes end."""
+        spec, place = self._spec, self._spec.place
+        supervise = (
+            "import runpy, sys; sys.exit(runpy.run_path(sys.argv[1])['supervise'](sys.argv[2:]))"
+        )
+        # Torch takes each argument for a template, in which $$ is $.
+        command = [word.replace("$", "$$") for word in spec.command]
+        command = [word.replace("$${local_rank}", "${local_rank}") for word in command]
+        settings: dict[str, Any] = {
+            "is_host": self._is_host,
+            "join_timeout": spec.join_timeout_s,
+            "last_call_timeout": min(_LAST_CALL_S, spec.join_timeout_s),
+            "read_timeout": job_status.STORE_S,
+        }
+        if spec.is_ordered:
+            settings = {"rank": spec.node_rank, "timeout": spec.join_timeout_s}
+        config = LaunchConfig(
+            min_nodes=spec.nodes[0],
+            max_nodes=spec.nodes[1],
+            nproc_per_node=spec.procs,
+            logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
+            run_id=f"{spec.job_id}-{number}",
+            rdzv_endpoint=str(place),
+            rdzv_backend="static" if spec.is_ordered else "c10d",
+            rdzv_configs=settings,
+            max_restarts=0,
+            monitor_interval=_POLL_S,
+            local_addr=place.local_addr,
+        )
+        elastic_launch(config, sys.executable)(
+            *("-I", "-S", "-c", supervise, rank_supervisor.__file__),
+            *(str(os.getpid()), str(folder), *command),
+        )
+
+    def _without_rendezvous(self, error: Exception | None) -> Outcome:
+        """What it means that the nodes cannot meet, or not any more."""
+        place = self._spec.place
+        if isinstance(error, ChildFailedError):
+            rank, failure = error.get_first_failure()
+            return Outcome(1, f"rank {rank} could not be started: {failure.message}")
+        in_vain = isinstance(error, (RendezvousTimeoutError, DistStoreError))
+        if self._shape is None:
+            what = (
+                f"not enough nodes have come to {place} in time"
+                if in_vain
+                else f"the job at {place} is over, or was given up there"
+            )
+            raise InputError(
+                f"{what}: start `flambeau launch` on each node, with the same --rdzv, --nnodes and --job-id"
+            ) from error
+        reason = f"lost the node that holds the rendezvous, {place}"
+        if in_vain:
+            reason = f"not enough nodes have come back to {place} in time"
+        return Outcome(1, f"{self._last_line}; {reason}" if self._last_line else reason)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's own log lines from the user, unless LOGLEVEL asks for them."""
+    loggers = [getLogger(f"torch.distributed.{name}") for name in ("elastic", "launcher")]
+    before = [logger.propagate for logger in loggers]
+    handler = NullHandler()
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = "LOGLEVEL" in os.environ
+    try:
+        yield
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = propagate

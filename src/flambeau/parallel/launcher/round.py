@@ -1,0 +1,205 @@
+"""One start of the ranks, watched from this machine: when it is over, and what to tell the user."""
+
+import dataclasses
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from flambeau.parallel.launcher.exit_report import cause_of, explained, line_of, name_of
+from flambeau.parallel.launcher.job_status import NEVER_AGAIN, Ending, RoundStatus
+from flambeau.parallel.launcher.rank_processes import RankProcesses
+from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED
+from flambeau.parallel.watchdog.watchdog import LOST_PEER
+
+_GRACE_S = 1.5  # between SIGTERM and SIGKILL, once a rank has failed
+_SAVE_S = 60.0  # the same where ranks may save first, because a node joins
+_ROOT_S = 2.0  # ranks that have lost a peer wait so long for that peer's own report
+_LAST_WORDS_S = 0.1  # between the end of a rank and the word of who has ended it
+_LOST = 2  # weight of a failure that is that of a peer
+
+
+class Outcome(NamedTuple):
+    """How a job has ended.
+
+    Attributes:
+        code: exit code of the launcher.
+        line: what the user is told last, if anything.
+    """
+
+    code: int
+    line: str | None = None
+
+
+class Round:
+    """Watches the ranks of this machine, and ends all of them for one that failed, here or elsewhere.
+
+    Args:
+        ranks: of this machine.
+        status: of the other machines, if there are any.
+        place: where the machines meet, for people.
+        signals: grows by what the ranks are to be sent.
+        num_restarts: how often ranks have failed before, and how often they may.
+        say: prints a line.
+
+    Attributes:
+        outcome: of the job; None while it goes on.
+        ending: why the ranks have ended, unless they were done.
+    """
+
+    def __init__(
+        self,
+        ranks: RankProcesses,
+        status: RoundStatus | None,
+        *,
+        place: str,
+        signals: Sequence[signal.Signals],
+        num_restarts: tuple[int, int],
+        say: Callable[[str], None],
+    ) -> None:
+        self.outcome: Outcome | None = None
+        self.ending: Ending | None = None
+        self._ranks, self._status, self._place, self._say = ranks, status, place, say
+        self._signals, self._num_sent, self._num_restarts = signals, 0, num_restarts
+        self._failures: list[Ending] = []
+        self._lost_at: float | None = None
+        self._host = socket.gethostname()
+
+    def look(self) -> bool:
+        """Do what is due; whether the round is over."""
+        for number in self._ranks.poll():
+            self._note(number, self._ranks.codes[number])
+        codes, is_running = list(self._ranks.codes.values()), self._ranks.is_running
+        if self._signals.count(signal.SIGINT) > 1:
+            if is_running:  # for a moment
+                self._ranks.kill()  # again: some may have been starting
+                return False
+            ending = Ending(f"interrupted on host {self._host}", INTERRUPTED, 0)
+            return self._end(ending, Outcome(INTERRUPTED, "interrupted"))
+        while self._num_sent < len(self._signals):
+            self._ranks.send(self._signals[self._num_sent])
+            self._num_sent += 1
+        if is_running and (self._signals or EXIT_CODE in codes):
+            return False  # they save; whoever has asked for it may lose patience
+        if not is_running and not self._failures:
+            return self._all_ended_well(codes)
+        root = self._root()
+        if root is None or (root.weight >= _LOST and self._may_learn_more()):
+            return False
+        return self._fail(root)
+
+    def _all_ended_well(self, codes: Sequence[int]) -> bool:
+        """The ranks of this machine have ended as they should; the job ends when all have."""
+        outcome = stopped(codes) if any(codes) else Outcome(0)
+        if not {0, EXIT_CODE}.issuperset(codes):
+            # A signal has ended them, without an agreement with the ranks of other nodes.
+            reason = f"stopped by {self._signals[0].name} on host {self._host}"
+            return self._end(Ending(reason, outcome.code, 0), outcome)
+        if self._status is not None:
+            self._status.is_done = True
+            if not self._status.everyone_is_done and self._lost() is None:
+                ending = self._status.ending
+                return ending is not None and self._fail(ending)
+        return self._end(None, outcome)
+
+    def _lost(self) -> str | None:
+        """Who has not been heard of for too long."""
+        if self._status is None:
+            return None
+        if self._status.is_cut_off:
+            return f"lost the node that holds the rendezvous, {self._place}"
+        return self._status.silent_node
+
+    def _root(self) -> Ending | None:
+        """What is wrong, as far as it is known here."""
+        if self._failures:
+            return min(self._failures, key=lambda failure: failure.weight)
+        if self._status is not None and self._status.ending is not None:
+            return self._status.ending
+        lost = self._lost()
+        return None if lost is None else Ending(lost, 1, _LOST + 1)
+
+    def _may_learn_more(self) -> bool:
+        """Ranks that have lost a peer are no cause: the peer is, and may still be ending."""
+        self._lost_at = self._lost_at or time.monotonic()
+        known = None if self._status is None else self._status.ending
+        is_only_node = self._status is None or self._status.num_nodes == 1
+        alone = not self._ranks.is_running and is_only_node
+        waited = time.monotonic() - self._lost_at
+        return waited < _ROOT_S and not alone and (known is None or known.weight >= _LOST)
+
+    def _fail(self, root: Ending) -> bool:
+        """End the ranks for the failure of one, here or on another node, or because a node joins."""
+        is_own = root in self._failures
+        if is_own and root.code == -signal.SIGKILL:
+            time.sleep(_LAST_WORDS_S)
+            causes = [self._cause(number) for number in self._ranks.started]
+            root = dataclasses.replace(root, line=explained(root.line, causes))
+        root = dataclasses.replace(root, is_final=self._is_final(root))
+        found = self._tell(root)
+        self._ranks.end(_GRACE_S if found.is_failure else _SAVE_S)
+        if self._status is not None:
+            self._status.refresh()
+            found = self._status.ending or found
+        self.ending = found
+        if self._signals and _is_stop(found.code, self._signals):
+            # The signal has come to a rank first: it is sent to all processes of a job by some.
+            self.outcome = stopped([found.code])
+        elif self._is_final(found):
+            was_told = is_own and found == root and root.code in NEVER_AGAIN
+            self.outcome = Outcome(found.final_code, None if was_told else found.line)
+        else:
+            count, most = self._num_restarts
+            again = f" (restart {count + 1} of {most})" if found.is_failure else ""
+            self._say(f"flambeau: {found.line}; starting the ranks again{again}")
+        return True
+
+    def _tell(self, ending: Ending) -> Ending:
+        """Publish it; what counts among the nodes may be another."""
+        if self._status is None:
+            return ending
+        self._status.publish(ending)
+        return self._status.ending or ending
+
+    def _is_final(self, ending: Ending) -> bool:
+        count, most = self._num_restarts
+        return bool(
+            ending.is_final
+            or (ending.is_failure and (count == most or ending.code in NEVER_AGAIN))
+            or self._signals
+            or (self._status is not None and self._status.is_cut_off)
+        )
+
+    def _end(self, ending: Ending | None, outcome: Outcome) -> bool:
+        """The job is over."""
+        if ending is not None:
+            self._tell(dataclasses.replace(ending, is_final=True))
+        self.ending, self.outcome = ending, outcome
+        return True
+
+    def _note(self, number: int, code: int) -> None:
+        """A rank has ended on its own: keep it in mind if that is a failure."""
+        if code in (0, EXIT_CODE) or _is_stop(code, self._signals):
+            return
+        rank = self._ranks.started[number]
+        name = name_of(rank.rank, rank.world, self._host, rank.pid)
+        line = line_of(name, code, self._cause(number), lost_peer=LOST_PEER)
+        # SIGABRT is what a rank gives itself, perhaps because of another one.
+        weight = 0 if code < 0 and -code != signal.SIGABRT else _LOST if code == LOST_PEER else 1
+        self._failures.append(Ending(line, code, weight))
+
+    def _cause(self, number: int) -> str:
+        return cause_of(self._ranks.folder / f"{number}.error")
+
+
+def _is_stop(code: int, signals: Sequence[signal.Signals]) -> bool:
+    """Whether a signal that was passed on has ended a rank, which had no answer to it."""
+    return any(code in (-number, 128 + number) for number in signals)
+
+
+def stopped(codes: Sequence[int]) -> Outcome:
+    """The outcome of ranks that were asked to stop; `codes` are theirs, or negative signals."""
+    if {INTERRUPTED, -signal.SIGINT} & set(codes):
+        return Outcome(INTERRUPTED, "interrupted")
+    return Outcome(EXIT_CODE)
