@@ -273,8 +273,8 @@ def _name_of_start(store: Store, rank: int, world: int) -> str:
     """A name that the ranks of this start of the job share and those of earlier ones did not.
 
     The agent's store lives on when it starts ranks again, and torch 2.15 would then read where the ranks of
-    the last time listened, and find nobody there. So each rank says that it has come, under a word that
-    nobody has used; rank 0 answers whoever it sees until all have acknowledged.
+    the last time listened, and find none there. So each rank registers under a new random word, and rank 0
+    answers each rank that it sees until all have acknowledged.
     """
     word, deadline = uuid.uuid4().hex, time.monotonic() + _START_S
     if rank:

@@ -97,17 +97,8 @@ def set_up(
     set_up_torch(settings, device)
     ranks = join_ranks()
     train_data, val_data = datasets(settings, facts, train, val)
-    shards = settings.shard == "fsdp" and replay_from is None
-    # With a checkpoint the weights are there: no download, which may have become impossible.
-    started = replay_from is not None or bool(checkpoint_folders(folder / "checkpoints"))
-    model, lines = ranks.each(
-        lambda: new_model(settings, facts, ranks, started=started, on_cpu=shards)
-    )
+    model, lines = new_model(settings, facts, ranks, folder=folder, replay_from=replay_from)
     teacher = ranks.each(lambda: make_teacher(settings, facts, device))
-    if shards:
-        from flambeau.parallel.fsdp import shard_model
-
-        shard_model(model, ranks, device)
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
     # Before Run, which may put pieces into the optimizer in the place of the model's parameters.
     lines += report(settings, model, optimizer)
@@ -141,28 +132,41 @@ def set_up_torch(settings: ResolvedSettings, device: torch.device) -> None:
 
 
 def new_model(
-    settings: ResolvedSettings, facts: DataFacts, ranks: Ranks, *, started: bool, on_cpu: bool
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    ranks: Ranks,
+    *,
+    folder: Path,
+    replay_from: Path | None,
 ) -> tuple[nn.Module, list[str]]:
-    """The model before its first step, with what is frozen and recomputed; and lines for the user.
+    """The model before its first step, frozen, recomputed and sharded as the settings say; lines to print.
 
-    Args:
-        settings: of the run.
-        facts: of the data.
-        ranks: of the job; rank 0 loads weights, and the others get them from it later.
-        started: a checkpoint has the weights: load none.
-        on_cpu: leave it on the CPU; a sharded model goes to the device block by block.
+    Rank 0 alone loads weights; the others get them from it later.
     """
+    # With a checkpoint the weights are there: no download, which may have become impossible.
+    started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
     loads = not started and ranks.is_first
-    placed = dataclasses.replace(settings, device="cpu") if on_cpu else settings
-    model = make_model(placed, facts, pretrained=settings.pretrained and loads)
-    lines = []
-    if settings.weights is not None and loads:
-        lines.append(load_weights(model, settings.weights))
-    check_training(model, settings, facts, world=ranks.world)
-    if settings.sync_bn and ranks.world > 1:
-        model = convert_sync_batchnorm(model)
-    freeze_parts(model, settings.freeze)
-    recompute_parts(model, settings.recompute)
+    shards = settings.shard == "fsdp" and replay_from is None
+    # To be sharded, it goes to the device block by block.
+    placed = dataclasses.replace(settings, device="cpu") if shards else settings
+    lines: list[str] = []
+
+    def make() -> nn.Module:
+        model = make_model(placed, facts, pretrained=settings.pretrained and loads)
+        if settings.weights is not None and loads:
+            lines.append(load_weights(model, settings.weights))
+        check_training(model, settings, facts, world=ranks.world)
+        if settings.sync_bn and ranks.world > 1:
+            model = convert_sync_batchnorm(model)
+        freeze_parts(model, settings.freeze)
+        recompute_parts(model, settings.recompute)
+        return model
+
+    model = ranks.each(make)
+    if shards:
+        from flambeau.parallel.fsdp import shard_model
+
+        shard_model(model, ranks, pick_device(settings.device))
     return model, lines
 
 

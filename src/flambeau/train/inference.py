@@ -202,7 +202,7 @@ def predict(
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable ones to leave out.
         download: fetch what is missing of a data set by name.
-        say: is told what is left out.
+        say: takes a line for each image that is left out.
 
     Yields:
         Each image with (class, probability) pairs, in the order given.

@@ -24,7 +24,7 @@ from flambeau.data.loading.micro_batch import (
 )
 from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.data.loading.seeded_dataset import SeededDataset
-from flambeau.data.loading.workers.processes import Workers, heard, signals_held
+from flambeau.data.loading.workers.processes import Workers, errors_kept, signals_held
 from flambeau.data.loading.workers.progress import hold_deaths, reading
 from flambeau.data.loading.workers.transport import Uncollated, has_room, pinned, received, to_send
 from flambeau.errors import InputError
@@ -144,7 +144,7 @@ class Loader:
         Args:
             epoch: the first one.
             position: samples of it that are already consumed.
-            epochs: how many in all; None goes on for ever.
+            epochs: how many in all; None for ever.
         """
         plan = BatchPlan(
             self._layout,
@@ -269,7 +269,7 @@ class _Fetch(Dataset[Any]):
         if isinstance(self._dataset, SeededDataset):
             first = int(indices[0])
             try:
-                with reading(first), heard(f"batch of sample {first}", workers=self._workers):
+                with reading(first), errors_kept(f"batch of sample {first}", workers=self._workers):
                     batch, bad = self._dataset.batch(indices, seeds)
             except InputError as error:
                 # As a value: raised, it would arrive wrapped in a traceback.
@@ -279,7 +279,7 @@ class _Fetch(Dataset[Any]):
             samples = []
             for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
                 seed_cpu(seed)
-                with reading(index), heard(f"sample {index}", workers=self._workers):
+                with reading(index), errors_kept(f"sample {index}", workers=self._workers):
                     samples.append(self._dataset[index])
             return part, self.collated(samples), size, ()
 

@@ -33,7 +33,7 @@ class UserDataLoader:
 
     Args:
         batches: re-iterable, with a length; the first tensor's first dimension counts the samples of a batch.
-        accumulate: batches an optimizer step.
+        accumulate: batches per optimizer step.
         seed: of the generators.
         rank: of this process.
         world: how many processes train together.

@@ -31,7 +31,7 @@ class DataFacts:
     Attributes:
         classes: names, in the order of the logits.
         channels: 1 or 3.
-        mean, std: a channel, of pixels in [0, 1].
+        mean, std: per channel, of pixels in [0, 1].
         train_samples, val_samples: how many.
         train_fingerprint, val_fingerprint: hex SHA-256 of what the sources say of themselves.
         model_file_sha256: of FILE.py where the model comes from one, else None.

@@ -71,7 +71,7 @@ class LRSchedule:
             return
         if value is None or value != value:
             raise InputError(
-                f"schedule = 'plateau' needs {self._metric!r} once an epoch, and it was "
+                f"schedule = 'plateau' needs {self._metric!r} once per epoch, and it was "
                 f"{'not logged' if value is None else 'NaN'}: log it within run.evaluate(), or give Run "
                 "another best="
             )

@@ -137,7 +137,7 @@ class NanGuard:
             go_to: puts a checkpoint back.
 
         Returns:
-            The lines of metrics.jsonl that tell of this rollback, and of those after the checkpoint.
+            The lines of metrics.jsonl about this rollback, and about those after the checkpoint.
         """
         state = self._state
         rollbacks, lr_scale = state.rollbacks + 1, state.lr_scale * LR_FACTOR

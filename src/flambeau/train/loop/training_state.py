@@ -63,7 +63,7 @@ class TrainingState:
 
         Args:
             metrics_bytes: the length of metrics.jsonl at this point.
-            exactness: what else decides the bits, for whoever resumes.
+            exactness: what else decides the bits, for a resume.
         """
         place = {name: getattr(self, name) for name in _PLACE}
         state = {
