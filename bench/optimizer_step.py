@@ -25,7 +25,7 @@ from torch import Tensor, nn, optim
 
 from flambeau.recipes.models.small_convnet import SmallConvNet
 from flambeau.recipes.training.muon import Muon, hidden_matrices
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, device_model  # beside this script
 
 STEPS = 10
 KERNELS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -141,11 +141,7 @@ def main() -> None:
             "state_bytes": sizes[name],
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "device": (
-                cpu_model()
-                if arguments.device == "cpu"
-                else torch.cuda.get_device_name(arguments.device)
-            ),
+            "device": device_model(arguments.device),
             "threads": torch.get_num_threads(),
             "commit": commit(),
             "command": " ".join(["python", "bench/optimizer_step.py", *sys.argv[1:]]),

@@ -1,4 +1,4 @@
-"""Where a figure of bench/results comes from: the processor, and the commit."""
+"""Where a figure of bench/results comes from: the hardware, and the commit."""
 
 import os
 import platform
@@ -15,13 +15,27 @@ def cpu_model() -> str:
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
+def device_model(device: str) -> str:
+    """The name of a GPU, or `cpu_model` for 'cpu'. On a GPU it starts CUDA in this process."""
+    if device == "cpu":
+        return cpu_model()
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
 def commit() -> str:
+    """Of the checkout that this file lies in; nothing where there is no git."""
+
     def git(*words: str) -> str:
         done = subprocess.run(
             ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
         )
         return done.stdout.strip()
 
-    return git("rev-parse", "--short", "HEAD") + (
-        " with changes" if git("status", "--porcelain") else ""
-    )
+    try:
+        return git("rev-parse", "--short", "HEAD") + (
+            " with changes" if git("status", "--porcelain") else ""
+        )
+    except FileNotFoundError:
+        return ""

@@ -36,7 +36,7 @@ from torch.utils.data import TensorDataset
 
 from flambeau.parallel.ddp import COMPRESSIONS
 from flambeau.train.run import Run
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, cpu_model, device_model  # beside this script
 
 BATCH, WIDTH, CLASSES, ROWS = 96, 1024, 10, 9600
 WARM_UP = 120  # PowerSGD starts after 100 steps
@@ -166,7 +166,8 @@ def samples_of(world: int, arguments: argparse.Namespace) -> list[tuple[str, int
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
+    # Not a fork: this process asks a GPU for its name, and CUDA outlives no fork.
+    context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     ranks = [
         context.Process(target=measure, args=(rank, world, port, arguments, sender))
@@ -212,7 +213,7 @@ def lines(
 
 
 def hardware() -> dict[str, Any]:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    device = device_model("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "device": device, "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)), "threads": 1,
         "torch": torch.__version__, "python": platform.python_version(), "commit": commit(),
@@ -239,7 +240,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 def main(words: list[str]) -> None:
     arguments = parse(words)
     about = hardware()
-    alone = leave_network()  # the ranks are forks of this process
+    alone = leave_network()  # and the ranks, which this process starts, with it
     for world in arguments.ranks:
         with tempfile.TemporaryDirectory() as folder:
             arguments.folder = folder

@@ -1,10 +1,12 @@
 """Microseconds that a trainer adds to an optimizer step of a small MLP, against the bare loop.
 
     OMP_NUM_THREADS=1 taskset -c 1 python bench/trainer_overhead.py [--rounds N] [--only NAME,NAME] [--record]
+                                                                    [--device cuda]
 
 MLP 32-32-10 with ReLU, batch 16, cross-entropy, SGD 0.01 with momentum 0.9, ready batches, one thread.
 Each round runs every contender once, in a new order, and times its steps 40 to 340 in CPU time of the
-process; the ratio is to the bare loop of the same round. One JSON line a contender. Peers run where they are
+process (on a GPU in wall time, from an idle device to an idle device, with the batches there, and without the
+peers); the ratio is to the bare loop of the same round. One JSON line a contender. Peers run where they are
 installed (`pip install -e '.[bench]'`). Every contender must end with the weights of its loop by hand: who
 skips work is refused.
 """
@@ -32,7 +34,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from provenance import commit, cpu_model  # beside this script
+import flambeau
+from provenance import commit, cpu_model, device_model  # beside this script
 
 STEPS, FIRST, BATCH = 340, 40, 16
 CLIP, DECAY, LOG_EVERY = 1.0, 0.999, 50
@@ -42,28 +45,36 @@ Batch = tuple[Tensor, Tensor]
 class Timed(nn.Module):
     """The network, which notes the time of its forward calls 40 and 340."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+        self.layers = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
         self.calls = 0
         self.times: list[float] = []
 
     def forward(self, x: Tensor) -> Tensor:
         if self.calls == FIRST or self.calls == STEPS - 1:
-            self.times.append(time.process_time())
+            self.times.append(now(x.device))
         self.calls += 1
         return self.layers(x)
+
+
+def now(device: torch.device) -> float:
+    """Seconds that this process has computed; with a GPU those of the clock, once the GPU is idle."""
+    if device.type == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 class Batches:
     """Ready batches, as often as one likes."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         generator = torch.Generator().manual_seed(1)
         x = torch.randn(STEPS, BATCH, 32, generator=generator)
         y = torch.randint(0, 10, (STEPS, BATCH), generator=generator)
-        self.batches = list(zip(x, y, strict=True))
+        self.batches = list(zip(x.to(device), y.to(device), strict=True))
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -100,7 +111,7 @@ def by_hand(model: Timed, batches: Batches, *, clip: bool, fused: bool = False) 
     average = torch.optim.swa_utils.AveragedModel(
         model.layers, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(DECAY)
     )
-    total, lines = torch.zeros(()), io.StringIO()
+    total, lines = torch.zeros((), device=batches.batches[0][0].device), io.StringIO()
     for step, (x, y) in enumerate(batches, 1):
         loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
@@ -219,6 +230,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--only", default="", help="names, separated by commas; bare always runs")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
         "--record", action="store_true", help="append to bench/results/trainer_overhead.jsonl"
     )
@@ -230,9 +242,15 @@ def main() -> None:
     names = [
         name for name, (_, package, _) in CONTENDERS.items()
         if importlib.util.find_spec(package) and (not only or name in only or name == "bare")
+        and (arguments.device == "cpu" or package in ("torch", "flambeau"))
     ]  # fmt: skip
-    seconds = measure(names, rounds=arguments.rounds, shuffle=random.Random(arguments.seed))
-    lines = [line(name, seconds) for name in names]
+    seconds = measure(
+        names,
+        rounds=arguments.rounds,
+        shuffle=random.Random(arguments.seed),
+        device=arguments.device,
+    )
+    lines = [line(name, seconds, arguments.device) for name in names]
     for entry in lines:
         print(json.dumps(entry))
     if arguments.record:
@@ -241,15 +259,17 @@ def main() -> None:
             results.writelines(json.dumps(entry) + "\n" for entry in lines)
 
 
-def measure(names: list[str], *, rounds: int, shuffle: random.Random) -> dict[str, list[float]]:
+def measure(
+    names: list[str], *, rounds: int, shuffle: random.Random, device: str
+) -> dict[str, list[float]]:
     """Microseconds a step of each contender, a figure a round; the first round warms up, uncounted."""
-    batches = Batches()
+    batches = Batches(device)
     figures: dict[str, list[float]] = {name: [] for name in names}
     weights: dict[str, Tensor] = {}
     for round_ in range(rounds + 1):
         for name in shuffle.sample(names, len(names)):
             run, _, group = CONTENDERS[name]
-            model = Timed()
+            model = Timed(device)
             with (
                 contextlib.redirect_stdout(io.StringIO()),
                 contextlib.redirect_stderr(io.StringIO()),
@@ -267,11 +287,14 @@ def measure(names: list[str], *, rounds: int, shuffle: random.Random) -> dict[st
     return figures
 
 
-def line(name: str, figures: dict[str, list[float]]) -> dict[str, Any]:
+def line(name: str, figures: dict[str, list[float]], device: str) -> dict[str, Any]:
     ratios = [a / b for a, b in zip(figures[name], figures["bare"], strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
     package = CONTENDERS[name][1]
-    distribution = {"ignite": "pytorch-ignite"}.get(package, package)
+    if package == "flambeau":  # which need not be installed
+        version = flambeau.__version__
+    else:
+        version = importlib.metadata.version({"ignite": "pytorch-ignite"}.get(package, package))
     return {
         "contender": name,
         "us_per_step": round(statistics.median(figures[name]), 1),
@@ -279,10 +302,11 @@ def line(name: str, figures: dict[str, list[float]]) -> dict[str, Any]:
         "ratio_p25": round(low, 3),
         "ratio_p75": round(high, 3),
         "n": len(ratios),
-        "version": importlib.metadata.version(distribution),
+        "version": version,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cpu": cpu_model(),
+        "device": device_model(device),
         "threads": torch.get_num_threads(),
         "commit": commit(),
         "command": " ".join(["python", "bench/trainer_overhead.py", *sys.argv[1:]]),

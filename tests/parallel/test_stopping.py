@@ -1,4 +1,4 @@
-"""Ranks stop together when one is asked to, and end when one is lost or stalls."""
+"""Ranks stop together when one is asked to, and end when one is lost or makes no progress."""
 
 import os
 import re

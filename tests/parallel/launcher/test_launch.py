@@ -233,10 +233,10 @@ ENDS = {  # what ranks do, the exit code, and how the last line says that rank 1
         1,
         "ended with exit code 1: ValueError: no",
     ),
-    "stood still": (
-        "if rank == 1:\n    cause(name(1, os.getpid()) + ' has stood still')\n    sys.exit(1)\nwait()",
+    "made no progress": (
+        "if rank == 1:\n    cause(name(1, os.getpid()) + ' has made no progress')\n    sys.exit(1)\nwait()",
         1,
-        "has stood still",
+        "has made no progress",
     ),
     "killed by its watch": (KILLED_BY_WATCH, 1, "has been silent for 4 s"),
     "named by those who have lost it": (
@@ -699,6 +699,17 @@ def test_ranks_do_not_outlive_the_launcher(start: Start) -> None:
     pids = launcher.pids()
     launcher.send(signal.SIGKILL)
     until_gone(pids, 2)
+
+
+def test_a_rank_whose_supervisor_is_killed_counts_as_killed(start: Start) -> None:
+    launcher = start("wait()")
+    pids = launcher.pids()
+    stat = Path(f"/proc/{pids[1]}/stat").read_text()
+    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    ended = launcher.end()
+    assert ended.code == 1
+    last_line(ended, 1, 2, "was killed by SIGKILL")
+    assert all(map(is_gone, pids))
 
 
 # ---------------------------------------------------------------- several nodes

@@ -17,8 +17,8 @@ from flambeau.parallel.watchdog.heartbeat import (
     frames_of,
     outlier_ranks,
     silent_ranks,
-    slowest_ranks,
     stack_text,
+    straggler_ranks,
 )
 
 
@@ -35,12 +35,12 @@ def test_silent_is_who_wrote_nothing_and_has_not_left() -> None:
 
 
 def test_behind_is_who_has_come_least_far_and_has_no_time_left() -> None:
-    assert slowest_ranks([_beat(9, 3, 2), _beat(9, 3, 1), _beat(9, 2, 8)]) == [2]
-    assert slowest_ranks([_beat(9, 3, 2), _beat(9, 3, 1), None]) == [1]
-    assert slowest_ranks([_beat(9, 3, 2), _beat(9, 3, 1, over=False)]) == []
-    assert slowest_ranks([_beat(9, 0, 0, phase=LEFT), _beat(9, 3, 1)]) == [1]
-    assert slowest_ranks([_beat(9, 3, 1), _beat(9, 3, 1)]) == [0, 1]
-    assert slowest_ranks([_beat(9, phase=LEFT)]) == []
+    assert straggler_ranks([_beat(9, 3, 2), _beat(9, 3, 1), _beat(9, 2, 8)]) == [2]
+    assert straggler_ranks([_beat(9, 3, 2), _beat(9, 3, 1), None]) == [1]
+    assert straggler_ranks([_beat(9, 3, 2), _beat(9, 3, 1, over=False)]) == []
+    assert straggler_ranks([_beat(9, 0, 0, phase=LEFT), _beat(9, 3, 1)]) == [1]
+    assert straggler_ranks([_beat(9, 3, 1), _beat(9, 3, 1)]) == [0, 1]
+    assert straggler_ranks([_beat(9, phase=LEFT)]) == []
 
 
 def test_of_equals_the_one_at_another_place_is_odd() -> None:

@@ -16,40 +16,40 @@ def _fail(error: Exception) -> NoReturn:
 
 def test_answers_come_from_the_store_under_the_prefix() -> None:
     store = HashStore()
-    line = StoreClient(lambda: store, prefix="start-1", wait_s=20)
-    line.call(lambda store: store.set("key", "value"))
-    assert line.call(lambda store: store.get("key")) == b"value"
+    client = StoreClient(lambda: store, prefix="start-1", wait_s=20)
+    client.call(lambda store: store.set("key", "value"))
+    assert client.call(lambda store: store.get("key")) == b"value"
     assert not store.check(["key"])
     assert not StoreClient(lambda: store, prefix="start-2", wait_s=20).call(
         lambda store: store.check(["key"])
     )
     before = threading.active_count()
-    line.close()
+    client.close()
     assert threading.active_count() == before - 1
 
 
 def test_an_error_of_the_store_is_its_loss_and_another_is_not() -> None:
-    line = StoreClient(HashStore, prefix="", wait_s=20)
+    client = StoreClient(HashStore, prefix="", wait_s=20)
     with pytest.raises(StoreLost, match=r"^reset by peer$"):
-        line.call(lambda store: _fail(RuntimeError("reset by peer\nframe #0")))
+        client.call(lambda store: _fail(RuntimeError("reset by peer\nframe #0")))
     with pytest.raises(KeyError, match="mine"):
-        line.call(lambda store: _fail(KeyError("mine")))
-    line.close()
+        client.call(lambda store: _fail(KeyError("mine")))
+    client.close()
 
 
 def test_no_connection_is_a_loss() -> None:
-    line = StoreClient(lambda: _fail(RuntimeError("refused")), prefix="", wait_s=20)
+    client = StoreClient(lambda: _fail(RuntimeError("refused")), prefix="", wait_s=20)
     with pytest.raises(StoreLost, match="refused"):
-        line.call(lambda store: store.check(["key"]))
-    line.close()
+        client.call(lambda store: store.check(["key"]))
+    client.close()
 
 
 def test_a_store_that_does_not_answer_is_given_up() -> None:
-    line = StoreClient(HashStore, prefix="", wait_s=0.2)
+    client = StoreClient(HashStore, prefix="", wait_s=0.2)
     go_on = threading.Event()
     start = time.monotonic()
     with pytest.raises(StoreLost, match="no answer"):
-        line.call(lambda store: go_on.wait(20))
+        client.call(lambda store: go_on.wait(20))
     assert 0.2 <= time.monotonic() - start < 10
     go_on.set()
-    line.close()
+    client.close()

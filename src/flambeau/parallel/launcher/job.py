@@ -1,7 +1,7 @@
 """A job on this machine: torch's elastic launch starts its ranks, as often as it takes.
 
-Each start of the ranks, together with the other nodes, is one `elastic_launch`: torch 2.11 to 2.15 lose nodes
-where ranks are started again within one (docs/en/design.md has the reasons).
+Each start of the ranks, together with the other nodes, is one `elastic_launch`: torch loses nodes where
+ranks are started again within one (docs/en/design.md, 'Starting ranks', has the reasons).
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from logging import NullHandler, getLogger
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from flambeau.errors import InputError
 from flambeau.parallel.launcher import job_status, rank_supervisor
 from flambeau.parallel.launcher.background import Background
+from flambeau.parallel.launcher.job_spec import JobSpec
 from flambeau.parallel.launcher.job_status import Ending, RoundStatus
 from flambeau.parallel.launcher.rank_processes import RankProcesses
 from flambeau.parallel.launcher.rendezvous_address import Place
@@ -37,41 +37,12 @@ _AGENT_S = 5.0  # for torch's agent to end once its processes have; a lost store
 _PATIENCE_S = 5.0  # of waiting for other nodes, before the user is told
 
 
-@dataclass(frozen=True)
-class JobSpec:
-    """What a launcher is asked for.
-
-    Attributes:
-        command: program and arguments; `${local_rank}` becomes the number of the rank on this node.
-        procs: ranks on this machine.
-        nodes: the fewest and the most machines.
-        place: where they meet.
-        job_id: a name, the same on all nodes.
-        node_rank: the place of this node among the others.
-        max_restarts: how often ranks are started again after a failure.
-        join_timeout_s: how long to wait for other nodes.
-    """
-
-    command: Sequence[str]
-    procs: int
-    nodes: tuple[int, int]
-    place: Place
-    job_id: str
-    node_rank: int | None
-    max_restarts: int
-    join_timeout_s: int
-
-    @property
-    def is_ordered(self) -> bool:
-        """The nodes have ranks of their own: torch's static rendezvous takes them."""
-        return self.node_rank is not None and self.nodes[0] == self.nodes[1] > 1
-
-
 class Job:
     """Runs a job round by round.
 
     Args:
         spec: what to run.
+        place: where the nodes meet.
         folder: an empty one.
         signals: grows by what the ranks are to be sent.
         say: prints a line.
@@ -80,12 +51,14 @@ class Job:
     def __init__(
         self,
         spec: JobSpec,
+        place: Place,
         folder: Path,
         *,
         signals: Sequence[signal.Signals],
         say: Callable[[str], None],
     ) -> None:
-        self._spec, self._folder, self._signals, self._say = spec, folder, signals, say
+        self._spec, self._place, self._folder = spec, place, folder
+        self._signals, self._say = signals, say
         self._store: Store | None = None
         self._is_host = True
         self._num_rounds = self._num_restarts = 0
@@ -100,7 +73,7 @@ class Job:
         """
         with _quiet():
             outcome = self._stopped()
-            if outcome is None and self._spec.place.port:
+            if outcome is None and self._place.port:
                 outcome = self._open_store()
             while outcome is None:
                 outcome = self._next_round()
@@ -113,19 +86,19 @@ class Job:
     def _open_store(self) -> Outcome | None:
         """The store that all launchers of the job use; an outcome if a signal comes first."""
         spec = self._spec
-        if not spec.place.is_here:
+        if not self._place.is_here:
             self._wait_for_host()
-        opening = Background(lambda: job_status.open_store(spec.place, spec.nodes[1], spec.job_id))
+        opening = Background(lambda: job_status.open_store(self._place, spec.nodes[1], spec.job_id))
         if not self._wait_for(opening, job_status.STORE_S / 2):
             return self._stopped()
         if opening.is_alive():
-            raise InputError(job_status.not_ours(spec.place))
+            raise InputError(job_status.not_ours(self._place))
         self._store, self._is_host = opening.result()
         return None
 
     def _wait_for_host(self) -> None:
         """Until somebody listens at the rendezvous, or a signal has come."""
-        place, timeout_s = self._spec.place, self._spec.join_timeout_s
+        place, timeout_s = self._place, self._spec.join_timeout_s
         started_at, has_told = time.monotonic(), False
         while not self._signals and (reason := place.refuses()):
             waited_s = time.monotonic() - started_at
@@ -169,15 +142,16 @@ class Job:
         variables = {"TORCHELASTIC_RESTART_COUNT": f"{number}", "TORCHELASTIC_RUN_ID": spec.job_id}
         ranks = RankProcesses(folder, spec.procs, variables)
         agent = Background(lambda: self._launch(number, folder))
-        outcome = self._wait_for_start(ranks, status, agent)
-        if outcome is None and ranks.started:
-            outcome = self._watch(ranks, status, agent)
-        else:
-            ranks.release(1)
-        if status is not None and outcome is not None:
-            status.leave(is_host=self._is_host)
-        elif status is not None:
-            status.end()
+        try:
+            outcome = self._wait_for_start(ranks, status, agent)
+            if outcome is None and ranks.started:
+                outcome = self._watch(ranks, status, agent)
+            if status is not None and outcome is not None:
+                status.leave(is_host=self._is_host)
+        finally:
+            ranks.release(1)  # also those that torch's agent starts after all
+            if status is not None:
+                status.end()
         return outcome
 
     def _wait_for_start(
@@ -203,7 +177,7 @@ class Job:
                 return None
             if not has_told and time.monotonic() > started_at + _PATIENCE_S:
                 has_told = True
-                self._say(f"flambeau: waiting for the other nodes at {self._spec.place}")
+                self._say(f"flambeau: waiting for the other nodes at {self._place}")
         return None
 
     def _watch(
@@ -212,12 +186,12 @@ class Job:
         """Until the ranks have ended."""
         first = next(iter(ranks.started.values()))
         if status is not None:
-            status.ranks_started(first.node, first.num_nodes, self._spec.place.local_name)
+            status.ranks_started(first.node, first.num_nodes, self._place.local_name)
         self._say_shape((first.world, first.num_nodes))
         watched = Round(
             ranks,
             status,
-            place=str(self._spec.place),
+            place=str(self._place),
             signals=self._signals,
             num_restarts=(self._num_restarts, self._spec.max_restarts),
             say=self._say,
@@ -247,7 +221,7 @@ class Job:
 
     def _launch(self, number: int, folder: Path) -> None:
         """Torch's launch of one round; `RankProcesses.release` has its processes end."""
-        spec, place = self._spec, self._spec.place
+        spec, place = self._spec, self._place
         supervise = (
             "import runpy, sys; sys.exit(runpy.run_path(sys.argv[1])['supervise'](sys.argv[2:]))"
         )
@@ -282,7 +256,7 @@ class Job:
 
     def _without_rendezvous(self, error: Exception | None) -> Outcome:
         """What it means that the nodes cannot meet, or not any more."""
-        place = self._spec.place
+        place = self._place
         if isinstance(error, ChildFailedError):
             rank, failure = error.get_first_failure()
             return Outcome(1, f"rank {rank} could not be started: {failure.message}")

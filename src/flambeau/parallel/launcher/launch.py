@@ -2,15 +2,13 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from flambeau.errors import InputError
+from flambeau.parallel.launcher.job_spec import JobSpec
 from flambeau.parallel.launcher.rendezvous_address import LOOPBACK, find_place
 from flambeau.parallel.launcher.signal_forwarding import noted_signals
 
@@ -53,23 +51,25 @@ def launch(
     Raises:
         InputError: an argument is wrong, a port is taken, a host unknown, or other nodes have not come.
     """
-    job = _Job(
-        command,
-        procs,
-        nodes,
-        rendezvous,
-        "flambeau" if job_id is None else job_id,
-        node_rank,
-        max_restarts,
-        local_addr,
-        join_timeout_s,
+    spec = JobSpec(
+        command=command,
+        procs=procs,
+        nodes=nodes,
+        rendezvous=rendezvous,
+        job_id="flambeau" if job_id is None else job_id,
+        node_rank=node_rank,
+        max_restarts=max_restarts,
+        local_addr=local_addr,
+        join_timeout_s=join_timeout_s,
     )
-    job.check()
+    spec.check()
     with (
         noted_signals() as signals,
-        tempfile.TemporaryDirectory(prefix="flambeau-launch-") as folder,
+        tempfile.TemporaryDirectory(
+            prefix="flambeau-launch-", ignore_cleanup_errors=True
+        ) as folder,
     ):
-        code, line = job.run(signals, Path(folder), say)
+        code, line = _run(spec, signals, Path(folder), say)
     if line is not None:
         # A rank may have left a progress bar in this line of a terminal.
         say(("\n" if sys.stderr.isatty() else "") + f"flambeau: {line}")
@@ -83,75 +83,17 @@ def auto_procs() -> int:
     return max(1, torch.cuda.device_count())
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What `launch` was asked for."""
-
-    command: Sequence[str]
-    procs: int
-    nodes: tuple[int, int]
-    rendezvous: str | None
-    job_id: str
-    node_rank: int | None
-    max_restarts: int
-    local_addr: str | None
-    join_timeout_s: int
-
-    def check(self) -> None:
-        """Refuse what cannot be."""
-        if not self.command or shutil.which(self.command[0]) is None:
-            name = "".join(self.command[:1])
-            raise InputError(f"there is no program {name!r} to run on the ranks")
-        if self.procs < 1:
-            raise InputError(f"a machine needs at least one process; got {self.procs}")
-        if self.max_restarts < 0:
-            raise InputError(f"--max-restarts counts from 0; got {self.max_restarts}")
-        self._check_nodes()
-
-    def _check_nodes(self) -> None:
-        fewest, most = self.nodes
-        if not 1 <= fewest <= most:
-            raise InputError(
-                f"the number of nodes is N or MIN:MAX, from 1 and not falling; got {fewest}:{most}"
-            )
-        if most > 1 and self.rendezvous is None:
-            raise InputError(
-                f"{most} nodes need a place to meet: give each --rdzv HOST:PORT, with the name of one of them"
-            )
-        if self.local_addr is not None and self.rendezvous is None:
-            raise InputError("--local-addr is for several nodes, which meet at --rdzv HOST:PORT")
-        if self.node_rank is not None and not 0 <= self.node_rank < most:
-            raise InputError(
-                f"--node-rank of {most} nodes is from 0 to {most - 1}; got {self.node_rank}"
-            )
-        if not self.job_id.replace("-", "").replace("_", "").isalnum():
-            raise InputError(f"--job-id is made of letters, digits, - and _; got {self.job_id!r}")
-        if self.join_timeout_s < 1:
-            raise InputError(f"--join-timeout is at least 1 second; got {self.join_timeout_s}")
-
-    def run(
-        self, signals: Sequence[signal.Signals], folder: Path, say: Callable[[str], None]
-    ) -> tuple[int, str | None]:
-        """The exit code, and a last line for the user."""
-        place = LOOPBACK
-        if self.rendezvous is not None:
-            place = find_place(
-                self.rendezvous, node_rank=self.node_rank, local_addr=self.local_addr
-            )
-        with _quiet_torch():
-            from flambeau.parallel.launcher.job import Job, JobSpec
-        spec = JobSpec(
-            self.command,
-            self.procs,
-            self.nodes,
-            place,
-            self.job_id,
-            self.node_rank,
-            self.max_restarts,
-            self.join_timeout_s,
-        )
-        with _variables(_of_ranks(self.procs, place.interface if self.nodes[1] > 1 else None)):
-            return Job(spec, folder, signals=signals, say=say).run()
+def _run(
+    spec: JobSpec, signals: Sequence[signal.Signals], folder: Path, say: Callable[[str], None]
+) -> tuple[int, str | None]:
+    """The exit code, and a last line for the user."""
+    place = LOOPBACK
+    if spec.rendezvous is not None:
+        place = find_place(spec.rendezvous, node_rank=spec.node_rank, local_addr=spec.local_addr)
+    with _quiet_torch():
+        from flambeau.parallel.launcher.job import Job
+    with _variables(_of_ranks(spec.procs, place.interface if spec.nodes[1] > 1 else None)):
+        return Job(spec, place, folder, signals=signals, say=say).run()
 
 
 def _of_ranks(procs: int, interface: str | None) -> dict[str, str]:

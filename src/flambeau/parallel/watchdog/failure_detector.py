@@ -21,8 +21,8 @@ from flambeau.parallel.watchdog.heartbeat import (
     frames_of,
     outlier_ranks,
     silent_ranks,
-    slowest_ranks,
     stack_text,
+    straggler_ranks,
 )
 from flambeau.parallel.watchdog.store_client import StoreClient
 
@@ -206,7 +206,7 @@ class FailureDetector:
         if ranks:
             cause = self._silence_text(ranks, after[ranks[0]])
             return client.call(self._reporting(ranks, cause, is_silent=True))
-        ranks = [] if has_lost_peer else slowest_ranks(after)
+        ranks = [] if has_lost_peer else straggler_ranks(after)
         if len(ranks) > 1:
             ranks = outlier_ranks(
                 client.call(lambda store: {r: _read_frames(store, r) for r in ranks})

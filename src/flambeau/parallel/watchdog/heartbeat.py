@@ -150,7 +150,7 @@ def silent_ranks(before: Heartbeats, after: Heartbeats) -> list[int]:
     ]
 
 
-def slowest_ranks(beats: Heartbeats) -> list[int]:
+def straggler_ranks(beats: Heartbeats) -> list[int]:
     """Ranks that are furthest behind, for which the others wait; none while one of them is not overdue."""
     running = {
         rank: beat for rank, beat in enumerate(beats) if beat is not None and beat.phase != LEFT
