@@ -88,6 +88,15 @@ class _Rank:
         )
         self.watch.start()
 
+    def wait_for_all(self, port: int) -> None:
+        """Until each rank's watchdog knows the others."""
+        store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=5))
+        while not self.watch._detector._peers:
+            time.sleep(0.01)
+        store.add("ready", 1)
+        while store.add("ready", 0) < self.world:
+            time.sleep(0.01)
+
     def say(self, text: str) -> None:
         with (self.folder / "said").open("a") as file:
             file.write(f"{text}\n")
@@ -401,7 +410,7 @@ def test_a_killed_rank_is_named_by_its_neighbour(
 def test_one_rank_of_each_machine_says_it(start_ranks: Any, store: _Store, tmp_path: Path) -> None:
     def work() -> None:
         rank = _Rank(tmp_path, store.port, host="aabb"[int(os.environ["RANK"])])
-        time.sleep(0.6)
+        rank.wait_for_all(store.port)
         if rank.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         sys.stdout = (tmp_path / f"out-{rank.rank}").open("w")
