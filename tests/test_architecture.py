@@ -46,6 +46,7 @@ def test_the_package_was_found(house: ModuleType) -> None:
 DOC = '"""Line.\n\n一行。\n\nSource: own.\n"""\n'
 LAZY = "def _f():\n    "
 LONG_BODY = "    x = 1\n" * FUNCTION_LINES
+TEN = ", ".join(f"x{number}" for number in range(HOUSE.ARGUMENTS))
 
 BAD = [  # path, what follows a good module docstring, the breach
     ("recipes/data/a.py", "import flambeau", "imports at module level flambeau"),
@@ -115,6 +116,12 @@ BAD = [  # path, what follows a good module docstring, the breach
     ("recipes/a.py", "#\n" * RECIPE_LINES, "the limit is 200"),
     ("data/images/a.py", "#\n" * MODULE_LINES, "the limit is 400"),
     ("data/images/a.py", "def f():\n" + LONG_BODY, "f has 41 lines"),
+    ("data/images/a.py", f"def f({TEN}, *, y):\n    pass", "f takes 11 arguments, the limit is 10"),
+    (
+        "train/loop/a.py",
+        f"class A:\n    def __init__(self, {TEN}, y=1):\n        pass",
+        "A takes 11 arguments",
+    ),
 ]
 BAD += [
     ("data/images/a.py", LAZY + "from flambeau.data.sources.b import x", "imports sources, which"),
@@ -153,6 +160,7 @@ GOOD = [
     ("data/images/a.py", LAZY + "os.environ['A'] = '1'\n    print(1)"),
     ("data/images/a.py", "try:\n    import fcntl\nexcept ImportError:\n    fcntl = None"),
     ("data/images/a.py", "def f():\n" + LONG_BODY[: -len("    x = 1\n")]),
+    ("data/images/a.py", f"class A:\n    def __init__(self, {TEN}, *more):\n        pass"),
     ("train/loop/a.py", LAZY + "torch.cuda.synchronize()"),
     ("lint/a.py", "import ast\nfrom flambeau.lint import b"),
     ("cli/a.py", "from flambeau.errors import InputError"),
@@ -200,6 +208,7 @@ def test_tables_that_are_out_of_date_are_found(
     monkeypatch.setitem(house.FLOORS, "attic", house.FLOORS["data"])
     monkeypatch.setitem(house.STOREYS, "train", [*house.STOREYS["train"], {"cellar"}])
     monkeypatch.setitem(house.LONG, "errors.py", "no reason")
+    monkeypatch.setitem(house.WIDE, "data/wrap.py:wrap", "no reason")
     assert list(house.table_breaches({PurePosixPath("errors.py"): "x = 1"}))[-1] == (
         "LONG names errors.py, which needs no exception"
     )
@@ -207,3 +216,4 @@ def test_tables_that_are_out_of_date_are_found(
     assert "FLOORS names attic, which does not exist" in found
     assert "STOREYS names train/cellar, which does not exist" in found
     assert "LONG names errors.py, which needs no exception" in found
+    assert "WIDE names data/wrap.py:wrap, which needs no exception" in found

@@ -134,8 +134,11 @@ LONG: dict[str, str] = {
     "which a copy takes along together",
     "recipes/training/amp_step.py": "four precisions, fused and other optimizers behind three methods",
     "train/run.py:__init__": "one line a part of the run, in the order in which they need each other",
-    "train/fit.py:set_up": "the settings handed over to Run, one a line",
 }
+
+ARGUMENTS = 10  # of a function, a method or a class; `self` does not count
+# 'path:function', or 'path:Class' for its __init__: the reason.
+WIDE: dict[str, str] = {}
 
 # Calls that change the process; a bare call is refused anyway, these also as the value of a name.
 EFFECTS = re.compile(
@@ -409,6 +412,30 @@ def length_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
                 yield f"line {node.lineno}: {node.name} has {length} lines without its docstring"
 
 
+def argument_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
+    """What belongs together is one frozen dataclass, whose own fields do not count."""
+    for name, line, count in wide(ast.parse(source)):
+        if f"{path}:{name}" not in WIDE:
+            yield f"line {line}: {name} takes {count} arguments, the limit is {ARGUMENTS}"
+
+
+def wide(tree: ast.Module) -> Iterator[tuple[str, int, int]]:
+    """(name, line, number of arguments) of what takes too many."""
+    class_of = {
+        id(node): owner.name
+        for owner in ast.walk(tree)
+        if isinstance(owner, ast.ClassDef)
+        for node in owner.body
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            count = sum(arg.arg not in ("self", "cls") for arg in args)
+            if count > ARGUMENTS:
+                name = class_of.get(id(node), "") if node.name == "__init__" else node.name
+                yield name, node.lineno, count
+
+
 def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     assert node.end_lineno is not None
     length = node.end_lineno - node.lineno + 1
@@ -461,6 +488,7 @@ CHECKS = [
     docstring_breaches,
     name_breaches,
     length_breaches,
+    argument_breaches,
 ]
 
 
@@ -515,6 +543,10 @@ def table_breaches(sources: Mapping[PurePosixPath, str]) -> Iterator[str]:
         for name in set().union(*storeys):
             if not (SRC / folder / name).exists():
                 yield f"STOREYS names {folder}/{name}, which does not exist"
+    for key in WIDE:
+        path, _, name = key.partition(":")
+        if name not in [row[0] for row in wide(ast.parse(sources.get(PurePosixPath(path), "")))]:
+            yield f"WIDE names {key}, which needs no exception"
     for key in LONG:
         path, _, function = key.partition(":")
         source = sources.get(PurePosixPath(path), "")

@@ -193,15 +193,15 @@ def test_gives_up_after_three_times(
     start_ranks: StartRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     """While the checkpoint is read the others have the patience of a save."""
-    restore_latest = checkpointer.Saver.restore_latest
+    restore_latest = checkpointer.Checkpointer.restore_latest
 
-    def watched(self: checkpointer.Saver, **settings: Any) -> Any:
+    def watched(self: checkpointer.Checkpointer, **settings: Any) -> Any:
         watch = join_ranks().watch
         assert watch is not None
-        assert watch._pulse._phase == ("starting" if self.last_good is None else SAVING)
+        assert watch._progress._phase == ("starting" if self.last_good is None else SAVING)
         return restore_latest(self, **settings)
 
-    monkeypatch.setattr(checkpointer.Saver, "restore_latest", watched)
+    monkeypatch.setattr(checkpointer.Checkpointer, "restore_latest", watched)
 
     def work() -> str:
         try:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from flambeau.data.datasets.device_dataset import HeldDataset
+from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
@@ -85,7 +86,7 @@ def test_the_same_losses_weights_and_bad_images(
     images: Path, tmp_path: Path, usual: tuple[Any, ...]
 ) -> None:
     training = learn(images, tmp_path / "held")
-    assert {type(training.train), type(training.val)} == {HeldDataset}
+    assert {type(training.train), type(training.val)} == {DeviceDataset}
     assert outcome(tmp_path / "held") == usual
     assert len(usual[0]) == 2 * 5 + 2  # a line a step, and one an evaluation
     assert f"record {BAD}" in usual[2]
@@ -110,7 +111,7 @@ def test_a_run_goes_on_exactly_held_or_not(
         with monkeypatch.context() as patch:
             patch.setattr(data, "_HOLDING", {"cpu"} if is_first == held_first else set())
             training = prepare(images, tmp_path / "run", checkpoint_every="3st")
-            assert isinstance(training.train, HeldDataset) == (is_first == held_first)
+            assert isinstance(training.train, DeviceDataset) == (is_first == held_first)
             if is_first:
                 patch.setattr(Run, "step", stopping)
                 with pytest.raises(KeyboardInterrupt):
@@ -125,7 +126,7 @@ def kinds(images: Path, **given: Any) -> list[bool]:
     train, val = open_sources(images, seed=0)
     settings = Settings(**{"data": str(images), "device": "cpu", "skip_bad_images": 1, **given})
     resolved, facts = resolve(settings, train, val)
-    return [isinstance(data, HeldDataset) for data in datasets(resolved, facts, train, val)]
+    return [isinstance(data, DeviceDataset) for data in datasets(resolved, facts, train, val)]
 
 
 @pytest.mark.usefixtures("holding")
@@ -154,7 +155,7 @@ def test_cuda_holds_and_a_cpu_does_not(images: Path, monkeypatch: pytest.MonkeyP
             seen.append((device, settings["train"]))
 
     monkeypatch.setattr(data, "pick_device", lambda _: torch.device("cuda", 1))
-    monkeypatch.setattr(data, "HeldDataset", Held)
+    monkeypatch.setattr(data, "DeviceDataset", Held)
     train, val = open_sources(images, seed=0)
     settings = Settings(data=str(images), workers=0, image_size=16, skip_bad_images=1)
     facts = DataFacts(["0", "1"], 1, [0.5], [0.5], len(train), len(val), "", "", None)
@@ -170,7 +171,7 @@ def test_ranks_share_what_each_holds(images: Path) -> None:
     )
     held, _ = datasets(settings, facts, train, val)
     whole, *shares = (
-        list(Loader(held, micro_batch_size=16, **ranks).stream(epoch=1, position=16, epochs=1))
+        list(Loader(held, BatchLayout(16, **ranks)).stream(epoch=1, position=16, epochs=1))
         for ranks in ({}, {"rank": 0, "world": 2}, {"rank": 1, "world": 2})
     )
     for all_of_it, *parts in zip(whole, *shares, strict=True):
@@ -184,7 +185,7 @@ def test_ranks_share_what_each_holds(images: Path) -> None:
 def test_on_cuda_the_same_losses_without_workers(images: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"device": "cuda"}
     training = learn(images, tmp_path / "held", **given)
-    assert {type(training.train), type(training.val)} == {HeldDataset}
+    assert {type(training.train), type(training.val)} == {DeviceDataset}
     data._HOLDING.discard("cuda")
     try:
         learn(images, tmp_path / "usual", **given)

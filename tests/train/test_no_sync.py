@@ -22,7 +22,7 @@ from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.train.build.defaults import resolve
 from flambeau.train.fit import Training, set_up
-from flambeau.train.loop.step_metrics import Window, add_value
+from flambeau.train.loop.step_metrics import StepMetrics, add_value
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings
 
@@ -159,7 +159,7 @@ def test_reading_a_batch_asks_nothing_either(
 
 
 def test_a_line_costs_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    window = Window(torch.device("cpu"))
+    window = StepMetrics(torch.device("cpu"))
     for size in (3, 4):
         window.add_loss(torch.tensor(float(size)), size)
         add_value(window.logged, "a", torch.ones(size), size, window.device)

@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from flambeau.data.loading.batch_plan import Order
-from flambeau.data.loading.loader import Loader, is_dataset
+from flambeau.data.loading.batch_plan import BatchLayout, Order
+from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.errors import InputError
 
 
@@ -53,8 +53,8 @@ def wrap(
     """
     if isinstance(dataset, IterableDataset) or not is_dataset(dataset):
         raise InputError(
-            f"{type(dataset).__name__} cannot be asked for a sample by its index, so no place in it can be "
-            "gone back to; give a Dataset with len() and [i]"
+            f"{type(dataset).__name__} cannot be asked for a sample by its index, so a resume could not "
+            "go back to a place in it; give a Dataset with len() and [i]"
         )
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
@@ -63,17 +63,18 @@ def wrap(
     joined = dist.is_available() and dist.is_initialized()
     loader = Loader(
         dataset,
-        micro_batch_size=batch_size,
+        BatchLayout(
+            batch_size,
+            rank=dist.get_rank() if joined else 0,
+            world=dist.get_world_size() if joined else 1,
+            keeps_empty=False,
+        ),
         seed=seed,
-        workers=workers,
         shuffle=shuffle,
         sampler=sampler,
-        collate=collate,
-        pin_memory=pin_memory,
-        stall_timeout=stall_timeout,
-        rank=dist.get_rank() if joined else 0,
-        world=dist.get_world_size() if joined else 1,
-        keeps_empty=False,
+        reading=ReadOptions(
+            workers=workers, collate=collate, pin_memory=pin_memory, stall_timeout=stall_timeout
+        ),
     )
     return Batches(loader, batch_size if drop_last else 1)
 

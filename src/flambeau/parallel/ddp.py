@@ -87,7 +87,7 @@ class Replicas:
         return self._reduce(state, bucket)
 
     def start_epoch(self) -> None:
-        """Look whether other parameters are trained now than before.
+        """Check whether the set of trained parameters has changed.
 
         All get rank 0's running statistics: a normalisation that its owner froze normalises with them.
         """
@@ -101,7 +101,7 @@ class Replicas:
         for norm in self._norms:
             norm.counted = None if micro.all_have else bool(micro.size)
         if self._overlaps is None:
-            # In the first step of a process, too: a resumed one goes on like one never stopped.
+            # In the first step of a process, too: a resumed one continues like one never stopped.
             self._see_written(starts=micro.part == 1)
         if self._broadcast:
             buffers = dict(self._model.named_buffers())
@@ -130,7 +130,7 @@ class Replicas:
         return ()
 
     def _see_written(self, *, starts: bool = False) -> None:
-        """Look which buffers a forward pass writes, from the start of a process's first step."""
+        """Find which buffers a forward pass writes, from the start of a process's first step."""
         now = buffer_versions(self._model)
         if starts:
             self._versions = now

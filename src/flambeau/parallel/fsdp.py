@@ -260,13 +260,13 @@ class Shards:
             scale: 0-d: by what the loss was multiplied (fp16).
 
         Returns:
-            The norm, which tells of gradients that are not finite; in fp16 they tell it themselves.
+            The norm, which is not finite if a gradient is not; in fp16 none, as the gradients are checked.
 
         Raises:
             InputError: in fp16 a rank has no weight that is trained.
         """
         if scale is not None and not self._all_train:
-            # No gradient could tell it that a step is skipped, and its loss scale would grow.
+            # Without a gradient it could not see that a step is skipped, and its loss scale would grow.
             raise InputError(
                 f"shard = 'fsdp' leaves the last of {self._ranks.world} processes no weight that is trained, "
                 "which fp16 needs: use fewer processes, or bf16"

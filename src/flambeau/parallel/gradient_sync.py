@@ -1,4 +1,4 @@
-"""What a training loop asks of the processes that share its model, however they share it."""
+"""The interface between a training loop and the processes that share its model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ class GradientSync(Protocol):
     """
 
     def start_epoch(self) -> None:
-        """Look whether other parameters are trained now than before; before the first batch of an epoch."""
+        """Check whether the set of trained parameters has changed; before the first batch of an epoch."""
 
     def before_batch(self, micro: MicroBatch) -> None:
         """Prepare for the forward and the backward pass of a micro-batch."""
@@ -54,7 +54,7 @@ class SingleProcess:
 
 
 def buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """What tells whether a buffer was written, of all but the statistics of normalisation layers.
+    """Identity and version of each buffer but the statistics of normalisation layers: they change on a write.
 
     Those do not enter the training forward pass: rank 0's are the ones that count.
     """

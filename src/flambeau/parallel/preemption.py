@@ -1,4 +1,4 @@
-"""'Stop soon' as a flag: signals set it, the run looks at it between steps. No torch here."""
+"""A flag that signals set to ask a run to stop; the run checks it between steps. No torch here."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, Final
 
 EXIT_CODE: Final = 75
-"""EX_TEMPFAIL of sysexits.h: start the same command again and it goes on."""
+"""EX_TEMPFAIL of sysexits.h: start the same command again and it resumes."""
 
 INTERRUPTED: Final = 130
 """What shells give a process that SIGINT has ended."""
@@ -30,8 +30,8 @@ class StopFlag:
     """Set by SIGTERM, SIGUSR1 or SIGINT; a second SIGINT stops at once.
 
     Under the command that is the end of the process: KeyboardInterrupt would be lost where Python happens to
-    be in a `__del__`, and whatever is being written stands a death at any moment. Elsewhere the process
-    belongs to the user (a notebook), and KeyboardInterrupt it is.
+    be in a `__del__`, and every file being written survives a kill at any moment. Elsewhere the process
+    belongs to the user (a notebook), and KeyboardInterrupt is raised.
     """
 
     def __init__(self) -> None:
@@ -99,4 +99,4 @@ def _say(line: str) -> None:
 
 
 FLAG = StopFlag()
-"""The flag of this process: signals are one a process, too."""
+"""The flag of this process: signals are per process, too."""

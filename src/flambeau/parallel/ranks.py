@@ -21,19 +21,19 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
-from flambeau.parallel.watchdog.failure_detector import PACE
-from flambeau.parallel.watchdog.watchdog import LOST_PEER, Watch
+from flambeau.parallel.watchdog.failure_detector import PACE, Member
+from flambeau.parallel.watchdog.watchdog import LOST_PEER, Watchdog
 
 _SIOCGIFADDR = 0x8915  # of <linux/sockios.h>: the address of an interface
 _START_S = 600  # for all ranks to import what they need and to come
 _GROUP_TIMEOUT = datetime.timedelta(
     minutes=30
-)  # of torch's collectives; the watch speaks up long before
+)  # of torch's collectives; the watchdog reports long before
 _T = TypeVar("_T")
 
 
 class FailedElsewhere(SystemExit):
-    """Another rank has failed and tells the user; this one leaves without a word, with exit code 76."""
+    """Another rank has failed and prints why; this one exits silently with code 76."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(LOST_PEER)
@@ -50,13 +50,13 @@ class Ranks:
 
     Attributes:
         host: name of this machine.
-        watch: the thread that tells of ranks that are lost, between `begin_watch` and `end_watch`.
+        watch: the thread that names lost ranks, between `begin_watch` and `end_watch`.
     """
 
     def __init__(self, rank: int, world: int, group: dist.ProcessGroup | None) -> None:
         self.rank, self.world, self._group = rank, world, group
         self.host = socket.gethostname()
-        self.watch: Watch | None = None
+        self.watch: Watchdog | None = None
         self._num_watching = 0
 
     @property
@@ -65,7 +65,7 @@ class Ranks:
         return self.rank == 0
 
     def begin_watch(self, stall_timeout_s: float) -> None:
-        """Look after each other from now on, until as many calls of `end_watch`."""
+        """Start the watchdog; it runs until `end_watch` was called as often as this."""
         if self.world == 1:
             return
         self._num_watching += 1
@@ -74,37 +74,34 @@ class Ranks:
             store_s = (
                 min(PACE.store_s, max(5.0, stall_timeout_s)) if stall_timeout_s else PACE.store_s
             )
-            self.watch = Watch(
-                rank=self.rank,
-                world=self.world,
-                host=self.host,
+            self.watch = Watchdog(
+                Member(self.rank, self.world, self.host, store_rank=None if has_agent else 0),
                 connect=_connect,
                 prefix=self.broadcast(f"flambeau/{uuid.uuid4().hex}"),
                 stall_timeout_s=stall_timeout_s,
                 asked=lambda: FLAG.signal,
-                store_rank=None if has_agent else 0,
                 pace=dataclasses.replace(PACE, store_s=store_s),
             )
             self.watch.start()
-        self.watch.wake(stall_timeout_s)
+        self.watch.resume(stall_timeout_s)
 
     def end_watch(self) -> None:
-        """Leave, or, while an exception passes through, tell the others of it if nobody else will.
+        """End the watch; while an exception passes through, report it to the other ranks instead.
 
         Raises:
-            FailedElsewhere: in the place of an error that only comes of the loss of another rank.
+            FailedElsewhere: in place of an error that the loss of another rank has caused.
         """
         self._num_watching -= 1
         if self.watch is None or self._num_watching > 0:
             return
         watch, error = self.watch, sys.exc_info()[1]
         if isinstance(error, GeneratorExit):
-            watch.rest()  # `break`, or an error on its way to sys.excepthook: nobody can tell yet
+            watch.pause()  # `break`, or an error on its way to sys.excepthook: not known yet
         elif error is None or isinstance(error, SystemExit):
             watch.stop()
             self.watch = None
         elif isinstance(error, (InputError, OSError, KeyboardInterrupt)):
-            # The command catches these; what it does not catch, the watch sees in sys.excepthook.
+            # The command catches these; what it does not catch, the watchdog sees in sys.excepthook.
             watch.fail(f"{type(error).__name__}: {error}", 2)
         elif (cause := watch.explain(error)) is not None:
             raise FailedElsewhere(cause) from None
@@ -124,10 +121,10 @@ class Ranks:
         return FLAG.signal if self.watch is None else self.watch.reach_point()
 
     def first(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns on rank 0; nobody else runs it.
+        """What `work` returns on rank 0; no other rank runs it.
 
         Raises:
-            FailedElsewhere: on the others, where it has raised on rank 0.
+            FailedElsewhere: on the others, if it has raised on rank 0.
         """
         if self.world == 1:
             return work()
@@ -145,7 +142,7 @@ class Ranks:
         """What `work` returns here; all ranks run it, and go on only if it has failed on none.
 
         Raises:
-            InputError: on rank 0, what the first rank that failed had to say.
+            InputError: on rank 0, with the message of the first rank that failed.
             FailedElsewhere: on the others.
         """
         if self.world == 1:
@@ -276,8 +273,8 @@ def _name_of_start(store: Store, rank: int, world: int) -> str:
     """A name that the ranks of this start of the job share and those of earlier ones did not.
 
     The agent's store lives on when it starts ranks again, and torch 2.15 would then read where the ranks of
-    the last time listened, and find nobody there. So each rank says that it has come, under a word that
-    nobody has used; rank 0 answers whoever it sees until all have acknowledged.
+    the last time listened, and find none there. So each rank registers under a new random word, and rank 0
+    answers each rank that it sees until all have acknowledged.
     """
     word, deadline = uuid.uuid4().hex, time.monotonic() + _START_S
     if rank:

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flambeau.data.datasets.bad_images import BadImages
-from flambeau.data.datasets.device_dataset import HeldDataset
+from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.source import Source
-from flambeau.parallel.ranks import join_ranks
+from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.recipes.setup.determinism import make_deterministic
@@ -46,8 +47,8 @@ class Training:
 
     run: Run
     model: nn.Module
-    train: ImageDataset | HeldDataset
-    val: ImageDataset | HeldDataset
+    train: ImageDataset | DeviceDataset
+    val: ImageDataset | DeviceDataset
     normalize: Callable[[Tensor], Tensor]
     loss_of: TrainingLoss
     bad_images: BadImages
@@ -92,46 +93,17 @@ def set_up(
     Raises:
         InputError: whatever the user can fix.
     """
-    make_deterministic(warn_only=True)
-    use_float32(settings.precision, pick_device(settings.device))
-    use_threads()
-    seed_everything(settings.seed)
+    device = pick_device(settings.device)
+    set_up_torch(settings, device)
     ranks = join_ranks()
     train_data, val_data = datasets(settings, facts, train, val)
-
-    shards = settings.shard == "fsdp" and replay_from is None
-
-    loaded: list[str] = []
-
-    def make() -> nn.Module:
-        # With a checkpoint the weights are there: no download, which may not be possible any more.
-        started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
-        # The other ranks get the weights of rank 0.
-        pretrained = settings.pretrained and not started and ranks.is_first
-        # To be sharded, it goes to the device block by block.
-        host = dataclasses.replace(settings, device="cpu") if shards else settings
-        model = make_model(host, facts, pretrained=pretrained)
-        if settings.weights is not None and not started and ranks.is_first:
-            loaded.append(load_weights(model, settings.weights))
-        check_training(model, settings, facts, world=ranks.world)
-        if settings.sync_bn and ranks.world > 1:
-            model = convert_sync_batchnorm(model)
-        freeze_parts(model, settings.freeze)
-        recompute_parts(model, settings.recompute)
-        return model
-
-    model = ranks.each(make)
-    teacher = ranks.each(lambda: make_teacher(settings, facts, pick_device(settings.device)))
-    if shards:
-        from flambeau.parallel.fsdp import shard_model
-
-        shard_model(model, ranks, pick_device(settings.device))
+    model, lines = new_model(settings, facts, ranks, folder=folder, replay_from=replay_from)
+    teacher = ranks.each(lambda: make_teacher(settings, facts, device))
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
     # Before Run, which may put pieces into the optimizer in the place of the model's parameters.
-    lines = [*loaded, *report(settings, model, optimizer)]
+    lines += report(settings, model, optimizer)
     ranks.first(before_run)
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
-    device = pick_device(settings.device)
     normalize = normalizer(facts, device)
     loss_of = TrainingLoss(
         model, settings, facts, device=device, normalize=normalize, teacher=teacher
@@ -140,19 +112,66 @@ def set_up(
     def explain_batch(batch: Any, names: Sequence[str], step: int) -> list[str]:
         return explain(model, lambda: loss_of(*batch, step=step), names)
 
-    options = run_options(settings)
-    options["attachments"] = {"dataset.json": facts.as_json()}
-    options["on_bad"] = bad_images.report_to(train_data.describe)
-    options["explain"] = explain_batch
-    options["bar"], options["replay_from"] = bar, replay_from
+    options: RunKeywords = {
+        **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
+        "on_bad": bad_images.report_to(train_data.describe), "explain": explain_batch,
+        "bar": bar, "replay_from": replay_from,
+    }  # fmt: skip
     run = Run(folder, model, optimizer, train_data, **options)
     for line in lines if run.state.step == 0 else ():
         run.progress.say(line)
     return Training(run, model, train_data, val_data, normalize, loss_of, bad_images)
 
 
+def set_up_torch(settings: ResolvedSettings, device: torch.device) -> None:
+    """Set what belongs to the process: determinism, float32 precision, threads and seeds."""
+    make_deterministic(warn_only=True)
+    use_float32(settings.precision, device)
+    use_threads()
+    seed_everything(settings.seed)
+
+
+def new_model(
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    ranks: Ranks,
+    *,
+    folder: Path,
+    replay_from: Path | None,
+) -> tuple[nn.Module, list[str]]:
+    """The model before its first step, frozen, recomputed and sharded as the settings say; lines to print.
+
+    Rank 0 alone loads weights; the others get them from it later.
+    """
+    # With a checkpoint the weights are there: no download, which may have become impossible.
+    started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
+    loads = not started and ranks.is_first
+    shards = settings.shard == "fsdp" and replay_from is None
+    # To be sharded, it goes to the device block by block.
+    placed = dataclasses.replace(settings, device="cpu") if shards else settings
+    lines: list[str] = []
+
+    def make() -> nn.Module:
+        model = make_model(placed, facts, pretrained=settings.pretrained and loads)
+        if settings.weights is not None and loads:
+            lines.append(load_weights(model, settings.weights))
+        check_training(model, settings, facts, world=ranks.world)
+        if settings.sync_bn and ranks.world > 1:
+            model = convert_sync_batchnorm(model)
+        freeze_parts(model, settings.freeze)
+        recompute_parts(model, settings.recompute)
+        return model
+
+    model = ranks.each(make)
+    if shards:
+        from flambeau.parallel.fsdp import shard_model
+
+        shard_model(model, ranks, pick_device(settings.device))
+    return model, lines
+
+
 def run_options(settings: ResolvedSettings) -> RunKeywords:
-    """What `Run` is told of the settings: those that it has too, and all of them for config.toml."""
+    """The options of `Run` that are settings too, and all settings for config.toml."""
     return {
         "duration": settings.duration, "batch_size": settings.batch_size,
         "accumulate": settings.accumulate, "seed": settings.seed, "workers": settings.workers,

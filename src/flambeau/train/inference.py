@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.loading.loader import Loader
+from flambeau.data.loading.batch_plan import BatchLayout
+from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.sources.open_data import Unlabelled, open_source, open_unlabelled
 from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.errors import InputError
@@ -32,7 +33,7 @@ from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.settings import ResolvedSettings
 from flambeau.train.weights.readers import read_safetensors
 
-_BATCH = 64  # images a forward pass; chosen, untested
+_BATCH = 64  # images per forward pass; chosen, untested
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -107,9 +108,12 @@ def read_for(
     )
     bad = BadImages(None, limit=skip_bad_images)
     loader = Loader(
-        dataset, micro_batch_size=_BATCH, workers=workers, shuffle=False,
-        pin_memory=trained.device.type == "cuda", on_bad=bad.report_to(dataset.describe),
-    )  # fmt: skip
+        dataset,
+        BatchLayout(_BATCH),
+        shuffle=False,
+        reading=ReadOptions(workers, pin_memory=trained.device.type == "cuda"),
+        on_bad=bad.report_to(dataset.describe),
+    )
     return loader, bad
 
 
@@ -198,7 +202,7 @@ def predict(
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable ones to leave out.
         download: fetch what is missing of a data set by name.
-        say: is told what is left out.
+        say: takes a line for each image that is left out.
 
     Yields:
         Each image with (class, probability) pairs, in the order given.

@@ -41,7 +41,7 @@ from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.evaluation import evaluation_mode, generators_restored
 from flambeau.train.loop.loop_state import LoopState
 from flambeau.train.loop.nan_guard import ROLLBACKS, SCALE_FLOOR, NanGuard
-from flambeau.train.loop.progress_bar import Progress
+from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.rank_checks import check_ranks, check_shares, gathered_means
 from flambeau.train.loop.recorder import Recorder
 from flambeau.train.loop.step_metrics import add_value
@@ -79,7 +79,7 @@ class Run:
         self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()
         self._parts = parts = assemble(model, optimizer, data, told, self._ranks)
         self.plan, self.device = parts.plan, parts.amp.device
-        self.progress = Progress(shown=told.bar, silent=not self._ranks.is_first)
+        self.progress = ProgressBar(shown=told.bar, silent=not self._ranks.is_first)
         self.result: Result | None = None
         """What the finished run has published; None while it is not finished."""
         # What other processes, files and signals are asked for comes last, and is given back on an error.

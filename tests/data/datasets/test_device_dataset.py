@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from flambeau.data.datasets import decoded_images as module
-from flambeau.data.datasets.device_dataset import HeldDataset, can_hold
+from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader
 from flambeau.errors import InputError
 from flambeau.recipes.data.batch_augment import batch_augment
@@ -61,7 +62,7 @@ def both(source, *, train=True, flip=True, skip_bad=False, channels=3, device="c
     settings = {
         "image_size": 16, "channels": channels, "train": train, "flip": flip, "skip_bad": skip_bad
     }  # fmt: skip
-    return HeldDataset(source, device=device, **settings), ImageDataset(source, **settings)
+    return DeviceDataset(source, device=device, **settings), ImageDataset(source, **settings)
 
 
 def same(ours, theirs):
@@ -102,7 +103,7 @@ def test_grey_and_unmirrored_ones_too(channels, flip):
 
 def test_each_image_is_read_once_and_then_never_again():
     source = pictures(count=100)
-    held = HeldDataset(source, image_size=16, channels=3, train=True, device="cpu")
+    held = DeviceDataset(source, image_size=16, channels=3, train=True, device="cpu")
     after = source.reads
     assert after <= 100 + 2 * 64  # and what two probes look at
     for indices, seeds in batches(100):
@@ -113,7 +114,7 @@ def test_each_image_is_read_once_and_then_never_again():
 def test_cutout_is_the_recipes():
     source = pictures()
     plain, _ = both(source)
-    held = HeldDataset(source, image_size=16, channels=3, train=True, device="cpu", cutout=6)
+    held = DeviceDataset(source, image_size=16, channels=3, train=True, device="cpu", cutout=6)
     indices = torch.arange(40)
     seeds = sample_seeds(indices, seed=5, epoch=0)
     (cut, _), _ = held.batch(indices, seeds)
@@ -159,7 +160,7 @@ def test_after_a_fork_a_pickle_and_in_threads_the_batches_are_the_same():
 def test_the_loader_gives_the_same_stream_from_any_point():
     held, reference = both(pictures(bad=(3,)), skip_bad=True)
     streams = [
-        Loader(data, micro_batch_size=8, seed=4).stream(epoch=1, position=16, epochs=2)
+        Loader(data, BatchLayout(8), seed=4).stream(epoch=1, position=16, epochs=2)
         for data in (held, reference)
     ]
     number = 0
@@ -194,8 +195,10 @@ def test_all_images_bad_behind_good_headers_are_refused():
     source = pictures(count=3)
     source.images = [data[:200] for data in source.images]
     with pytest.raises(InputError, match="pictures/0 and all 2 other images are bad"):
-        HeldDataset(source, image_size=16, channels=3, train=True, device="cpu", skip_bad=True)
-    held = HeldDataset(source, image_size=16, channels=3, train=False, device="cpu", skip_bad=True)
+        DeviceDataset(source, image_size=16, channels=3, train=True, device="cpu", skip_bad=True)
+    held = DeviceDataset(
+        source, image_size=16, channels=3, train=False, device="cpu", skip_bad=True
+    )
     (x, targets), bad = held.batch(torch.arange(3), torch.arange(3))
     assert (x.shape, targets.shape, list(bad)) == ((0, 3, 16, 16), (0,), [0, 1, 2])
 
@@ -214,7 +217,7 @@ def test_what_cannot_be_held_is_refused(source, size, limit_bytes):
     with pytest.raises(
         InputError, match=f"images of {size} x {size} x 3 cannot be held on cpu: .*"
     ):
-        HeldDataset(
+        DeviceDataset(
             source, image_size=size, channels=3, train=True, device="cpu", limit_bytes=limit_bytes
         )
 

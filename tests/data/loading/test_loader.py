@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from flambeau.data.loading.loader import Loader, is_dataset
+from flambeau.data.loading.batch_plan import BatchLayout
+from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.loading.seeded_dataset import SeededDataset
-from flambeau.data.loading.user_dataloader import ReadyBatches
+from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import sample_order, sample_seeds
 
@@ -48,12 +49,12 @@ class Broken(Seeded):
         raise InputError("photo.jpg cannot be decoded")
 
 
-def all_of(loader: Loader | ReadyBatches, **start: int) -> list[MicroBatch]:
+def all_of(loader: Loader | UserDataLoader, **start: int) -> list[MicroBatch]:
     return list(loader.stream(**{"epoch": 0, "position": 0, "epochs": 2, **start}))
 
 
 def test_batches_are_slices_of_the_order() -> None:
-    loader = Loader(Seeded(), micro_batch_size=4, accumulate=2, seed=9)
+    loader = Loader(Seeded(), BatchLayout(4, accumulate=2), seed=9)
     parts = all_of(loader)
     for epoch in (0, 1):
         of_epoch = parts[epoch * 6 : epoch * 6 + 6]
@@ -71,21 +72,23 @@ def test_batches_are_slices_of_the_order() -> None:
 
 
 def test_a_lone_sample_joins_the_part_before_it() -> None:
-    sizes = [p.size for p in all_of(Loader(Seeded(), micro_batch_size=11, accumulate=3), epochs=1)]
+    sizes = [p.size for p in all_of(Loader(Seeded(), BatchLayout(11, accumulate=3)), epochs=1)]
     assert sizes == [11, 12]
-    sizes = [p.size for p in all_of(Loader(Seeded(), micro_batch_size=1, accumulate=2), epochs=1)]
+    sizes = [p.size for p in all_of(Loader(Seeded(), BatchLayout(1, accumulate=2)), epochs=1)]
     assert sizes == [1] * 23  # whoever asks for single samples gets them
 
 
 @pytest.mark.parametrize("dataset", [Noisy(), Seeded()], ids=["plain", "seeded"])
 def test_workers_and_resume_points_change_nothing(dataset: Dataset[Any]) -> None:
-    whole = all_of(Loader(dataset, micro_batch_size=4, accumulate=2, seed=1))
+    whole = all_of(Loader(dataset, BatchLayout(4, accumulate=2), seed=1))
     assert not torch.equal(whole[0].data[0], whole[6].data[0])  # another epoch, another batch
     for workers in (0, 2):
         for parts_done in (0, 2, 4, 6, 8):
             epoch, position = divmod(parts_done, 6)
             start = whole[parts_done - 1].position if position else 0
-            loader = Loader(dataset, micro_batch_size=4, accumulate=2, seed=1, workers=workers)
+            loader = Loader(
+                dataset, BatchLayout(4, accumulate=2), seed=1, reading=ReadOptions(workers=workers)
+            )
             rest = all_of(loader, epoch=epoch, position=start, epochs=2 - epoch)
             assert len(rest) == len(whole) - parts_done
             for got, expected in zip(rest, whole[parts_done:], strict=True):
@@ -99,7 +102,7 @@ def test_a_sample_is_the_same_in_every_batch() -> None:
 
     def by_index(micro: int) -> dict[int, list[float]]:
         found = {}
-        for part in all_of(Loader(Noisy(), micro_batch_size=micro, seed=3), epochs=1):
+        for part in all_of(Loader(Noisy(), BatchLayout(micro), seed=3), epochs=1):
             for row, index in enumerate(part.indices.tolist()):
                 found[index] = [*part.data[0][row].tolist(), part.data[1][row], part.data[2][row]]
         return found
@@ -112,7 +115,7 @@ def test_reading_leaves_the_global_generators_alone(workers: int) -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), float(torch.rand(()))
 
-    loader = Loader(Noisy(), micro_batch_size=8, workers=workers)
+    loader = Loader(Noisy(), BatchLayout(8), reading=ReadOptions(workers=workers))
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
     expected = draw()
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
@@ -122,21 +125,23 @@ def test_reading_leaves_the_global_generators_alone(workers: int) -> None:
 
 def test_tensor_dataset_takes_the_fast_way_to_the_same_batches() -> None:
     tensors = torch.arange(23), torch.randn(23, 3)
-    parts = all_of(Loader(TensorDataset(*tensors), micro_batch_size=6, seed=2), epochs=1)
+    parts = all_of(Loader(TensorDataset(*tensors), BatchLayout(6), seed=2), epochs=1)
     order = sample_order(23, seed=2, epoch=0)
     assert torch.equal(torch.cat([p.data[0] for p in parts]), order)
     assert torch.equal(torch.cat([p.data[1] for p in parts]), tensors[1][order])
 
 
 def test_evaluation_visits_each_sample_once_in_order() -> None:
-    parts = all_of(Loader(Seeded(), micro_batch_size=5, shuffle=False), epochs=1)
+    parts = all_of(Loader(Seeded(), BatchLayout(5), shuffle=False), epochs=1)
     assert torch.cat([p.data[0] for p in parts]).tolist() == list(range(23))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bad_samples_are_reported_here(workers: int) -> None:
     seen: list[int] = []
-    loader = Loader(Seeded(), micro_batch_size=5, workers=workers, on_bad=seen.extend)
+    loader = Loader(
+        Seeded(), BatchLayout(5), on_bad=seen.extend, reading=ReadOptions(workers=workers)
+    )
     all_of(loader)
     assert seen == [22, 22]
     assert loader.describe(22) == "image 22"
@@ -145,21 +150,21 @@ def test_bad_samples_are_reported_here(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_users_mistake_arrives_as_it_was_said(workers: int) -> None:
     with pytest.raises(InputError) as caught:
-        all_of(Loader(Broken(), micro_batch_size=5, workers=workers))
+        all_of(Loader(Broken(), BatchLayout(5), reading=ReadOptions(workers=workers)))
     assert str(caught.value) == "photo.jpg cannot be decoded"
 
 
 def test_empty_is_refused() -> None:
     with pytest.raises(InputError, match="empty"):
-        Loader(TensorDataset(torch.zeros(0, 1)), micro_batch_size=5)
+        Loader(TensorDataset(torch.zeros(0, 1)), BatchLayout(5))
     with pytest.raises(InputError, match="empty"):
-        ReadyBatches([], accumulate=1, seed=0)
+        UserDataLoader([], accumulate=1, seed=0)
 
 
 def test_ready_batches_of_a_shuffling_loader_resume() -> None:
-    def ready() -> ReadyBatches:
+    def ready() -> UserDataLoader:
         data = TensorDataset(torch.arange(23))
-        return ReadyBatches(DataLoader(data, batch_size=4, shuffle=True), accumulate=4, seed=5)
+        return UserDataLoader(DataLoader(data, batch_size=4, shuffle=True), accumulate=4, seed=5)
 
     assert not is_dataset(DataLoader(TensorDataset(torch.arange(3))))
     whole = all_of(ready())
@@ -189,7 +194,7 @@ def test_set_epoch_is_called() -> None:
 
     batches = Batches([torch.zeros(2, 1)] * 3)
     batches.sampler = Sampler()  # type: ignore[attr-defined]
-    all_of(ReadyBatches(batches, accumulate=1, seed=0), epoch=3)
+    all_of(UserDataLoader(batches, accumulate=1, seed=0), epoch=3)
     assert batches.sampler.epochs == [3, 4]  # type: ignore[attr-defined]
 
 
@@ -202,4 +207,4 @@ def test_a_loader_that_miscounts_is_refused() -> None:
             return iter([torch.zeros(2, 1)] * 3)
 
     with pytest.raises(InputError, match="5 batches and made 3"):
-        all_of(ReadyBatches(Liar(), accumulate=1, seed=0))
+        all_of(UserDataLoader(Liar(), accumulate=1, seed=0))

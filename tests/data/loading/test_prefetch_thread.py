@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading import loader as loader_module
-from flambeau.data.loading.loader import Loader
+from flambeau.data.loading.batch_plan import BatchLayout
+from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.transport import pinned
@@ -237,9 +238,9 @@ class Plain(Dataset[int]):
 def test_the_stream_is_that_of_reading_in_line(position: int) -> None:
     streams = [
         list(
-            Loader(Seeded(), micro_batch_size=4, accumulate=2, seed=3, ahead=ahead).stream(
-                epoch=1, position=position, epochs=2
-            )
+            Loader(
+                Seeded(), BatchLayout(4, accumulate=2), seed=3, reading=ReadOptions(ahead=ahead)
+            ).stream(epoch=1, position=position, epochs=2)
         )
         for ahead in (0, 2)
     ]
@@ -252,7 +253,9 @@ def test_the_stream_is_that_of_reading_in_line(position: int) -> None:
 
 def test_what_is_read_and_not_used_does_not_count() -> None:
     dataset, bad = Seeded(), list[int]()
-    loader = Loader(dataset, micro_batch_size=1, shuffle=False, on_bad=bad.extend, ahead=2)
+    loader = Loader(
+        dataset, BatchLayout(1), shuffle=False, on_bad=bad.extend, reading=ReadOptions(ahead=2)
+    )
     stream = loader.stream(epoch=0, position=0)
     for number in range(7):
         assert next(stream).position == number + 1
@@ -265,7 +268,11 @@ def test_what_is_read_and_not_used_does_not_count() -> None:
 def test_only_data_without_global_generators_are_read_in_the_thread() -> None:
     for dataset, is_here in ((Seeded(), False), (Plain(), True)):
         ahead = None if is_here else 2
-        list(Loader(dataset, micro_batch_size=8, ahead=ahead).stream(epoch=0, position=0, epochs=1))
+        list(
+            Loader(dataset, BatchLayout(8), reading=ReadOptions(ahead=ahead)).stream(
+                epoch=0, position=0, epochs=1
+            )
+        )
         assert (threading.get_ident() in dataset.where) == is_here
         assert len(set(dataset.where)) == 1
 
@@ -273,7 +280,7 @@ def test_only_data_without_global_generators_are_read_in_the_thread() -> None:
 @pytest.mark.parametrize(("dataset", "workers"), [(Plain(), 0), (Seeded(), 2), (Seeded("meta"), 0)])
 def test_a_thread_that_would_not_read_is_refused(dataset: Dataset[Any], workers: int) -> None:
     with pytest.raises(InputError, match=r"^ahead = 2 "):
-        Loader(dataset, micro_batch_size=8, workers=workers, ahead=2)
+        Loader(dataset, BatchLayout(8), reading=ReadOptions(workers=workers, ahead=2))
 
 
 def test_pinning_brings_the_thread_and_happens_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +295,7 @@ def test_pinning_brings_the_thread_and_happens_in_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.accelerator, "set_device_index", where.append)
     monkeypatch.setattr(loader_module, "pinned", pin)
     dataset = Seeded()
-    loader = Loader(dataset, micro_batch_size=8, shuffle=False, pin_memory=True)
+    loader = Loader(dataset, BatchLayout(8), shuffle=False, reading=ReadOptions(pin_memory=True))
     parts = list(loader.stream(epoch=0, position=0, epochs=1))
     assert torch.equal(torch.cat([p.data[0] for p in parts]), torch.arange(1000, 1023))
     assert where == [3, *dataset.where]
@@ -299,12 +306,12 @@ def test_batches_made_on_a_device_are_not_pinned(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(loader_module, "pinned", None)
     dataset = Seeded("meta")
-    loader = Loader(dataset, micro_batch_size=8, pin_memory=True)
+    loader = Loader(dataset, BatchLayout(8), reading=ReadOptions(pin_memory=True))
     parts = list(loader.stream(epoch=0, position=0, epochs=1))
     assert [str(p.data[0].device) for p in parts] == ["meta"] * 3
     assert set(dataset.where) == {threading.get_ident()}
     with pytest.raises(InputError, match=r"^the data are held on meta: .* workers must be 0$"):
-        Loader(dataset, micro_batch_size=8, workers=4)
+        Loader(dataset, BatchLayout(8), reading=ReadOptions(workers=4))
 
 
 def test_what_is_pinned_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +326,9 @@ def test_what_is_pinned_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_no_copy_on_the_cpu(ahead: int) -> None:
     dataset = Seeded()
-    stream = Loader(dataset, micro_batch_size=8, ahead=ahead).stream(epoch=0, position=0, epochs=1)
+    stream = Loader(dataset, BatchLayout(8), reading=ReadOptions(ahead=ahead)).stream(
+        epoch=0, position=0, epochs=1
+    )
     batches = prefetch_to_device(((micro, micro.data) for micro in stream), "cpu")
     kept = [data for _, data in batches]
     assert [data[0].data_ptr() for data in kept] == dataset.addresses
@@ -331,13 +340,13 @@ def test_images_are_written_into_the_batch_itself(
     addresses: dict[int, list[int]] = {}
     write = ImageDataset._write_first_readable
 
-    def noted(self: ImageDataset, index: int, seed: int, out: Tensor) -> int:
+    def noted(self: ImageDataset, index: int, seed: int, out: Tensor, tries: int) -> int:
         addresses.setdefault(out.untyped_storage().data_ptr(), []).append(out.data_ptr())
-        return write(self, index, seed, out)
+        return write(self, index, seed, out, tries)
 
     monkeypatch.setattr(ImageDataset, "_write_first_readable", noted)
     dataset = ImageDataset(photos, image_size=24, channels=3, train=True)
-    loader = Loader(dataset, micro_batch_size=4, ahead=2)
+    loader = Loader(dataset, BatchLayout(4), reading=ReadOptions(ahead=2))
     for micro in list(loader.stream(epoch=0, position=0, epochs=1)):
         images = micro.data[0]
         assert sorted(addresses[images.untyped_storage().data_ptr()]) == [
@@ -370,7 +379,7 @@ def photos() -> Any:
 def test_pinned_memory_is_used_again_and_never_under_a_batch_in_use(photos: Any) -> None:
     """Torch's allocator gives pinned memory out again once its tensor and the copies from it are done."""
     dataset = ImageDataset(photos, image_size=64, channels=3, train=True)
-    loader = Loader(dataset, micro_batch_size=4, pin_memory=True)
+    loader = Loader(dataset, BatchLayout(4), reading=ReadOptions(pin_memory=True))
     stream = loader.stream(epoch=0, position=0)
     kept = next(stream).data[0]
     assert kept.is_pinned()

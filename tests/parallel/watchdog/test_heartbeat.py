@@ -1,4 +1,4 @@
-"""Who makes no progress, judged from heartbeats that are written down here."""
+"""Which rank has stalled, judged from heartbeats that are written down here."""
 
 import os
 import signal
@@ -11,11 +11,11 @@ import pytest
 
 from flambeau.parallel.watchdog.heartbeat import (
     LEFT,
-    Beat,
+    Heartbeat,
     Process,
-    Pulse,
+    ProgressTracker,
     frames_of,
-    odd_ranks,
+    outlier_ranks,
     silent_ranks,
     stack_text,
     straggler_ranks,
@@ -24,8 +24,8 @@ from flambeau.parallel.watchdog.heartbeat import (
 
 def _beat(
     number: int, point: int = 0, beats: int = 0, *, over: bool = True, phase: str = "x"
-) -> Beat:
-    return Beat(number, point, beats, phase, 60.0, over)
+) -> Heartbeat:
+    return Heartbeat(number, point, beats, phase, 60.0, over)
 
 
 def test_silent_is_who_wrote_nothing_and_has_not_left() -> None:
@@ -44,44 +44,54 @@ def test_behind_is_who_has_come_least_far_and_has_no_time_left() -> None:
 
 
 def test_of_equals_the_one_at_another_place_is_odd() -> None:
-    assert odd_ranks({0: "a", 1: "a", 2: "b", 3: "a"}) == [2]
-    assert odd_ranks({0: "a", 3: "a"}) == [0, 3]
+    assert outlier_ranks({0: "a", 1: "a", 2: "b", 3: "a"}) == [2]
+    assert outlier_ranks({0: "a", 3: "a"}) == [0, 3]
 
 
-def test_time_is_counted_while_the_main_thread_stands_still() -> None:
-    pulse = Pulse(timeout_s=0.05, tick_s=10.0)
-    pulse.beat("forward")
-    pulse.keep_time()
-    time.sleep(0.06)
-    pulse.keep_time()
-    assert pulse.still_s >= 0.06
-    assert not pulse.take().is_over  # the first time it may take ten times as long
-    pulse.reach_point()
-    pulse.beat("forward")
-    pulse.keep_time()
-    assert pulse.still_s == 0
-    time.sleep(0.06)
-    pulse.keep_time()
-    taken = pulse.take()
-    assert taken.is_over
+class _Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_time_is_counted_while_the_main_thread_stalls() -> None:
+    clock = _Clock()
+    progress = ProgressTracker(timeout_s=5, tick_s=10, clock=clock)
+    progress.beat("forward")
+    progress.update()
+    clock.now_s += 6
+    progress.update()
+    assert progress.stalled_s == 6
+    assert not progress.heartbeat().is_overdue  # the first time it may take ten times as long
+    progress.reach_point()
+    progress.beat("forward")
+    progress.update()
+    assert progress.stalled_s == 0
+    clock.now_s += 6
+    progress.update()
+    taken = progress.heartbeat()
+    assert taken.is_overdue
     assert (taken.number, taken.point, taken.beats, taken.phase) == (2, 1, 1, "forward")
 
 
-def test_a_suspended_process_has_not_stood_still() -> None:
-    pulse = Pulse(timeout_s=0.05, tick_s=0.001)
-    pulse.keep_time()
-    time.sleep(0.1)  # nothing of this process runs, not even what keeps the time
-    pulse.keep_time()
-    assert pulse.still_s == 0.001
+def test_a_suspended_process_has_not_stalled() -> None:
+    clock = _Clock()
+    progress = ProgressTracker(timeout_s=5, tick_s=1, clock=clock)
+    progress.update()
+    clock.now_s += 100  # nothing of this process runs, not even the thread that calls `update`
+    progress.update()
+    assert progress.stalled_s == 1
 
 
 def test_no_timeout_is_never_over() -> None:
-    pulse = Pulse(timeout_s=0, tick_s=10.0)
-    pulse.keep_time()
-    time.sleep(0.01)
-    pulse.keep_time()
-    assert not pulse.take().is_over
-    assert pulse.allowed_s == 0
+    clock = _Clock()
+    progress = ProgressTracker(timeout_s=0, tick_s=10, clock=clock)
+    progress.update()
+    clock.now_s += 6
+    progress.update()
+    assert not progress.heartbeat().is_overdue
+    assert progress.allowed_s == 0
 
 
 def test_a_stack_has_the_innermost_frames_the_newest_last_with_their_source() -> None:

@@ -40,10 +40,10 @@ def test_all_stop_at_the_furthest_point_that_one_is_committed_to() -> None:
         for _ in range(reached):
             assert ranks[rank].reach_point() is None
     asked[2] = "SIGTERM"
-    assert ranks[2].has_changes
+    assert ranks[2].has_new_request
     for rank in (2, 0, 1, 2, 0):
         ranks[rank].exchange(store)
-    assert not ranks[2].has_changes
+    assert not ranks[2].has_new_request
     assert [rank.stops_next for rank in ranks] == [False, True, False]
     answers = [[rank.reach_point() for _ in range(7 - rank.point)] for rank in ranks]
     assert answers == [[None, "SIGTERM"], ["SIGTERM"], [None, None, "SIGTERM"]]
@@ -172,11 +172,11 @@ class _Case:
         self.is_done[rank] = True
 
     def other_thread(self, rank: int) -> None:
-        changes = 0
+        news = 0
         while not self.is_done[rank]:
             fresh = self.store.add("changes", 0)
-            if fresh != changes or self.ranks[rank].has_changes:
-                changes = fresh
+            if fresh != news or self.ranks[rank].has_new_request:
+                news = fresh
                 self.ranks[rank].exchange(self.store)
             time.sleep(self.poll_s[rank])
         self.ranks[rank].leave(self.store)

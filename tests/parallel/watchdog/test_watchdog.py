@@ -1,4 +1,4 @@
-"""Ranks that are stopped, killed, stuck or wrong, each a process, and `failure_detector` with them."""
+"""Ranks that are stopped, killed, stuck or wrong, each in a process of its own."""
 
 import contextlib
 import ctypes
@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from flambeau.parallel.watchdog.failure_detector import Pace
-from flambeau.parallel.watchdog.watchdog import LOST_PEER, Watch
+from flambeau.parallel.watchdog.failure_detector import Member, Pace
+from flambeau.parallel.watchdog.watchdog import LOST_PEER, Watchdog
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs fork and /proc")
 
@@ -64,17 +64,38 @@ def store() -> Iterator[_Store]:
 class _Rank:
     """What a test's ranks have: a watch, and a file to which everything that is said is appended."""
 
-    def __init__(self, folder: Path, port: int, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        port: int,
+        *,
+        stall_timeout_s: float = 60,
+        host: str = "a",
+        store_rank: int | None = None,
+    ) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.folder, self.asked = folder, None
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / f"error-{self.rank}.json")
         sys.excepthook = lambda kind, error, trace: self.say(f"TRACEBACK of {self.rank} {error!r}")
-        settings = {"stall_timeout_s": 60, "pace": _PACE, "host": "a", **settings}
-        self.watch = Watch(
-            rank=self.rank, world=self.world, prefix="start-1", asked=lambda: self.asked, say=self.say,
-            connect=lambda: TCPStore("127.0.0.1", port, None, False, timedelta(seconds=5)), **settings,
-        )  # fmt: skip
+        self.watch = Watchdog(
+            Member(self.rank, self.world, host, store_rank),
+            connect=lambda: TCPStore("127.0.0.1", port, None, False, timedelta(seconds=5)),
+            prefix="start-1",
+            stall_timeout_s=stall_timeout_s,
+            asked=lambda: self.asked,
+            say=self.say,
+            pace=_PACE,
+        )
         self.watch.start()
+
+    def wait_for_all(self, port: int) -> None:
+        """Until each rank's watchdog knows the others."""
+        store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=5))
+        while not self.watch._detector._peers:
+            time.sleep(0.01)
+        store.add("ready", 1)
+        while store.add("ready", 0) < self.world:
+            time.sleep(0.01)
 
     def say(self, text: str) -> None:
         with (self.folder / "said").open("a") as file:
@@ -197,7 +218,7 @@ def test_one_rank_alone_needs_no_store(start_ranks: Any, tmp_path: Path) -> None
     assert start_ranks(1, work).results(20) == [[None, False, True, "SIGINT", 1]]
 
 
-# Who makes no progress.
+# Which rank has stalled.
 
 
 def _sleep_in_main(rank: _Rank) -> None:
@@ -215,7 +236,7 @@ def _stuck_data(rank: _Rank) -> None:
 
 
 @pytest.mark.parametrize("stuck", [_sleep_in_main, _deadlock, _stuck_data])
-def test_a_rank_that_stands_still_is_named_with_its_stack(
+def test_a_stalled_rank_is_named_with_its_stack(
     start_ranks: Any, store: _Store, tmp_path: Path, stuck: Callable[[_Rank], None]
 ) -> None:
     def work() -> None:
@@ -332,7 +353,7 @@ def test_a_job_that_was_suspended_goes_on(start_ranks: Any, store: _Store, tmp_p
     assert _said(tmp_path) == ""
 
 
-def test_one_rank_alone_that_stands_still_ends(start_ranks: Any, tmp_path: Path) -> None:
+def test_one_stalled_rank_alone_ends(start_ranks: Any, tmp_path: Path) -> None:
     def work() -> None:
         rank = _Rank(tmp_path, 1, stall_timeout_s=0.3)
         for phase in ("forward", "backward", "forward"):
@@ -358,7 +379,7 @@ def test_without_a_timeout_nothing_is_a_stall(
     assert _said(tmp_path) == ""
 
 
-# Who is gone.
+# Which rank is gone.
 
 
 @pytest.mark.parametrize("collective", [True, False])
@@ -389,7 +410,7 @@ def test_a_killed_rank_is_named_by_its_neighbour(
 def test_one_rank_of_each_machine_says_it(start_ranks: Any, store: _Store, tmp_path: Path) -> None:
     def work() -> None:
         rank = _Rank(tmp_path, store.port, host="aabb"[int(os.environ["RANK"])])
-        time.sleep(0.6)
+        rank.wait_for_all(store.port)
         if rank.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         sys.stdout = (tmp_path / f"out-{rank.rank}").open("w")
@@ -483,7 +504,7 @@ def test_a_rank_that_takes_the_store_with_it_is_named(
         assert "in here_it_ends" in said
 
 
-# Who is wrong.
+# Which rank has an error.
 
 
 def test_an_error_of_one_rank_has_one_traceback(
@@ -525,7 +546,7 @@ def test_the_same_error_of_all_ranks_has_one_traceback(
     assert [line[:9] for line in _said(tmp_path).splitlines()] == ["TRACEBACK", "flambeau:"]
 
 
-def test_different_errors_are_all_told(start_ranks: Any, store: _Store, tmp_path: Path) -> None:
+def test_different_errors_are_all_printed(start_ranks: Any, store: _Store, tmp_path: Path) -> None:
     def work() -> None:
         rank = _Rank(tmp_path, store.port)
         with rank.as_script():

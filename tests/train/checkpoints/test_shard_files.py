@@ -41,7 +41,7 @@ from flambeau.train.checkpoints.checkpointer import (
     weights_bytes,
 )
 from flambeau.train.checkpoints.shard_files import restore_pieces
-from flambeau.train.checkpoints.sharded_checkpointer import ShardedSaver
+from flambeau.train.checkpoints.sharded_checkpointer import ShardedCheckpointer
 
 StartRanks = Callable[..., Any]
 
@@ -112,7 +112,7 @@ def save(root: Path, steps: list[int], disks: Mapping[int, Disk] | None = None, 
     ranks = join_ranks()
     layout = layout_of(ranks.rank, ranks.world)
     disk = (disks or {}).get(ranks.rank)
-    saver = ShardedSaver(root, layout, ranks, keep=more.pop("keep", 9), disk=disk)
+    saver = ShardedCheckpointer(root, layout, ranks, keep=more.pop("keep", 9), disk=disk)
     more = {"best": None, "before": lambda: None, **more}
     try:
         for step in steps:
@@ -129,7 +129,7 @@ def load(root: Path) -> tuple[Any, list[str]]:
     ranks, said = join_ranks(), []
     layout = layout_of(ranks.rank, ranks.world)
     try:
-        found = ShardedSaver(root, layout, ranks, keep=9).restore_latest(say=said.append)
+        found = ShardedCheckpointer(root, layout, ranks, keep=9).restore_latest(say=said.append)
     except (InputError, FailedElsewhere, OSError) as error:
         return f"{type(error).__name__}: {error}", said
     return found, said
@@ -268,7 +268,7 @@ def test_state_that_has_no_place_is_refused(root: Path, start_ranks: StartRanks)
         snapshot = part(whole(1), layout)
         if ranks.rank:
             snapshot.state["optimizer"]["state"][0]["row"] = torch.ones(5)
-        saver = ShardedSaver(root, layout, ranks, keep=1)
+        saver = ShardedCheckpointer(root, layout, ranks, keep=1)
         saver.save(name_of(1), snapshot, best=None, before=lambda: None)
         try:
             saver.wait()
@@ -465,7 +465,9 @@ def test_file_that_may_not_be_read_says_nothing_about_it(
         torch.set_num_threads(1)
         ranks = join_ranks()
         disk = FailsAt(9, code=errno.EACCES) if ranks.rank else None
-        saver = ShardedSaver(saved, layout_of(ranks.rank, ranks.world), ranks, keep=9, disk=disk)
+        saver = ShardedCheckpointer(
+            saved, layout_of(ranks.rank, ranks.world), ranks, keep=9, disk=disk
+        )
         try:
             saver.restore_latest(say=print)
         except (OSError, FailedElsewhere) as error:
@@ -482,7 +484,7 @@ def test_folder_that_is_not_shared(tmp_path: Path, start_ranks: StartRanks) -> N
         folder = tmp_path / f"machine{ranks.rank // 2}"
         folder.mkdir(exist_ok=True)
         try:
-            ShardedSaver(folder, layout_of(ranks.rank, ranks.world), ranks, keep=1)
+            ShardedCheckpointer(folder, layout_of(ranks.rank, ranks.world), ranks, keep=1)
         except (InputError, FailedElsewhere) as error:
             return f"{type(error).__name__}: {error}"
         return "shared"
@@ -513,7 +515,7 @@ def train(root: Path, start: int, stop: int) -> dict[str, Tensor]:
     shards = Shards(model, ranks)
     layout = shards.adopt(optimizer)
     ema = EMA(shards.pieces, decay=0.9)
-    saver = ShardedSaver(root, layout, ranks, keep=2)
+    saver = ShardedCheckpointer(root, layout, ranks, keep=2)
     found = saver.restore_latest(say=print)
     assert (found is None) == (start == 0)
     if found is not None:

@@ -15,13 +15,13 @@ from torch.utils.data import TensorDataset
 from flambeau.errors import InputError
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.fit import make_schedule
-from flambeau.train.loop.step_plan import SCHEDULES, Plan
+from flambeau.train.loop.step_plan import SCHEDULES, StepPlan
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
 
 
 def rates(name: str, *, total: int = 100, warmup: str = "10%") -> list[float]:
-    plan = Plan(steps_per_epoch=10, duration=f"{total}st", checkpoint_every="1ep", log_every=10)
+    plan = StepPlan(steps_per_epoch=10, duration=f"{total}st", checkpoint_every="1ep", log_every=10)
     schedule = plan.schedule(name, warmup=warmup)
     return [schedule(step) for step in range(total)]
 

@@ -24,7 +24,7 @@ HELD_BYTES = 1 << 30
 def can_hold(
     source: Source, *, image_size: int, channels: int, limit_bytes: int = HELD_BYTES
 ) -> bool:
-    """Whether a `HeldDataset` takes these images: all of them small, of this size, and within the limit.
+    """Whether a `DeviceDataset` takes these images: all of them small, of this size, and within the limit.
 
     Args:
         source: where they come from.
@@ -40,7 +40,7 @@ def can_hold(
     return probe(source).same_size == (image_size, image_size)
 
 
-class HeldDataset(SeededDataset):
+class DeviceDataset(SeededDataset):
     """Small images of a source on a device: the batches of an `ImageDataset`, made where they are used.
 
     For the same source, settings, indices and seeds it gives the same pixels, targets and bad images, so

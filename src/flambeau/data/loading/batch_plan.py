@@ -68,7 +68,7 @@ class BatchPlan(Sampler[BatchPart]):
         order: the samples of an epoch, (length,) int64.
         length: samples per epoch.
         epoch, position: the point: an epoch, and samples of it that are already consumed.
-        epochs: how many in all; None goes on for ever.
+        epochs: how many in all; None for ever.
     """
 
     def __init__(

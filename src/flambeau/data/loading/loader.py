@@ -9,6 +9,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -23,12 +24,36 @@ from flambeau.data.loading.micro_batch import (
 )
 from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.data.loading.seeded_dataset import SeededDataset
-from flambeau.data.loading.workers.processes import Workers, heard, signals_held
+from flambeau.data.loading.workers.processes import Workers, errors_kept, signals_held
 from flambeau.data.loading.workers.progress import hold_deaths, reading
 from flambeau.data.loading.workers.transport import Uncollated, has_room, pinned, received, to_send
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import sample_order, sample_seeds
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How samples are read; none of it changes what is in a batch, but `collate`.
+
+    Attributes:
+        workers: processes that read; 0 reads in this one.
+        collate: makes a batch of a list of samples; torch's default otherwise.
+        pin_memory: batches come in page-locked memory, for copies to a GPU that do not wait; not those that
+            are made on a device.
+        stall_timeout: seconds after which a worker that still reads the same sample is given up; 0 is never.
+        ahead: batches of a SeededDataset that a thread reads meanwhile, without workers; None for 2 with
+            `pin_memory`, as a GPU would wait for them, else 0.
+    """
+
+    workers: int = 0
+    collate: Callable[[list[Any]], Any] = default_collate
+    pin_memory: bool = False
+    stall_timeout: float = 60.0
+    ahead: int | None = None
+
+
+_DEFAULT = ReadOptions()
 
 
 class Loader:
@@ -37,21 +62,12 @@ class Loader:
     Args:
         dataset: a SeededDataset, or any map-style Dataset: then the global generators of torch, NumPy and
             random are seeded for each sample, so that its randomness depends on (seed, epoch, index) alone.
-        micro_batch_size: samples a forward pass, of all ranks together.
-        accumulate: micro-batches an optimizer step; the global batch is the product.
+        layout: how samples are grouped into batches and shared by processes.
         seed: of order and augmentation.
-        workers: processes; 0 reads in this one.
         shuffle: False visits the samples in their own order (evaluation).
-        collate: makes a batch of a list of samples; torch's default otherwise.
-        pin_memory: batches come in page-locked memory, for copies to a GPU that do not wait; not those that
-            are made on a device.
-        on_bad: called, in this process, with the indices that a batch could not read.
-        stall_timeout: seconds after which a worker that still reads the same sample is given up; 0 is never.
         sampler: whose `order(epoch)` is the order of an epoch, instead of a permutation of all samples.
-        rank: of this process.
-        world: how many processes read together.
-        ahead: batches of a SeededDataset that a thread reads meanwhile, without workers; None for 2 with
-            `pin_memory`, as a GPU would wait for them, else 0.
+        reading: workers, page-locked memory and the like.
+        on_bad: called, in this process, with the indices that a batch could not read.
 
     Raises:
         InputError: the dataset is empty, or there are more ranks than samples in a forward pass; workers for
@@ -61,39 +77,30 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset[Any],
+        layout: BatchLayout,
         *,
-        micro_batch_size: int,
-        accumulate: int = 1,
         seed: int = 0,
-        workers: int = 0,
         shuffle: bool = True,
-        collate: Callable[[list[Any]], Any] = default_collate,
-        pin_memory: bool = False,
-        on_bad: Callable[[Sequence[int]], None] | None = None,
-        rank: int = 0,
-        world: int = 1,
-        keeps_empty: bool | None = None,
-        stall_timeout: float = 60.0,
         sampler: Order | None = None,
-        ahead: int | None = None,
+        reading: ReadOptions = _DEFAULT,
+        on_bad: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.length = len(dataset if sampler is None else sampler)  # type: ignore[arg-type]
         if self.length == 0:
             raise InputError("the dataset is empty: there is nothing to train on")
-        if shuffle and micro_batch_size < world:
+        if shuffle and layout.micro_batch_size < layout.world:
             raise InputError(
-                f"a batch of {micro_batch_size} cannot be shared by {world} processes: batch_size counts "
-                f"the samples of all of them together; make it {world} or more"
+                f"a batch of {layout.micro_batch_size} cannot be shared by {layout.world} processes: "
+                "batch_size counts the samples of all of them together; make it "
+                f"{layout.world} or more"
             )
-        # Evaluation has no gradients to share: a rank without a sample has nothing to do.
-        keeps_empty = shuffle if keeps_empty is None else keeps_empty
-        self._layout = BatchLayout(micro_batch_size, accumulate, rank, world, keeps_empty)
-        self._seed = seed
-        self._shuffle = shuffle
+        self._layout, self._seed, self._shuffle = layout, seed, shuffle
         self._dataset, self._on_bad, self._sampler = dataset, on_bad, sampler
-        self._pins, self._ahead = _way(dataset, workers, pin_memory, ahead)
-        self._workers = Workers(workers, stall_timeout=stall_timeout, describe=self.describe)
-        self._fetch = _Fetch(dataset, seed, collate, workers)
+        self._pins, self._ahead = _pins_and_ahead(dataset, reading)
+        self._workers = Workers(
+            reading.workers, stall_timeout=reading.stall_timeout, describe=self.describe
+        )
+        self._fetch = _Fetch(dataset, seed, reading.collate, reading.workers)
 
     @property
     def are_shares(self) -> bool:
@@ -137,7 +144,7 @@ class Loader:
         Args:
             epoch: the first one.
             position: samples of it that are already consumed.
-            epochs: how many in all; None goes on for ever.
+            epochs: how many in all; None for ever.
         """
         plan = BatchPlan(
             self._layout,
@@ -205,11 +212,9 @@ def _device_of(dataset: Dataset[Any]) -> torch.device | None:
     return None if device is None or torch.device(device).type == "cpu" else torch.device(device)
 
 
-def _way(
-    dataset: Dataset[Any], workers: int, pin_memory: bool, ahead: int | None
-) -> tuple[bool, int]:
+def _pins_and_ahead(dataset: Dataset[Any], options: ReadOptions) -> tuple[bool, int]:
     """Whether batches are pinned, and how many of them a thread reads ahead."""
-    held_on = _device_of(dataset)
+    workers, ahead, held_on = options.workers, options.ahead, _device_of(dataset)
     if held_on is not None and workers:
         raise InputError(
             f"the data are held on {held_on}: no process can read them, workers must be 0"
@@ -218,7 +223,7 @@ def _way(
         raise InputError(
             f"ahead = {ahead} is for a SeededDataset that is read on the CPU without workers"
         )
-    pins = pin_memory and held_on is None and torch.accelerator.is_available()
+    pins = options.pin_memory and held_on is None and torch.accelerator.is_available()
     # Where the CPU computes too, a thread gains nothing: resnet18, 64 px, two cores, 232 ms per step without
     # it and 241 ms with it (medians of 5).
     return pins, (2 if pins else 0) if ahead is None else ahead
@@ -264,7 +269,7 @@ class _Fetch(Dataset[Any]):
         if isinstance(self._dataset, SeededDataset):
             first = int(indices[0])
             try:
-                with reading(first), heard(f"batch of sample {first}", workers=self._workers):
+                with reading(first), errors_kept(f"batch of sample {first}", workers=self._workers):
                     batch, bad = self._dataset.batch(indices, seeds)
             except InputError as error:
                 # As a value: raised, it would arrive wrapped in a traceback.
@@ -274,7 +279,7 @@ class _Fetch(Dataset[Any]):
             samples = []
             for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
                 seed_cpu(seed)
-                with reading(index), heard(f"sample {index}", workers=self._workers):
+                with reading(index), errors_kept(f"sample {index}", workers=self._workers):
                     samples.append(self._dataset[index])
             return part, self.collated(samples), size, ()
 

@@ -22,7 +22,7 @@ class MicroBatch(NamedTuple):
         part: its number in the global batch, from 1.
         ends_batch: no micro-batch of this global batch follows.
         ends_epoch: no micro-batch of this epoch follows.
-        position: where the epoch stands after it, in samples (of ReadyBatches: in batches).
+        position: where the epoch stands after it, in samples (of UserDataLoader: in batches).
         bad: indices that could not be read.
         all_have: whether each rank has samples that count.
         draw: a number that no other batch of the epoch has, to seed what is drawn for it.

@@ -29,8 +29,8 @@ def read_ahead(
 ) -> Iterator[R]:
     """`map(read, parts)`, in order, with `read` called in one thread, at most `depth` results ahead.
 
-    An exception of `read` comes where its result would have. The thread ends with this iterator, which
-    waits for the call under way. While no result is asked for, none beyond `depth` is made.
+    An exception of `read` is raised where its result would have come. The thread ends with this iterator,
+    which waits for the call under way. While no result is asked for, none beyond `depth` is made.
 
     Args:
         parts: what to read; iterated in the thread that asks for results.
@@ -53,8 +53,8 @@ def read_ahead(
 class _Reader:
     """The thread, and what it has been asked for.
 
-    An executor, because it ends with the interpreter whether or not anybody closes it, and because its
-    thread waits for work and never for room.
+    An executor, because it ends with the interpreter even if it was not closed, and because its thread
+    waits for work only, never for space in a queue.
     """
 
     def __init__(self, start: Callable[[], object]) -> None:
@@ -101,7 +101,7 @@ class _Reader:
         start()
 
     def _end(self) -> None:
-        # A garbage collection in the thread itself may end a loop that others have forgotten.
+        # A garbage collection in the thread itself may end an iterator that was dropped.
         is_other = threading.get_ident() != self._thread
         self._executor.shutdown(wait=is_other, cancel_futures=True)
         self.asked.clear()

@@ -21,7 +21,7 @@ from flambeau.recipes.setup.seeding import seed_cpu
 _NO_INDICES = np.empty(0, dtype=np.int64)
 
 
-class ReadyBatches:
+class UserDataLoader:
     """Batches that the user's own loader makes: the order is the user's, the resume point is ours.
 
     Before each epoch the global generators are seeded by (seed, epoch), and `set_epoch` is called where
@@ -33,7 +33,7 @@ class ReadyBatches:
 
     Args:
         batches: re-iterable, with a length; the first tensor's first dimension counts the samples of a batch.
-        accumulate: batches an optimizer step.
+        accumulate: batches per optimizer step.
         seed: of the generators.
         rank: of this process.
         world: how many processes train together.

@@ -1,1 +1,1 @@
-"""A thread beside each rank names who was killed or makes no progress, and agrees on when to stop."""
+"""A thread per rank that names ranks that were killed or have stalled, and agrees on where all stop."""

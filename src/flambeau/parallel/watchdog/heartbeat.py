@@ -1,4 +1,4 @@
-"""What a rank tells of itself while it runs, and what that says of who makes no progress."""
+"""The heartbeat that each rank writes, and how a stalled rank is found in the heartbeats of all."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
@@ -30,21 +30,21 @@ class Process(NamedTuple):
         host: name of its machine, for people.
         pid: its process.
         started: when, as /proc has it, since process numbers are used again.
-        place: processes of one place see each other in /proc; empty where there is none.
+        pid_namespace: processes that share it see each other in /proc; empty where there is no /proc.
     """
 
     host: str
     pid: int
     started: str
-    place: str
+    pid_namespace: str
 
     @classmethod
     def this(cls, host: str) -> "Process":
         """The process that calls."""
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            place = f"{host} {boot} {Path('/proc/self/ns/pid').readlink()}"
-            return cls(host, os.getpid(), _stat(os.getpid())[1], place)
+            pid_namespace = f"{host} {boot} {Path('/proc/self/ns/pid').readlink()}"
+            return cls(host, os.getpid(), _stat(os.getpid())[1], pid_namespace)
         return cls(host, os.getpid(), "", "")
 
     @property
@@ -63,83 +63,86 @@ def _stat(pid: int) -> tuple[str, str]:
     return fields[0], fields[19]
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """A heartbeat.
 
     Attributes:
         number: of this heartbeat.
-        point: how many points of the run the main thread has reached,
-        beats: and how many beats it has made since.
-        phase: what it does.
-        still_s: how long it has made none.
-        is_over: whether that is longer than it may take.
+        point: how many points of the run the main thread has reached.
+        beats: how many times it has called `beat` since that point.
+        phase: what it is doing.
+        stalled_s: seconds since its last progress.
+        is_overdue: whether that is longer than the phase may take.
     """
 
     number: int
     point: int
     beats: int
     phase: str
-    still_s: float
-    is_over: bool
+    stalled_s: float
+    is_overdue: bool
 
 
-Beats = Sequence[Beat | None]
-"""Of all ranks; None of one that has not shown itself."""
+Heartbeats = Sequence[Heartbeat | None]
+"""Of all ranks; None for a rank that has written none yet."""
 
 
-class Pulse:
+class ProgressTracker:
     """The progress of the main thread: counted by itself, timed by another thread.
 
     Args:
-        timeout_s: how long it may make none; 0 for ever.
-        tick_s: the longest that two calls of `keep_time` lie apart, unless the process was suspended.
+        timeout_s: how long it may make no progress; 0 for ever.
+        tick_s: the most time between two calls of `update`, unless the process was suspended.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, *, timeout_s: float, tick_s: float) -> None:
-        self.timeout_s, self._tick_s = timeout_s, tick_s
+    def __init__(
+        self, *, timeout_s: float, tick_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.timeout_s, self._tick_s, self._clock = timeout_s, tick_s, clock
         self._phase, self._count, self.point = "starting", 0, 0
         self._known: set[str] = set()
         self._position: tuple[int, int, str] | None = None
-        self._looked_at = self.still_s = 0.0
+        self._updated_at = self.stalled_s = 0.0
         self._number = 0
 
     def beat(self, phase: str) -> None:
-        """The main thread goes on to a phase."""
+        """The main thread begins a phase."""
         self._known.add(self._phase)
         self._phase = phase
         self._count += 1
 
     def reach_point(self) -> None:
-        """The main thread has come to the next point of the run."""
+        """The main thread has reached the next point of the run."""
         self._count = 0
         self.point += 1
 
     @property
     def allowed_s(self) -> float:
-        """How long the main thread may take for what it does; 0 for ever."""
+        """How long the main thread may take for this phase; 0 for ever."""
         is_quick = self._phase in self._known and self._phase != SAVING
         return self.timeout_s * (1 if is_quick else _PATIENCE)
 
-    def keep_time(self) -> None:
-        """To be called often. Time in which the whole process was suspended counts as one tick."""
-        now = time.monotonic()
+    def update(self) -> None:
+        """Measure the time without progress; call it often. A suspended process counts as one tick."""
+        now = self._clock()
         position = (self.point, self._count, self._phase)
         if position == self._position:
-            self.still_s += min(now - self._looked_at, self._tick_s)
+            self.stalled_s += min(now - self._updated_at, self._tick_s)
         else:
-            self._position, self.still_s = position, 0.0
-        self._looked_at = now
+            self._position, self.stalled_s = position, 0.0
+        self._updated_at = now
 
-    def take(self, *, has_left: bool = False) -> Beat:
+    def heartbeat(self, *, has_left: bool = False) -> Heartbeat:
         """The next heartbeat."""
         self._number += 1
-        is_over = self.timeout_s > 0 and self.still_s >= self.allowed_s
+        is_overdue = self.timeout_s > 0 and self.stalled_s >= self.allowed_s
         phase = LEFT if has_left else self._phase
-        return Beat(self._number, self.point, self._count, phase, self.still_s, is_over)
+        return Heartbeat(self._number, self.point, self._count, phase, self.stalled_s, is_overdue)
 
 
-def silent_ranks(before: Beats, after: Beats) -> list[int]:
-    """Ranks that wrote nothing between two readings: their threads do not run, or nobody hears them."""
+def silent_ranks(before: Heartbeats, after: Heartbeats) -> list[int]:
+    """Ranks that wrote nothing between two readings: their threads do not run, or their network is gone."""
     return [
         rank
         for rank, (old, new) in enumerate(zip(before, after, strict=True))
@@ -147,22 +150,22 @@ def silent_ranks(before: Beats, after: Beats) -> list[int]:
     ]
 
 
-def straggler_ranks(beats: Beats) -> list[int]:
-    """Ranks that have come least far, for which the others wait in a collective; none while one has time."""
+def straggler_ranks(beats: Heartbeats) -> list[int]:
+    """Ranks that are furthest behind, for which the others wait; none while one of them is not overdue."""
     running = {
         rank: beat for rank, beat in enumerate(beats) if beat is not None and beat.phase != LEFT
     }
     least = min(((beat.point, beat.beats) for beat in running.values()), default=None)
     found = [rank for rank, beat in running.items() if (beat.point, beat.beats) == least]
-    return found if all(running[rank].is_over for rank in found) else []
+    return found if all(running[rank].is_overdue for rank in found) else []
 
 
-def odd_ranks(stacks: Mapping[int, str]) -> list[int]:
-    """Of ranks that have come equally far, the fewest that stand in one place; all, if there is but one."""
-    places = defaultdict(list)
+def outlier_ranks(stacks: Mapping[int, str]) -> list[int]:
+    """Of ranks that are equally far, the smallest group with the same stack; all, if all have the same."""
+    groups = defaultdict(list)
     for rank, stack in stacks.items():
-        places[stack].append(rank)
-    return min(places.values(), key=len)
+        groups[stack].append(rank)
+    return min(groups.values(), key=len)
 
 
 def frames_of(thread: int) -> str:

@@ -1,4 +1,4 @@
-"""What is printed when native code keeps Python's lock, so that no thread can say anything."""
+"""A stack dump for when native code holds the GIL, so that no Python thread can print anything."""
 
 import faulthandler
 import os
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class StackDump:
-    """Prints the stacks of all threads to standard error, unless it is put off again and again.
+    """Prints the stacks of all threads to standard error, unless it is postponed in time.
 
     It does not end the process: it cannot tell one that hangs from one that was suspended for as long.
     """
@@ -17,7 +17,7 @@ class StackDump:
         self._lock = threading.Lock()
 
     def arm(self, after_s: float) -> None:
-        """After this time, unless `arm` or `disarm` is called again before."""
+        """Print after this time, unless `arm` or `disarm` is called again before."""
         if not self._is_registered:
             self._is_registered = True
             release = self._lock.release
@@ -29,7 +29,7 @@ class StackDump:
             faulthandler.dump_traceback_later(after_s, file=2)
 
     def disarm(self) -> None:
-        """Not any more."""
+        """Cancel it."""
         with self._lock:
             self._cancel()
 
@@ -45,4 +45,4 @@ class StackDump:
 
 
 STACK_DUMP: Final = StackDump()
-"""That of this process: faulthandler has one timer."""
+"""The only one of this process: faulthandler has a single timer."""

@@ -1,12 +1,12 @@
-"""When to stop: asked on any rank, all ranks stop at the same point, and until then no step waits for it.
+"""Where to stop: a request on any rank stops all ranks at the same point; without one, no step waits.
 
-A run may stop at its points (between two steps, say), which all ranks pass in the same order, so a count
-names them. A rank is always committed to its next point: it gets there without asking anyone. When a stop is
-asked for, a thread of each rank writes down that number, whatever its main thread is doing, and from then on
-the main thread waits at a point until all numbers are there. The highest is where all stop. No rank has
-passed it, since each waits before it would pass the number it wrote; and each gets there, since the points
-before it are passed as if nothing had been asked. The waiting depends on the threads alone, never on a main
-thread that is inside a collective: nothing can deadlock.
+A run may stop at its points (between two steps, for example). All ranks pass the same points in the same
+order, so a count identifies them. A rank is always committed to its next point: it reaches it without
+waiting for another rank. When a stop is requested, a thread of each rank publishes the number of that point,
+whatever its main thread is doing, and from then on the main thread waits at each point until all numbers are
+published. All stop at the highest. No rank has passed it, because each waits before it would pass the number
+that it published; and each reaches it, because points before it are passed as usual. The waiting depends on
+the threads alone, never on a main thread that is inside a collective, so nothing can deadlock.
 """
 
 import threading
@@ -57,7 +57,7 @@ class StopAgreement:
 
     @property
     def stops_next(self) -> bool:
-        """It is settled that all ranks stop at their next point: what comes before it may be cut short."""
+        """Whether all ranks will stop at their next point, so that work before it may be cut short."""
         if self._world == 1:
             return self._asked() is not None
         return self._stop_at is not None and self.point + 1 >= self._stop_at
@@ -65,15 +65,15 @@ class StopAgreement:
     # The other thread's side.
 
     @property
-    def has_changes(self) -> bool:
+    def has_new_request(self) -> bool:
         """This process was asked to stop and the others do not know it yet."""
         return self._signal is None and self._asked() is not None
 
     def exchange(self, store: Store) -> None:
-        """Tell and learn what there is; to be called when this rank has changes, and when others have.
+        """Publish and read requests to stop; call it when `has_new_request` and when the counter changes.
 
         Args:
-            store: of the job; others are told by its counter 'changes'.
+            store: of the job; each write increases its counter 'changes', which the others poll.
         """
         if self._signal is None:
             signal = self._asked()
@@ -88,11 +88,11 @@ class StopAgreement:
             self._decide(max(map(int, points)))
 
     def leave(self, store: Store) -> None:
-        """This rank's run is over, so it passes no more points: nobody is to wait for it."""
+        """This rank's run is over, so it passes no more points: the others must not wait for it."""
         self._publish(store, _NEVER)
 
     def abandon(self) -> None:
-        """There will be no agreement: a main thread that waits for one goes on."""
+        """Give up: there will be no agreement, and a main thread that waits for one continues."""
         if self._stop_at is None:
             self._decide(_NEVER)
 

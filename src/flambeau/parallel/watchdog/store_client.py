@@ -1,4 +1,4 @@
-"""The job's store, for a thread that must not hang with it: an answer comes in bounded time, or never."""
+"""A client of the job's store whose calls end in bounded time, even when the store hangs."""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +16,7 @@ class StoreLost(Exception):
 
 
 class StoreClient:
-    """A connection of its own, used by a thread of its own: a store that is cut off blocks for ever.
+    """Has its own connection and its own thread, because a call to an unreachable store blocks for ever.
 
     Args:
         connect: makes the connection.
@@ -36,10 +36,10 @@ class StoreClient:
         """What `request` returns of the store.
 
         Raises:
-            StoreLost: no answer, or a broken connection. The line is of no use any more.
+            StoreLost: no answer, or a broken connection. The client cannot be used any more.
         """
         self._requests.put(request)
-        # In slices: when the whole job was suspended for an hour, one of them is over, not all.
+        # In slices: when the whole job was suspended for an hour, only one of them has run out.
         for _ in range(20):
             try:
                 answer, error = self._answers.get(timeout=self._wait_s / 20)
@@ -56,7 +56,7 @@ class StoreClient:
         return result
 
     def close(self) -> None:
-        """Give the connection up; one that is stuck is left to itself."""
+        """Close the connection; a thread that is stuck in a call is abandoned."""
         self._requests.put(None)
         self._thread.join(1.0)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flambeau.data.datasets.device_dataset import HeldDataset, can_hold
+from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source
@@ -31,7 +31,7 @@ class DataFacts:
     Attributes:
         classes: names, in the order of the logits.
         channels: 1 or 3.
-        mean, std: a channel, of pixels in [0, 1].
+        mean, std: per channel, of pixels in [0, 1].
         train_samples, val_samples: how many.
         train_fingerprint, val_fingerprint: hex SHA-256 of what the sources say of themselves.
         model_file_sha256: of FILE.py where the model comes from one, else None.
@@ -119,7 +119,7 @@ def check_unchanged(facts: DataFacts, train: Source, val: Source, *, model: str)
 
 def datasets(
     settings: ResolvedSettings, facts: DataFacts, train: Source, val: Source
-) -> tuple[ImageDataset | HeldDataset, ImageDataset | HeldDataset]:
+) -> tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]:
     """The two data sets of a run: held on its device where that pays and nothing asks for the CPU."""
     shape: Mapping[str, Any] = {"image_size": settings.image_size, "channels": facts.channels}
     augmentation = Augmentation(settings.augment, settings.color_jitter)
@@ -127,7 +127,7 @@ def datasets(
     # Worker processes have been asked for, and would not be used.
     holds = device.type in _HOLDING and not settings.workers
 
-    def make(source: Source, *, train: bool) -> ImageDataset | HeldDataset:
+    def make(source: Source, *, train: bool) -> ImageDataset | DeviceDataset:
         common = {
             **shape,
             "train": train,
@@ -135,7 +135,7 @@ def datasets(
             "flip": settings.flip,
         }
         if holds and not (train and augmentation) and can_hold(source, **shape):
-            return HeldDataset(source, device=device, **common)
+            return DeviceDataset(source, device=device, **common)
         crop_scale = (settings.crop_scale or CROP_SCALE[0], CROP_SCALE[1])
         return ImageDataset(source, augmentation=augmentation, crop_scale=crop_scale, **common)
 

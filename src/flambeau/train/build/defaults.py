@@ -1,4 +1,4 @@
-"""Settings that were left open, chosen from the data and the machine, and written down as values."""
+"""Values for the settings that were left open, chosen from the data and the machine."""
 
 import dataclasses
 from typing import Any

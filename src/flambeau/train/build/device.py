@@ -1,4 +1,4 @@
-"""The device of a run: which it is, and the generators that a forward pass on it draws from."""
+"""The device of a run: which one it is, and its random generators."""
 
 import os
 

@@ -290,8 +290,9 @@ def check_training(
         sizes = itertools.count(2 * world)
         good = next(size for size in sizes if num_images % (size * accumulate) != 1)
         raise InputError(
-            f"batch_size = {settings.batch_size} leaves a batch of one image{' a process' * (world > 1)}, on "
-            f"which this model cannot train: {error.__cause__}\nUse another one, such as --batch-size {good}"
+            f"batch_size = {settings.batch_size} leaves a batch of one image{' per process' * (world > 1)}, "
+            f"on which this model cannot train: {error.__cause__}\n"
+            f"Use another one, such as --batch-size {good}"
         ) from error
 
 

@@ -50,7 +50,7 @@ class SaveFailed(InputError):
     """A checkpoint could not be written; the ones before it are whole."""
 
 
-class Saver:
+class Checkpointer:
     """Writes snapshots as checkpoints, one at a time.
 
     Args:
@@ -74,7 +74,7 @@ class Saver:
             name: of the checkpoint; one that is there already is left as it is.
             snapshot: what to write.
             best: name of a checkpoint that stays whatever its age.
-            before: runs first, in the thread (bring the journal to the disk).
+            before: runs first, in the thread (sync metrics.jsonl to the disk).
 
         Raises:
             SaveFailed: the one before could not be written.

@@ -10,12 +10,12 @@ from typing import Any
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
 
-class Journal:
+class MetricsLog:
     """Appends lines; each is one write, so a killed run leaves at most its last line torn.
 
     Args:
         path: of the file; made when it is missing.
-        keep_bytes: what a checkpoint has vouched for; whatever lies behind it will be written again.
+        keep_bytes: the length at the checkpoint; what follows will be written again.
     """
 
     def __init__(self, path: Path, *, keep_bytes: int) -> None:
@@ -24,13 +24,13 @@ class Journal:
         )
         self._path = path
         self.missing_bytes = 0
-        """How many bytes that a checkpoint vouched for are gone."""
+        """How many bytes the file is shorter than at the checkpoint."""
         self.size = 0
         self.cut(keep_bytes)
         Disk().sync_folder(path.parent)  # of a new file the name, too, must outlast a power cut
 
     def cut(self, keep_bytes: int) -> None:
-        """Go back to a length that a checkpoint has vouched for."""
+        """Cut the file back to its length at a checkpoint."""
         self.missing_bytes = max(0, keep_bytes - os.fstat(self._fd).st_size)
         if not self.missing_bytes:
             os.ftruncate(self._fd, keep_bytes)

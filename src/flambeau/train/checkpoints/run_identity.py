@@ -59,7 +59,7 @@ def _optimizer(optimizer: Optimizer) -> str:
 
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """What keeps `wanted` from going on with a run of `stored`, as 'name: X there, Y now'."""
+    """What keeps `wanted` from resuming a run of `stored`, as 'name: X there, Y now'."""
     if "config" in wanted:
         stored = _with_table(stored, wanted)
     found = []

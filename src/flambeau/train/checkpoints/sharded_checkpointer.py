@@ -1,4 +1,4 @@
-"""`Saver` for a run whose tensors are spread over ranks: all write, and all find the same checkpoint."""
+"""Checkpoints of a run whose tensors are spread over ranks: all write, and all find the same one."""
 
 import functools
 import secrets
@@ -20,15 +20,16 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     remove_leftovers,
     set_aside,
 )
-from flambeau.train.checkpoints.checkpointer import Restored, Saver, Snapshot
+from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, Snapshot
 from flambeau.train.checkpoints.shard_files import restore_pieces, save_sharded
 
 
-class ShardedSaver(Saver):
-    """`Saver` for a run whose tensors are spread over ranks; every rank makes one and calls the same methods.
+class ShardedCheckpointer(Checkpointer):
+    """`Checkpointer` for a run whose tensors are spread over ranks.
 
-    Each writes its own part of a snapshot; of what is not in the layout, rank 0's is written. A failure is a
-    SaveFailed on rank 0 and a FailedElsewhere on the others.
+    Every rank makes one and calls the same methods. Each writes its own part of a snapshot; of what is not
+    in the layout, rank 0's is written. A failure is a SaveFailed on rank 0 and a FailedElsewhere on the
+    others.
 
     Args:
         root: the folder `checkpoints/` of a run, on a file system that all ranks share.

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from flambeau.data.loading.loader import Loader
-from flambeau.data.loading.user_dataloader import ReadyBatches
+from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.errors import InputError
 from flambeau.parallel.ddp import Replicas
 from flambeau.parallel.gradient_sync import GradientSync, SingleProcess
@@ -20,10 +20,10 @@ from flambeau.recipes.training.ema import EMA
 from flambeau.train.checkpoints.published_weights import Best
 from flambeau.train.checkpoints.run_identity import identity
 from flambeau.train.loop.batch_reader import BatchReader
-from flambeau.train.loop.lr_schedule import LearningRate
+from flambeau.train.loop.lr_schedule import LRSchedule
 from flambeau.train.loop.rank_checks import BadReports
-from flambeau.train.loop.step_metrics import Window
-from flambeau.train.loop.step_plan import Plan
+from flambeau.train.loop.step_metrics import StepMetrics
+from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.run_options import RunOptions
 
@@ -52,9 +52,9 @@ class RunParts:
     amp: AmpStep
     bad: BadReports
     reader: BatchReader
-    loader: Loader | ReadyBatches
-    plan: Plan
-    schedule: LearningRate
+    loader: Loader | UserDataLoader
+    plan: StepPlan
+    schedule: LRSchedule
     identity: dict[str, Any]
 
 
@@ -87,11 +87,11 @@ def assemble(
     loader = reader.loader(
         data, accumulate=options.accumulate, on_bad=options.on_bad, sampler=options.sampler
     )
-    plan = Plan(
+    plan = StepPlan(
         steps_per_epoch=loader.batches_per_epoch, duration=options.duration,
         checkpoint_every=options.checkpoint_every, log_every=options.log_every,
     )  # fmt: skip
-    schedule = LearningRate(
+    schedule = LRSchedule(
         plan, options.schedule, warmup=options.warmup, metric=options.best, mode=options.best_mode
     )
     for group in optimizer.param_groups:
@@ -127,7 +127,7 @@ def make_state(
         optimizer=optimizer,
         amp=parts.amp,
         ema=EMA(model, decay=options.ema) if options.ema else None,
-        window=Window(parts.amp.device),
+        window=StepMetrics(parts.amp.device),
         best=Best(options.best, options.best_mode),
         user={**(options.state or {}), **parts.schedule.parts()},
         data_length=parts.loader.length,

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from flambeau.data.loading.batch_plan import Order
-from flambeau.data.loading.loader import Loader, is_dataset
+from flambeau.data.loading.batch_plan import BatchLayout, Order
+from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.data.loading.micro_batch import MicroBatch
-from flambeau.data.loading.user_dataloader import ReadyBatches
+from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.data.device_prefetch import prefetch_to_device
@@ -66,12 +66,13 @@ class BatchReader:
         sharded: bool,
     ) -> None:
         self._device, self._bad, self._sharded = device, bad, sharded
-        self._everywhere = {"seed": options.seed, "rank": ranks.rank, "world": ranks.world}
-        self._reading: dict[str, Any] = {
-            "micro_batch_size": options.batch_size, "workers": options.workers,
-            "collate": options.collate or default_collate, "pin_memory": device.type == "cuda",
-            "stall_timeout": options.stall_timeout,
-        }  # fmt: skip
+        self._seed, self._batch_size, self._ranks = options.seed, options.batch_size, ranks
+        self._reading = ReadOptions(
+            workers=options.workers,
+            collate=options.collate or default_collate,
+            pin_memory=device.type == "cuda",
+            stall_timeout=options.stall_timeout,
+        )
 
     def loader(
         self,
@@ -81,25 +82,36 @@ class BatchReader:
         evaluates: bool = False,
         on_bad: OnBad | None,
         sampler: Order | None = None,
-    ) -> Loader | ReadyBatches:
+    ) -> Loader | UserDataLoader:
         """The loader of a Dataset, or of what makes ready batches.
 
         Raises:
             InputError: a sampler for ready batches, or data that cannot be read in batches.
         """
-        common: dict[str, Any] = {
-            "accumulate": accumulate, "keeps_empty": not evaluates or self._sharded,
-            **self._everywhere,
-        }  # fmt: skip
+        # An evaluation has no gradients to share: a rank without a sample has nothing to do.
+        keeps_empty = not evaluates or self._sharded
         if is_dataset(data):
-            on_bad = self._bad.taker(on_bad)
             return Loader(
-                data, shuffle=not evaluates, on_bad=on_bad, sampler=sampler,
-                **self._reading, **common,
-            )  # fmt: skip
+                data,
+                BatchLayout(
+                    self._batch_size, accumulate, self._ranks.rank, self._ranks.world, keeps_empty
+                ),
+                seed=self._seed,
+                shuffle=not evaluates,
+                sampler=sampler,
+                reading=self._reading,
+                on_bad=self._bad.taker(on_bad),
+            )
         if sampler is not None:
             raise InputError("a sampler needs a Dataset to choose from: give it to your own loader")
-        return ReadyBatches(data, **common)
+        return UserDataLoader(
+            data,
+            accumulate=accumulate,
+            seed=self._seed,
+            rank=self._ranks.rank,
+            world=self._ranks.world,
+            keeps_empty=keeps_empty,
+        )
 
     def to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """The same micro-batches with their data on the device, copied beside the computation."""
@@ -111,13 +123,13 @@ class BatchReader:
         return (micro._replace(data=data) for micro, data in moved)
 
     def again(
-        self, loader: Loader | ReadyBatches, steps_before: int
+        self, loader: Loader | UserDataLoader, steps_before: int
     ) -> Iterator[tuple[int, MicroBatch]]:
         """The epoch and the micro-batches of the step after `steps_before` steps, read once more.
 
         Nothing of what makes ready batches by itself: it may not give the same ones again.
         """
-        if isinstance(loader, ReadyBatches):
+        if isinstance(loader, UserDataLoader):
             return
         epoch, batch = divmod(steps_before, loader.batches_per_epoch)
         position = batch * len(loader.batch_indices(epoch=epoch, batch=0))

@@ -5,14 +5,14 @@ from typing import Any, Literal
 
 from flambeau.errors import InputError
 from flambeau.recipes.training.plateau import ReduceOnPlateau
-from flambeau.train.loop.step_plan import Plan
+from flambeau.train.loop.step_plan import StepPlan
 
 PATIENCE = 3  # epochs; with 5 a run of 16 or 30 epochs would see few reductions; chosen
 FACTOR = 0.1  # torch's default
 _KEY = "plateau"  # among the objects of the user in a checkpoint
 
 
-class LearningRate:
+class LRSchedule:
     """What `Run` asks for the multiplier of each step.
 
     Args:
@@ -23,12 +23,12 @@ class LearningRate:
         mode: 'max' or 'min', what is better.
 
     Raises:
-        InputError: as `Plan.schedule` says.
+        InputError: as `StepPlan.schedule` says.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: StepPlan,
         schedule: str | Callable[[int], float] | ReduceOnPlateau,
         *,
         warmup: str,
@@ -71,7 +71,7 @@ class LearningRate:
             return
         if value is None or value != value:
             raise InputError(
-                f"schedule = 'plateau' needs {self._metric!r} once an epoch, and it was "
+                f"schedule = 'plateau' needs {self._metric!r} once per epoch, and it was "
                 f"{'not logged' if value is None else 'NaN'}: log it within run.evaluate(), or give Run "
                 "another best="
             )

@@ -11,7 +11,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.debugging.first_not_finite import first_not_finite
-from flambeau.train.checkpoints.checkpointer import Restored, Saver
+from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored
 from flambeau.train.loop.assemble import RunParts
 from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.training_state import TrainingState
@@ -113,7 +113,7 @@ class NanGuard:
         self._explain = options.explain
         self._lines: list[dict[str, float]] = []
 
-    def record(self, steps_before: int, saver: Saver) -> str:
+    def record(self, steps_before: int, saver: Checkpointer) -> str:
         """Write down the step after `steps_before` steps; returns a sentence about it, if the run goes back.
 
         Args:
@@ -137,7 +137,7 @@ class NanGuard:
             go_to: puts a checkpoint back.
 
         Returns:
-            The lines of metrics.jsonl that tell of this rollback, and of those after the checkpoint.
+            The lines of metrics.jsonl about this rollback, and about those after the checkpoint.
         """
         state = self._state
         rollbacks, lr_scale = state.rollbacks + 1, state.lr_scale * LR_FACTOR
@@ -149,7 +149,7 @@ class NanGuard:
         told = found.state.get("rollbacks", 0)  # the lines of the others were cut off
         return [line for line in self._lines if line["rollback"] > told]
 
-    def _record(self, steps_before: int, saver: Saver, findings: Sequence[str]) -> str:
+    def _record(self, steps_before: int, saver: Checkpointer, findings: Sequence[str]) -> str:
         saver.wait()
         epoch, batch = divmod(steps_before, self._loader.batches_per_epoch)
         indices = self._loader.batch_indices(epoch=epoch, batch=batch)

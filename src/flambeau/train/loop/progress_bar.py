@@ -6,7 +6,7 @@ from typing import Any
 from tqdm import tqdm
 
 
-class Progress:
+class ProgressBar:
     """One bar over all steps of a run, on standard error; lines go above it.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other between steps: who they are, what they could not read, figures."""
+"""What the ranks of a run exchange between steps: their identity, unreadable samples, metrics."""
 
 import hashlib
 import sys
@@ -56,17 +56,17 @@ def _script_sha256() -> str | None:
 
 
 def check_shares(then: int, now: int) -> None:
-    """Refuse to go on in mid-epoch with a DistributedSampler and another number of ranks.
+    """Refuse to resume within an epoch with a DistributedSampler and another number of ranks.
 
-    It deals an epoch out anew for another number: some samples would come twice.
+    It splits an epoch differently for another number: some samples would come twice.
 
     Args:
         then, now: number of ranks.
     """
     if then != now:
         raise InputError(
-            f"the run stopped within an epoch on {then} processes, and its DistributedSampler would deal "
-            f"that epoch out anew to {now}: go on with {then}, or hand the Dataset to Run"
+            f"the run stopped within an epoch on {then} processes, and its DistributedSampler would split "
+            f"that epoch differently for {now}: resume with {then}, or give the Dataset to Run"
         )
 
 
@@ -80,7 +80,7 @@ def gathered_means(means: Mapping[str, MeanOnDevice], ranks: Ranks) -> dict[str,
 
 
 class BadReports:
-    """Brings what any rank could not read to whoever counts it, on rank 0.
+    """Brings the samples that any rank could not read to rank 0, which counts them.
 
     Args:
         ranks: of the job; alone, a rank reports at once.
@@ -104,7 +104,7 @@ class BadReports:
         """Tell what was found since the last time; all ranks must call it.
 
         Raises:
-            InputError, FailedElsewhere: whoever counts has had enough.
+            InputError, FailedElsewhere: there are more than are allowed.
         """
         if not self._takers:
             return

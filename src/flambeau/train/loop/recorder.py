@@ -7,8 +7,8 @@ from typing import Any
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout
 from flambeau.recipes.setup.environment import environment
-from flambeau.train.checkpoints.checkpointer import Restored, Saver
-from flambeau.train.checkpoints.metrics_log import Journal
+from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored
+from flambeau.train.checkpoints.metrics_log import MetricsLog
 from flambeau.train.checkpoints.published_weights import Result, publish
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
@@ -37,12 +37,12 @@ class Recorder:
         keep: int,
         say: Callable[[str], None],
     ) -> None:
-        self.saver = Saver(folder.checkpoints, keep=keep)
+        self.saver = Checkpointer(folder.checkpoints, keep=keep)
         self.exactness = {**exactness_facts(state.amp.device), "processes": ranks.world}
         """What decides the bits besides a checkpoint, for whoever resumes."""
         self._folder, self._state, self._ranks = folder, state, ranks
         self._layout, self._keep, self._say = layout, keep, say
-        self._journal: Journal | None = None
+        self._metrics_log: MetricsLog | None = None
 
     def claim(self, identity: Mapping[str, Any], attachments: Mapping[str, bytes]) -> None:
         """Make the folder, or go on with it; from here on no other process writes there.
@@ -54,41 +54,41 @@ class Recorder:
         files = {"environment.json": report.encode(), **attachments}
         self._ranks.first(lambda: self._folder.claim(identity, files))
         if self._layout is not None:
-            from flambeau.train.checkpoints.sharded_checkpointer import ShardedSaver
+            from flambeau.train.checkpoints.sharded_checkpointer import ShardedCheckpointer
 
             root = self._folder.checkpoints
-            self.saver = ShardedSaver(root, self._layout, self._ranks, keep=self._keep)
+            self.saver = ShardedCheckpointer(root, self._layout, self._ranks, keep=self._keep)
 
     def open_metrics(self, found: Restored | None) -> None:
         """Write lines from here on, behind those that a checkpoint has vouched for."""
         if not self._ranks.is_first:
             return
         keep_bytes = 0 if found is None else found.state["metrics_bytes"]
-        self._journal = Journal(self._folder.metrics, keep_bytes=keep_bytes)
-        if self._journal.missing_bytes:
+        self._metrics_log = MetricsLog(self._folder.metrics, keep_bytes=keep_bytes)
+        if self._metrics_log.missing_bytes:
             self._say(f"{self._folder.metrics} is shorter than at the checkpoint: lines are lost")
 
     def cut_metrics(self, found: Restored) -> None:
         """Remove the lines since a checkpoint."""
-        if self._journal is not None:
-            self._journal.cut(found.state["metrics_bytes"])
+        if self._metrics_log is not None:
+            self._metrics_log.cut(found.state["metrics_bytes"])
 
     def write(self, row: Mapping[str, float]) -> None:
         """Append a line to metrics.jsonl."""
-        if self._journal is not None:
-            self._journal.write({"step": self._state.step, "epoch": self._state.epoch, **row})
+        if self._metrics_log is not None:
+            self._metrics_log.write({"step": self._state.step, "epoch": self._state.epoch, **row})
 
     def save(self) -> None:
         """Copy the state and start writing it as a checkpoint."""
         if not self._ranks.is_first and self._layout is None:
             return
-        best, journal = self._state.best.step, self._journal
-        size = 0 if journal is None else journal.size
+        best, metrics_log = self._state.best.step, self._metrics_log
+        size = 0 if metrics_log is None else metrics_log.size
         self.saver.save(
             checkpoint_name(self._state.step),
             self._state.snapshot(metrics_bytes=size, exactness=self.exactness),
             best=None if best is None else checkpoint_name(best),
-            before=(lambda: None) if journal is None else journal.sync,
+            before=(lambda: None) if metrics_log is None else metrics_log.sync,
         )
 
     def wait_for_all(self) -> None:
@@ -121,9 +121,9 @@ class Recorder:
 
     def close(self) -> None:
         """Close metrics.jsonl."""
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        if self._metrics_log is not None:
+            self._metrics_log.close()
+            self._metrics_log = None
 
 
 def checkpoint_name(step: int) -> str:

@@ -11,14 +11,14 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.metrics import MeanOnDevice
 
 
-class Window:
+class StepMetrics:
     """The losses since the last line, and the means of whatever the user logs.
 
-    Losses are kept as they are: putting one in a list costs nothing, adding it up is an operation a step.
+    Losses are kept as they are: putting one in a list costs nothing, adding it up is an operation per step.
 
     Args:
         device: of the training.
-        clock: seconds, for the figures that depend on the wall.
+        clock: seconds, for the metrics that depend on wall time.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ _CYCLES, _CYCLE_MULTIPLIER = (
 )  # SGDR's doubling; three of them end in a last one of 4/7 of the run
 
 
-class Plan:
+class StepPlan:
     """Durations of a run, turned into steps once.
 
     Args:
@@ -51,7 +51,7 @@ class Plan:
         self.log_every = log_every
 
     def next_event(self, step: int) -> int:
-        """The next step after `step` at which the loop must look up."""
+        """The next step after `step` at which the loop has something to do."""
         intervals = (self.log_every, self.save_every)
         return min(self.total_steps, *((step // every + 1) * every for every in intervals))
 
@@ -71,7 +71,7 @@ class Plan:
         if callable(name):
             if length.amount:
                 raise InputError(
-                    f"warmup = {warmup!r} would do nothing: the schedule is a function of yours"
+                    f"warmup = {warmup!r} would do nothing: the schedule is your own function"
                 )
             return name
         if name not in SCHEDULES:

@@ -22,7 +22,7 @@ from flambeau.train.checkpoints.checkpointer import (
 )
 from flambeau.train.checkpoints.metrics_log import json_numbers
 from flambeau.train.checkpoints.published_weights import Best, Result
-from flambeau.train.loop.step_metrics import Window
+from flambeau.train.loop.step_metrics import StepMetrics
 
 
 @dataclass
@@ -46,7 +46,7 @@ class TrainingState:
     optimizer: Optimizer
     amp: AmpStep
     ema: EMA | None
-    window: Window
+    window: StepMetrics
     best: Best
     user: Mapping[str, Any]
     data_length: int
@@ -63,7 +63,7 @@ class TrainingState:
 
         Args:
             metrics_bytes: the length of metrics.jsonl at this point.
-            exactness: what else decides the bits, for whoever resumes.
+            exactness: what else decides the bits, for a resume.
         """
         place = {name: getattr(self, name) for name in _PLACE}
         state = {

@@ -8,7 +8,7 @@ from torch import Tensor
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.parallel.gradient_sync import GradientSync
 from flambeau.train.loop.loop_state import LoopState
-from flambeau.train.loop.lr_schedule import LearningRate
+from flambeau.train.loop.lr_schedule import LRSchedule
 from flambeau.train.loop.training_state import TrainingState
 
 
@@ -26,7 +26,7 @@ class TrainingStep:
 
     state: TrainingState
     loop: LoopState
-    schedule: LearningRate
+    schedule: LRSchedule
     sync: GradientSync
     world: int
 

@@ -1,4 +1,4 @@
-"""What `Run` is told besides model, optimizer and data, as one value."""
+"""The options of `Run` besides model, optimizer and data, as one value."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,21 +28,21 @@ class RunOptions:
 
     Args:
         duration: such as '90ep' or '5000st'.
-        batch_size: samples a forward pass (of a Dataset), of all processes together.
-        accumulate: forward passes an optimizer step. The last batch of an epoch may be smaller; each part
+        batch_size: samples per forward pass (of a Dataset), of all processes together.
+        accumulate: forward passes per optimizer step. The last batch of an epoch may be smaller; each part
             is weighted so that the gradient is that of the mean loss over the whole batch.
         seed: of sample order, augmentation and dropout.
         workers: processes that read a Dataset, for each process that trains.
         precision: of `autocast()`: 'fp32', 'bf16' or 'fp16'.
         schedule: a name of `flambeau train --schedule`, or a function from the step (from 0) to the
-            multiplier of the learning rate; 'plateau', or a ReduceOnPlateau, needs `best` once an epoch.
+            multiplier of the learning rate; 'plateau', or a ReduceOnPlateau, needs `best` once per epoch.
         warmup: such as '5%', '2ep', '500st'; for the named schedules.
         compression: of the gradients that processes exchange: 'none', 'fp16', 'bf16' or 'powersgd'.
         clip_norm: clip the norm of all gradients together to this; 0 does not.
         ema: decay of averaged weights, which are then evaluated and published; 0 keeps none.
         checkpoint_every: such as '1ep' or '500st'.
         keep: newest checkpoints kept, besides the best.
-        log_every: steps a line of metrics.jsonl.
+        log_every: steps per line of metrics.jsonl.
         best: the metric that chooses the best checkpoint.
         best_mode: 'max' or 'min', what is better.
         config: what else identifies the run, in TOML's types; it stands in a table of its own in config.toml,
@@ -54,7 +54,7 @@ class RunOptions:
             samples of an epoch (of a Dataset), instead of a permutation of all.
         on_bad: called with the indices of samples that the dataset could not read.
         on_nan: what to do where a loss or gradient was NaN or infinite: 'stop', or 'rollback' to the newest
-            checkpoint and go on with half the learning rate, three times at most.
+            checkpoint and continue with half the learning rate, three times at most.
         explain: called with the data of a bad batch, what the dataset calls its samples and the number of
             steps before it, the weights and generators as they were; says where it goes wrong. See
             recipes/debugging/first_not_finite.py.

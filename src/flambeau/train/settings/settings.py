@@ -29,10 +29,10 @@ _ALPHA = Range(1e-6, 1e6, or_zero=True)  # beyond, a Beta(alpha, alpha) cannot b
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting of a training run, as it was said. None means: chosen from the data."""
+    """Every setting of a training run, as given. None means: chosen from the data."""
 
     data: str | None = setting(
-        None, "folder with a sub-folder a class (or train/ and val/), packed images, torchvision:NAME, or "
+        None, "folder with a sub-folder per class (or train/ and val/), packed images, torchvision:NAME, or "
         "FILE.py:FUNCTION",
         group="data", auto="the embedded Fashion-MNIST", neutral=True,
     )  # fmt: skip
@@ -112,7 +112,7 @@ class Settings:
     )  # fmt: skip
     head_lr: float | None = setting(
         None,
-        "peak learning rate of the last layer, where it is another",
+        "peak learning rate of the last layer, if it is different",
         group="fine-tuning",
         range=ABOVE_0,
     )
@@ -145,13 +145,13 @@ class Settings:
     )  # fmt: skip
     batch_size: int | None = setting(
         None,
-        "samples a forward pass, of all processes together",
+        "samples per forward pass, of all processes together",
         group="length",
         range=AT_LEAST_1,
         auto="128 for small images, 64 for others, less for few",
     )
     accumulate: int = setting(
-        1, "forward passes an optimizer step", group="length", range=AT_LEAST_1
+        1, "forward passes per optimizer step", group="length", range=AT_LEAST_1
     )
     optimizer: str = setting(
         "sgd", "sgd is with Nesterov momentum; muon does the inner weight matrices, adamw the rest",
@@ -210,7 +210,7 @@ class Settings:
         group="optimization", range=_ALPHA,
     )  # fmt: skip
     on_nan: str = setting(
-        "stop", "where a loss or gradient is not finite; rollback goes on from before with half the rate",
+        "stop", "where a loss or gradient is not finite; rollback resumes a checkpoint with half the rate",
         group="optimization", choices=("stop", "rollback"), neutral=True,
     )  # fmt: skip
     precision: str = setting(
@@ -247,7 +247,7 @@ class Settings:
         neutral=True,
     )
     log_every: int = setting(
-        50, "steps a line of metrics.jsonl", group="run folder", range=AT_LEAST_1
+        50, "steps per line of metrics.jsonl", group="run folder", range=AT_LEAST_1
     )
 
     def __post_init__(self) -> None:

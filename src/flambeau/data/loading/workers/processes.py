@@ -21,7 +21,7 @@ _GROUP_SIGNALS = {
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 }
 _GRACE_S = 30  # how long a worker outlives a SIGTERM sent to the whole group; chosen, untested
-_LOOK_S = 2  # between two looks at workers that are waited for
+_CHECK_S = 2  # between two checks of workers that a batch is waited for
 
 
 class Workers:
@@ -29,7 +29,7 @@ class Workers:
 
     Args:
         count: 0 reads in this process.
-        stall_timeout: seconds after which a worker that still reads the same sample is given up; 0 is never.
+        stall_timeout: seconds after which a worker that reads the same sample counts as stalled; 0 is never.
         describe: what to call a sample.
     """
 
@@ -43,8 +43,8 @@ class Workers:
         # Linux notifies a process of the end of the thread that has started it, not of the parent's.
         lasts = threading.current_thread() is threading.main_thread()
         start = functools.partial(_start, self._in_flight, lasts)
-        looks = {"timeout": _LOOK_S} if self.count else {}
-        return {"num_workers": self.count, "worker_init_fn": start, **looks}
+        timeout = {"timeout": _CHECK_S} if self.count else {}
+        return {"num_workers": self.count, "worker_init_fn": start, **timeout}
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """What DataLoader yields; a worker from which no batch arrives is named."""
@@ -57,7 +57,7 @@ class Workers:
                     return
                 except (ConnectionError, EOFError, FileNotFoundError) as error:
                     # Of torch's transport, where a worker dies while its batch is fetched from it: the next
-                    # look finds it dead. Those of a dataset are 'Caught ... in DataLoader worker process'.
+                    # check finds it dead. Those of a dataset are 'Caught ... in DataLoader worker process'.
                     if not self.count or str(error).startswith("Caught "):
                         raise
                 except RuntimeError as error:
@@ -69,8 +69,8 @@ class Workers:
                     began = time.monotonic()
         except (Exception, KeyboardInterrupt) as error:
             if self.count:
-                # Torch would wait for workers that read on; and its frames, in a cycle with the error, would
-                # keep its iterator until some collection of garbage, perhaps in a worker forked later.
+                # Torch would wait for workers that still read; and its frames, in a cycle with the error,
+                # would keep its iterator until some collection of garbage, perhaps in a worker forked later.
                 self._kill(batches)
                 traceback.clear_frames(error.__traceback__)
             raise
@@ -78,14 +78,14 @@ class Workers:
             del batches  # a traceback that holds this frame would keep the workers
 
     def _judge(self, error: RuntimeError, waited: float) -> None:
-        """Raise WorkerLost, or an error of the dataset as it is; return to wait on."""
+        """Raise WorkerLost, or an error of the dataset as it is; return to wait longer."""
         if str(error).startswith("DataLoader timed out"):
             last = self._in_flight.last()
-            still = waited if last is None else min(waited, last.seconds)
-            if not self._stall_timeout or still < self._stall_timeout:
+            stalled_s = waited if last is None else min(waited, last.seconds)
+            if not self._stall_timeout or stalled_s < self._stall_timeout:
                 return
             raise WorkerLost(
-                f"{self._named(last)} for {still:.0f} s\n"
+                f"{self._named(last)} for {stalled_s:.0f} s\n"
                 "See what blocks it there, or allow more time with stall_timeout"
             ) from None
         ended = DEATH.match(str(error))
@@ -116,7 +116,7 @@ class Workers:
 
 
 @contextlib.contextmanager
-def heard(what: str, *, workers: int) -> Iterator[None]:
+def errors_kept(what: str, *, workers: int) -> Iterator[None]:
     """Wrap errors that would otherwise get lost.
 
     StopIteration would end an epoch silently, and an error that cannot be pickled does not get out of its
@@ -127,7 +127,7 @@ def heard(what: str, *, workers: int) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, StopIteration) and (not workers or _is_pickled(type(error))):
             raise
-        # Not 'from error': contextlib takes that of a StopIteration for its own, and raises the error itself.
+        # Not 'from error': contextlib would take the StopIteration for its own and raise it.
         raise RuntimeError(f"{what}: {type(error).__name__} {error}".rstrip())  # noqa: B904
 
 
@@ -141,7 +141,7 @@ def _is_pickled(kind: type) -> bool:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Signals wait: a worker that gets one before it has its handlers would die of it."""
+    """Block signals: a worker that gets one before it has installed its handlers would die of it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -153,7 +153,7 @@ def signals_held() -> Iterator[None]:
 
 
 def _start(in_flight: InFlight, starter_lasts: bool, worker: int) -> None:
-    """A worker dies with its parent, and outlasts a signal that is meant for the parent.
+    """Make a worker end with its parent, and survive a signal that is meant for the parent.
 
     Schedulers and terminals signal the whole process group; the parent still needs its workers to end
     the step.

@@ -17,7 +17,7 @@ _THREADS = 16  # of a worker that are distinguished
 _FIELDS = 3  # index, whether it is being read, since when
 _slots = threading.local()
 _next_slot = itertools.count()
-_boards: "weakref.WeakSet[InFlight]" = weakref.WeakSet()
+_tables: "weakref.WeakSet[InFlight]" = weakref.WeakSet()
 
 
 class Reading(NamedTuple):
@@ -43,7 +43,7 @@ DEATH = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d+)[\d, ]*\) (.*?)(?:\.
 
 
 class InFlight:
-    """A board in shared memory on which workers write, without a lock: each thread has its own place.
+    """A table in shared memory that workers write without a lock: each thread has its own cell.
 
     Args:
         workers: how many there are.
@@ -56,15 +56,15 @@ class InFlight:
         self._workers = workers
         self._pids = multiprocessing.RawArray("q", workers)
         self.deaths: dict[int, str] = {}
-        _boards.add(self)
+        _tables.add(self)
         # Doubles hold an index to 2**53.
         self._cells = multiprocessing.RawArray("d", workers * _THREADS * _FIELDS)
 
     def begin(self, worker: int) -> None:
-        """Called in a worker: what `reading` notes from now on is noted here."""
-        global _board  # noqa: PLW0603 - a worker has one board, and datasets are not to know of it
+        """Called in a worker: `reading` writes here from now on."""
+        global _table  # noqa: PLW0603 - a worker has one table, and datasets must not know of it
         self._pids[worker] = os.getpid()
-        _board = self, worker
+        _table = self, worker
 
     def note(self, worker: int, slot: int, index: int, *, is_over: bool) -> None:
         """Write that a sample is being read, or that it has been."""
@@ -101,24 +101,24 @@ class InFlight:
         return min(found, key=lambda one: one.seconds, default=None)
 
 
-_board: tuple[InFlight, int] | None = None
+_table: tuple[InFlight, int] | None = None
 
 
 @contextlib.contextmanager
 def reading(index: int) -> Iterator[None]:
-    """Around the reading of a sample: where this process is a data worker, others can see which it is."""
-    if _board is None:
+    """While a data worker reads a sample, let the parent process see which sample it is."""
+    if _table is None:
         yield
         return
-    board, worker = _board
+    table, worker = _table
     slot = getattr(_slots, "number", None)
     if slot is None:
         slot = _slots.number = next(_next_slot)
-    board.note(worker, slot, index, is_over=False)
+    table.note(worker, slot, index, is_over=False)
     try:
         yield
     finally:
-        board.note(worker, slot, index, is_over=True)
+        table.note(worker, slot, index, is_over=True)
 
 
 def hold_deaths() -> None:
@@ -145,7 +145,7 @@ class _Held:
             self._handler(number, frame)
         except RuntimeError as error:
             death = DEATH.match(str(error))
-            boards = [b for b in _boards if death and b.worker_of(int(death[1])) is not None]
-            if death is None or not boards:
+            tables = [b for b in _tables if death and b.worker_of(int(death[1])) is not None]
+            if death is None or not tables:
                 raise
-            boards[0].deaths[int(death[1])] = death[2]
+            tables[0].deaths[int(death[1])] = death[2]
