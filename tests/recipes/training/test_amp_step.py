@@ -266,6 +266,29 @@ def test_refused_devices() -> None:
         AmpStep(torch.optim.SGD(parameters, lr=0.1))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_no_value_is_asked_of_the_device(precision: str, max_norm: float | None) -> None:
+    """The meta device has none to give, and refuses a tensor of the CPU."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+    model = model.to("meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    amp = AmpStep(optimizer, precision=precision, max_norm=max_norm, halt=True)
+    for _ in range(2):
+        loss = model(torch.ones(5, 3, 8, 8, device="meta")).square().mean()
+        amp.backward(loss, weight=0.5)
+        amp.step(watch=[loss.detach()])
+
+
+def test_a_step_count_on_the_cpu_is_what_waits() -> None:
+    """As the docstring says: torch's Adam has it there unless it is fused or capturable."""
+    layer = nn.Linear(2, 1, device="meta")
+    amp = AmpStep(torch.optim.Adam(layer.parameters()))
+    amp.backward(layer(torch.ones(3, 2, device="meta")).mean())
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        amp.step()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -6,7 +6,8 @@ Source: Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.2 
 growth and back-off of torch.amp.GradScaler, which it follows number for number.
 In float32 and bfloat16 nothing is scaled, but a step with a gradient that is not finite is skipped, too.
 A fused optimizer (`fused=True`) skips and clips inside its own kernel; any other one is stepped and put
-back, which costs a copy of parameters and state.
+back, which costs a copy of parameters and state; where it counts its steps on the CPU (torch's Adam with
+neither `fused` nor `capturable`), each step then waits for the device after all.
 
 Not for optimizers that need a closure (LBFGS), nor for sparse gradients. State in plain Python numbers
 (no optimizer of torch's has any) counts skipped steps, too. SGD with dampening, which leaves out its first
