@@ -114,7 +114,8 @@ def _with_noise(x_NCHW: Tensor, box: Tensor, bits: Tensor) -> Tensor:
     if x_NCHW.device.type != "cpu":
         places = torch.arange(x_NCHW[0].numel(), device=x_NCHW.device)
         noise = _normal(_numbered(bits[:, None], places)).view_as(x_NCHW)
-        return torch.where(box, noise.to(x_NCHW.dtype), x_NCHW)
+        # The images first: the result gets the memory format of the first full operand.
+        return torch.where(~box, x_NCHW, noise.to(x_NCHW.dtype))
     # The same numbers, made only where they are written: here, finding out where that is does not wait.
     result, box = x_NCHW.clone(), box.expand_as(x_NCHW)
     images, places = box.flatten(1).nonzero().unbind(1)

@@ -3,7 +3,7 @@
 Source: N5's README, "File-system specification"; the Zarr storage specifications, versions 2 and 3;
 tensorstore's documentation.
 
-tensorstore runs in a process of its own, one for each process that reads. Once a process has used it, each
+tensorstore runs in a process of its own, one for each process that reads. After a process has used it, each
 one forked from it that uses it too is ended ("fork() use detected"), such as the workers of a DataLoader.
 A library of C++ that damaged data brings down is an error here, too, and not the end of the training.
 """
