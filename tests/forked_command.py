@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-_PRELOADED = ["flambeau.train.fit", "flambeau.train.build.defaults", "flambeau.cli.command"]
+_PRELOADED = ["flambeau.train.fit", "flambeau.train.build.auto_settings", "flambeau.cli.command"]
 
 
 class ForkedCommand:

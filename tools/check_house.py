@@ -78,7 +78,7 @@ STOREYS = {
         {"wrap.py"},
     ],
     "parallel": [
-        {"preemption.py", "shard_layout.py", "gradient_sync.py", "watchdog"},
+        {"preemption.py", "shard_layout.py", "sync_protocol.py", "watchdog"},
         {"ranks.py", "launcher"},
         {"ddp.py", "fsdp.py"},
     ],

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flambeau.data.sources.open_data import open_sources
 from flambeau.parallel import fsdp
 from flambeau.recipes.training.plateau import ReduceOnPlateau
-from flambeau.train.build.defaults import resolve
+from flambeau.train.build.auto_settings import resolve
 from flambeau.train.fit import fit, set_up
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings

@@ -12,13 +12,13 @@ from PIL import Image
 
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.loading.batch_plan import BatchLayout
+from flambeau.data.loading.batch_parts import BatchLayout
 from flambeau.data.loading.loader import Loader
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.train.build import data
+from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.data import DataFacts, datasets
-from flambeau.train.build.defaults import resolve
 from flambeau.train.fit import Training, fit, set_up
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings

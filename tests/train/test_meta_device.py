@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flambeau.data.datasets.device_dataset import HeldDataset
+from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train import fit as fit_module
 from flambeau.train import loss as loss_module
 from flambeau.train import run as run_module
 from flambeau.train.build import data, model
-from flambeau.train.build.defaults import resolve
+from flambeau.train.build.auto_settings import resolve
 from flambeau.train.fit import Training, fit, set_up
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings
@@ -131,7 +131,7 @@ def test_steps(
     on_cpu = steps(prepare(images, tmp_path / "run", replay=False, **settings), 3)
     use_meta(monkeypatch)
     training = prepare(images, tmp_path / "run", replay=True, **settings)
-    assert isinstance(training.train, HeldDataset)
+    assert isinstance(training.train, DeviceDataset)
     with FusedKernels():
         assert steps(training, 3) == on_cpu
 
@@ -144,7 +144,7 @@ def test_the_whole_loop_reads_at_three_places_only(
     run.close()
     read_at = use_meta(monkeypatch)
     training = prepare(images, tmp_path / "run", replay=True, ema=0.9)
-    assert isinstance(training.val, HeldDataset)
+    assert isinstance(training.val, DeviceDataset)
     with FusedKernels():
         fit(training)
     assert training.run.state.step == 16

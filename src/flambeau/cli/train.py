@@ -188,8 +188,8 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
     stored = None if fresh else ranks.first(lambda: _stored(explicit, place))
     ranks.first(lambda: _check_outside(folder, (stored or settings).data))
 
+    from flambeau.train.build.auto_settings import resolve
     from flambeau.train.build.data import DataFacts, check_unchanged, open_data
-    from flambeau.train.build.defaults import resolve
     from flambeau.train.checkpoints.published_weights import published
     from flambeau.train.fit import set_up
 

@@ -27,9 +27,9 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from flambeau.data.loading.loader import is_dataset
-from flambeau.parallel.gradient_sync import SingleProcess
 from flambeau.parallel.preemption import FLAG, Preempted
 from flambeau.parallel.ranks import Ranks, join_ranks
+from flambeau.parallel.sync_protocol import SingleProcess
 from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.build.device import generators_of

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from flambeau.data.sources.open_data import open_sources
 from flambeau.errors import InputError
+from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.data import DataFacts, datasets
-from flambeau.train.build.defaults import resolve
 from flambeau.train.build.model import build_model, normalizer
 from flambeau.train.fit import Training, fit, set_up
 from flambeau.train.inference import Trained

@@ -15,14 +15,15 @@ from torch.utils.data import TensorDataset
 from flambeau.errors import InputError
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.fit import make_schedule
-from flambeau.train.loop.step_plan import SCHEDULES, StepPlan
+from flambeau.train.loop.lr_schedule import SCHEDULES, schedule_of
+from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
 
 
 def rates(name: str, *, total: int = 100, warmup: str = "10%") -> list[float]:
     plan = StepPlan(steps_per_epoch=10, duration=f"{total}st", checkpoint_every="1ep", log_every=10)
-    schedule = plan.schedule(name, warmup=warmup)
+    schedule = schedule_of(plan, name, warmup=warmup)
     return [schedule(step) for step in range(total)]
 
 

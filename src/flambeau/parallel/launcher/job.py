@@ -24,12 +24,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flambeau.errors import InputError
 from flambeau.parallel.launcher import job_status, rank_supervisor
+from flambeau.parallel.launcher.attempt import Outcome, Round, stopped
 from flambeau.parallel.launcher.background import Background
 from flambeau.parallel.launcher.job_spec import JobSpec
 from flambeau.parallel.launcher.job_status import Ending, RoundStatus
 from flambeau.parallel.launcher.rank_processes import RankProcesses
 from flambeau.parallel.launcher.rendezvous_address import Place
-from flambeau.parallel.launcher.round import Outcome, Round, stopped
 
 _POLL_S = 0.05  # between two looks at the ranks
 _LAST_CALL_S = 10  # for more nodes, once the fewest are there; torch's default is 30

@@ -1,4 +1,7 @@
-"""Checkpoints of a run: taken between two steps, written by a thread, read back before older ones go."""
+"""Checkpoints of a run: taken between two steps, written by a thread, read back before old ones are removed.
+
+The recipe checkpoints/atomic_checkpoint.py writes, verifies and removes them.
+"""
 
 import errno
 import threading

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from flambeau.data.loading.batch_plan import Order
+from flambeau.data.loading.batch_parts import Order
 from flambeau.train.settings.run_options import RunOptions
 from flambeau.train.settings.settings import FIELDS
 

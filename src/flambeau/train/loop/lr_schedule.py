@@ -1,15 +1,38 @@
-"""The multiplier of the learning rate: a function of the step, and for 'plateau' of the evaluations too."""
+"""The multiplier of the learning rate: warm-up and schedule of the step, and for 'plateau' the evaluations.
 
+The formulas are the recipes training/schedules.py, cyclic_schedules.py and plateau.py.
+"""
+
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from flambeau.errors import InputError
+from flambeau.recipes.training import cyclic_schedules, schedules
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.loop.step_plan import StepPlan
+from flambeau.train.settings.durations import parse_duration
 
 PATIENCE = 3  # epochs; with 5 a run of 16 or 30 epochs would see few reductions; chosen
 FACTOR = 0.1  # torch's default
 _KEY = "plateau"  # among the objects of the user in a checkpoint
+SCHEDULES: dict[str, Callable[..., float]] = {
+    "constant": schedules.constant,
+    "linear": schedules.linear,
+    "cosine": schedules.cosine,
+    "multistep": schedules.multistep,
+    "polynomial": schedules.polynomial,
+    "wsd": schedules.wsd,
+    "one-cycle": cyclic_schedules.one_cycle,
+    "cosine-restarts": cyclic_schedules.cosine_restarts,
+}
+# Of the run, where multistep divides by 10, as for CIFAR in arXiv 1512.03385.
+_MILESTONES = (0.5, 0.75)
+_WSD_DECAY = 0.2  # of the run: the most that arXiv 2405.18392, section 3, finds to be of use
+_CYCLES, _CYCLE_MULTIPLIER = (
+    3,
+    2,
+)  # SGDR's doubling; three of them end in a last one of 4/7 of the run
 
 
 class LRSchedule:
@@ -23,7 +46,7 @@ class LRSchedule:
         mode: 'max' or 'min', what is better.
 
     Raises:
-        InputError: as `StepPlan.schedule` says.
+        InputError: as `schedule_of` says.
     """
 
     def __init__(
@@ -42,7 +65,7 @@ class LRSchedule:
         self._plateau: ReduceOnPlateau | None = None
         if isinstance(schedule, ReduceOnPlateau):
             self._plateau, self.name, schedule = schedule, "plateau", "constant"
-        self._of_step = plan.schedule(schedule, warmup=warmup)
+        self._of_step = schedule_of(plan, schedule, warmup=warmup)
         self._metric = metric
         self._value: float | None = None
 
@@ -85,3 +108,60 @@ class LRSchedule:
     def parts(self) -> dict[str, Any]:
         """What of it belongs into a checkpoint, by name."""
         return {} if self._plateau is None else {_KEY: self._plateau}
+
+
+def schedule_of(
+    plan: StepPlan, name: str | Callable[[int], float], *, warmup: str
+) -> Callable[[int], float]:
+    """The multiplier of the learning rate as a function of the step, from 0.
+
+    Args:
+        plan: of the run.
+        name: one of SCHEDULES; a function is taken as it is.
+        warmup: a duration, in which a named schedule rises to 1.
+
+    Raises:
+        InputError: an unknown name, a warm-up as long as the run, or one beside a function.
+    """
+    length = parse_duration(warmup, name="warmup", units="% ep st")
+    if callable(name):
+        if length.amount:
+            raise InputError(
+                f"warmup = {warmup!r} would do nothing: the schedule is your own function"
+            )
+        return name
+    if name not in SCHEDULES:
+        known = ", ".join([*SCHEDULES, "plateau"])
+        raise InputError(f"schedule must be {known} or a function, got {name!r}")
+    steps = length.steps(steps_per_epoch=plan.steps_per_epoch, total_steps=plan.total_steps)
+    if steps and steps >= plan.total_steps:
+        raise InputError(
+            f"warmup = {warmup!r} is {steps} of the {plan.total_steps} steps: nothing is left"
+        )
+    schedule = functools.partial(SCHEDULES[name], **_settings(name, plan.total_steps, steps))
+    try:
+        schedule(0)
+    except ValueError as error:
+        raise InputError(f"schedule = {name!r} does not fit this run: {error}") from error
+    return schedule
+
+
+def _settings(name: str, total_steps: int, warmup_steps: int) -> dict[str, Any]:
+    """What a named schedule is called with."""
+    if name == "one-cycle":  # its rise is the warm-up
+        if not warmup_steps:
+            raise InputError(
+                "schedule = 'one-cycle' rises over the warm-up, which is 0 steps: give a longer one, such "
+                "as warmup = '30%'"
+            )
+        return {"total_steps": total_steps, "rise": warmup_steps / total_steps}
+    settings: dict[str, Any] = {"total_steps": total_steps, "warmup_steps": warmup_steps}
+    if name == "multistep":
+        milestones = {round(share * total_steps) for share in _MILESTONES}
+        settings["milestones"] = sorted(m for m in milestones if warmup_steps <= m < total_steps)
+    elif name == "wsd":
+        decay = max(1, round(_WSD_DECAY * total_steps))
+        settings["decay_steps"] = min(decay, total_steps - warmup_steps)
+    elif name == "cosine-restarts":
+        settings |= {"cycles": _CYCLES, "cycle_multiplier": _CYCLE_MULTIPLIER}
+    return settings

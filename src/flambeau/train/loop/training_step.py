@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flambeau.data.loading.micro_batch import MicroBatch
-from flambeau.parallel.gradient_sync import GradientSync
+from flambeau.parallel.sync_protocol import GradientSync
 from flambeau.train.loop.loop_state import LoopState
 from flambeau.train.loop.lr_schedule import LRSchedule
 from flambeau.train.loop.training_state import TrainingState

@@ -14,9 +14,9 @@ from PIL import Image
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
-from flambeau.train.build import defaults
+from flambeau.train.build import auto_settings
+from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.data import DataFacts, check_unchanged, datasets, model_file_sha256
-from flambeau.train.build.defaults import resolve
 from flambeau.train.build.device import pick_device
 from flambeau.train.settings.config_file import as_dict, canonical
 from flambeau.train.settings.settings import Settings
@@ -161,11 +161,11 @@ def test_channels_and_normalization() -> None:
 
 
 def test_workers_and_precision_follow_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "usable_cpus", lambda: 12)
+    monkeypatch.setattr(auto_settings, "usable_cpus", lambda: 12)
     gpu = SimpleNamespace(type="cuda")
-    monkeypatch.setattr(defaults, "pick_device", lambda name: gpu)
+    monkeypatch.setattr(auto_settings, "pick_device", lambda name: gpu)
     for native, precision in ((True, "bf16"), (False, "fp16")):
-        monkeypatch.setattr(defaults, "native_bf16", lambda device, n=native: n)
+        monkeypatch.setattr(auto_settings, "native_bf16", lambda device, n=native: n)
         settings, _ = resolve(Settings(), Memory(100, 100), Memory(100, 100))
         assert (settings.workers, settings.precision, settings.device) == (8, precision, "cuda")
     assert resolve(Settings(), Memory(28, 28), Memory(28, 28))[0].workers == 0
