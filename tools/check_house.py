@@ -10,6 +10,7 @@ The same function judges the package and the small bad sources that prove that i
 """
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -27,6 +28,12 @@ RECIPES = [path for path in FILES if path.parts[0] == "recipes" and path.stem !=
 IMPORT_NAMES = {"pillow": "PIL"}  # where the name to install is not the name to import
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a source; nobody changes it."""
+    return ast.parse(source)
+
+
 def required_packages() -> frozenset[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = [re.split(r"[<>=!~;\[ ]", line)[0] for line in project["dependencies"]]
@@ -34,22 +41,18 @@ def required_packages() -> frozenset[str]:
 
 
 REQUIRED = required_packages()
-EVERYTHING = frozenset(
-    {"errors", "user_code", "recipes", "data", "lint", "report", "parallel", "train", "tune", "cli"}
-)
-TORCH_USERS = frozenset({"torch", "torchvision", "timm"})
+EVERYTHING = frozenset({"errors", "user_code", "recipes", "data", "parallel", "train", "cli"})
 
 
 @dataclass(frozen=True)
 class Floor:
     """What the files of one folder may import.
 
-    Inside a function any package of others may be imported, unless it is in `never`.
+    Inside a function any package of others may be imported.
     """
 
     flambeau: frozenset[str]  # folders of flambeau
     packages: frozenset[str] = REQUIRED  # packages of others, at module level
-    never: frozenset[str] = frozenset()  # packages of others that are banned in functions too
     light: bool = False  # at module level, only what reaches no package of others
 
 
@@ -58,13 +61,8 @@ FLOORS = {
     "user_code.py": Floor(frozenset({"errors", "recipes"})),
     "recipes": Floor(frozenset(), packages=frozenset({"torch"})),
     "data": Floor(frozenset({"errors", "user_code", "recipes", "data"})),
-    "lint": Floor(frozenset({"lint"}), REQUIRED - TORCH_USERS, never=TORCH_USERS),
-    "report": Floor(frozenset({"report"}), REQUIRED - TORCH_USERS, never=TORCH_USERS),
     "parallel": Floor(frozenset({"errors", "user_code", "recipes", "data", "parallel"})),
     "train": Floor(frozenset({"errors", "user_code", "recipes", "data", "parallel", "train"})),
-    "tune": Floor(
-        frozenset({"errors", "user_code", "recipes", "data", "parallel", "train", "tune"})
-    ),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),
 }
@@ -93,7 +91,6 @@ STOREYS = {
         {"replay_step.py"},
     ],
 }
-TO_COME = {"lint", "report", "tune"}  # folders of the design that do not exist yet
 
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "base"}
 
@@ -193,7 +190,7 @@ def import_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
         yield f"{path.parts[0]} is not in the table of FLOORS"
         return
     rule = FLOORS[path.parts[0]]
-    for target, line, lazy in imports(path, ast.parse(source)):
+    for target, line, lazy in imports(path, parsed(source)):
         package, _, rest = target.partition(".")
         folder = rest.partition(".")[0]
         if package in sys.stdlib_module_names:
@@ -206,7 +203,7 @@ def import_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
             if behind and not breach:
                 yield f"line {line}: {path.parts[0]} {where} {target}, which imports {min(behind)}"
         else:
-            breach = package in rule.never or (not lazy and package not in rule.packages)
+            breach = not lazy and package not in rule.packages
         if breach:
             yield f"line {line}: {path.parts[0]} {where} {target}"
 
@@ -220,7 +217,7 @@ def storey_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     if path.parts[1] not in floor_of:
         yield f"{path.parts[1]} is not in the table of STOREYS"
         return
-    for target, line, _ in imports(path, ast.parse(source)):
+    for target, line, _ in imports(path, parsed(source)):
         parts = target.split(".")
         if parts[:2] != ["flambeau", path.parts[0]] or len(parts) < 3:
             continue
@@ -231,11 +228,27 @@ def storey_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
 
 def private_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """What another module uses is public there."""
-    for node in ast.walk(ast.parse(source)):
+    tree = parsed(source)
+    modules: set[str] = set()  # names that stand for modules of flambeau here
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flambeau"):
             for alias in node.names:
-                if alias.name.startswith("_") and not alias.name.startswith("__"):
+                if is_private(alias.name):
                     yield f"line {node.lineno}: {alias.name} is private to {node.module}"
+                place = SRC.joinpath(*(node.module or "").split(".")[1:], alias.name)
+                if place.with_suffix(".py").is_file():
+                    modules.add(alias.asname or alias.name)
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and is_private(node.attr)
+            and dotted(node.value) in modules
+        ):
+            yield f"line {node.lineno}: {node.attr} is private to {dotted(node.value)}"
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
 def circles(sources: Mapping[PurePosixPath, str]) -> list[list[str]]:
@@ -246,7 +259,7 @@ def circles(sources: Mapping[PurePosixPath, str]) -> list[list[str]]:
     }
     arrows: dict[str, set[str]] = {}
     for module, path in modules.items():
-        found = {row.target for row in imports(path, ast.parse(sources[path]))}
+        found = {row.target for row in imports(path, parsed(sources[path]))}
         # 'flambeau.a.b.Name' names the module flambeau.a.b.
         arrows[module] = {
             name for target in found for name in (target, target.rpartition(".")[0])
@@ -281,7 +294,7 @@ def packages_behind(target: str) -> set[str]:
         if found is None or found in seen:
             continue  # a package, whose __init__.py imports nothing
         seen.add(found)
-        tree = ast.parse(found.read_text(encoding="utf-8"))
+        tree = parsed(found.read_text(encoding="utf-8"))
         eager = [
             row.target
             for row in imports(PurePosixPath(found.relative_to(SRC)), tree)
@@ -299,7 +312,7 @@ def init_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """`__init__.py` is a docstring; the root adds a literal __version__."""
     if path.name != "__init__.py":
         return
-    for number, node in enumerate(ast.parse(source).body):
+    for number, node in enumerate(parsed(source).body):
         is_docstring = number == 0 and isinstance(node, ast.Expr) and is_string(node.value)
         is_version = (
             path == PurePosixPath("__init__.py")
@@ -314,7 +327,7 @@ def init_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
 def effect_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """Importing a module defines names and does nothing else."""
     if path != PurePosixPath("__main__.py"):
-        yield from effects(ast.parse(source).body)
+        yield from effects(parsed(source).body)
 
 
 def effects(body: list[ast.stmt]) -> Iterator[str]:
@@ -344,7 +357,7 @@ def effects(body: list[ast.stmt]) -> Iterator[str]:
 
 def call_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """The device follows the input; a recipe returns what it has to say."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if not isinstance(node, ast.Call):
             continue
         if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
@@ -357,7 +370,7 @@ def call_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
 
 
 def docstring_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
-    tree = ast.parse(source)
+    tree = parsed(source)
     docstring = ast.get_docstring(tree)
     if not docstring:
         yield "no module docstring"
@@ -405,7 +418,7 @@ def length_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
         limit = LINES_WITH_REASON
     if (length := len(source.splitlines())) > limit:
         yield f"{length} lines, the limit is {limit}"
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = code_lines(node)
             if length > FUNCTION_LINES and f"{path}:{node.name}" not in LONG:
@@ -414,7 +427,7 @@ def length_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
 
 def argument_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """What belongs together is one frozen dataclass, whose own fields do not count."""
-    for name, line, count in wide(ast.parse(source)):
+    for name, line, count in wide(parsed(source)):
         if f"{path}:{name}" not in WIDE:
             yield f"line {line}: {name} takes {count} arguments, the limit is {ARGUMENTS}"
 
@@ -537,7 +550,7 @@ def recipe_breaches() -> Iterator[str]:
 def table_breaches(sources: Mapping[PurePosixPath, str]) -> Iterator[str]:
     """The tables name what exists, and exceptions that are still needed."""
     for name in FLOORS:
-        if name not in TO_COME and not (SRC / name).exists():
+        if not (SRC / name).exists():
             yield f"FLOORS names {name}, which does not exist"
     for folder, storeys in STOREYS.items():
         for name in set().union(*storeys):
@@ -545,14 +558,14 @@ def table_breaches(sources: Mapping[PurePosixPath, str]) -> Iterator[str]:
                 yield f"STOREYS names {folder}/{name}, which does not exist"
     for key in WIDE:
         path, _, name = key.partition(":")
-        if name not in [row[0] for row in wide(ast.parse(sources.get(PurePosixPath(path), "")))]:
+        if name not in [row[0] for row in wide(parsed(sources.get(PurePosixPath(path), "")))]:
             yield f"WIDE names {key}, which needs no exception"
     for key in LONG:
         path, _, function = key.partition(":")
         source = sources.get(PurePosixPath(path), "")
         functions = [
             code_lines(node)
-            for node in ast.walk(ast.parse(source))
+            for node in ast.walk(parsed(source))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
         ]
         limit = RECIPE_LINES if path.startswith("recipes/") else MODULE_LINES

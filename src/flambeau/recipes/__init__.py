@@ -1,1 +1,1 @@
-"""One trick, one file, torch only: import a recipe, or copy its file into your project."""
+"""One technique per file, torch only: what the rest of flambeau is made of, and what anyone may copy."""

@@ -163,15 +163,15 @@ def save_checkpoint(
     """
     disk = disk or Disk()
     manifest = _manifest_bytes(files, meta)
-    _make_folders(disk, folder.parent)
+    make_folders(disk, folder.parent)
     if folder.name in disk.names(folder.parent):
         raise FileExistsError(errno.EEXIST, "a checkpoint is never overwritten", str(folder))
-    temporary = _hidden(folder, "tmp")
+    temporary = hidden_path(folder, "tmp")
     renamed = False
     disk.make_folder(temporary)
     try:
         for name, data in [*files.items(), (MANIFEST, manifest)]:
-            _write(disk, temporary / name, data)
+            write_synced(disk, temporary / name, data)
         # The names must be on the disk before the rename is, and the rename before we return.
         disk.sync_folder(temporary)
         disk.rename(temporary, folder)
@@ -181,7 +181,7 @@ def save_checkpoint(
         with suppress(OSError):  # the first error is the one to report
             if renamed:
                 disk.rename(folder, temporary)
-            _remove_tree(disk, temporary)
+            remove_tree(disk, temporary)
         raise
 
 
@@ -206,11 +206,11 @@ def read_checkpoint(folder: Path, *, disk: Disk | None = None) -> Checkpoint:
         checkpoint step-00000099 is damaged: manifest.json is missing
     """
     disk = disk or Disk()
-    meta, entries = _read_manifest(disk, folder)
+    meta, entries = read_manifest(folder, disk=disk)
     files = {}
     for name, (size, sha256) in entries.items():
         chunk_bytes = min(size + 1, _READ_BYTES)
-        files[name] = b"".join(_verified(disk, folder, name, size, sha256, chunk_bytes))
+        files[name] = b"".join(verified_chunks(disk, folder, name, size, sha256, chunk_bytes))
     return Checkpoint(folder, meta, files)
 
 
@@ -231,9 +231,9 @@ def verify_checkpoint(folder: Path, *, disk: Disk | None = None) -> dict[str, An
         {'step': 7}
     """
     disk = disk or Disk()
-    meta, entries = _read_manifest(disk, folder)
+    meta, entries = read_manifest(folder, disk=disk)
     for name, (size, sha256) in entries.items():
-        for _ in _verified(disk, folder, name, size, sha256, _VERIFY_BYTES):
+        for _ in verified_chunks(disk, folder, name, size, sha256, _VERIFY_BYTES):
             pass
     return meta
 
@@ -324,7 +324,7 @@ def remove_leftovers(root: Path, *, disk: Disk | None = None) -> list[Path]:
     disk = disk or Disk()
     leftovers = [root / name for name in sorted(_names(disk, root)) if _LEFTOVER.fullmatch(name)]
     for path in leftovers:
-        _remove_tree(disk, path)
+        remove_tree(disk, path)
     return leftovers
 
 
@@ -370,12 +370,12 @@ def prune_checkpoints(
             verify_checkpoint(older.pop(), disk=disk)
             num_verified += 1
     removed = [folder for folder in older if _step(folder.name) not in keep_steps]
-    hidden = [_hidden(folder, "removed") for folder in removed]
+    hidden = [hidden_path(folder, "removed") for folder in removed]
     for folder, path in zip(removed, hidden, strict=True):
         disk.rename(folder, path)
     disk.sync_folder(root)  # else a crash could bring back a name whose files are gone
     for path in hidden:
-        _remove_tree(disk, path)
+        remove_tree(disk, path)
     return removed
 
 
@@ -397,10 +397,10 @@ def write_file(path: Path, data: bytes, *, disk: Disk | None = None) -> None:
         b'seed = 1'
     """
     disk = disk or Disk()
-    _make_folders(disk, path.parent)
-    temporary = _hidden(path, "tmp")
+    make_folders(disk, path.parent)
+    temporary = hidden_path(path, "tmp")
     try:
-        _write(disk, temporary, data)
+        write_synced(disk, temporary, data)
         disk.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -464,7 +464,24 @@ def _manifest_bytes(files: Mapping[str, bytes], meta: Mapping[str, Any]) -> byte
         if not isinstance(data, bytes):
             raise TypeError(f"the content of {name} must be bytes, got {type(data).__name__}")
         entries[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest = {"format": _FORMAT, "meta": dict(meta), "files": entries}
+    return manifest_bytes(entries, meta)
+
+
+def manifest_bytes(entries: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) -> bytes:
+    """The content of manifest.json, with a SHA-256 of its own.
+
+    Args:
+        entries: 'size' in bytes and 'sha256' of each file, by name.
+        meta: what JSON can hold.
+
+    Raises:
+        TypeError: JSON would give back another `meta`.
+
+    Example:
+        >>> manifest_bytes({}, {"step": 3}).splitlines()[3].strip()
+        b'"step": 3'
+    """
+    manifest = {"format": _FORMAT, "meta": dict(meta), "files": dict(entries)}
     text = json.dumps(manifest, indent=2, allow_nan=False)
     if json.loads(text) != manifest:
         raise TypeError("meta must have only string keys, and lists in place of tuples")
@@ -476,7 +493,20 @@ def _sealed(head: bytes) -> bytes:
     return head + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
 
 
-def _read_manifest(disk: Disk, folder: Path) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
+def read_manifest(folder: Path, *, disk: Disk) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
+    """The meta of a checkpoint, and size in bytes and SHA-256 of its files by name, verified.
+
+    Raises:
+        CheckpointDamaged: it is not what was saved.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp()) / "step-1"
+        >>> _ = save_checkpoint(folder, {"a.bin": b"abc"}, meta={"step": 1})
+        >>> meta, entries = read_manifest(folder, disk=Disk())
+        >>> meta, entries["a.bin"][0]
+        ({'step': 1}, 3)
+    """
     data = b"".join(_chunks(disk, folder, MANIFEST, _VERIFY_BYTES))
     if data != _sealed(data[: -len(_sealed(b""))]):
         raise CheckpointDamaged(folder, MANIFEST, "is not what was saved (its own SHA-256 differs)")
@@ -491,10 +521,27 @@ def _read_manifest(disk: Disk, folder: Path) -> tuple[dict[str, Any], dict[str, 
     return manifest["meta"], entries
 
 
-def _verified(
+def verified_chunks(
     disk: Disk, folder: Path, name: str, size: int, sha256: str, chunk_bytes: int
 ) -> Iterator[bytes]:
-    """The content of a file in chunks; whoever takes them all knows that it is as saved."""
+    """The content of a file in chunks; whoever takes them all knows that it is as saved.
+
+    Args:
+        disk: all file operations go through it.
+        folder, name: of the file.
+        size, sha256: in bytes, and hexadecimal, as they were saved.
+        chunk_bytes: at most, of a chunk.
+
+    Raises:
+        CheckpointDamaged: it is not what was saved.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> write_file(folder / "a", b"abc")
+        >>> list(verified_chunks(Disk(), folder, "a", 3, hashlib.sha256(b"abc").hexdigest(), 2))
+        [b'ab', b'c']
+    """
     digest, length = hashlib.sha256(), 0
     for chunk in _chunks(disk, folder, name, chunk_bytes):
         digest.update(chunk)
@@ -525,7 +572,16 @@ def _chunks(disk: Disk, folder: Path, name: str, chunk_bytes: int) -> Iterator[b
         raise
 
 
-def _write(disk: Disk, path: Path, data: bytes) -> None:
+def write_synced(disk: Disk, path: Path, data: bytes) -> None:
+    """Write a new file and return when its content is on the disk; its name may not be, yet.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a"
+        >>> write_synced(Disk(), path, b"abc")
+        >>> path.read_bytes()
+        b'abc'
+    """
     # Written and synced through one descriptor: a second one may not hear of a failed write-back.
     try:
         file = disk.create(path)
@@ -541,14 +597,20 @@ def _write(disk: Disk, path: Path, data: bytes) -> None:
         raise
 
 
-def _make_folders(disk: Disk, folder: Path) -> None:
+def make_folders(disk: Disk, folder: Path) -> None:
+    """Make a folder and those above it, each name on the disk on return.
+
+    Example:
+        >>> import tempfile
+        >>> make_folders(Disk(), Path(tempfile.mkdtemp()) / "a" / "b")
+    """
     try:
         disk.make_folder(folder)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
-        _make_folders(disk, folder.parent)
-        _make_folders(disk, folder)
+        make_folders(disk, folder.parent)
+        make_folders(disk, folder)
     except FileExistsError:
         _sync_name(disk, folder)  # whoever made it may have been killed before doing this
     else:
@@ -572,17 +634,32 @@ def _names(disk: Disk, root: Path) -> list[str]:
         return []
 
 
-def _remove_tree(disk: Disk, path: Path) -> None:
+def remove_tree(disk: Disk, path: Path) -> None:
+    """Remove a folder with its files.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> remove_tree(Disk(), folder)
+        >>> folder.exists()
+        False
+    """
     # Removing is tried first, so that a link is never followed.
     try:
         disk.remove(path)
     except (IsADirectoryError, PermissionError):  # macOS and Windows say the latter of a folder
         for name in disk.names(path):
-            _remove_tree(disk, path / name)
+            remove_tree(disk, path / name)
         disk.remove_folder(path)
 
 
-def _hidden(path: Path, kind: str) -> Path:
+def hidden_path(path: Path, kind: str) -> Path:
+    """A name beside `path` that nobody has: of what is being written ('tmp') or removed.
+
+    Example:
+        >>> hidden_path(Path("a.txt"), "tmp").name.startswith(".a.txt.")
+        True
+    """
     # Not the process id: in a container that is the same after every restart.
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.{kind}")
 

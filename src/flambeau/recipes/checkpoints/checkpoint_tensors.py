@@ -14,7 +14,7 @@ from torch import Tensor
 # Characters of a name, and of all names: a file with more is not meant to be listed.
 _LONGEST, _MOST = 2000, 100_000_000
 # Averaged weights last: who needs them asks for them. Chosen by what the named projects write.
-_KEYS = (
+KEYS = (
     "state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params",
     "model_ema", "ema_state_dict", "state_dict_ema", "ema", "params_ema",
 )  # fmt: skip
@@ -82,7 +82,7 @@ def state_dicts_in(value: Any) -> dict[str, dict[str, Tensor]]:
         >>> list(state_dicts_in(checkpoint)), list(state_dicts_in(weights))
         (['model', 'ema'], [''])
     """
-    if _is_state_dict(value) or _modules_of(value) is not None:
+    if _is_state_dict(value) or modules_of(value) is not None:
         return {"": tensors_in(value)} if tensors_in(value) else {}
     if not isinstance(value, dict):
         found = tensors_in(value)
@@ -90,9 +90,9 @@ def state_dicts_in(value: Any) -> dict[str, dict[str, Tensor]]:
     candidates = {
         str(key): tensors_in(item)
         for key, item in value.items()
-        if _is_state_dict(item) or _modules_of(item) is not None
+        if _is_state_dict(item) or modules_of(item) is not None
     }
-    order = {key: rank for rank, key in enumerate(_KEYS)}
+    order = {key: rank for rank, key in enumerate(KEYS)}
     ranked = sorted(candidates, key=lambda key: order.get(key, len(order)))
     return {key: candidates[key] for key in ranked if candidates[key]}
 
@@ -102,13 +102,18 @@ def _is_state_dict(value: Any) -> bool:
         return False
     # Extra state (get_extra_state) and the counters of wrappers may be anything but a container.
     return all(isinstance(key, str) for key in value) and not any(
-        (isinstance(item, dict) or _modules_of(item) is not None) and tensors_in(item)
+        (isinstance(item, dict) or modules_of(item) is not None) and tensors_in(item)
         for item in value.values()
     )
 
 
-def _modules_of(value: Any) -> dict[str, Any] | None:
-    """The attributes of a module, real or read by `safe_pickle`."""
+def modules_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of a module, real or read by `safe_pickle`; None for something else.
+
+    Example:
+        >>> sorted(modules_of(torch.nn.Linear(1, 1))["_parameters"])
+        ['bias', 'weight']
+    """
     for kept in ("__dict__", "state"):
         attributes = getattr(value, kept, None)
         if isinstance(attributes, dict) and isinstance(attributes.get("_modules"), dict):
@@ -117,7 +122,7 @@ def _modules_of(value: Any) -> dict[str, Any] | None:
 
 
 def _children(item: Any) -> Iterator[tuple[Any, Any]]:
-    attributes = _modules_of(item)
+    attributes = modules_of(item)
     if attributes is not None:
         skipped = attributes.get("_non_persistent_buffers_set") or ()
         for part in ("_parameters", "_buffers", "_modules"):

@@ -52,14 +52,19 @@ from flambeau.parallel.shard_layout import (
     put_back,
     read_index,
 )
-
-# All checkpoint I/O is that one module; these are the parts that its own verbs are made of.
-from flambeau.recipes.checkpoints import atomic_checkpoint as atomic
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    MANIFEST,
     Disk,
     from_bytes,
+    hidden_path,
+    make_folders,
+    manifest_bytes,
     read_checkpoint,
+    read_manifest,
+    remove_tree,
     to_bytes,
+    verified_chunks,
+    write_synced,
 )
 from flambeau.train.checkpoints.checkpointer import Restored, Snapshot, restored, weights_bytes
 
@@ -184,12 +189,12 @@ class _Writer(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On rank 0: make the hidden folder, and name the file of each rank."""
-        atomic._make_folders(self._disk, self._folder.parent)
+        make_folders(self._disk, self._folder.parent)
         if self._folder.name in self._disk.names(self._folder.parent):
             raise FileExistsError(
                 errno.EEXIST, "a checkpoint is never overwritten", str(self._folder)
             )
-        temporary = atomic._hidden(self._folder, "tmp")
+        temporary = hidden_path(self._folder, "tmp")
         self._disk.make_folder(temporary)
         self._temporary = temporary
         named = []
@@ -225,7 +230,7 @@ class _Writer(StorageWriter):
         index = json.dumps(self._index(metadata), indent=1).encode() + b"\n"
         for name, data in {STATE: to_bytes(self._planner.state), INDEX: index}.items():
             entries[name] = self._write(self._temporary / name, data)
-        self._write(self._temporary / atomic.MANIFEST, _manifest(entries, self._meta))
+        self._write(self._temporary / MANIFEST, manifest_bytes(entries, self._meta))
         self._disk.sync_folder(self._temporary)
         self._disk.rename(self._temporary, self._folder)
         self._renamed = True
@@ -237,7 +242,7 @@ class _Writer(StorageWriter):
             with contextlib.suppress(OSError):  # the first error is the one to report
                 if self._renamed:
                     self._disk.rename(self._folder, self._temporary)
-                atomic._remove_tree(self._disk, self._temporary)
+                remove_tree(self._disk, self._temporary)
 
     def _index(self, metadata: Metadata) -> dict[str, Any]:
         tensors = {}
@@ -259,19 +264,11 @@ class _Writer(StorageWriter):
 
     def _write(self, path: Path, data: bytes) -> dict[str, Any]:
         """Write, sync, and read back what the disk has made of it."""
-        atomic._write(self._disk, path, data)
+        write_synced(self._disk, path, data)
         size, sha256 = len(data), hashlib.sha256(data).hexdigest()
-        for _ in atomic._verified(self._disk, path.parent, path.name, size, sha256, 1 << 20):
+        for _ in verified_chunks(self._disk, path.parent, path.name, size, sha256, 1 << 20):
             pass
         return {"size": size, "sha256": sha256}
-
-
-def _manifest(entries: Mapping[str, Any], meta: Mapping[str, Any]) -> bytes:
-    manifest = {"format": atomic._FORMAT, "meta": dict(meta), "files": dict(entries)}
-    text = json.dumps(manifest, indent=2, allow_nan=False)
-    if json.loads(text) != manifest:
-        raise TypeError("meta must have only string keys, and lists in place of tuples")
-    return atomic._sealed(text.removesuffix("\n}").encode() + b',\n  "sha256": "')
 
 
 # ---------------------------------------------------------------- reading
@@ -297,13 +294,13 @@ def restore_pieces(
         OSError: it could not be read for a reason that says nothing about it.
     """
     disk = disk or Disk()
-    meta, entries = atomic._read_manifest(disk, folder)
+    meta, entries = read_manifest(folder, disk=disk)
     if INDEX not in entries:
         return _cut(restored(read_checkpoint(folder, disk=disk)), layout)
 
     def read(name: str) -> bytes:
         size, sha256 = entries[name]
-        return b"".join(atomic._verified(disk, folder, name, size, sha256, size + 1))
+        return b"".join(verified_chunks(disk, folder, name, size, sha256, size + 1))
 
     saved = read_index(read(INDEX), folder)
     tensors, reads = {}, _reads(saved, layout)

@@ -196,7 +196,7 @@ def _lost(value: Any) -> Iterator[str]:
         if id(item) in seen or len(place) > 200:
             continue
         seen.add(id(item))
-        modules = checkpoint_tensors._modules_of(item)
+        modules = checkpoint_tensors.modules_of(item)
         if modules is not None:
             parts = [modules.get(part) for part in ("_parameters", "_buffers", "_modules")]
             pairs = [pair for part in parts if isinstance(part, dict) for pair in part.items()]
@@ -224,7 +224,7 @@ def _chosen(
     taken, names = next(iter(found)) if key is None else key, shown(", ".join(found))[:1000]
     if taken not in found:
         raise InputError(f"{path} has no weights under {key!r}; there are: {names}")
-    if key is None and len(found) > 1 and taken not in checkpoint_tensors._KEYS:
+    if key is None and len(found) > 1 and taken not in checkpoint_tensors.KEYS:
         raise InputError(
             f"{path} holds several weights, and which are meant is not known: {names}\n"
             f"`flambeau convert {path} OUT --key {shown(taken)}` takes those, and so on"

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from flambeau.errors import InputError
-from flambeau.recipes.checkpoints import atomic_checkpoint as atomic
-from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, hidden_path
 from flambeau.train.weights.readers import MAX_HEADER, SAFETENSORS_DTYPES, shown
 
 _PICKLES = (".pth", ".pt", ".bin")
@@ -170,7 +169,7 @@ def _write_atomically(
     out: Path, write: Callable[[Callable[[bytes | memoryview], int], Path], None], disk: Disk
 ) -> int:
     """As `write_file` of atomic_checkpoint, for what need not be in memory at once."""
-    temporary = atomic._hidden(out, "tmp")
+    temporary = hidden_path(out, "tmp")
     out.parent.mkdir(parents=True, exist_ok=True)
     file = disk.create(temporary)
 
