@@ -111,7 +111,8 @@ def modules_of(value: Any) -> dict[str, Any] | None:
     """The attributes of a module, real or read by `safe_pickle`; None for something else.
 
     Example:
-        >>> sorted(modules_of(torch.nn.Linear(1, 1))["_parameters"])
+        >>> from torch import nn
+        >>> sorted(modules_of(nn.Linear(1, 1))["_parameters"])
         ['bias', 'weight']
     """
     for kept in ("__dict__", "state"):
