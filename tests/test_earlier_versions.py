@@ -122,6 +122,16 @@ def test_own_loop_with_another_config_is_refused(runs: Path) -> None:
     assert "note" in answer.stderr
 
 
+def test_the_command_leaves_the_run_of_a_script_alone(
+    runs: Path, flambeau: Callable[..., Any]
+) -> None:
+    before = (runs / "own_loop_finished" / "config.toml").read_bytes()
+    answer = flambeau("train images.rec --out own_loop_finished")
+    assert answer.code == 2
+    assert "holds a run of a script, not of `flambeau train`" in answer.err
+    assert (runs / "own_loop_finished" / "config.toml").read_bytes() == before
+
+
 def test_finished_own_loop_stays_finished(runs: Path) -> None:
     answer = own_loop(runs, "own_loop_finished")
     assert answer.returncode == 0, answer.stderr

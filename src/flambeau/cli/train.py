@@ -225,6 +225,11 @@ def _stored(explicit: Mapping[str, Any], place: "RunFolder") -> ResolvedSettings
     stored = place.read_config()
     if stored is None:
         return None
+    if "model" not in stored:
+        raise InputError(
+            f"{place.path} holds a run of a script, not of `flambeau train`\n"
+            "Choose another folder with --out, or set this one aside with --fresh"
+        )
     # Also what a machine or an older default had chosen.
     place.check_same({k: v for k, v in stored.items() if k in explicit}, explicit)
     return dataclasses.replace(from_stored(stored, place.config), **explicit)

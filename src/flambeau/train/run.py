@@ -113,10 +113,9 @@ class Run:
                 resources.callback(self._recorder.close)
                 self._resume()
                 self._step.sync = share_model(parts, told, self._ranks)
-            self._resources = resources.pop_all()
-        # Dropped without a loop, it gives back what it holds.
-        self._finalizer = weakref.finalize(self, _release, self._resources, os.getpid())
-        self._finalizer.atexit = False
+            # Dropped without a loop, it gives back what it holds.
+            self._finalizer = weakref.finalize(self, _release, resources.pop_all(), os.getpid())
+            self._finalizer.atexit = False
 
     def epochs(self) -> Iterator[int]:
         """Epochs from where the run stands to its end; then the weights are published.
