@@ -99,7 +99,7 @@ def flambeau_raw(folder: Path, work: Path) -> Batches:
 
 def flambeau_loader(source: Any) -> Batches:
     from flambeau.data.datasets.image_dataset import ImageDataset
-    from flambeau.data.loading.batch_parts import BatchLayout
+    from flambeau.data.loading.batch_plan import BatchLayout
     from flambeau.data.loading.loader import Loader
 
     dataset = ImageDataset(source, image_size=SIZE, channels=3, train=True, crop_scale=SCALE)

@@ -76,7 +76,7 @@ STOREYS = {
         {"wrap.py"},
     ],
     "parallel": [
-        {"preemption.py", "shard_layout.py", "sync_protocol.py", "watchdog"},
+        {"preemption.py", "shard_layout.py", "gradient_sync.py", "watchdog"},
         {"ranks.py", "launcher"},
         {"ddp.py", "fsdp.py"},
     ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flambeau.data.pack.encode_images import Conversion
     from flambeau.data.pack.output_files import Packed
-    from flambeau.data.pack.shards import Split
+    from flambeau.data.pack.shard_plan import Split
 
 HELP = "convert labelled images between formats, in parallel; the same command again continues it"
 
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_takes_effect(arguments: argparse.Namespace, dst: Path) -> None:
     """Refuse flags that would do nothing; those of the images are looked at by `_conversion`."""
-    from flambeau.data.pack.shards import target_kind
+    from flambeau.data.pack.shard_plan import target_kind
     from flambeau.data.sources.open_data import is_named
     from flambeau.errors import InputError
 
@@ -160,7 +160,7 @@ def _shuffles(arguments: argparse.Namespace) -> bool:
 def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
     from flambeau.data.images.native.kernel import require_kernel
     from flambeau.data.pack.encode_images import Conversion
-    from flambeau.data.pack.shards import target_kind
+    from flambeau.data.pack.shard_plan import target_kind
     from flambeau.data.sources.format_table import FORMATS
     from flambeau.errors import InputError
 
@@ -191,7 +191,7 @@ def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
 
 
 def _split(arguments: argparse.Namespace) -> "Split":
-    from flambeau.data.pack.shards import IM2REC_SEED, Split
+    from flambeau.data.pack.shard_plan import IM2REC_SEED, Split
 
     return Split(
         shards=arguments.shards,
@@ -205,7 +205,7 @@ def _split(arguments: argparse.Namespace) -> "Split":
 
 def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
     from flambeau.data.pack.output_files import write_classes, write_whole
-    from flambeau.data.pack.shards import list_files, named_parts, remarks_on_classes
+    from flambeau.data.pack.shard_plan import list_files, named_parts, remarks_on_classes
     from flambeau.data.sources.class_names import place_for_classes
     from flambeau.errors import InputError
 

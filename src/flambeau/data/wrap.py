@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from flambeau.data.loading.batch_parts import BatchLayout, Order
+from flambeau.data.loading.batch_plan import BatchLayout, Order
 from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.errors import InputError
 

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
+from flambeau.parallel.gradient_sync import buffer_versions
 from flambeau.parallel.ranks import Ranks
-from flambeau.parallel.sync_protocol import buffer_versions
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")

@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
+from flambeau.parallel.gradient_sync import buffer_versions
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout, Piece
-from flambeau.parallel.sync_protocol import buffer_versions
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 
 UNIT_BYTES = 4 << 20  # smaller blocks are gathered with what is around them; chosen, untested

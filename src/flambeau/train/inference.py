@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.loading.batch_parts import BatchLayout
+from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.sources.open_data import Unlabelled, open_source, open_unlabelled
 from flambeau.data.sources.source import ConcatSource, Source

@@ -27,16 +27,15 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from flambeau.data.loading.loader import is_dataset
+from flambeau.parallel.gradient_sync import SingleProcess
 from flambeau.parallel.preemption import FLAG, Preempted
 from flambeau.parallel.ranks import Ranks, join_ranks
-from flambeau.parallel.sync_protocol import SingleProcess
 from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.build.device import generators_of
 from flambeau.train.checkpoints.checkpointer import Restored, restore
 from flambeau.train.checkpoints.published_weights import Result, published
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.loop.assemble import assemble, make_state, share_model
 from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.evaluation import evaluation_mode, generators_restored
 from flambeau.train.loop.loop_state import LoopState
@@ -44,6 +43,7 @@ from flambeau.train.loop.nan_guard import ROLLBACKS, SCALE_FLOOR, NanGuard
 from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.rank_checks import check_ranks, check_shares, gathered_means
 from flambeau.train.loop.recorder import Recorder
+from flambeau.train.loop.run_parts import make_parts, make_state, share_model
 from flambeau.train.loop.step_metrics import add_value
 from flambeau.train.loop.training_step import TrainingStep
 from flambeau.train.settings.run_options import OnBad, RunKeywords, RunOptions
@@ -77,7 +77,7 @@ class Run:
         self.model, self.optimizer = model, optimizer
         self._replays = told.replay_from is not None
         self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()
-        self._parts = parts = assemble(model, optimizer, data, told, self._ranks)
+        self._parts = parts = make_parts(model, optimizer, data, told, self._ranks)
         self.plan, self.device = parts.plan, parts.amp.device
         self.progress = ProgressBar(shown=told.bar, silent=not self._ranks.is_first)
         self.result: Result | None = None

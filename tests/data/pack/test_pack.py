@@ -24,7 +24,7 @@ from flambeau.data.pack import pack as pack_module
 from flambeau.data.pack import writers
 from flambeau.data.pack.encode_images import Conversion, common_layout, layout_of
 from flambeau.data.pack.pack import pack, record_crc
-from flambeau.data.pack.shards import Split, deal, list_files, named_parts, record_paths
+from flambeau.data.pack.shard_plan import Split, deal, list_files, named_parts, record_paths
 from flambeau.data.pack.verify import verify_file
 from flambeau.data.sources.open_data import open_parts, open_source, open_sources
 from flambeau.errors import InputError
@@ -500,7 +500,7 @@ def test_killed_at_any_moment_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed when it touches a file, some files later each time, it ends with the bytes of one go."""
-    monkeypatch.setattr("flambeau.data.pack.shards.FOLDER_UNIT", 6)
+    monkeypatch.setattr("flambeau.data.pack.shard_plan.FOLDER_UNIT", 6)
     how = RAW if ending == ".npz" else KEEP
     (tmp_path / "whole").mkdir()
     packed(small, tmp_path / "whole" / f"a{ending}", how, shards=shards)

@@ -15,7 +15,7 @@ from PIL import Image
 from flambeau.data.pack.encode_images import Conversion
 from flambeau.data.pack.pack import pack
 from flambeau.data.pack.scan import RECOVERY
-from flambeau.data.pack.shards import Split
+from flambeau.data.pack.shard_plan import Split
 from flambeau.data.pack.verify import (
     Damage,
     FileReport,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from flambeau.data.loading.batch_parts import BatchLayout, BatchPart, BatchPlan, Order
+from flambeau.data.loading.batch_plan import BatchLayout, BatchPart, BatchPlan, Order
 from flambeau.data.loading.micro_batch import (
     MicroBatch,
     count_samples,

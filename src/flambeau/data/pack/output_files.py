@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flambeau.data.pack.shards import Unit
+from flambeau.data.pack.shard_plan import Unit
 from flambeau.data.sources.class_names import place_for_classes
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.errors import InputError

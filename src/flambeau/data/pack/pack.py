@@ -32,7 +32,7 @@ from flambeau.data.pack.encode_images import (
 )
 from flambeau.data.pack.label_vectors import VectorRecords
 from flambeau.data.pack.output_files import Packed, PackFiles
-from flambeau.data.pack.shards import (
+from flambeau.data.pack.shard_plan import (
     Split,
     Unit,
     named_parts,

@@ -18,7 +18,7 @@ from flambeau.data.pack.output_files import MANIFEST, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
 from flambeau.data.pack.salvage_records import Found, index_keys
 from flambeau.data.pack.scan import scan
-from flambeau.data.pack.shards import PACKED, target_kind
+from flambeau.data.pack.shard_plan import PACKED, target_kind
 from flambeau.data.pack.writers import Record, open_writer
 from flambeau.data.sources.class_names import classes_file, named_labels
 from flambeau.data.sources.format_table import FORMATS

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flambeau.data.images.decode import Stored
 from flambeau.data.pack.encode_images import CannotStore, Layout, suffix_of
-from flambeau.data.pack.shards import record_paths
+from flambeau.data.pack.shard_plan import record_paths
 from flambeau.data.sources.arrays.tensorstore_file import write_store
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.optional_packages import extra

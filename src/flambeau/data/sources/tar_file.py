@@ -1,4 +1,4 @@
-"""Labelled images in a tar file, by WebDataset's convention.
+"""Labelled images in a tar file, by WebDataset's convention; recipes/data/tar_shards.py reads the bytes.
 
 Source: own; the convention is that of flambeau.recipes.data.tar_shards.
 """

@@ -1,4 +1,4 @@
-"""Augmentation as pure functions of the pixels and one 64-bit seed a sample.
+"""Random crop, shift and mirror, and the crop of evaluation: pure functions of pixels and one 64-bit seed.
 
 Source: random resized crop: Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6, with the
 distribution of torchvision's RandomResizedCrop. Shift and flip: He et al., "Deep residual learning", CVPR

@@ -1,4 +1,7 @@
-"""Start the ranks of a job on this machine, alone or together with other nodes."""
+"""Start the ranks of a job on this machine, alone or together with other nodes.
+
+`job` runs them, through torch's elastic launch.
+"""
 
 import contextlib
 import os

@@ -8,6 +8,7 @@ Processing Letters 97, 2006: the k largest of u**(1/w).
 
 Torch's own samplers draw from a generator whose state a resume would have to bring back, give each rank
 of a job another order, or repeat samples so that all ranks have as many; these do not.
+Without a sampler, `Run` and `flambeau train` shuffle by `sample_order`, in another order.
 Not for data without a length.
 """
 

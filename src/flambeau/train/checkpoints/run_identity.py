@@ -2,6 +2,7 @@
 
 A run is identified by values that config.toml can hold and a person can compare: the settings of
 `flambeau train`, or the options of `Run` with the user's `config` in a table of its own.
+Where `differences` finds any, `RunFolder.check_same` refuses the resume.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from flambeau.data.loading.batch_parts import Order
+from flambeau.data.loading.batch_plan import Order
 from flambeau.train.settings.run_options import RunOptions
 from flambeau.train.settings.settings import FIELDS
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run whose tensors are spread over ranks: every rank writes and reads its own pieces.
+"""The files of an FSDP checkpoint: every rank writes and reads its own pieces.
 
 The folder keeps the contract of `atomic_checkpoint`: a hidden folder, every file written, synced and read
 back, manifest.json with the size and SHA-256 of each, then the rename. torch.distributed.checkpoint plans

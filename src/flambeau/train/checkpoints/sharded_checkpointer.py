@@ -1,4 +1,7 @@
-"""Checkpoints of a run whose tensors are spread over ranks: all write, and all find the same one."""
+"""The `Checkpointer` of an FSDP run: all ranks save together, and agree on the newest whole checkpoint.
+
+Its files are those of `shard_files`.
+"""
 
 import functools
 import secrets

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from flambeau.data.loading.batch_parts import BatchLayout, Order
+from flambeau.data.loading.batch_plan import BatchLayout, Order
 from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.loading.user_dataloader import UserDataLoader

@@ -1,4 +1,8 @@
-"""A step whose loss or gradient was not finite: written down so that it can be run again, or survived."""
+"""A step whose loss or gradient was not finite: written down so that it can be run again, or survived.
+
+flambeau.recipes.training.amp_step notices it on the device and skips it; `Run` asks where a line of metrics
+or a checkpoint is due.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -12,8 +16,8 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.debugging.first_not_finite import first_not_finite
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored
-from flambeau.train.loop.assemble import RunParts
 from flambeau.train.loop.batch_reader import BatchDraws
+from flambeau.train.loop.run_parts import RunParts
 from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.run_options import RunOptions
 

@@ -1,4 +1,7 @@
-"""The training step: backward, and at the end of a global batch clip, step, average and count."""
+"""The training step: backward, and at the end of a global batch clip, step, update the EMA and count.
+
+`state.amp` is flambeau.recipes.training.amp_step, which scales, clips, and skips steps that are not finite.
+"""
 
 import zlib
 from dataclasses import dataclass
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flambeau.data.loading.micro_batch import MicroBatch
-from flambeau.parallel.sync_protocol import GradientSync
+from flambeau.parallel.gradient_sync import GradientSync
 from flambeau.train.loop.loop_state import LoopState
 from flambeau.train.loop.lr_schedule import LRSchedule
 from flambeau.train.loop.training_state import TrainingState

@@ -11,7 +11,7 @@ from flambeau.train.settings.fields import check_value
 from flambeau.train.settings.settings import FIELDS
 
 if TYPE_CHECKING:
-    from flambeau.data.loading.batch_parts import Order
+    from flambeau.data.loading.batch_plan import Order
     from flambeau.recipes.training.plateau import ReduceOnPlateau
 
 OnBad = Callable[[Sequence[int]], None]

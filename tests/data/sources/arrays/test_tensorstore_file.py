@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from flambeau.data.pack.encode_images import Conversion
 from flambeau.data.pack.pack import pack
-from flambeau.data.pack.shards import Split
+from flambeau.data.pack.shard_plan import Split
 from flambeau.data.pack.verify import verify_file
 from flambeau.data.sources.arrays import tensorstore_file
 from flambeau.data.sources.arrays.array_source import open_arrays

@@ -1,4 +1,4 @@
-"""Which samples make up which batch, and which part of a batch a worker is asked for."""
+"""Which samples make up which batch, from any epoch and position on, and which part a worker is asked for."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -12,9 +12,9 @@ from flambeau.data.loading.loader import Loader
 from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.errors import InputError
 from flambeau.parallel.ddp import Replicas
+from flambeau.parallel.gradient_sync import GradientSync, SingleProcess
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout, is_sharded
-from flambeau.parallel.sync_protocol import GradientSync, SingleProcess
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.ema import EMA
 from flambeau.train.checkpoints.published_weights import Best
@@ -58,7 +58,7 @@ class RunParts:
     identity: dict[str, Any]
 
 
-def assemble(
+def make_parts(
     model: nn.Module,
     optimizer: Optimizer,
     data: Dataset[Any] | Iterable[Any],
