@@ -157,9 +157,7 @@ class Life:
             self._log_start = output.tell()
             words = ["train", *arguments, "--out", f"{run}", "--workers", f"{workers}"]
             environ = {**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})}
-            # torch's data workers, forked by a fork of a server, hang now and then: seen with torch 2.15.
-            how = start_python if start is None or workers else start
-            self.process = how(words, output=output, environ=environ)
+            self.process = (start or start_python)(words, output=output, environ=environ)
 
     @property
     def output(self) -> str:

@@ -51,6 +51,11 @@ _LONGEST = (
 )  # fmt: skip
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: a quarter of the time the tests of processes only wait."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files for pytest-xdist; within a file nothing changes."""
     place = {name: number for number, name in enumerate(_LONGEST)}

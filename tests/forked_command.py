@@ -78,6 +78,8 @@ def run(
     """The life of the new process."""
     os.setsid()
     os.sched_setaffinity(0, cores)
+    # A child of a fork server would start its data workers from a fork server too.
+    multiprocessing.set_start_method("fork", force=True)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(
             number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
