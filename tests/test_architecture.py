@@ -77,8 +77,9 @@ BAD = [  # path, what follows a good module docstring, the breach
     ("__main__.py", "from flambeau.train import run", "level flambeau.train"),
     ("attic/a.py", "", "attic is not in the table"),
     ("b.py", "", "b.py is not in the table"),
-    ("__init__.py", "import os", "more than its docstring"),
-    ("__init__.py", "__version__ = read()", "more than its docstring"),
+    ("__init__.py", "import torch", "imports torch at module level"),
+    ("__init__.py", "from flambeau.train.run import Run", "imports flambeau.train.run.Run at"),
+    ("version.py", "import torch", "version.py imports at module level torch"),
     ("data/__init__.py", "__version__ = '1'", "more than its docstring"),
     ("recipes/__init__.py", "from torch import nn", "more than its docstring"),
     ("data/images/a.py", "os.environ['A'] = '1'", "sets os.environ['A'] at import"),
@@ -155,7 +156,8 @@ GOOD = [
     ("recipes/a.py", "class BadRecord(ValueError):\n    pass"),
     ("recipes/a.py", "@dataclasses.dataclass(frozen=True)\nclass Header:\n    x: int"),
     ("data/images/a.py", "import numpy\nfrom PIL import Image\nfrom flambeau.recipes.a import x"),
-    ("data/images/a.py", "from .errors import InputError\nfrom flambeau import __version__"),
+    ("data/images/a.py", "from .errors import InputError"),
+    ("train/loop/a.py", "from flambeau.version import __version__"),
     ("data/images/a.py", LAZY + "import lmdb"),
     ("data/images/a.py", "x, (y, *z) = re.compile('a')\ny: dict[str, int] = {}\n'A comment.'"),
     ("data/images/a.py", LAZY + "os.environ['A'] = '1'\n    print(1)"),
@@ -166,7 +168,8 @@ GOOD = [
     ("cli/a.py", "from flambeau.errors import InputError"),
     ("cli/a.py", "from flambeau.cli import b\n" + LAZY + "import torch, flambeau.train.run"),
     ("__main__.py", "from flambeau.cli.command import main\nsys.exit(main())"),
-    ("__init__.py", "__version__ = '1'"),
+    ("__init__.py", "import importlib\nfrom flambeau.version import __version__"),
+    ("__init__.py", "if TYPE_CHECKING:\n    from flambeau.train.run import Run"),
 ]
 
 

@@ -41,7 +41,9 @@ def required_packages() -> frozenset[str]:
 
 
 REQUIRED = required_packages()
-EVERYTHING = frozenset({"errors", "user_code", "recipes", "data", "parallel", "train", "cli"})
+EVERYTHING = frozenset(
+    {"version", "errors", "user_code", "recipes", "data", "parallel", "train", "cli"}
+)
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,13 @@ class Floor:
 
 
 FLOORS = {
+    "version.py": Floor(frozenset(), packages=frozenset()),
     "errors.py": Floor(frozenset(), packages=frozenset()),
     "user_code.py": Floor(frozenset({"errors", "recipes"})),
     "recipes": Floor(frozenset(), packages=frozenset({"torch"})),
     "data": Floor(frozenset({"errors", "user_code", "recipes", "data"})),
     "parallel": Floor(frozenset({"errors", "user_code", "recipes", "data", "parallel"})),
-    "train": Floor(frozenset({"errors", "user_code", "recipes", "data", "parallel", "train"})),
+    "train": Floor(EVERYTHING - {"cli"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),
 }
@@ -175,8 +178,6 @@ def import_targets(node: ast.AST, package: tuple[str, ...]) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
         module = ".".join(part for part in (base, node.module) if part)
-        if module == "flambeau" and [alias.name for alias in node.names] == ["__version__"]:
-            return [module]
         return [f"{module}.{alias.name}" for alias in node.names]
     if isinstance(node, ast.Call) and dotted(node.func).endswith(("import_module", "__import__")):
         return [arg.value for arg in node.args[:1] if is_string(arg)]
@@ -197,8 +198,7 @@ def import_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
             continue
         where = "imports" if lazy else "imports at module level"
         if package == "flambeau":
-            is_version = not folder and rule.flambeau  # __version__, which costs nothing
-            breach = folder not in rule.flambeau and not is_version
+            breach = folder not in rule.flambeau
             behind = packages_behind(target) if rule.light and not lazy else set()
             if behind and not breach:
                 yield f"line {line}: {path.parts[0]} {where} {target}, which imports {min(behind)}"
@@ -309,18 +309,17 @@ def packages_behind(target: str) -> set[str]:
 
 
 def init_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
-    """`__init__.py` is a docstring; the root adds a literal __version__."""
+    """`__init__.py` is a docstring; the root's imports the version alone, and resolves its names lazily."""
     if path.name != "__init__.py":
         return
+    if path == PurePosixPath("__init__.py"):
+        for target, line, lazy in imports(path, parsed(source)):
+            package = target.partition(".")[0]
+            if not lazy and package not in sys.stdlib_module_names and "version" not in target:
+                yield f"line {line}: imports {target} at module level"
+        return
     for number, node in enumerate(parsed(source).body):
-        is_docstring = number == 0 and isinstance(node, ast.Expr) and is_string(node.value)
-        is_version = (
-            path == PurePosixPath("__init__.py")
-            and isinstance(node, ast.Assign)
-            and [dotted(target) for target in node.targets] == ["__version__"]
-            and is_string(node.value)
-        )
-        if not is_docstring and not is_version:
+        if number or not isinstance(node, ast.Expr) or not is_string(node.value):
             yield f"line {node.lineno}: __init__.py holds more than its docstring"
 
 

@@ -1,3 +1,34 @@
-"""flambeau: train image classifiers, keep your own loop exact, take any recipe away as one file."""
+"""flambeau: train image classifiers, keep your own loop exact, take any recipe away as one file.
 
-__version__ = "0.1.0"
+`from flambeau import Run` and the other names of `__all__` are the same things as in their files; importing
+flambeau alone imports neither them nor torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from flambeau.version import __version__
+
+if TYPE_CHECKING:
+    from flambeau.data.wrap import wrap
+    from flambeau.train.inference import load_trained, predict
+    from flambeau.train.run import Run
+
+__all__ = ["Run", "__version__", "load_trained", "predict", "wrap"]
+
+_FILES = {
+    "Run": "flambeau.train.run",
+    "load_trained": "flambeau.train.inference",
+    "predict": "flambeau.train.inference",
+    "wrap": "flambeau.data.wrap",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module 'flambeau' has no attribute {name!r}")
+    return getattr(importlib.import_module(_FILES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from flambeau import __version__
 from flambeau.errors import InputError, WorkerLost, nearest
 from flambeau.parallel.preemption import INTERRUPTED
+from flambeau.version import __version__
 
 VERBS = ("train", "launch", "predict", "evaluate", "pack", "convert", "verify", "recipes", "env")
 _USER_ERRNOS = {

@@ -15,10 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; the exit code."""
-    from flambeau import __version__
     from flambeau.data.images.jpeg.region_decode import jpeg_decoder
     from flambeau.data.images.native.kernel import kernel_status
     from flambeau.recipes.setup.environment import environment
+    from flambeau.version import __version__
 
     images = {"jpeg": jpeg_decoder(), "kernel": kernel_status()}
     report = {"flambeau": __version__, **environment(), "images": images}

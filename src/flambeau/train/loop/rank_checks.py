@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from flambeau import __version__
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.loop.step_metrics import merged
 from flambeau.train.settings.run_options import OnBad
+from flambeau.version import __version__
 
 
 def check_ranks(
