@@ -50,7 +50,8 @@ PLAIN_FOLDERS = [
     "train/weights", "train/checkpoints", "train/build",
 ]  # fmt: skip
 READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
-PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
+CONTRIBUTING = [ROOT / "CONTRIBUTING.md", ROOT / "CONTRIBUTING.zh-CN.md"]
+PAGES = [*READMES, *CONTRIBUTING, *DOCS]
 RECIPE_PAGES = [page for page in ENGLISH_PAGES if page.parent.name == "recipes"]
 
 FENCE = re.compile(r"(?P<indent> *)(?P<marks>`{3,}|~{3,}) *(?P<word>[^`]*)")
@@ -186,9 +187,7 @@ def kept_process_state() -> Iterator[None]:
         os.environ.update(environment)
 
 
-@pytest.mark.parametrize(
-    "path", [READMES[0], ROOT / "CONTRIBUTING.md", *ENGLISH_PAGES], ids=name_of
-)
+@pytest.mark.parametrize("path", [READMES[0], CONTRIBUTING[0], *ENGLISH_PAGES], ids=name_of)
 def test_blocks_run(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_ranks: Callable[..., Any]
 ) -> None:
@@ -334,8 +333,8 @@ def test_both_languages_have_the_same_pages() -> None:
 
 @pytest.mark.parametrize(
     ("english", "chinese"),
-    [READMES, *zip(ENGLISH_PAGES, CHINESE_PAGES, strict=False)],
-    ids=[name_of(path) for path in (READMES[0], *ENGLISH_PAGES)],
+    [READMES, CONTRIBUTING, *zip(ENGLISH_PAGES, CHINESE_PAGES, strict=False)],
+    ids=[name_of(path) for path in (READMES[0], CONTRIBUTING[0], *ENGLISH_PAGES)],
 )
 def test_both_languages_show_the_same_code(english: Path, chinese: Path) -> None:
     """So the Chinese blocks run because the English ones do; comments are translated."""
