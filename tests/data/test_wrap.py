@@ -126,6 +126,11 @@ def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stopped() -> None:
+    """It stands still with batches sent, whose memory the parent has yet to ask it for."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -135,6 +140,7 @@ def killed() -> None:
             r"has been reading sample 17 and exited unexpectedly with exit code 3",
         ),
         (lambda: time.sleep(60), r"has been reading sample 17 for \d s\nSee what blocks it there"),
+        (stopped, r"has been reading sample 17 for \d s\nSee what blocks it there"),
     ],
 )
 def test_a_worker_that_dies_or_hangs_is_named_with_its_sample(

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import math
 import multiprocessing
 import os
 import pickle
@@ -36,6 +37,8 @@ class Workers:
     def __init__(self, count: int, *, stall_timeout: float, describe: Callable[[int], str]) -> None:
         self.count, self._stall_timeout, self._describe = count, stall_timeout, describe
         self._in_flight = InFlight(count)
+        self._asked = math.inf  # when the batch that is waited for was asked for
+        self._stalled: WorkerLost | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -48,7 +51,9 @@ class Workers:
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """What DataLoader yields; a worker from which no batch arrives is named."""
-        began = time.monotonic()
+        self._asked, ended = time.monotonic(), threading.Event()
+        if self.count and self._stall_timeout:
+            threading.Thread(target=self._end_stopped, args=(batches, ended), daemon=True).start()
         try:
             while True:
                 try:
@@ -60,13 +65,16 @@ class Workers:
                     # check finds it dead. Those of a dataset are 'Caught ... in DataLoader worker process'.
                     if not self.count or str(error).startswith("Caught "):
                         raise
+                    if self._stalled is not None:
+                        raise self._stalled from None
                 except RuntimeError as error:
                     if not self.count:
                         raise
-                    self._judge(error, time.monotonic() - began)
+                    self._judge(error, time.monotonic() - self._asked)
                 else:
+                    self._asked = math.inf  # nothing is waited for
                     yield item
-                    began = time.monotonic()
+                    self._asked = time.monotonic()
         except (Exception, KeyboardInterrupt) as error:
             if self.count:
                 # Torch would wait for workers that still read; and its frames, in a cycle with the error,
@@ -75,19 +83,31 @@ class Workers:
                 traceback.clear_frames(error.__traceback__)
             raise
         finally:
+            ended.set()
             del batches  # a traceback that holds this frame would keep the workers
+
+    def _end_stopped(self, batches: Iterator[Any], ended: threading.Event) -> None:
+        """Kill workers that are waited for in spite of torch's timeout, which raises long before this does.
+
+        Where a worker has sent a batch and is stopped then, torch waits without a limit for its memory.
+        """
+        while not ended.wait(_CHECK_S):
+            waited = time.monotonic() - self._asked
+            if waited > self._stall_timeout + 2 * _CHECK_S:
+                self._stalled = self._stall(waited)
+                if self._stalled is not None:
+                    self._kill(batches)
+                    return
 
     def _judge(self, error: RuntimeError, waited: float) -> None:
         """Raise WorkerLost, or an error of the dataset as it is; return to wait longer."""
+        if self._stalled is not None:
+            raise self._stalled from None
         if str(error).startswith("DataLoader timed out"):
-            last = self._in_flight.last()
-            stalled_s = waited if last is None else min(waited, last.seconds)
-            if not self._stall_timeout or stalled_s < self._stall_timeout:
+            stalled = self._stall(waited)
+            if stalled is None:
                 return
-            raise WorkerLost(
-                f"{self._named(last)} for {stalled_s:.0f} s\n"
-                "See what blocks it there, or allow more time with stall_timeout"
-            ) from None
+            raise stalled from None
         ended = DEATH.match(str(error))
         if ended is None:
             raise error
@@ -97,6 +117,17 @@ class Workers:
         raise WorkerLost(
             f"{self._named(last)} and {how}\nA kernel without memory kills workers: try fewer of them"
         ) from None
+
+    def _stall(self, waited: float) -> WorkerLost | None:
+        """What to say where the sample that is read for the longest time is read for too long."""
+        last = self._in_flight.last()
+        stalled_s = waited if last is None else min(waited, last.seconds)
+        if not self._stall_timeout or stalled_s < self._stall_timeout:
+            return None
+        return WorkerLost(
+            f"{self._named(last)} for {stalled_s:.0f} s\n"
+            "See what blocks it there, or allow more time with stall_timeout"
+        )
 
     def _kill(self, batches: Iterator[Any]) -> None:
         """End the workers now; none while it holds the lock that torch takes when it ends its iterator."""
