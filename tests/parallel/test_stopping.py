@@ -26,9 +26,8 @@ StartRanks = Callable[..., Any]
 class Rows(Dataset[tuple[Tensor, Tensor]]):
     """48 rows, which cannot be read any more once there is a file `stuck`."""
 
-    stuck: Path | None = None
-
-    def __init__(self) -> None:
+    def __init__(self, stuck: Path | None = None) -> None:
+        self.stuck = stuck
         self.rows = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
 
     def __len__(self) -> int:
@@ -41,12 +40,17 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
 
 
 def train(
-    folder: Path, *, pause_s: float = 0.0, pause_in_evaluation_s: float = 0.0, **settings: Any
+    folder: Path,
+    *,
+    pause_s: float = 0.0,
+    pause_in_evaluation_s: float = 0.0,
+    stuck: Path | None = None,
+    **settings: Any,
 ) -> None:
     """A run of 60 steps; it writes the number of each step that it has done to steps-RANK."""
     torch.manual_seed(0)
     rank = os.environ.get("RANK", "0")
-    data = Rows()
+    data = Rows(stuck)
     model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
     run = Run(
@@ -59,7 +63,7 @@ def train(
                 time.sleep(pause_s * (1 + int(rank)))  # each at a pace of its own
                 run.step(cross_entropy(model(rows), targets))
                 steps.write(f"{run.state.step}\n")
-            for rows, targets in run.evaluate(data):
+            for rows, targets in run.evaluate(Rows()):
                 steps.write(f"evaluating {epoch}\n")
                 time.sleep(pause_in_evaluation_s * (1 + int(rank)))
                 run.log(val_accuracy=model(rows).argmax(1) == targets)
@@ -126,7 +130,7 @@ def test_a_killed_rank_ends_the_others(
     assert re.match(r"flambeau: rank 1 of 3 \(host .*, process \d+\) ", line)
 
 
-@pytest.mark.parametrize("how", ["stopped", "asleep", "data worker"])
+@pytest.mark.parametrize("how", ["stopped", "asleep"])
 def test_a_rank_that_stands_still_is_named_with_its_stack(
     start_ranks: StartRanks, tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str
 ) -> None:
@@ -142,9 +146,7 @@ def test_a_rank_that_stands_still_is_named_with_its_stack(
                 return original(*arguments)
 
             globals()["cross_entropy"] = falls_asleep
-        if how == "data worker" and os.environ["RANK"] == "2":
-            globals()["Rows"].stuck = folder / "asleep"
-        train(folder, pause_s=0.01, stall_timeout=1.5, workers=how == "data worker")
+        train(folder, pause_s=0.01, stall_timeout=1.5)
 
     job = start_ranks(3, work)
     wait_for(folder / "steps-2", "6")
@@ -164,9 +166,26 @@ def test_a_rank_that_stands_still_is_named_with_its_stack(
     assert "in train" in said  # its stack
     if how == "asleep":
         assert "in falls_asleep" in said
-    if how == "data worker":
-        assert re.search(r"while (waiting for data|evaluating)", said), said
-        assert "dataloader.py" in said
+
+
+def test_a_data_worker_that_hangs_is_named_before_its_rank(
+    start_ranks: StartRanks, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+
+    def work() -> None:
+        stuck = folder / "stuck" if os.environ["RANK"] == "1" else None
+        train(folder, pause_s=0.01, stall_timeout=1.5, workers=1, stuck=stuck)
+
+    job = start_ranks(2, work)
+    wait_for(folder / "steps-1", "6")
+    (folder / "stuck").touch()
+    assert job.codes(20) == [76, 1]
+    said = capfd.readouterr().err
+    (line,) = [x for x in said.splitlines() if x.startswith("flambeau: rank")]
+    assert re.match(
+        r"flambeau: rank 1 of 2 .* failed.*data worker 0 .* has been reading sample \d+ for", line
+    )
 
 
 def test_an_error_on_one_rank_ends_all_and_is_told_once(

@@ -97,8 +97,10 @@ class Loader:
         self._layout, self._seed, self._shuffle = layout, seed, shuffle
         self._dataset, self._on_bad, self._sampler = dataset, on_bad, sampler
         self._pins, self._ahead = _pins_and_ahead(dataset, reading)
+        # Before the other ranks miss this one: they would name the rank, and not its worker.
+        earlier = 0.8 if layout.world > 1 else 1.0
         self._workers = Workers(
-            reading.workers, stall_timeout=reading.stall_timeout, describe=self.describe
+            reading.workers, stall_timeout=earlier * reading.stall_timeout, describe=self.describe
         )
         self._fetch = _Fetch(dataset, seed, reading.collate, reading.workers)
 
