@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # the first optimizer of a process imports it, in a second: once here, not in each fork
 import torch.distributed
 import torch.utils.deterministic
 from PIL import Image

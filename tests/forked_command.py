@@ -14,7 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-_PRELOADED = ["flambeau.train.fit", "flambeau.train.build.auto_settings", "flambeau.cli.command"]
+_PRELOADED = [
+    "flambeau.train.fit",
+    "flambeau.train.build.auto_settings",
+    "flambeau.cli.command",
+    "torch._dynamo",  # which the first optimizer imports
+]
 
 
 class ForkedCommand:
