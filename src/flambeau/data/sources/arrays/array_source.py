@@ -35,6 +35,7 @@ _OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {
     "zarr": open_store, "pth": open_pth,
 }  # fmt: skip
 _CHANNELS = (1, 3, 4)
+_MAX_IMAGES = 1 << 27  # more than in any collection of images
 _LOOKED_AT = 16  # images whose floating-point pixels are looked at when a source is opened
 
 
@@ -166,6 +167,8 @@ class ArraySource:
             self._images.read(0, 1)  # says why
         if not shape or not shape[0]:
             raise InputError(f"{what}: there are no images in it")
+        if shape[0] > _MAX_IMAGES:
+            raise InputError(f"{what}: no file has so many images; at most {_MAX_IMAGES} are read")
         if math.prod(shape[1:]) > 4 * MAX_PIXELS:
             raise InputError(f"{what}: no image has so many pixels; at most {MAX_PIXELS} are read")
         self._images.read(0, 1)  # what is loaded whole is loaded here, before any fork
