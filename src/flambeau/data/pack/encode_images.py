@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flambeau.data.images.decode import Stored, decode, inspect
+from flambeau.data.images.jpeg.scan_segments import CannotSegment, segment
 from flambeau.data.images.pixels import Pixels
 
 _MAGICS = (
@@ -129,8 +130,6 @@ class Conversion:
     def _segmented(self, data: bytes) -> bytes:
         if not self.segments or suffix_of(data) != ".jpg":
             return data
-        from flambeau.data.images.jpeg.scan_segments import CannotSegment, segment
-
         try:
             return segment(data)
         except CannotSegment:  # CMYK, damage that decoders pass over: any reader takes it as it is

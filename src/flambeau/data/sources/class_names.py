@@ -65,7 +65,11 @@ def _family(stem: str) -> str:
 
 
 def named_labels(
-    labels: Sequence[int | str], path: Path, describe: Callable[[int], str]
+    labels: Sequence[int | str],
+    path: Path,
+    describe: Callable[[int], str],
+    *,
+    labelled: bool = True,
 ) -> tuple[tuple[str, ...], Tensor]:
     """Class names, and the labels as positions in them.
 
@@ -77,6 +81,7 @@ def named_labels(
         labels: of all images of the file, all numbers or all words.
         path: the file or folder that holds them, for `classes_file` and messages.
         describe: what to call an image in a message.
+        labelled: False for images that are not learnt from: all are of class ''.
 
     Returns:
         The names, and (N,) int64.
@@ -84,8 +89,8 @@ def named_labels(
     Raises:
         InputError: no images, a number below 0 or of 2**24 and more, or a classes file that does not fit.
     """
-    if not labels:
-        raise InputError(f"{path} holds no images")
+    if not labels or not labelled:
+        return unlabelled(len(labels), path)
     known = _read(classes_file(path))
     if isinstance(labels[0], str):
         names = tuple(sorted({str(label) for label in labels})) if known is None else known

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.data.images.decode import Stored
-from flambeau.data.sources.class_names import named_labels, unlabelled
+from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import stored_index
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 from flambeau.recipes.checkpoints.safe_pickle import plain_pickle
 from flambeau.recipes.data.lmdb_records import LMDBError, LMDBIndex, LMDBReader, lmdb_key
 from flambeau.recipes.data.recordio import RecordError, unpack
@@ -71,13 +71,11 @@ class LMDBSource:
             starts, sizes = (array("Q", found[name].tobytes()) for name in ("starts", "sizes"))
             self._reader = LMDBReader(path, index=LMDBIndex(keys, starts, sizes))
             self._kind = _KINDS[int(found["kind"])]
-            labels = found["labels"]
-            if len(found["words"]):
-                labels = found["words"][labels]
-            if labelled:
-                self.classes, self.labels = named_labels(labels.tolist(), path, self.describe)
-            else:
-                self.classes, self.labels = unlabelled(len(keys), path)
+            words = found["words"]
+            labels = (words[found["labels"]] if len(words) else found["labels"]).tolist()
+            self.classes, self.labels = named_labels(
+                labels if labelled else [0] * len(keys), path, self.describe, labelled=labelled
+            )
             facts = hashlib.sha256(b"%d " % len(keys) + joined + found["labels"].tobytes())
             self.fingerprint = file_fingerprint(file, f"{facts.hexdigest()} {self.classes}")
         except LMDBError as error:
@@ -85,8 +83,7 @@ class LMDBSource:
                 f"{error}\nCopy or make it again: flambeau pack writes LMDB files"
             ) from error
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise InputError(f"{file} cannot be read: {reason}") from error
+            raise unreadable(file, error) from error
 
     @property
     def names(self) -> Sequence[str]:

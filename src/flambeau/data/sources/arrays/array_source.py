@@ -28,7 +28,7 @@ from flambeau.data.sources.arrays.tensorstore_file import open_store, store_fing
 from flambeau.data.sources.class_names import unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.source import Source
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 
 _OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {
     "npz": open_npz, "npy": open_npy, "hdf5": open_hdf5, "n5": open_store,
@@ -63,7 +63,7 @@ def open_arrays(path: Path, kind: str, *, labelled: bool = True) -> tuple[Source
             None if val is None else ArraySource(path, kind, val, arrays, labelled=labelled),
         )
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 class ArraySource:
@@ -245,14 +245,10 @@ def _reopened(path: Path, kind: str, part: str, labelled: bool, fingerprint: str
     try:
         source = ArraySource(path, kind, part, _opened(path, kind, labelled), labelled=labelled)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     if source.fingerprint != fingerprint:
         raise InputError(f"{path} has changed since it was opened\nStart again")
     return source
-
-
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}")
 
 
 def _named(arrays: Mapping[str, Rows], path: Path) -> dict[str, dict[str, str]]:
