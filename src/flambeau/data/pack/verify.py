@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flambeau.data.images.decode import Stored, decode, inspect
+from flambeau.data.images.decode import Picture, Stored, decode
 from flambeau.data.pack.encode_images import Layout
 from flambeau.data.pack.output_files import MANIFEST, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
@@ -218,7 +218,7 @@ def _look(found: Found, *, deep: bool) -> Found:
         if deep:
             decode(found.image, channels=3)
         else:
-            inspect(found.image)
+            Picture(found.image)
     except DecodeError as error:
         return found._replace(damage=str(error))
     return found

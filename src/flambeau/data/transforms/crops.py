@@ -169,7 +169,7 @@ def eval_image(
     longest = 8 * min(picture.height, picture.width)
     height, width = (min(side, longest + side % 2) for side in (picture.height, picture.width))
     middle = (_centred(picture.height, height), _centred(picture.width, width), height, width)
-    shorter = eval_min_side(size)
+    shorter = round(size / EVAL_SHARE)
     eighths = picture.scale_eighths_for(height, width, least=shorter)
     top, left, rows, columns = _scaled(middle, eighths)
     sides = (
@@ -189,22 +189,6 @@ def eval_image(
     resized = _resize(canvas, *sides).numpy()
     out.numpy()[:] = resized[first_row : first_row + size, first_column : first_column + size]
     return out.numpy()
-
-
-def eval_min_side(size: int) -> int:
-    """Shorter side to which `eval_image` resizes, in pixels.
-
-    Args:
-        size: as in `eval_image`.
-
-    Returns:
-        What to pass as `min_side` to `decode`.
-
-    Example:
-        >>> eval_min_side(224)
-        256
-    """
-    return round(size / EVAL_SHARE)
 
 
 def _between(low: float, high: float, share: float) -> float:
