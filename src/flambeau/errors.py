@@ -22,6 +22,16 @@ class DecodeError(ValueError):
     """These bytes are no image that can be used; the message is the reason, without a path."""
 
 
+def unreadable(path: object, error: OSError) -> InputError:
+    """Of a file or folder that the system does not let one read.
+
+    Example:
+        >>> unreadable("a.rec", FileNotFoundError(2, "No such file or directory"))
+        InputError('a.rec cannot be read: no such file or directory')
+    """
+    return InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean X?' for the most similar of the known words, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 
 
 def is_function(text: object) -> bool:
@@ -36,7 +36,7 @@ def read_source(name: str, *, what: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {(error.strerror or '').lower()}") from error
+        raise unreadable(path, error) from error
 
 
 def load_function(name: str, *, what: str, source: bytes | None = None) -> Callable[..., Any]:

@@ -19,8 +19,9 @@ from flambeau.data.datasets.image_statistics import Probe, mean_std, probe
 from flambeau.data.images.decode import decode
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.transforms.auto_augment import Augmentation
-from flambeau.data.transforms.crops import augment_small, eval_image, train_image
+from flambeau.data.transforms.crops import eval_image, train_image
 from flambeau.errors import InputError
+from flambeau.recipes.data.batch_augment import batch_augment
 from flambeau.recipes.data.sample_order import sample_seeds
 
 
@@ -142,7 +143,7 @@ def test_small_training_images_are_shifted_and_mirrored(mode):
     plain = torch.stack(
         [torch.from_numpy(decode(dataset.source.images[i], channels=3)) for i in (5, 2)]
     ).permute(0, 3, 1, 2)
-    same(images, augment_small(plain, seeds_of([5, 2]), padding=2))
+    same(images, batch_augment(plain, seeds_of([5, 2]), padding=2))
     assert not torch.equal(images, batch(dataset, [5, 2], epoch=1)[0][0])
 
 
@@ -213,7 +214,7 @@ def test_the_odd_one_among_small_images_is_made_to_fit(monkeypatch):
             expected = torch.from_numpy(eval_image(decode(source.images[2], channels=3), 16))
             expected = expected.permute(2, 0, 1)[None]
             if train:
-                expected = augment_small(expected, seeds_of([2]), padding=2, flip=False)
+                expected = batch_augment(expected, seeds_of([2]), padding=2, flip=False)
             same(images, expected)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, ImageSequence
 
-from flambeau.data.images.decode import MAX_PIXELS, Picture, decode, inspect
+from flambeau.data.images.decode import MAX_PIXELS, Picture, decode
 from flambeau.data.images.jpeg.headers import read_header
 from flambeau.data.images.jpeg.scan_segments import segment
 from flambeau.data.images.native import kernel as native
@@ -155,7 +155,7 @@ def test_exif_orientation_is_applied(kind, orientation):
     np.testing.assert_array_equal(decode(data, channels=3), expected)
     size = (12, 20) if orientation < 5 else (20, 12)
     assert expected.shape[:2] == size
-    assert inspect(data)[:2] == size
+    assert (Picture(data).height, Picture(data).width) == size
 
 
 def test_damaged_exif_does_not_spoil_the_pixels():
@@ -210,7 +210,13 @@ def test_of_several_images_the_first_counts():
     assert decode(mpo, channels=3, min_side=8).shape == (8, 12, 3)
 
 
-def test_inspect_tells_grey_from_color():
+def facts(data):
+    """What the header says."""
+    picture = Picture(data)
+    return picture.height, picture.width, picture.grey
+
+
+def test_grey_is_told_from_color():
     grey_palette = Image.new("P", (4, 3))
     grey_palette.putpalette([0, 0, 0, 90, 90, 90])
     color_palette = Image.new("P", (4, 3))
@@ -227,7 +233,7 @@ def test_inspect_tells_grey_from_color():
         (Image.new("RGB", (4, 3)), "JPEG", False),
         (Image.new("RGBA", (4, 3)), "WEBP", False),
     ):
-        assert inspect(encode(image, kind)) == (3, 4, grey)
+        assert facts(encode(image, kind)) == (3, 4, grey)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +267,7 @@ def png_claiming(width, height):
 @pytest.mark.parametrize("width", [MAX_PIXELS // 9000 + 1, 1_000_000])
 def test_a_decompression_bomb_is_refused_from_its_header(width):
     data = png_claiming(width, 9000)
-    for look in (inspect, lambda data: decode(data, channels=1)):
+    for look in (Picture, lambda data: decode(data, channels=1)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with pytest.raises(DecodeError, match="pixels"):
@@ -342,8 +348,8 @@ def test_how_much_smaller_a_picture_may_be_decoded():
 
 
 def test_pixels_of_a_source():
-    assert inspect(RGB) == (13, 17, False)
-    assert inspect(GREY) == inspect(GREY[:, :, None]) == (13, 17, True)
+    assert facts(RGB) == (13, 17, False)
+    assert facts(GREY) == facts(GREY[:, :, None]) == (13, 17, True)
     np.testing.assert_array_equal(decode(RGB, channels=3), RGB)
     np.testing.assert_array_equal(decode(GREY, channels=1)[:, :, 0], GREY)
     np.testing.assert_array_equal(decode(GREY[:, :, None], channels=3)[:, :, 1], GREY)
@@ -370,7 +376,7 @@ def test_pixels_of_a_source():
     ],
 )
 def test_arrays_that_are_no_image(array, reason):
-    for look in (inspect, lambda data: decode(data, channels=1)):
+    for look in (Picture, lambda data: decode(data, channels=1)):
         with pytest.raises(DecodeError, match=reason):
             look(array)
 
@@ -452,7 +458,7 @@ def test_of_damaged_files_nothing_but_pixels_or_a_decode_error_comes_out():
             assert pixels.shape[2:] == (channels,)
             assert pixels.size
         try:
-            inspect(data)
+            facts(data)
         except DecodeError as error:
             assert str(error)
     assert min(outcomes.values()) > 500

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.images.decode import Picture, decode, inspect
+from flambeau.data.images.decode import Picture, decode
 from flambeau.data.images.jpeg.scan_segments import segment
 from flambeau.data.images.native import kernel as native
 from flambeau.errors import DecodeError
@@ -178,11 +178,12 @@ def test_the_kernel_is_no_other_judge(mutants, monkeypatch):
 def test_headers_alone(mutants):
     for data in mutants.images:
         try:
-            info = inspect(data)
+            picture = Picture(data)
+            assert isinstance(picture.grey, bool)
         except DecodeError as error:
             assert str(error)
         else:
-            assert (info.height, info.width) == (Picture(data).height, Picture(data).width)
+            assert min(picture.height, picture.width) > 0
 
 
 def jpeg_claiming(height, width):
@@ -193,6 +194,6 @@ def jpeg_claiming(height, width):
 
 @pytest.mark.parametrize("sides", [(65_000, 65_000), (20_000, 4_474)])
 def test_a_jpeg_that_claims_to_be_huge_is_refused_from_its_header(sides):
-    for look in (inspect, Picture, lambda data: decode(data, channels=3, min_side=8)):
+    for look in (Picture, lambda data: decode(data, channels=3, min_side=8)):
         with pytest.raises(DecodeError, match=f"{sides[1]} x {sides[0]} pixels are more than"):
             look(jpeg_claiming(*sides))

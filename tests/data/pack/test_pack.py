@@ -374,7 +374,9 @@ def test_one_hot_vectors_are_classes(small: Path, tmp_path: Path) -> None:
             image = (small / "ant" / "00.png").read_bytes()
             writer.write(pack_record(IRHeader(0, label, 0, 0), image))
     (tmp_path / "a.classes.txt").write_text("one\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"a\.classes\.txt names 1 classes, but .* has label 1\n"):
+    with pytest.raises(
+        InputError, match=r"label 1 is none of the 1 classes that .*a\.classes\.txt names\n"
+    ):
         packed(tmp_path / "a.rec", tmp_path / "b.rec")
 
 

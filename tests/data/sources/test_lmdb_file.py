@@ -98,7 +98,7 @@ def test_class_names_and_their_order_may_stand_beside_the_file(tmp_path):
     assert source.classes == ("dog", "eel", "cat")
     assert source.labels.tolist() == [2, 0]
     (tmp_path / "pets.classes.txt").write_text("dog\neel\n")
-    assert "has class 'cat', which" in complaint(path)
+    assert "label 'cat' is none of the 2 classes that" in complaint(path)
 
 
 def test_what_is_packed_from_a_folder_is_held_out_as_the_folder_is(tmp_path):

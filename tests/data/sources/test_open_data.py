@@ -657,11 +657,11 @@ def test_labels_that_are_no_class_numbers(tmp_path, label, reason):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"cat\n", "names 1 classes, but {rec} has label 1\n"),
+        (b"cat\n", "{rec}, record 1 (key 1): label 1 is none of the 1 classes that "),
         (b"cat\n\ndog\n", "x.classes.txt, line 2 is empty"),
         (b"cat\ndog\ncat\n", "names class 'cat' twice"),
         (b"cat\n\xff\n", "x.classes.txt is not UTF-8 text"),
-        (b"", "names 0 classes"),
+        (b"", "is none of the 0 classes that "),
     ],
 )
 def test_wrong_class_names_of_a_record_file(tmp_path, content, reason):

@@ -145,7 +145,7 @@ def test_names_of_numbered_classes(tmp_path):
     for name in ("pets.tar", "pets-000012.tar", "pets_train-0.tar"):
         assert labels_of(TarSource(put(tmp_path / name, files))) == ["dog", "cat", "dog"]
     message = complaint(put(tmp_path / "pets.tar", numbered("1", "2")))
-    assert "names 2 classes" in message
+    assert "label 2 is none of the 2 classes that" in message
 
 
 BAD = {

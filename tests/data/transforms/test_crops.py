@@ -19,7 +19,6 @@ from flambeau.data.transforms import crops as module
 from flambeau.data.transforms.crops import (
     CROP_RATIO,
     CROP_SCALE,
-    augment_small,
     eval_image,
     random_resized_crop_box,
     train_image,
@@ -305,72 +304,3 @@ def test_a_line_of_pixels_is_evaluated_without_filling_the_memory(monkeypatch):
         assert eval_image(line, 32).shape == (32, 32, 1)
         assert train_image(line, 0, 32).shape == (32, 32, 1)
     assert max(map(max, asked)) <= 37 * 9  # whole, it would be 37 x 37,000,000
-
-
-def moves(image, padding):
-    """All that a shift by up to `padding` and a mirror can make of an image (H, W)."""
-    padded = np.pad(image, padding, mode="reflect")
-    height, width = image.shape
-    shifts = range(2 * padding + 1)
-    for down, right, flip in itertools.product(shifts, shifts, (False, True)):
-        moved = padded[down : down + height, right : right + width]
-        yield (down, right, flip), moved[:, ::-1] if flip else moved
-
-
-def test_small_images_are_shifted_and_mirrored_evenly():
-    image = np.random.default_rng(1).permutation(8 * 9).reshape(8, 9).astype(np.uint8)
-    found = {moved.tobytes(): which for which, moved in moves(image, 2)}
-    assert len(found) == 50
-    batch = torch.from_numpy(image).expand(len(SEEDS), 3, 8, 9)
-    moved = augment_small(batch, SEEDS, padding=2)
-    assert moved.shape == (len(SEEDS), 3, 8, 9)
-    assert moved.dtype == torch.uint8
-    assert moved.is_contiguous(memory_format=torch.channels_last)
-    assert (moved == moved[:, :1]).all()
-    counts = dict.fromkeys(found.values(), 0)
-    for each in moved[:, 0].numpy():
-        counts[found[each.tobytes()]] += 1
-    expected = len(SEEDS) / 50
-    chi_squared = sum((count - expected) ** 2 / expected for count in counts.values())
-    assert chi_squared < 85.4  # 49 degrees of freedom, passed once in a thousand times
-    still = augment_small(batch, SEEDS, padding=2, flip=False)[:, 0].numpy()
-    assert not any(found[each.tobytes()][2] for each in still)
-
-
-def test_a_small_image_depends_on_its_own_seed_alone():
-    images = torch.randint(0, 256, (64, 3, 12, 10), dtype=torch.uint8)
-    whole = augment_small(images, SEEDS[:64], padding=3)
-    order = torch.randperm(64)
-    torch.testing.assert_close(
-        augment_small(images[order], SEEDS[:64][order], padding=3), whole[order], rtol=0, atol=0
-    )
-    for i in (0, 17, 63):
-        alone = augment_small(images[i : i + 1], SEEDS[i : i + 1], padding=3)
-        torch.testing.assert_close(alone, whole[i : i + 1], rtol=0, atol=0)
-
-
-def test_small_images_of_other_types_and_none_at_all():
-    floats = torch.rand(5, 1, 8, 8)
-    assert augment_small(floats, SEEDS[:5], padding=1).dtype == torch.float32
-    assert augment_small(floats[:0], SEEDS[:0], padding=1).shape == (0, 1, 8, 8)
-    torch.testing.assert_close(
-        augment_small(floats, SEEDS[:5], padding=0, flip=False), floats, rtol=0, atol=0
-    )
-
-
-def test_small_images_with_wrong_settings_are_refused():
-    images = torch.zeros(3, 1, 8, 6, dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"seeds must have shape \(3,\), got \(2,\)"):
-        augment_small(images, SEEDS[:2], padding=1)
-    for padding in (-1, 6):
-        with pytest.raises(ValueError, match=rf"padding must be in 0 .. 5, got {padding}"):
-            augment_small(images, SEEDS[:3], padding=padding)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_small_images_on_the_gpu_are_the_same():
-    images = torch.randint(0, 256, (64, 3, 12, 10), dtype=torch.uint8)
-    on_gpu = augment_small(images.cuda(), SEEDS[:64].cuda(), padding=3)
-    on_cpu = augment_small(images, SEEDS[:64], padding=3)
-    torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=0, atol=0)

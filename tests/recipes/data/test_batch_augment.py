@@ -1,6 +1,7 @@
-"""Against data/transforms/crops.py's augment_small, padding by NumPy, and a cutout written with a loop."""
+"""Against padding by NumPy sample by sample, and a cutout written with a loop."""
 
 import copy
+import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from flambeau.data.transforms.crops import augment_small
 from flambeau.recipes.data.batch_augment import batch_augment
 from flambeau.recipes.data.sample_order import sample_seeds
 
 SEEDS = sample_seeds(torch.arange(600), seed=3, epoch=1)
+MANY = sample_seeds(torch.arange(4000), seed=0, epoch=0)
 
 
 def images(num_images=600, channels=3, height=12, width=14, dtype=torch.uint8):
@@ -22,14 +23,24 @@ def images(num_images=600, channels=3, height=12, width=14, dtype=torch.uint8):
     return x.expand(num_images, -1, -1, -1).to(dtype)
 
 
+def draw(seed, stream, below):
+    """A sample's own number, as sample_seeds makes those of an epoch."""
+    return (int(sample_seeds(torch.tensor([seed]), seed=stream, epoch=0)) >> 11) % (1 << 53) % below
+
+
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize("padding", [0, 1, 4, 11])
-def test_equals_augment_small_sample_by_sample(padding, flip):
+def test_equals_numpy_sample_by_sample(padding, flip):
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (600, 3, 12, 14), dtype=torch.uint8, generator=generator)
     ours = batch_augment(x, SEEDS, padding=padding, flip=flip)
-    theirs = augment_small(x, SEEDS, padding=padding, flip=flip)
-    assert torch.equal(ours, theirs)
+    for k, seed in enumerate(SEEDS.tolist()):
+        padded = np.pad(x[k].numpy(), [(0, 0), (padding,) * 2, (padding,) * 2], mode="reflect")
+        top, left = (draw(seed, stream, 2 * padding + 1) for stream in (2, 3))
+        theirs = padded[:, top : top + 12, left : left + 14]
+        if flip and draw(seed, 1, 2):
+            theirs = theirs[:, :, ::-1]
+        np.testing.assert_array_equal(ours[k].numpy(), theirs)
     assert ours.is_contiguous(memory_format=torch.channels_last)
     for k in (0, 5, 599):
         alone = batch_augment(x[k : k + 1], SEEDS[k : k + 1], padding=padding, flip=flip)
@@ -52,6 +63,36 @@ def test_a_shift_is_a_crop_of_the_padded_image(border):
     expected = len(found) / 49
     # Chi-squared of 48 degrees of freedom passes 84 once in a thousand times; the seeds are fixed.
     assert ((counts - expected) ** 2 / expected).sum() < 84
+
+
+def moves(image, padding):
+    """All that a shift by up to `padding` and a mirror can make of an image (H, W)."""
+    padded = np.pad(image, padding, mode="reflect")
+    height, width = image.shape
+    shifts = range(2 * padding + 1)
+    for down, right, flip in itertools.product(shifts, shifts, (False, True)):
+        moved = padded[down : down + height, right : right + width]
+        yield (down, right, flip), moved[:, ::-1] if flip else moved
+
+
+def test_small_images_are_shifted_and_mirrored_evenly():
+    image = np.random.default_rng(1).permutation(8 * 9).reshape(8, 9).astype(np.uint8)
+    found = {moved.tobytes(): which for which, moved in moves(image, 2)}
+    assert len(found) == 50
+    batch = torch.from_numpy(image).expand(len(MANY), 3, 8, 9)
+    moved = batch_augment(batch, MANY, padding=2)
+    assert moved.shape == (len(MANY), 3, 8, 9)
+    assert moved.dtype == torch.uint8
+    assert moved.is_contiguous(memory_format=torch.channels_last)
+    assert (moved == moved[:, :1]).all()
+    counts = dict.fromkeys(found.values(), 0)
+    for each in moved[:, 0].numpy():
+        counts[found[each.tobytes()]] += 1
+    expected = len(MANY) / 50
+    chi_squared = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert chi_squared < 85.4  # 49 degrees of freedom, passed once in a thousand times
+    still = batch_augment(batch, MANY, padding=2, flip=False)[:, 0].numpy()
+    assert not any(found[each.tobytes()][2] for each in still)
 
 
 def test_half_of_the_images_are_mirrored():

@@ -16,8 +16,9 @@ from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.progress import reading
 from flambeau.data.sources.source import Source
 from flambeau.data.transforms.auto_augment import Augmentation
-from flambeau.data.transforms.crops import CROP_SCALE, augment_small, eval_image, train_image
+from flambeau.data.transforms.crops import CROP_SCALE, eval_image, train_image
 from flambeau.errors import DecodeError, InputError
+from flambeau.recipes.data.batch_augment import batch_augment
 
 SMALL_SIDE = (
     64  # up to here a random crop of a part would leave too little (CIFAR 32, Tiny ImageNet 64)
@@ -107,7 +108,7 @@ class ImageDataset(SeededDataset):
         x_NCHW = x_NHWC.permute(0, 3, 1, 2)
         if self.train and self.small:
             padding = self.image_size // 8  # 4 of 32: He et al., CVPR 2016, section 4.2
-            x_NCHW = augment_small(x_NCHW, seeds, padding=padding, flip=self.flip)
+            x_NCHW = batch_augment(x_NCHW, seeds, padding=padding, flip=self.flip)
             self._augment(x_NCHW.permute(0, 2, 3, 1), seeds.tolist())
         return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from flambeau.data.images.decode import Stored, decode, inspect
+from flambeau.data.images.decode import Picture, Stored, decode
 from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.sources.source import Source
 from flambeau.errors import DecodeError, InputError
@@ -51,13 +51,18 @@ def probe(source: Source, *, limit: int = 64) -> Probe:
     Raises:
         InputError: none of them can be read.
     """
-    infos = _look_at(source, limit, inspect)
-    sizes = [(info.height, info.width) for info in infos]
+    found = _look_at(source, limit, _size_and_grey)
+    sizes = [size for size, _ in found]
     return Probe(
         median_shorter_side=round(statistics.median(map(min, sizes))),
         same_size=sizes[0] if len(set(sizes)) == 1 else None,
-        grey=all(info.grey for info in infos),
+        grey=all(grey for _, grey in found),
     )
+
+
+def _size_and_grey(data: Stored) -> tuple[tuple[int, int], bool]:
+    picture = Picture(data)
+    return (picture.height, picture.width), picture.grey
 
 
 def mean_std(

@@ -11,7 +11,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,20 +50,6 @@ _SCALABLE = ("JPEG", "MPO")
 # Damaged metadata (EXIF, TIFF tags, MPO index) beside pixels that are fine: the pixels are what counts.
 # In the form of warnings.filters, so that its presence is quickly seen.
 _PILLOW_METADATA = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
-
-
-class ImageInfo(NamedTuple):
-    """What the header of an image says, upright.
-
-    Attributes:
-        height: pixels, at least 1.
-        width: pixels, at least 1.
-        grey: the file stores no color; a color file of grey pixels does not count.
-    """
-
-    height: int
-    width: int
-    grey: bool
 
 
 class Picture:
@@ -269,26 +255,6 @@ def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixel
     if pixels.flags.c_contiguous and pixels.flags.writeable and not isinstance(data, np.ndarray):
         return pixels
     return pixels.copy()
-
-
-def inspect(data: Stored) -> ImageInfo:
-    """What the header of an encoded image says; its pixels are not decoded.
-
-    Args:
-        data: a whole file of one of FORMATS, or at least its header; or pixels.
-
-    Returns:
-        Its ImageInfo. Damage behind the header goes unnoticed.
-
-    Raises:
-        DecodeError: as `decode`, as far as the header shows it.
-
-    Example:
-        >>> inspect(b"P5 3 2 255 abcdef")
-        ImageInfo(height=2, width=3, grey=True)
-    """
-    picture = Picture(data)
-    return ImageInfo(picture.height, picture.width, picture.grey)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ Not for a dataset that draws from the global generators, which the training draw
 import functools
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -47,76 +46,54 @@ def read_ahead(
     """
     if depth < 1:
         raise ValueError(f"depth must be at least 1, got {depth}")
-    return _Reader(start).results(iter(parts), read, depth)
+    return _results(iter(parts), read, depth, start)
 
 
-class _Reader:
-    """The thread, and what it has been asked for.
+def _results(
+    parts: Iterator[P], read: Callable[[P], R], depth: int, start: Callable[[], object]
+) -> Iterator[R]:
+    asked: deque[Future[R]] = deque()
+    threads: list[int] = []
 
-    An executor, because it ends with the interpreter even if it was not closed, and because its thread
-    waits for work only, never for space in a queue.
-    """
-
-    def __init__(self, start: Callable[[], object]) -> None:
-        self._thread: int | None = None
-        self.asked: deque[Future[Any]] = deque()
-        self._executor = ThreadPoolExecutor(
-            1, "read-ahead", initializer=self._begin, initargs=(start,)
-        )
-        _settle_at_forks()
-        _readers.add(self)
-
-    def results(self, parts: Iterator[P], read: Callable[[P], R], depth: int) -> Iterator[R]:
-        try:
-            while True:
-                while len(self.asked) <= depth and self._ask(parts, read):
-                    pass
-                if not self.asked:
-                    return
-                yield self._take()
-        finally:
-            self._end()
-
-    def _ask(self, parts: Iterator[P], read: Callable[[P], R]) -> bool:
-        """Have the next part read; whether there was one."""
-        try:
-            part = next(parts)
-        except StopIteration:
-            return False
-        except Exception as error:
-            failed: Future[R] = Future()  # raised after the results before it
-            failed.set_exception(error)
-            self.asked.append(failed)
-        else:
-            self.asked.append(self._executor.submit(read, part))
-        return True
-
-    def _take(self) -> Any:
-        result = self.asked[0].result()
-        self.asked.popleft()
-        return result
-
-    def _begin(self, start: Callable[[], object]) -> None:
-        self._thread = threading.get_ident()
+    def begin() -> None:
+        threads.append(threading.get_ident())
         start()
 
-    def _end(self) -> None:
+    # An executor, because it ends with the interpreter even if it was not closed, and because its thread
+    # waits for work only, never for space in a queue.
+    executor = ThreadPoolExecutor(1, "read-ahead", initializer=begin)
+    _settle_at_forks()
+    _asked[id(asked)] = asked
+    try:
+        while True:
+            while len(asked) <= depth:
+                try:
+                    asked.append(executor.submit(read, next(parts)))
+                except StopIteration:
+                    break
+                except Exception as error:
+                    asked.append(Future())  # raised after the results before it
+                    asked[-1].set_exception(error)
+            if not asked:
+                return
+            asked[0].result()  # a fork waits for it meanwhile
+            yield asked.popleft().result()
+    finally:
+        _asked.pop(id(asked), None)
         # A garbage collection in the thread itself may end an iterator that was dropped.
-        is_other = threading.get_ident() != self._thread
-        self._executor.shutdown(wait=is_other, cancel_futures=True)
-        self.asked.clear()
+        executor.shutdown(wait=threading.get_ident() not in threads, cancel_futures=True)
 
 
-_readers: "weakref.WeakSet[_Reader]" = weakref.WeakSet()
+_asked: dict[int, deque[Future[Any]]] = {}  # of the iterators in use
 
 
 @functools.cache
 def _settle_at_forks() -> None:
-    """From now on a process is forked while no reader is in the middle of a batch, and holds no lock."""
+    """From now on a process is forked while no thread is in the middle of a batch, and holds no lock."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_settle, after_in_child=_readers.clear)
+        os.register_at_fork(before=_settle, after_in_child=_asked.clear)
 
 
 def _settle() -> None:
-    for reader in list(_readers):
-        wait(list(reader.asked), timeout=_SETTLE_S)
+    for asked in list(_asked.values()):
+        wait(list(asked), timeout=_SETTLE_S)

@@ -14,7 +14,8 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from flambeau.data.images.decode import Stored, decode, inspect
+from flambeau.data.images.decode import Picture, Stored, decode
+from flambeau.data.images.jpeg.scan_segments import CannotSegment, segment
 from flambeau.data.images.pixels import Pixels
 
 _MAGICS = (
@@ -76,15 +77,15 @@ class Conversion:
             DecodeError: it cannot be decoded, or, where its bytes are kept, has a damaged header.
             CannotStore: the format has no room for it, such as for so many pixels per side.
         """
-        info = inspect(stored)
-        size = self.size(info.height, info.width)
-        if size == (info.height, info.width):
+        picture = Picture(stored)
+        size = self.size(picture.height, picture.width)
+        if size == (picture.height, picture.width):
             if not isinstance(stored, bytes):
                 if self.encode == "raw" and self.channels is None:
                     return stored
             elif self.encode == "keep" or self.keep_small:
                 return self._segmented(stored)
-        channels = self.channels or (1 if info.grey else 3)
+        channels = self.channels or (1 if picture.grey else 3)
         pixels = decode(stored, channels=channels, min_side=self.resize and 2 * self.resize)
         pixels = _resized(_square(pixels) if self.center_crop else pixels, size)
         if self.encode == "raw":
@@ -129,8 +130,6 @@ class Conversion:
     def _segmented(self, data: bytes) -> bytes:
         if not self.segments or suffix_of(data) != ".jpg":
             return data
-        from flambeau.data.images.jpeg.scan_segments import CannotSegment, segment
-
         try:
             return segment(data)
         except CannotSegment:  # CMYK, damage that decoders pass over: any reader takes it as it is
@@ -143,11 +142,11 @@ def layout_of(stored: Stored, how: Conversion) -> Layout:
     Raises:
         DecodeError: the header is damaged.
     """
-    info = inspect(stored)
-    size = how.size(info.height, info.width)
-    if isinstance(stored, np.ndarray) and size == (info.height, info.width):
+    picture = Picture(stored)
+    size = how.size(picture.height, picture.width)
+    if isinstance(stored, np.ndarray) and size == (picture.height, picture.width):
         return Layout.of(stored)
-    return Layout(size if info.grey else (*size, 3), "uint8")
+    return Layout(size if picture.grey else (*size, 3), "uint8")
 
 
 def common_layout(layouts: Sequence[Layout]) -> tuple[Layout, int | None] | None:

@@ -12,6 +12,7 @@ from flambeau.data.pack.shard_plan import Unit
 from flambeau.data.sources.class_names import place_for_classes
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.errors import InputError
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
 MANIFEST = ".pack.json"  # behind the name of DST
 _STAGING = ".packing"
@@ -170,7 +171,7 @@ class PackFiles:
             facts["files"] = sorted(path.name for path in folder.iterdir())
             write_whole(folder / _FACTS, json.dumps(facts))
             folder.rename(self._unit(number))
-            _sync_folder(self._staging)
+            Disk().sync_folder(self._staging)
         except BaseException:
             with contextlib.suppress(OSError):
                 _remove(folder)
@@ -200,7 +201,7 @@ class PackFiles:
                 for name in self._classes:  # one without any image is a class, too
                     (tree / part / name).mkdir(exist_ok=True)
             tree.rename(self._dst)
-        _sync_folder(self._dst.parent)
+        Disk().sync_folder(self._dst.parent)
         images = sum(entry["images"] for entry in files.values())
         told = {
             "config": self._config, "classes": list(self._classes), "images": images,
@@ -284,7 +285,10 @@ def write_classes(path: Path, classes: Sequence[str]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file, which is there when all of it is on the disk."""
+    """Write a text file, which is there when all of it is on the disk.
+
+    What a kill leaves has the same name at the next try, so that nothing stays behind.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -298,15 +302,6 @@ def write_whole(path: Path, text: str) -> None:
 def _sync(path: Path) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    if os.name == "posix":
-        number = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
 
 
 def _remove(folder: Path) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flambeau.data.images.decode import Stored, decode, inspect
+from flambeau.data.images.decode import Picture, Stored, decode
 from flambeau.data.pack.encode_images import Layout
 from flambeau.data.pack.output_files import MANIFEST, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
@@ -23,7 +23,10 @@ from flambeau.data.pack.writers import Record, open_writer
 from flambeau.data.sources.class_names import classes_file, named_labels
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
-from flambeau.errors import DecodeError, InputError
+from flambeau.errors import DecodeError, InputError, unreadable
+from flambeau.recipes.data.recordio import RecordWriter
+from flambeau.recipes.data.tar_shards import TarWriter
+from flambeau.recipes.data.tfrecord import TFRecordWriter
 
 _MAX_CLASSES = 1 << 24  # as class_names.named_labels has it
 
@@ -121,7 +124,7 @@ def verify_file(
     except OSError as error:
         if error.filename is None or Path(error.filename) != path:
             raise
-        raise InputError(f"{path} cannot be read: {(error.strerror or '').lower()}") from error
+        raise unreadable(path, error) from error
     return report
 
 
@@ -215,7 +218,7 @@ def _look(found: Found, *, deep: bool) -> Found:
         if deep:
             decode(found.image, channels=3)
         else:
-            inspect(found.image)
+            Picture(found.image)
     except DecodeError as error:
         return found._replace(damage=str(error))
     return found
@@ -275,10 +278,6 @@ def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
 
 
 def _save_raw(path: Path, records: Iterator[Found], kind: str, target: Path) -> None:
-    from flambeau.recipes.data.recordio import RecordWriter
-    from flambeau.recipes.data.tar_shards import TarWriter
-    from flambeau.recipes.data.tfrecord import TFRecordWriter
-
     taken: set[Any] = set()
     if kind == "tfrecord":
         with TFRecordWriter(target) as tf_writer:

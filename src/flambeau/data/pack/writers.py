@@ -22,8 +22,14 @@ from flambeau.data.pack.encode_images import CannotStore, Layout, suffix_of
 from flambeau.data.pack.shard_plan import record_paths
 from flambeau.data.sources.arrays.tensorstore_file import write_store
 from flambeau.data.sources.format_table import FORMATS
+from flambeau.data.sources.lmdb_file import image_key
 from flambeau.data.sources.optional_packages import extra
 from flambeau.data.sources.source import Source
+from flambeau.recipes.data.lmdb_records import LMDBWriter
+from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
+from flambeau.recipes.data.tar_shards import TarWriter
+from flambeau.recipes.data.tf_example import build_example
+from flambeau.recipes.data.tfrecord import TFRecordWriter
 
 
 class Record(NamedTuple):
@@ -80,8 +86,6 @@ def keys_for(kind: str, source: Source) -> list[str]:
 
 
 def _lmdb_keys(source: Source) -> list[str]:
-    from flambeau.data.sources.lmdb_file import image_key
-
     classes = [source.classes[label] for label in source.labels.tolist()]
 
     def keys(names: Sequence[str]) -> list[str]:
@@ -96,8 +100,6 @@ def _lmdb_keys(source: Source) -> list[str]:
 
 @contextlib.contextmanager
 def _rec(path: Path) -> Iterator[Write]:
-    from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
-
     with RecordWriter(path) as writer:
 
         def write(record: Record) -> None:
@@ -113,9 +115,6 @@ def _rec(path: Path) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def _tfrecord(path: Path) -> Iterator[Write]:
-    from flambeau.recipes.data.tf_example import build_example
-    from flambeau.recipes.data.tfrecord import TFRecordWriter
-
     with TFRecordWriter(path) as writer:
 
         def write(record: Record) -> None:
@@ -132,8 +131,6 @@ def _tfrecord(path: Path) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def _tar(path: Path) -> Iterator[Write]:
-    from flambeau.recipes.data.tar_shards import TarWriter
-
     with TarWriter(path) as writer:
 
         def write(record: Record) -> None:
@@ -146,8 +143,6 @@ def _tar(path: Path) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def _lmdb(path: Path) -> Iterator[Write]:
-    from flambeau.recipes.data.lmdb_records import LMDBWriter
-
     lmdb = extra("lmdb", what="writing LMDB")
     try:
         with LMDBWriter(path) as writer:

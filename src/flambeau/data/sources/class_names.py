@@ -65,7 +65,11 @@ def _family(stem: str) -> str:
 
 
 def named_labels(
-    labels: Sequence[int | str], path: Path, describe: Callable[[int], str]
+    labels: Sequence[int | str],
+    path: Path,
+    describe: Callable[[int], str],
+    *,
+    labelled: bool = True,
 ) -> tuple[tuple[str, ...], Tensor]:
     """Class names, and the labels as positions in them.
 
@@ -77,6 +81,7 @@ def named_labels(
         labels: of all images of the file, all numbers or all words.
         path: the file or folder that holds them, for `classes_file` and messages.
         describe: what to call an image in a message.
+        labelled: False for images that are not learnt from: all are of class ''.
 
     Returns:
         The names, and (N,) int64.
@@ -84,19 +89,13 @@ def named_labels(
     Raises:
         InputError: no images, a number below 0 or of 2**24 and more, or a classes file that does not fit.
     """
-    if not labels:
-        raise InputError(f"{path} holds no images")
+    if not labels or not labelled:
+        return unlabelled(len(labels), path)
     known = _read(classes_file(path))
+    if known is not None:
+        return chosen_labels(labels, known, str(classes_file(path)), describe)
     if isinstance(labels[0], str):
-        names = tuple(sorted({str(label) for label in labels})) if known is None else known
-        number = {name: place for place, name in enumerate(names)}
-        positions = [number.get(str(label), -1) for label in labels]
-        if -1 in positions:
-            raise InputError(
-                f"{path} has class {labels[positions.index(-1)]!r}, which {classes_file(path)} lacks\n"
-                "Expected one class per line"
-            )
-        return names, torch.tensor(positions)
+        return chosen_labels(labels, sorted(set(map(str, labels))), str(path), describe)
     # Compared in Python: a label of a damaged file may be too large for a tensor.
     at = next((k for k, label in enumerate(labels) if not 0 <= int(label) < _MAX_LABEL), None)
     if at is not None:
@@ -105,15 +104,7 @@ def named_labels(
             f"A label is the number of a class: 0, 1, 2, ... below {_MAX_LABEL}"
         )
     numbers = torch.tensor(labels)
-    largest = int(numbers.max())
-    if known is None:
-        return tuple(map(str, range(largest + 1))), numbers
-    if largest >= len(known):
-        raise InputError(
-            f"{classes_file(path)} names {len(known)} classes, but {path} has label {largest}\n"
-            "Expected one class per line, in the order of the labels from 0"
-        )
-    return known, numbers
+    return tuple(map(str, range(int(numbers.max()) + 1))), numbers
 
 
 def chosen_labels(
@@ -141,8 +132,9 @@ def chosen_labels(
     for index, number in enumerate(numbers):
         if not 0 <= number < len(classes):
             raise InputError(
-                f"{describe(index)}: label {labels[index]!r} is none of the {len(classes)} classes\n"
-                f"Expected 0 .. {len(classes) - 1}, or one of the names"
+                f"{describe(index)}: label {labels[index]!r} is none of the {len(classes)} classes "
+                f"that {whose} names\n"
+                "Expected one of the names, or its place among them, counted from 0"
             )
     return tuple(classes), torch.tensor(numbers, dtype=torch.int64)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 
 _FLAGS = getattr(os, "O_BINARY", 0)  # of Windows
 
@@ -155,14 +155,14 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
-        raise _unreadable(folder, error) from error
+        raise unreadable(_shown(folder), error) from error
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError as error:  # a link to itself, or into a place that may not be entered
-        raise _unreadable(Path(entry.path), error) from error
+        raise unreadable(_shown(Path(entry.path)), error) from error
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
@@ -184,7 +184,3 @@ def _class_name(folder: Path) -> str:
 def _shown(path: Path) -> str:
     """A path that can be printed, even if its bytes are not UTF-8."""
     return str(path).encode(errors="backslashreplace").decode()
-
-
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{_shown(path)} cannot be read: {(error.strerror or str(error)).lower()}")

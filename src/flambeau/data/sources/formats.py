@@ -1,13 +1,19 @@
 """Which format a path is in, and the sources that read it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flambeau.data.sources.arrays.array_roles import is_of_labels
+from flambeau.data.sources.arrays.array_source import open_arrays
 from flambeau.data.sources.folder import FolderSource, class_folders
 from flambeau.data.sources.format_table import FORMATS, KIND_OF_ENDING
+from flambeau.data.sources.listing import open_listing
+from flambeau.data.sources.lmdb_file import LMDBSource
+from flambeau.data.sources.recordio_file import RecordSource
 from flambeau.data.sources.source import ConcatSource, Source
+from flambeau.data.sources.tar_file import open_tar
+from flambeau.data.sources.tfrecord_file import TFRecordSource
 from flambeau.errors import InputError
 
 # TensorFlow's train.tfrecord-00000-of-00010, and train-00000-of-00010.tfrecord.
@@ -113,27 +119,15 @@ def open_shards(paths: Sequence[Path], *, labelled: bool = True) -> tuple[Source
 
 
 def _open_kind(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | None]:
-    """The packages that a format needs are loaded with it."""
-    if kind == "rec":
-        from flambeau.data.sources.recordio_file import RecordSource
-
-        return RecordSource(path, labelled=labelled), None
-    if kind == "tfrecord":
-        from flambeau.data.sources.tfrecord_file import TFRecordSource
-
-        return TFRecordSource(path, labelled=labelled), None
+    if kind in _SOURCES:
+        return _SOURCES[kind](path, labelled=labelled), None
     if kind == "tar":
-        from flambeau.data.sources.tar_file import open_tar
-
         return open_tar(path, labelled=labelled)
-    if kind == "lmdb":
-        from flambeau.data.sources.lmdb_file import LMDBSource
-
-        return LMDBSource(path, labelled=labelled), None
     if kind == "listing":
-        from flambeau.data.sources.listing import open_listing
-
         return open_listing(path, labelled=labelled)
-    from flambeau.data.sources.arrays.array_source import open_arrays
-
     return open_arrays(path, kind, labelled=labelled)
+
+
+_SOURCES: dict[str, Callable[..., Source]] = {
+    "rec": RecordSource, "tfrecord": TFRecordSource, "lmdb": LMDBSource,
+}  # fmt: skip

@@ -5,7 +5,7 @@ import hashlib
 import os
 import secrets
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,17 @@ def stored_index(path: Path, build: Callable[[], Arrays], *, kind: str) -> dict[
     assert not any(array.dtype.hasobject for array in arrays.values())
     _write(kept, {**arrays, "stamp": stamp})
     return arrays
+
+
+def joined(texts: Iterable[str]) -> NDArray[np.uint8]:
+    """Texts without zeros as an array to be kept, a zero behind each."""
+    data = "".join(f"{text}\0" for text in texts).encode(errors="surrogateescape")
+    return np.frombuffer(data, np.uint8)
+
+
+def split_texts(array: NDArray[Any]) -> list[str]:
+    """The texts that `joined` has joined."""
+    return array.tobytes().decode(errors="surrogateescape").split("\0")[:-1]
 
 
 def _stamp(path: Path) -> str:

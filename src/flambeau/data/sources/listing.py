@@ -19,7 +19,7 @@ import torch
 from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.source import Source, SubsetSource
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 
 # Headers in lower case, letters only, singular; of several in one file the first one here counts.
 _PATH = ("path", "filepath", "file", "filename", "image", "imagepath", "imagefile", "imagename",
@@ -80,8 +80,7 @@ class ListingSource:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 rows = list(_rows(path, file, labelled=labelled))
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise InputError(f"{path} cannot be read: {reason}") from error
+            raise unreadable(path, error) from error
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is not UTF-8 text: {error}\nSave it as UTF-8") from error
         self._lines = array("Q", [row.line for row in rows])

@@ -9,16 +9,16 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.data.images.decode import Stored
-from flambeau.data.sources.class_names import named_labels, unlabelled
+from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import stored_index
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 from flambeau.recipes.checkpoints.safe_pickle import plain_pickle
 from flambeau.recipes.data.lmdb_records import LMDBError, LMDBIndex, LMDBReader, lmdb_key
 from flambeau.recipes.data.recordio import RecordError, unpack
@@ -70,14 +70,12 @@ class LMDBSource:
             keys = tuple(joined[a:b] for a, b in zip([0, *ends], ends, strict=False))
             starts, sizes = (array("Q", found[name].tobytes()) for name in ("starts", "sizes"))
             self._reader = LMDBReader(path, index=LMDBIndex(keys, starts, sizes))
-            self._kind = _KINDS[int(found["kind"])]
-            labels = found["labels"]
-            if len(found["words"]):
-                labels = found["words"][labels]
-            if labelled:
-                self.classes, self.labels = named_labels(labels.tolist(), path, self.describe)
-            else:
-                self.classes, self.labels = unlabelled(len(keys), path)
+            self._kind = int(found["kind"])
+            words = found["words"]
+            labels = (words[found["labels"]] if len(words) else found["labels"]).tolist()
+            self.classes, self.labels = named_labels(
+                labels if labelled else [0] * len(keys), path, self.describe, labelled=labelled
+            )
             facts = hashlib.sha256(b"%d " % len(keys) + joined + found["labels"].tobytes())
             self.fingerprint = file_fingerprint(file, f"{facts.hexdigest()} {self.classes}")
         except LMDBError as error:
@@ -85,8 +83,7 @@ class LMDBSource:
                 f"{error}\nCopy or make it again: flambeau pack writes LMDB files"
             ) from error
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise InputError(f"{file} cannot be read: {reason}") from error
+            raise unreadable(file, error) from error
 
     @property
     def names(self) -> Sequence[str]:
@@ -100,7 +97,7 @@ class LMDBSource:
 
     def read(self, index: int) -> Stored:
         try:
-            return self._kind.image(self._reader[index])
+            return _image_of(self._kind, self._reader[index])
         except (LMDBError, ValueError) as error:
             raise OSError(str(error)) from error
 
@@ -135,63 +132,38 @@ def image_key(class_name: str, name: str) -> bytes:
 # ---------------------------------------------------------------- what a value is
 
 
-class _Kind(NamedTuple):
-    """A convention about keys and values; both functions raise ValueError with the reason.
-
-    Attributes:
-        label: number or name of the class, of a key and of a function that reads its value.
-        image: what a value holds.
-    """
-
-    label: Callable[[bytes, Callable[[], bytes]], int | str]
-    image: Callable[[bytes], Stored]
+_FILE, _PICKLE, _HEADER = range(3)
 
 
-def _class_in_key(key: bytes, _: Callable[[], bytes]) -> str:
-    name, slash, _rest = key.partition(b"/")
-    if not slash or not name:
-        raise ValueError("the key names no class; expected CLASS/NAME")
-    return name.decode()
-
-
-def _whole(value: bytes) -> bytes:
-    return value
-
-
-def _pickled_label(_: bytes, value: Callable[[], bytes]) -> int | str:
-    return _pair(value())[1]
-
-
-def _pickled_image(value: bytes) -> Stored:
-    return _pair(value)[0]
-
-
-def _header_label(_: bytes, value: Callable[[], bytes]) -> int:
+def _label_of(kind: int, key: bytes, value: Callable[[], bytes]) -> int | str:
+    """Number or name of a class; `value` is called only where it tells. ValueError with the reason."""
+    if kind == _PICKLE:
+        return _pair(value())[1]
+    if kind == _FILE:
+        name, slash, _ = key.partition(b"/")
+        if not slash or not name:
+            raise ValueError("the key names no class; expected CLASS/NAME")
+        return name.decode()
     label = unpack(value())[0].label
     if not isinstance(label, float) or not label.is_integer():
         raise ValueError("its IRHeader holds no single whole number as label")
     return int(label)
 
 
-def _header_image(value: bytes) -> bytes:
-    return unpack(value)[1]
-
-
-_KINDS = (
-    _Kind(_class_in_key, _whole),
-    _Kind(_pickled_label, _pickled_image),
-    _Kind(_header_label, _header_image),
-)
+def _image_of(kind: int, value: bytes) -> Stored:
+    """What a value holds; ValueError with the reason."""
+    if kind == _FILE:
+        return value
+    return _pair(value)[0] if kind == _PICKLE else unpack(value)[1]
 
 
 def _kind_of(value: bytes) -> int | None:
-    """Position in _KINDS."""
     if value.startswith(_SIGNATURES):
-        return 0
+        return _FILE
     if value.startswith(_PICKLES):
-        return 1
+        return _PICKLE
     try:
-        return 2 if unpack(value)[1].startswith(_SIGNATURES) else None
+        return _HEADER if unpack(value)[1].startswith(_SIGNATURES) else None
     except RecordError:
         return None
 
@@ -212,7 +184,7 @@ def _index(path: Path, *, labelled: bool) -> dict[str, NDArray[Any]]:
     for place in own if labelled else ():
         key = reader.keys[place]
         try:
-            labels.append(_KINDS[kind or 0].label(key, partial(reader.__getitem__, place)))
+            labels.append(_label_of(kind or _FILE, key, partial(reader.__getitem__, place)))
             if isinstance(labels[-1], int) and abs(labels[-1]) >> 31:
                 raise ValueError(f"label {labels[-1]} is no number of a class")
             if type(labels[-1]) is not type(labels[0]):
@@ -231,7 +203,7 @@ def _index(path: Path, *, labelled: bool) -> dict[str, NDArray[Any]]:
         "key_ends": np.cumsum([len(key) for key in keys], dtype=np.int64),
         "starts": np.array(reader.index.starts, np.uint64)[own],
         "sizes": np.array(reader.index.sizes, np.uint64)[own],
-        "kind": np.array(kind or 0),
+        "kind": np.array(kind or _FILE),
         "labels": np.array([number.get(label, label) for label in labels], np.int64),
         "words": np.array(words, np.str_),
     }

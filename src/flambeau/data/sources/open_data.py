@@ -29,7 +29,7 @@ from flambeau.data.sources.hold_out import hold_out
 from flambeau.data.sources.source import ConcatSource, Source, SubsetSource
 from flambeau.data.sources.torchvision_sets import NAMES, FileSet, open_named
 from flambeau.data.sources.user_function import open_function
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 from flambeau.user_code import is_function
 
 EMBEDDED = Path(__file__).parents[1] / "embedded" / "fashion_mnist_train.rec"
@@ -278,7 +278,7 @@ def _require(path: Path, expected: str = _EXPECTED) -> None:
                 guess = f"; did you mean torchvision:{path.name.lower()}?"
             problem = f"{path} does not exist{guess}"
     except OSError as error:
-        problem = f"{path} cannot be read: {(error.strerror or str(error)).lower()}"
+        problem = str(unreadable(path, error))
     raise InputError(f"{problem}\nExpected {expected}")
 
 

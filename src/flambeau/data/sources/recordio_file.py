@@ -8,9 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from flambeau.data.sources.class_names import named_labels, unlabelled
+from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack
 
 
@@ -37,20 +37,14 @@ class RecordSource:
         try:
             self._reader = RecordReader(path)
             self._width = 0  # of the label vectors, once one has been seen
-            count = len(self._reader)
-            if labelled:
-                labels = [self._label(index) for index in range(count)]
-                self.classes, self.labels = named_labels(labels, path, self.describe)
-            else:
-                labels = [0] * count
-                self.classes, self.labels = unlabelled(count, path)
+            labels = [self._label(index) if labelled else 0 for index in range(len(self))]
+            self.classes, self.labels = named_labels(labels, path, self.describe, labelled=labelled)
             index = zip(self._reader.keys, labels, strict=True)
             self.fingerprint = file_fingerprint(path, f"{list(index)} {self.classes}")
         except RecordError as error:
             raise InputError(f"{error}\nThe file is damaged: copy or make it again") from error
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise InputError(f"{path} cannot be read: {reason}") from error
+            raise unreadable(path, error) from error
 
     @property
     def names(self) -> Sequence[str]:

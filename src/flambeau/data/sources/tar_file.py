@@ -8,18 +8,16 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flambeau.data.sources.class_names import named_labels, unlabelled
+from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
-from flambeau.data.sources.index_cache import Arrays, stored_index
+from flambeau.data.sources.index_cache import Arrays, joined, split_texts, stored_index
 from flambeau.data.sources.listing import PARTS, numbers_or_words, split
 from flambeau.data.sources.source import Source
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 from flambeau.recipes.data.tar_shards import ShardError, TarIndex, TarReader, index_tar
 
 _IMAGES = {suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES}
@@ -52,24 +50,20 @@ class TarSource:
         try:
             kind = "tar 1" if labelled else "tar 1 without labels"
             kept = stored_index(path, lambda: _index(path, labelled=labelled), kind=kind)
-            self._files = _texts(kept["names"])
+            self._files = split_texts(kept["names"])
             index = TarIndex(self._files, kept["offsets"].tolist(), kept["sizes"].tolist())
             self._reader = TarReader(path, index)
             self.by_folder = bool(kept["by_folder"])
-            texts = _texts(kept["labels"])
-            if labelled:
-                labels = texts if self.by_folder else numbers_or_words(texts, self.describe)
-                self.classes, self.labels = named_labels(labels, path, self.describe)
-            else:
-                self.classes, self.labels = unlabelled(len(texts), path)
+            texts = split_texts(kept["labels"])
+            labels = texts if self.by_folder else numbers_or_words(texts, self.describe)
+            self.classes, self.labels = named_labels(labels, path, self.describe, labelled=labelled)
             facts = f"{self._files} {self.labels.tolist()} {self.classes}"
             self.fingerprint = file_fingerprint(path, facts)
         except ShardError as error:
             problem, _, remedy = str(error).rpartition("; ")
             raise InputError(f"{problem}\n{remedy[:1].upper()}{remedy[1:]}") from error
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise InputError(f"{path} cannot be read: {reason}") from error
+            raise unreadable(path, error) from error
 
     @property
     def names(self) -> Sequence[str]:
@@ -136,10 +130,10 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
             "A classifier needs the number of a class: add it to each sample as .cls"
         )
     return {
-        "names": _joined([files.names[place] for place in places]),
+        "names": joined([files.names[place] for place in places]),
         "offsets": np.array([files.offsets[place] for place in places], np.int64),
         "sizes": np.array([files.sizes[place] for place in places], np.int64),
-        "labels": _joined(labels),
+        "labels": joined(labels),
         "by_folder": np.array(kind == "folder"),
     }
 
@@ -262,13 +256,3 @@ def _where(reader: TarReader, sample: int) -> str:
 def _shown(name: str) -> str:
     """A name that can be printed in one line, even if its bytes are not UTF-8."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], name)
-
-
-def _joined(texts: Sequence[str]) -> NDArray[np.uint8]:
-    """Texts without zeros as an array, a zero behind each."""
-    data = "".join(f"{text}\0" for text in texts).encode(errors="surrogateescape")
-    return np.frombuffer(data, np.uint8)
-
-
-def _texts(joined: NDArray[Any]) -> list[str]:
-    return joined.tobytes().decode(errors="surrogateescape").split("\0")[:-1]

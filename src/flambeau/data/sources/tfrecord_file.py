@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flambeau.data.images.decode import Stored
-from flambeau.data.sources.class_names import named_labels, unlabelled
+from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
-from flambeau.data.sources.index_cache import Arrays, stored_index
+from flambeau.data.sources.index_cache import Arrays, joined, split_texts, stored_index
 from flambeau.data.sources.listing import numbers_or_words
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 from flambeau.recipes.data.tf_example import parse_example
 from flambeau.recipes.data.tfrecord import TFRecordError, TFRecordReader
 
@@ -84,23 +84,19 @@ class TFRecordSource:
             self._spans, self._shapes, self._names = kept["spans"], kept["shapes"], kept["names"]
             labels: Sequence[int | str] = kept["labels"].tolist()
             if kept["labels"].dtype == np.uint8:
-                labels = numbers_or_words(_texts(kept["labels"]), self.describe)
-            if labelled:
-                self.classes, self.labels = named_labels(labels, path, self.describe)
-            else:
-                self.classes, self.labels = unlabelled(len(labels), path)
+                labels = numbers_or_words(split_texts(kept["labels"]), self.describe)
+            self.classes, self.labels = named_labels(labels, path, self.describe, labelled=labelled)
             self.fingerprint = file_fingerprint(path, f"{self.names} {labels} {self.classes}")
         except TFRecordError as error:
             problem, compressed, hint = str(error).partition("; if it is compressed")
             advice = f"If it is compressed{hint}" if compressed else "Copy or make it again"
             raise InputError(f"{problem}\n{advice}") from error
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise InputError(f"{path} cannot be read: {reason}") from error
+            raise unreadable(path, error) from error
 
     @property
     def names(self) -> Sequence[str]:
-        return _texts(self._names) if len(self._names) else list(map(str, range(len(self))))
+        return split_texts(self._names) if len(self._names) else list(map(str, range(len(self))))
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -153,7 +149,7 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
         "shapes": table[:, 2:].astype(np.int32),
         "labels": _stored(labels),
         # The same name twice, as 0.png of two classes, says nothing; then the records are numbered.
-        "names": _joined(known if len(set(known)) == len(names) else []),
+        "names": joined(known if len(set(known)) == len(names) else []),
     }
 
 
@@ -260,15 +256,5 @@ def _shown(features: Features) -> str:
 
 def _stored(labels: Sequence[int | str]) -> NDArray[np.uint8] | NDArray[np.int64]:
     if labels and isinstance(labels[0], str):
-        return _joined([str(label) for label in labels])
+        return joined([str(label) for label in labels])
     return np.array(labels, np.int64)
-
-
-def _joined(texts: Sequence[str]) -> NDArray[np.uint8]:
-    """Texts without zeros as an array, a zero behind each."""
-    data = "".join(f"{text}\0" for text in texts).encode(errors="surrogateescape")
-    return np.frombuffer(data, np.uint8)
-
-
-def _texts(joined: NDArray[np.uint8]) -> list[str]:
-    return joined.tobytes().decode(errors="surrogateescape").split("\0")[:-1]

@@ -1,14 +1,14 @@
 """Random crop, shift and mirror, and the crop of evaluation: pure functions of pixels and one 64-bit seed.
 
 Source: random resized crop: Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6, with the
-distribution of torchvision's RandomResizedCrop. Shift and flip: He et al., "Deep residual learning", CVPR
-2016, section 4.2. Resizing is torch's antialiased bilinear filter on uint8, in integer arithmetic: the same
-pixels with any instruction set and number of threads.
+distribution of torchvision's RandomResizedCrop. Resizing is torch's antialiased bilinear filter on uint8, in
+integer arithmetic: the same pixels with any instruction set and number of threads. Small images are shifted
+and mirrored by the recipe batch_augment.
 
 No generator, global or not, is used: random numbers are hashes of the seed, so that a sample looks the same
 in any batch, worker and order of arrival.
 
-N: images, C: channels, H: height, W: width.
+C: channels, H: height, W: width.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flambeau.data.images.decode import Picture, Stored
 from flambeau.data.images.pixels import Box, Pixels
-from flambeau.recipes.data.sample_order import mix, sample_seeds
+from flambeau.data.transforms.color import uniform
 
 # Smallest and largest part of the area that a crop keeps. Published ImageNet runs of 90 epochs and more go
 # down to 0.08; for the shorter runs and smaller data sets meant here, milder. Chosen, untested.
@@ -29,13 +29,12 @@ CROP_RATIO = (3 / 4, 4 / 3)  # width over height
 # Share of the shorter side that the evaluation crop keeps: 224 of 256, as in most published results.
 EVAL_SHARE = 0.875
 
-# Numbers of the random streams of a sample; a crop takes four draws a try from its own on.
-_FLIP, _SHIFT_DOWN, _SHIFT_RIGHT, _CROP = 1, 2, 3, 4
+# Numbers of the random streams of a sample, 2 and 3 are batch_augment's; a crop takes four draws a try.
+_FLIP, _CROP = 1, 4
 _CROP_TRIES = 10  # as torchvision
 _SERIAL = (
     32767  # elements of which torch makes no parallel region (at::internal::GRAIN_SIZE less one)
 )
-_MIXED = [mix(draw) for draw in range(_CROP + 4 * _CROP_TRIES)]  # a third of the time of a draw
 
 
 def random_resized_crop_box(
@@ -74,12 +73,12 @@ def random_resized_crop_box(
     if not 0 < ratio[0] <= ratio[1]:
         raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio}")
     for draw in range(_CROP, _CROP + 4 * _CROP_TRIES, 4):
-        area = height * width * _between(scale[0], scale[1], _uniform(seed, draw))
-        shape = math.exp(_between(math.log(ratio[0]), math.log(ratio[1]), _uniform(seed, draw + 1)))
+        area = height * width * _between(scale[0], scale[1], uniform(seed, draw))
+        shape = math.exp(_between(math.log(ratio[0]), math.log(ratio[1]), uniform(seed, draw + 1)))
         w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
         if 0 < w <= width and 0 < h <= height:
-            top = int(_uniform(seed, draw + 2) * (height - h + 1))
-            return top, int(_uniform(seed, draw + 3) * (width - w + 1)), h, w
+            top = int(uniform(seed, draw + 2) * (height - h + 1))
+            return top, int(uniform(seed, draw + 3) * (width - w + 1)), h, w
     shape = min(max(width / height, ratio[0]), ratio[1])
     h, w = min(height, round(width / shape)), min(width, round(height * shape))
     return (height - h) // 2, (width - w) // 2, max(h, 1), max(w, 1)
@@ -123,7 +122,7 @@ def train_image(
     picture = Picture(data)
     box = random_resized_crop_box(picture.height, picture.width, seed, scale=crop_scale)
     eighths = picture.scale_eighths_for(box[2], box[3], least=size)
-    part, mirror = _scaled(box, eighths), flip and _uniform(seed, _FLIP) < 0.5
+    part, mirror = _scaled(box, eighths), flip and uniform(seed, _FLIP) < 0.5
     if out is None:
         out = torch.empty(size, size, channels or _channels_of(data), dtype=torch.uint8)
     result = out.numpy()
@@ -170,7 +169,7 @@ def eval_image(
     longest = 8 * min(picture.height, picture.width)
     height, width = (min(side, longest + side % 2) for side in (picture.height, picture.width))
     middle = (_centred(picture.height, height), _centred(picture.width, width), height, width)
-    shorter = eval_min_side(size)
+    shorter = round(size / EVAL_SHARE)
     eighths = picture.scale_eighths_for(height, width, least=shorter)
     top, left, rows, columns = _scaled(middle, eighths)
     sides = (
@@ -192,79 +191,8 @@ def eval_image(
     return out.numpy()
 
 
-def eval_min_side(size: int) -> int:
-    """Shorter side to which `eval_image` resizes, in pixels.
-
-    Args:
-        size: as in `eval_image`.
-
-    Returns:
-        What to pass as `min_side` to `decode`.
-
-    Example:
-        >>> eval_min_side(224)
-        256
-    """
-    return round(size / EVAL_SHARE)
-
-
-def augment_small(x_NCHW: Tensor, seeds: Tensor, *, padding: int, flip: bool = True) -> Tensor:
-    """Small images shifted by up to `padding` pixels each way and mirrored in half of the cases.
-
-    What a shift uncovers is filled with the mirror image of what lies inside the border, which suits any
-    background. All images are done at once.
-
-    Args:
-        x_NCHW: (N, C, H, W), any dtype.
-        seeds: (N,) int64, one seed a sample.
-        padding: largest shift, pixels, at least 0 and below H and W; an eighth of the side is usual.
-        flip: False where left and right matter (digits, text).
-
-    Returns:
-        (N, C, H, W) of the dtype and on the device of the images, channels_last in memory.
-
-    Raises:
-        ValueError: not one seed an image, or padding out of range.
-
-    Example:
-        >>> x = torch.arange(2 * 4 * 4, dtype=torch.uint8).view(2, 1, 4, 4)
-        >>> both = augment_small(x, torch.tensor([5, 6]), padding=1)
-        >>> torch.equal(both[1:], augment_small(x[1:], torch.tensor([6]), padding=1))
-        True
-    """
-    num_images, _, height, width = x_NCHW.shape
-    if seeds.shape != (num_images,):
-        raise ValueError(f"seeds must have shape ({num_images},), got {tuple(seeds.shape)}")
-    if not 0 <= padding < min(height, width):
-        raise ValueError(f"padding must be in 0 .. {min(height, width) - 1}, got {padding}")
-    shift = _integers(seeds, _SHIFT_DOWN, 2 * padding + 1) - padding
-    rows = _mirrored(torch.arange(height, device=seeds.device) + shift[:, None], height)
-    shift = _integers(seeds, _SHIFT_RIGHT, 2 * padding + 1) - padding
-    columns = _mirrored(torch.arange(width, device=seeds.device) + shift[:, None], width)
-    if flip:
-        turn = _integers(seeds, _FLIP, 2)[:, None] == 1
-        columns = torch.where(turn, columns.flip(1), columns)
-    images = torch.arange(num_images, device=seeds.device)
-    x_NHWC = x_NCHW.permute(0, 2, 3, 1)
-    return x_NHWC[images[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-
-
-def _uniform(seed: int, draw: int) -> float:
-    """Number `draw` of a sample's random numbers, in [0, 1)."""
-    return (mix(mix(seed) ^ _MIXED[draw]) >> 11) * 2.0**-53
-
-
-def _integers(seeds: Tensor, stream: int, below: int) -> Tensor:
-    # 53 bits against a handful of values: the bias of the remainder is below 1e-13.
-    return (sample_seeds(seeds, seed=stream, epoch=0) >> 11 & (1 << 53) - 1) % below
-
-
 def _between(low: float, high: float, share: float) -> float:
     return low + (high - low) * share
-
-
-def _mirrored(positions: Tensor, length: int) -> Tensor:
-    return (length - 1) - ((length - 1) - positions.abs()).abs()
 
 
 def _channels_of(data: Stored) -> int:

@@ -23,12 +23,15 @@ import secrets
 import struct
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch import Tensor
+
+Header = tuple[str, bool, tuple[int, ...], int]  # as `npy_header` says
 
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER = 10_000  # bytes, as NumPy limits what it gives to ast.literal_eval
@@ -73,7 +76,7 @@ def map_npy(path: str | os.PathLike[str]) -> Tensor:
                 [2, 2]], dtype=torch.int16)
     """
     with Path(path).open("rb") as file:
-        return _tensor(file, 0, _map(file), f"{path}")
+        return _tensor(npy_header(file, f"{path}"), 0, _map(file), f"{path}")
 
 
 def map_npz(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -99,18 +102,14 @@ def map_npz(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         {'x': tensor([0, 1, 2, 3])}
     """
     found = {}
-    try:
-        with zipfile.ZipFile(path) as archive, Path(path).open("rb") as file:
-            memory = _map(file)
-            for info in archive.infolist():
-                if info.compress_type != zipfile.ZIP_STORED:
-                    raise ValueError(f"{path}: {info.filename} is compressed; use numpy.savez")
-                where = f"{path}: {info.filename}"
-                with contextlib.suppress(TypeError):
-                    name = info.filename.removesuffix(".npy")
-                    found[name] = _tensor(file, member_offset(file, info), memory, where)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is no .npz file, or is cut short: {error}") from error
+    with Path(path).open("rb") as file:
+        memory = _map(file)
+    for info, header, start in npz_members(path):
+        if start is None:
+            raise ValueError(f"{path}: {info.filename} is compressed; use numpy.savez")
+        with contextlib.suppress(TypeError):
+            name = info.filename.removesuffix(".npy")
+            found[name] = _tensor(header, start, memory, f"{path}: {info.filename}")
     return found
 
 
@@ -197,43 +196,50 @@ def write_npy(
         raise
 
 
-def member_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
-    """Where the data of a member of a zip file starts: its own header, not the central one, says so.
+def npz_members(
+    path: str | os.PathLike[str],
+) -> Iterator[tuple[zipfile.ZipInfo, Header, int | None]]:
+    """The arrays of an .npz file, one by one.
 
-    Args:
-        file: the zip file, open for reading bytes.
-        info: of a member that is not compressed.
+    Yields:
+        The member of the zip file, what stands before the array's data, and the byte of the file where the
+        array begins; None where it is compressed.
 
     Raises:
-        zipfile.BadZipFile: no header where the central one says.
+        ValueError: no .npz file, damaged, cut short, or encrypted.
 
     Example:
-        >>> import io
-        >>> with zipfile.ZipFile(io.BytesIO(), "w") as archive:
-        ...     archive.writestr("name", b"data")
-        ...     at = member_offset(archive.fp, archive.getinfo("name"))
-        >>> at  # behind 30 bytes and the name
-        34
+        >>> import numpy, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     numpy.savez(f"{folder}/a.npz", x=numpy.arange(4, dtype="<i8"))
+        ...     [(info.filename, header, at) for info, header, at in npz_members(f"{folder}/a.npz")]
+        [('x.npy', ('<i8', False, (4,), 128), 55)]
     """
-    file.seek(info.header_offset)
-    header = file.read(30)
-    if len(header) < 30 or header[:4] != b"PK\3\4":
-        raise zipfile.BadZipFile(f"no member starts at byte {info.header_offset}")
-    name, extra = struct.unpack("<HH", header[26:])
-    return info.header_offset + 30 + int(name) + int(extra)
+    try:
+        with zipfile.ZipFile(path) as archive, Path(path).open("rb") as file:
+            for info in archive.infolist():
+                if info.filename.endswith(".npy"):
+                    with archive.open(info) as member:  # looks at the member's own header, too
+                        header = npy_header(member, f"{path}: {info.filename}")
+                    file.seek(info.header_offset + 26)
+                    name, extra = struct.unpack("<HH", file.read(4))
+                    start = info.header_offset + 30 + int(name) + int(extra)
+                    yield info, header, None if info.compress_type else start
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        # RuntimeError: an encrypted member.
+        raise ValueError(f"{path} is no .npz file, or is cut short: {error}") from error
 
 
-def npy_header(file: IO[bytes], start: int, where: str) -> tuple[str, bool, tuple[int, ...], int]:
+def npy_header(file: IO[bytes], where: str) -> Header:
     """What stands before the data of an .npy array.
 
     Args:
-        file: one that holds it, open for reading bytes.
-        start: byte where the array begins, 0 but for a member of an .npz.
+        file: open for reading bytes, at the start of the array.
         where: what to call it in a message.
 
     Returns:
-        Its type as NumPy writes it, such as '<f4'; whether it is column-major; its shape; and the byte where
-        its data start.
+        Its type as NumPy writes it, such as '<f4'; whether it is column-major; its shape; and how many bytes
+        stand before its data.
 
     Raises:
         ValueError: no .npy array, or a damaged one.
@@ -242,22 +248,22 @@ def npy_header(file: IO[bytes], start: int, where: str) -> tuple[str, bool, tupl
         >>> import io, numpy
         >>> file = io.BytesIO()
         >>> numpy.save(file, numpy.zeros((2, 3), "<f4"))
-        >>> npy_header(file, 0, "zeros")
+        >>> _ = file.seek(0)
+        >>> npy_header(file, "zeros")
         ('<f4', False, (2, 3), 128)
     """
-    file.seek(start)
     head = file.read(12)
     if head[:7] not in (_MAGIC + b"\1", _MAGIC + b"\2") or len(head) < 12:
         raise ValueError(f"{where} is no .npy array of version 1 or 2")
     (length,) = struct.unpack_from("<H" if head[6] == 1 else "<I", head, 8)
-    offset = start + (10 if head[6] == 1 else 12)
-    file.seek(offset)
+    begin = 10 if head[6] == 1 else 12
+    text = head[begin:] + file.read(max(0, min(length, _MAX_HEADER) - 12 + begin))
     try:
-        header = ast.literal_eval(file.read(min(length, _MAX_HEADER)).decode("latin1").strip())
+        header = ast.literal_eval(text.decode("latin1").strip())
         descr, shape = header["descr"], header["shape"]
         if all(type(side) is int and side >= 0 for side in shape):
             # Of a record with fields the type is a list.
-            return str(descr), bool(header["fortran_order"]), tuple(shape), offset + length
+            return str(descr), bool(header["fortran_order"]), tuple(shape), begin + length
         reason = f"shape {shape}"
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError) as error:
         reason = f"{type(error).__name__} in its header"
@@ -275,9 +281,10 @@ def _map(file: IO[bytes]) -> mmap.mmap:
     )
 
 
-def _tensor(file: IO[bytes], start: int, memory: mmap.mmap, where: str) -> Tensor:
-    """The .npy array from a byte of a file on."""
-    descr, column_major, shape, offset = npy_header(file, start, where)
+def _tensor(header: Header, start: int, memory: mmap.mmap, where: str) -> Tensor:
+    """The .npy array that begins at a byte of a file."""
+    descr, column_major, shape, size = header
+    offset = start + size
     dtype = _DTYPES.get(descr[1:])
     if dtype is None:
         raise TypeError(f"{where} has type {descr!r}, which torch lacks")

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -344,7 +345,8 @@ def test_names_and_what_they_stand_for():
         "train/images": ("train", "images"), "images/val": ("val", "images"),
         "valid_targets": ("valid", "labels"), "train-data": ("train", "images"),
         "set/Validation/Labels": ("validation", "labels"), "class_names": ("", "classes"),
-        "label_names": ("", "classes"), "images_offsets": ("", "offsets"),
+        "train_set_x": ("train", "images"), "test_set_y": ("test", "labels"),
+        "list_classes": ("", "classes"), "label_names": ("", "classes"), "images_offsets": ("", "offsets"),
         "train/images_offsets": ("train", "offsets"), "classes": ("", "classes"),
         "weight": None, "train": None, "fine_labels": None, "": None, "x_train_y": None,
     }  # fmt: skip
@@ -441,14 +443,68 @@ def test_a_folder_of_pth_shards(tmp_path):
 # Images ---------------------------------------------------------------------------------------------------
 
 
-def test_images_of_hdf5_are_read_without_its_lock_and_handles(tmp_path, monkeypatch):
-    """Each way to store them that h5py offers, and which are left to the library."""
-    for write, kind_of_rows in [
-        (hdf5, "FileRows"), (WRITERS["hdf5, all filters"], "BlockRows"), (vlen_hdf5, "HeapRows"),
-        (WRITERS["hdf5, odd chunks"], "BlockRows"), (WRITERS["hdf5, lzf"], "HandleRows"),
-    ]:  # fmt: skip
-        source, _ = open_arrays(*write(tmp_path, GREY, LABELS))
+def test_which_arrays_of_hdf5_are_left_to_the_library(tmp_path):
+    expected = [
+        (hdf5, "FileRows"), (vlen_hdf5, "HeapRows"), (with_settings(), "HandleRows"),
+        (WRITERS["hdf5, user block"], "HandleRows"),
+    ]  # fmt: skip
+    for number, (write, kind_of_rows) in enumerate(expected):
+        folder = tmp_path / str(number)  # HDF5 overwrites no file that it has open
+        folder.mkdir()
+        source, _ = open_arrays(*write(folder, GREY, LABELS))
         assert type(source._images).__name__ == kind_of_rows
+
+
+def test_what_hdf5_claims_is_compared_with_the_size_of_the_file(tmp_path):
+    for count, message in ((1 << 40, "no file has so many images"), (1 << 26, "bytes of /labels")):
+        path = tmp_path / f"{count}.h5"
+        with h5py.File(path, "w") as file:
+            file.create_dataset("images", (count, 6, 8), "u1", chunks=(1, 6, 8))
+            file.create_dataset("labels", (count,), "i8", chunks=(1024,))
+        assert message in complaint(open_arrays, path, "hdf5")
+    assert "so many images" in complaint(
+        open_arrays, tmp_path / f"{1 << 40}.h5", "hdf5", labelled=False
+    )
+
+
+def test_a_chunk_is_no_larger_than_the_file_can_hold(tmp_path):
+    """What deflate makes of 256 MiB of zeros, deflated again: 1 kB."""
+    rows = zlib.compress(zlib.compress(bytes(1 << 28), 9), 9)
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((1 << 18, 32, 32))
+    properties.set_deflate(9)
+    properties.set_deflate(9)
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        space = h5py.h5s.create_simple((1 << 18, 32, 32))
+        images = h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, space, properties)
+        images.write_direct_chunk((0, 0, 0), rows)
+        file["labels"] = np.zeros(1 << 12, np.uint8)
+    assert path.stat().st_size < 20_000
+    message = complaint(open_arrays, path, "hdf5")
+    assert "images has chunks of 268435456 bytes, the file" in message
+
+
+def test_links_into_other_files_are_named(tmp_path):
+    hdf5(tmp_path, GREY, LABELS)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["labels"] = LABELS
+        file["images"] = h5py.ExternalLink("data.h5", "/images")
+    message = complaint(open_arrays, tmp_path / "a.h5", "hdf5")
+    assert "images is a link into another file, data.h5, which is not followed" in message
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["train/images"], file["train/labels"] = GREY, LABELS
+        file["val"] = h5py.ExternalLink("data.h5", "/")
+    message = complaint(open_arrays, tmp_path / "b.h5", "hdf5")
+    assert "val is a link into another file, data.h5" in message
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file["images"], file["labels"] = GREY, LABELS
+        file["notes"] = h5py.ExternalLink("data.h5", "/")
+    same(open_arrays(tmp_path / "c.h5", "hdf5")[0], GREY, LABELS)
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["all"] = h5py.ExternalLink("data.h5", "/")
+    message = complaint(open_arrays, tmp_path / "d.h5", "hdf5")
+    assert "all is a link into another file, data.h5" in message
 
 
 @pytest.mark.parametrize("fletcher32", [False, True])
@@ -474,12 +530,12 @@ def test_filters_that_a_chunk_leaves_out(tmp_path, fletcher32):
     same(open_arrays(tmp_path / "a.h5", "hdf5")[0], expected, [0, 1, 1])
 
 
-def test_a_wrong_checksum_is_named(tmp_path):
+def test_a_wrong_checksum_is_an_error(tmp_path):
     path, kind = with_settings(fletcher32=True)(tmp_path, GREY, LABELS)
     data = path.read_bytes()
     path.write_bytes(data.replace(GREY[5].tobytes(), bytes(48)))
     source, _ = open_arrays(path, kind)
-    with pytest.raises(OSError, match="its checksum is wrong"):
+    with pytest.raises(OSError, match="filter returned failure"):
         source.read(5)
     np.testing.assert_array_equal(source.read(6), GREY[6])
 
@@ -629,6 +685,13 @@ def test_labels_of_any_number_type(tmp_path, dtype, shape):
     same(open_arrays(*npz(tmp_path, GREY, LABELS.astype(dtype).reshape(shape)))[0], GREY, LABELS)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_, np.float16, np.float64])
+@pytest.mark.parametrize("write", [npz, npy, pth, hdf5], ids=["npz", "npy", "pth", "hdf5"])
+def test_one_hot_labels(tmp_path, write, dtype, monkeypatch):
+    monkeypatch.setattr("flambeau.data.sources.arrays.labels._AT_ONCE", 50)  # eight rows at once
+    same(open_arrays(*write(tmp_path, GREY, np.eye(6, dtype=dtype)[LABELS]))[0], GREY, LABELS)
+
+
 def test_words_as_labels(tmp_path):
     words = np.array(["Hund", "Käse", "猫"])[LABELS % 3]
     numbers = (LABELS % 3).tolist()
@@ -690,7 +753,16 @@ def test_labels_of_a_file_of_torch_that_are_no_labels(tmp_path):
         (LABELS + 0.5, None, r"labels\[0\] is 0.5"),
         (np.full(24, np.nan), None, "is nan"),
         (LABELS.astype(np.uint64) + (1 << 63), None, "labels has 92233720368547758"),
-        (np.eye(5, dtype=int)[LABELS], None, r"\(24, 5\); expected one number .*\n.*argmax"),
+        (
+            np.eye(5, dtype=int)[LABELS] * 2,
+            None,
+            r"labels\[0\] is no one-hot row: \[2, 0, 0, 0, 0\]",
+        ),
+        (np.eye(5)[LABELS] + np.eye(5)[0], None, r"labels\[0\] is no one-hot row: \[2.0, 0.0"),
+        (np.eye(5)[LABELS] + np.eye(5)[1], None, r"labels\[0\] is no one-hot row: \[1.0, 1.0"),
+        (np.zeros((24, 5)), None, r"labels\[0\] is no one-hot row"),
+        (np.full((24, 5), np.nan), None, r"labels\[0\] is no one-hot row: \[nan"),
+        (np.array([["a", "b"]] * 24), None, r"\(24, 2\); expected one number, word or one-hot row"),
         (LABELS[:23], None, r"has 24 images, labels is of shape \(23,\)"),
         (LABELS + 1j, None, "complex128; expected numbers or words"),
         (LABELS, ["a", "b", "a", "d", "e"], "names class 'a' twice"),
@@ -780,7 +852,7 @@ def test_pth_files_that_are_refused(tmp_path):
 def test_an_array_larger_than_memory_must_be_readable_in_place(tmp_path):
     path = tmp_path / "a.npz"
     header = io.BytesIO()
-    shape = (1 << 30, 1 << 10, 1 << 10)
+    shape = (1 << 26, 1 << 10, 1 << 10)
     np.lib.format.write_array_header_1_0(
         header, {"descr": "|u1", "fortran_order": False, "shape": shape}
     )

@@ -1,7 +1,7 @@
 """Which of the named arrays of a file are images, labels or class names, and of which part.
 
 Source: own; the names are those in use: Keras' x_train and y_test, torchvision's data and targets,
-HDF5 files with groups train/ and val/.
+HDF5 files with groups train/ and val/, or with train_set_x and list_classes as in Coursera's course.
 """
 
 import re
@@ -13,7 +13,7 @@ VAL_PARTS = ("val", "valid", "validation", "test", "testing")  # the first that 
 _WORDS = {
     "images": ("x", "images", "image", "imgs", "data"),
     "labels": ("y", "labels", "label", "targets", "target"),
-    "classes": ("classes", "class_names", "names", "label_names"),
+    "classes": ("classes", "class_names", "names", "label_names", "list_classes"),
     "offsets": ("offsets", "x_offsets", "images_offsets", "image_offsets", "data_offsets"),
 }
 _ROLE_OF = {word: role for role, words in _WORDS.items() for word in words}
@@ -34,7 +34,8 @@ def role_of(name: str) -> tuple[str, str] | None:
     """
     part, role = "", ""
     for component in name.lower().split("/"):
-        words = [word for word in re.split(r"[_\-. ]+", component) if word]
+        # 'set' says nothing: train_set_x
+        words = [word for word in re.split(r"[_\-. ]+", component) if word not in ("", "set")]
         for end in (0, -1):
             if words and words[end] in (*TRAIN_PARTS, *VAL_PARTS):
                 part = words.pop(end)

@@ -28,13 +28,14 @@ from flambeau.data.sources.arrays.tensorstore_file import open_store, store_fing
 from flambeau.data.sources.class_names import unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.source import Source
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 
 _OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {
     "npz": open_npz, "npy": open_npy, "hdf5": open_hdf5, "n5": open_store,
     "zarr": open_store, "pth": open_pth,
 }  # fmt: skip
 _CHANNELS = (1, 3, 4)
+_MAX_IMAGES = 1 << 27  # more than in any collection of images
 _LOOKED_AT = 16  # images whose floating-point pixels are looked at when a source is opened
 
 
@@ -62,7 +63,7 @@ def open_arrays(path: Path, kind: str, *, labelled: bool = True) -> tuple[Source
             None if val is None else ArraySource(path, kind, val, arrays, labelled=labelled),
         )
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 class ArraySource:
@@ -166,6 +167,8 @@ class ArraySource:
             self._images.read(0, 1)  # says why
         if not shape or not shape[0]:
             raise InputError(f"{what}: there are no images in it")
+        if shape[0] > _MAX_IMAGES:
+            raise InputError(f"{what}: no file has so many images; at most {_MAX_IMAGES} are read")
         if math.prod(shape[1:]) > 4 * MAX_PIXELS:
             raise InputError(f"{what}: no image has so many pixels; at most {MAX_PIXELS} are read")
         self._images.read(0, 1)  # what is loaded whole is loaded here, before any fork
@@ -242,14 +245,10 @@ def _reopened(path: Path, kind: str, part: str, labelled: bool, fingerprint: str
     try:
         source = ArraySource(path, kind, part, _opened(path, kind, labelled), labelled=labelled)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     if source.fingerprint != fingerprint:
         raise InputError(f"{path} has changed since it was opened\nStart again")
     return source
-
-
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}")
 
 
 def _named(arrays: Mapping[str, Rows], path: Path) -> dict[str, dict[str, str]]:

@@ -10,21 +10,24 @@ from flambeau.data.sources.arrays.npy_pth import Rows
 from flambeau.data.sources.class_names import chosen_labels, classes_file, named_labels
 from flambeau.errors import InputError
 
+_AT_ONCE = 1 << 22  # numbers of one-hot rows
+
 
 def read_labels(rows: Rows, what: str) -> list[int] | list[str]:
-    """All labels of an array: whole numbers of any type, or words.
+    """All labels of an array: whole numbers of any type, one-hot rows of numbers, or words.
 
     Args:
-        rows: N labels, (N,) or with further axes of length 1, as Keras' (N, 1).
+        rows: N labels, (N,) or with further axes of length 1, as Keras' (N, 1); or (N, classes) one-hot.
         what: what to call the array in a message.
 
     Raises:
-        InputError: they are neither, such as one-hot rows.
+        InputError: they are none of these.
     """
+    if len(rows.shape) == 2 and rows.shape[1] > 1 and rows.dtype.kind in "iufb":
+        return _of_one_hot(rows, what)
     if len(rows.shape) > 1 and max(rows.shape[1:]) > 1:
         raise InputError(
-            f"{what} has shape {rows.shape}; expected one number or word per image\n"
-            "Of one-hot rows save labels.argmax(1)"
+            f"{what} has shape {rows.shape}; expected one number, word or one-hot row per image"
         )
     labels = rows.read(0, rows.shape[0]).reshape(-1) if rows.shape else np.empty(0, object)
     if labels.dtype.kind in "SUO":
@@ -42,6 +45,23 @@ def read_labels(rows: Rows, what: str) -> list[int] | list[str]:
             f"{what} has {labels.max()}\nA label is the number of a class: 0, 1, 2, ..."
         )
     return [int(label) for label in labels.tolist()]
+
+
+def _of_one_hot(rows: Rows, what: str) -> list[int]:
+    count, width = rows.shape
+    step = max(1, _AT_ONCE // width)
+    labels: list[int] = []
+    for start in range(0, count, step):
+        vectors = rows.read(start, min(start + step, count))
+        wrong = ((vectors != 0).sum(1) != 1) | ((vectors == 1).sum(1) != 1)
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise InputError(
+                f"{what}[{start + at}] is no one-hot row: {vectors[at].tolist()!s:.60}\n"
+                "A row has a single 1, in the place of the image's class, and zeros"
+            )
+        labels += vectors.argmax(1).tolist()
+    return labels
 
 
 def classes_and_labels(

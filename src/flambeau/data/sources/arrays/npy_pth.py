@@ -25,7 +25,7 @@ from torch import Tensor
 
 from flambeau.data.sources.arrays.array_roles import labels_beside, role_of
 from flambeau.errors import InputError
-from flambeau.recipes.data.mapped_arrays import member_offset, npy_header
+from flambeau.recipes.data.mapped_arrays import Header, npy_header, npz_members
 
 Array = NDArray[Any]
 
@@ -214,15 +214,14 @@ def open_npz(path: Path) -> dict[str, Rows]:
         InputError: a damaged file.
     """
     try:
-        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
-            return {
-                info.filename.removesuffix(".npy"): _member_rows(path, archive, info, file)
-                for info in members
-            }
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        # RuntimeError: an encrypted member.
-        raise damaged(path, str(error)) from error
+        return {
+            info.filename.removesuffix(".npy"): _array_rows(path, header, start, info)
+            for info, header, start in npz_members(path)
+        }
+    except InputError:
+        raise
+    except ValueError as error:
+        raise damaged(path, str(error).removeprefix(f"{path}: ")) from error
 
 
 def open_pth(path: Path) -> dict[str, Rows]:
@@ -262,57 +261,50 @@ def open_pth(path: Path) -> dict[str, Rows]:
     return {name: _tensor_rows(path, value) for name, value in _leaves(saved, "")}
 
 
-def _header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, column-major, type, and where the data start."""
+def _npy_rows(path: Path) -> Rows:
     try:
-        descr, column_major, shape, offset = npy_header(file, 0, "its header")
+        with path.open("rb") as file:
+            header = npy_header(file, "its header")
     except ValueError as error:
         raise damaged(path, str(error)) from error
+    return _array_rows(path, header, 0, None)
+
+
+def _array_rows(
+    path: Path, header: Header, start: int | None, info: zipfile.ZipInfo | None
+) -> Rows:
+    """Read in place where it lies so, from the byte `start` on, else whole when it is first asked for.
+
+    Args:
+        info: the member of the .npz that it is; None of an .npy.
+    """
+    descr, column_major, shape, size = header
     try:
-        return shape, column_major, np.dtype(descr), offset
+        dtype = np.dtype(descr)
     except (TypeError, ValueError, SyntaxError) as error:
         raise InputError(
             f"{path} holds records, or values of a type that NumPy lacks: {descr:.60}\n"
             "Save numbers or text: np.asarray(values)"
         ) from error
-
-
-def _npy_rows(path: Path) -> Rows:
-    with path.open("rb") as file:
-        shape, column_major, dtype, offset = _header(file, path)
     if dtype.hasobject:
-        return RefusedRows(shape, _pickled(f"{path}"))
-    if column_major or not shape:
-        return LoadedRows(path, shape, dtype, partial(np.load, path, allow_pickle=False))
-    return FileRows(path, offset, shape, dtype)
-
-
-def _member_rows(
-    path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes]
-) -> Rows:
-    with archive.open(info) as member:
-        shape, column_major, dtype, offset = _header(member, path)
-    if dtype.hasobject:
-        return RefusedRows(shape, _pickled(f"{path}: {info.filename}"))
-    if offset + math.prod(shape) * dtype.itemsize != info.file_size:
+        where = f"{path}: {info.filename}" if info else f"{path}"
+        reason = "holds pickled Python objects, which are never loaded"
+        advice = "Save numbers or text: np.asarray(values), without dtype=object"
+        return RefusedRows(shape, f"{where} {reason}\n{advice}")
+    if info and size + math.prod(shape) * dtype.itemsize != info.file_size:
         raise damaged(path, f"{info.filename} has not the {info.file_size} bytes of its header")
-    if info.compress_type != zipfile.ZIP_STORED or column_major or not shape:
-        return LoadedRows(path, shape, dtype, partial(_load_member, path, info.filename))
-    return FileRows(path, member_offset(file, info) + offset, shape, dtype)
+    if start is None or column_major or not shape:
+        member = info.filename if info else None
+        return LoadedRows(path, shape, dtype, partial(_load, path, member))
+    return FileRows(path, start + size, shape, dtype)
 
 
-def _load_member(path: Path, name: str) -> Array:
-    with zipfile.ZipFile(path) as archive, archive.open(name) as file:
-        array: Array = np.lib.format.read_array(file, allow_pickle=False)
-        file.read(1)  # the end, where the CRC is compared
+def _load(path: Path, member: str | None) -> Array:
+    """The array of an .npy file, or that of a member of an .npz."""
+    with path.open("rb") as file:  # np.load itself leaves a damaged one open
+        loaded: Any = np.load(file, allow_pickle=False)
+        array: Array = loaded if member is None else loaded[member]
         return array
-
-
-def _pickled(what: str) -> str:
-    return (
-        f"{what} holds pickled Python objects, which are never loaded\n"
-        "Save numbers or text: np.asarray(values), without dtype=object"
-    )
 
 
 def _text_labels(path: Path) -> Rows:

@@ -32,7 +32,6 @@ from flambeau.errors import InputError
 
 _METADATA = {"zarr3": "zarr.json", "zarr": ".zarray", "n5": "attributes.json"}  # by driver
 _MAX_METADATA = 1 << 24  # bytes of a file of it; lists of class names are in it
-_MAX_ROWS = 1 << 27  # of an array: more than in any collection of images
 _MAX_BYTES = 1 << 31  # that are read as one: the specification of N5 allows no larger block
 _MAX_CHUNKS = 1 << 24  # in a file of Zarr 3, whose index has 16 bytes for each
 _SIZES = 4096  # sizes of files of chunks that a fingerprint looks at: 20 ms
@@ -219,7 +218,7 @@ def _rows(node: _Node, *, is_reversed: bool) -> Rows:
         return RefusedRows(tuple(node.sides), f"{node.folder} cannot be read: {error}")
     dtype = np.dtype(code)
     size, chunks = math.prod(chunk) * dtype.itemsize, math.prod(file) // max(1, math.prod(chunk))
-    if size > _MAX_BYTES or chunks > _MAX_CHUNKS or (len(shape) > 1 and shape[0] > _MAX_ROWS):
+    if size > _MAX_BYTES or chunks > _MAX_CHUNKS:
         raise damaged(node.folder, f"shape {shape}, in chunks of {chunk}, {chunks} in a file")
     return StoreRows(where, shape, dtype)
 
