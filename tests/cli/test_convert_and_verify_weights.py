@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.cli import command
+from flambeau.parallel.shard_layout import weights_bytes
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, save_checkpoint, to_bytes
 from flambeau.recipes.checkpoints.state_dict_prefixes import add_prefix
-from flambeau.train.checkpoints.checkpointer import weights_bytes
 from flambeau.train.weights.weights_summary import is_weights
 from flambeau.train.weights.writer import write_weights
 
