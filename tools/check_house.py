@@ -123,7 +123,7 @@ LONG: dict[str, str] = {
     "which a copy takes along together",
     "recipes/training/schedules.py": "all schedules of one warm-up and one progress, with what joins them, "
     "which a copy takes along together",
-    "recipes/memory/memory_budget.py": "counting, timing and choice of one plan, "
+    "recipes/memory/memory_budget.py": "estimate, counting, timing and choice of one plan, "
     "which a copy takes along together",
     "recipes/memory/inplace_abn.py": "layer, both passes and the conversion with its proof, "
     "which a copy takes along together",
