@@ -20,7 +20,7 @@ from flambeau.cli import command
 from flambeau.parallel.shard_layout import weights_bytes
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, save_checkpoint, to_bytes
 from flambeau.recipes.checkpoints.state_dict_prefixes import add_prefix
-from flambeau.train.weights.weights_summary import is_weights
+from flambeau.train.weights.weights_summary import is_weights, report_weights
 from flambeau.train.weights.writer import write_weights
 
 
@@ -369,14 +369,16 @@ def _weights_with_flag(flambeau: Any) -> str:
 
 
 HEADERS = {
-    "another tensor lies": {"a": ["F32", [1], [0, 4]], "b": ["F32", [1], [2, 6]]},
-    "nothing lies from byte 0 to 4": {"a": ["F32", [1], [4, 8]]},
-    "truncated": {"a": ["F32", [100], [0, 400]]},
-    "takes 8 bytes": {"a": ["F32", [2], [0, 4]], "b": ["F32", [1], [4, 8]]},
-    "is not known": {"a": ["F33", [2], [0, 8]]},
-    "no lists of whole numbers": {"a": ["F32", [-2], [0, 8]]},
-    "no beginning and end": {"a": ["F32", [2], [8, 0]]},
-    "behind the last tensor": {"a": ["F32", [1], [0, 4]]},
+    "invalid offset for tensor `b`": {"a": ["F32", [1], [0, 4]], "b": ["F32", [1], [2, 6]]},
+    "invalid offset for tensor `a`": {"a": ["F32", [1], [4, 8]]},
+    "truncated: its tensors end at byte 473 of 81": {"a": ["F32", [100], [0, 400]]},
+    "invalid shape, data type": {"a": ["F32", [2], [0, 4]], "b": ["F32", [1], [4, 8]]},
+    "unknown variant `F33`": {"a": ["F33", [2], [0, 8]]},
+    "integer `-2`, expected usize": {"a": ["F32", [-2], [0, 8]]},
+    "invalid offset": {"a": ["F32", [2], [8, 0]]},
+    "not fully covered": {"a": ["F32", [1], [0, 4]]},
+    "failed to unpack": {"a": ["F32", [0, 1 << 63], [0, 0]], "b": ["F32", [2], [0, 8]]},
+    "overflow computing": {"a": ["F32", [1 << 40, 1 << 40, 0], [0, 0]], "b": ["F32", [2], [0, 8]]},
 }
 
 
@@ -389,8 +391,31 @@ def test_headers_of_safetensors_that_lie(flambeau: Any, message: str) -> None:
     answer = flambeau("verify", "a.safetensors")
     assert answer.code == 1
     assert message in answer.out
-    with pytest.raises(safetensors.SafetensorError):
+    with pytest.raises((safetensors.SafetensorError, TypeError)):
         safetensors.torch.load_file("a.safetensors")
+    assert flambeau("convert", "a.safetensors b.safetensors").code == 2
+
+
+def test_a_name_that_stands_twice_is_damage(flambeau: Any) -> None:
+    entry = b'"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+    text = b"{" + entry + b"," + entry + b"}"
+    Path("a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    answer = flambeau("verify", "a.safetensors")
+    assert (answer.code, "stands there twice" in answer.out) == (1, True)
+
+
+def test_many_small_tensors_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a header can name, which one by one take a minute; each that is not finite is named."""
+    tensors = {f"layer.{n}": torch.full((2,), float(n)) for n in range(3000)}
+    tensors["layer.1500"][1], tensors["layer.2999"][0] = torch.nan, torch.inf
+    tensors["half"] = torch.tensor([-torch.inf, 1]).half()
+    write_weights(tensors, Path("a.safetensors"))
+    calls = []
+    isfinite = torch.isfinite
+    monkeypatch.setattr(torch, "isfinite", lambda t: calls.append(len(t)) or isfinite(t))  # type: ignore[func-returns-value]
+    report = report_weights(Path("a.safetensors"))
+    assert report.not_finite == {"layer.1500": (1, 0), "layer.2999": (0, 1), "half": (0, 1)}
+    assert len(calls) < 2100  # two groups of a thousand hold one, one by one
 
 
 @pytest.mark.parametrize(

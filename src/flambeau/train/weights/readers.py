@@ -124,9 +124,12 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     """
     try:
         return dict(safetensors.torch.load_file(path))
-    except (OSError, ValueError, RuntimeError, KeyError, safetensors.SafetensorError) as error:
+    except (
+        OSError, ValueError, RuntimeError, KeyError, TypeError, safetensors.SafetensorError,
+    ) as error:  # fmt: skip
+        what = str(error).partition("\n")[0]
         raise InputError(
-            f"{path} cannot be read as safetensors: {error}\n`flambeau verify {path}` says more"
+            f"{path} cannot be read as safetensors: {what}\n`flambeau verify {path}` says more"
         ) from error
 
 
