@@ -6,6 +6,8 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tarfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -471,12 +473,73 @@ def test_what_is_no_plain_tensor_is_named(flambeau: Any) -> None:
     whole = {"w": torch.eye(3).to_sparse(), "v": torch.ones(2), "n": np.ones(2)}
     torch.save({"model": whole}, "a.pth")
     verdict = flambeau("verify a.pth").out
-    assert "sparse tensors: not read here" in verdict
+    assert "not read here: a sparse tensor\n" in verdict
     assert "NOT safe" not in verdict
     assert flambeau("convert a.pth out.pth").code == 2
     answer = flambeau("convert a.pth out.pth --drop-objects")
-    assert "model.w (torch._utils._rebuild_sparse_tensor), model.n (a NumPy array)" in answer.out
+    assert "model.w (a sparse tensor), model.n (a NumPy array)" in answer.out
     assert torch.load("out.pth", weights_only=True).keys() == {"v"}
+
+
+def quantized() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to give quantization up
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+
+
+NOT_READ: dict[str, Callable[[], Any]] = {
+    "a sparse tensor": lambda: torch.eye(3).to_sparse(),
+    "a tensor on meta": lambda: torch.empty(3, device="meta"),
+    "a quantized tensor": quantized,
+    "conjugated, negated": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "the NumPy dtype 'O8'": lambda: np.array([1, "a", None], dtype=object),
+    "the NumPy dtype 'V12'": lambda: np.zeros(3, dtype=[("a", "f4"), ("b", "i8")]),
+    "the NumPy dtype 'M8'": lambda: np.array(["2020-01-01"], dtype="datetime64[D]"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", NOT_READ)
+def test_what_is_not_read_is_neither_damage_nor_an_object(flambeau: Any, what: str) -> None:
+    """The weights beside it are taken, and it is named; what torch reads is said to be read by torch."""
+    torch.save({"w": torch.ones(2, 3), "x": NOT_READ[what]()}, "a.pth")
+    answer = flambeau("verify a.pth")
+    assert answer.code == 0
+    assert "not read here: " in answer.out
+    assert what in answer.out
+    assert "1 tensors, 24 bytes" in answer.out
+    assert ("safe to load with weights_only=True" in answer.out) == ("NumPy" not in what)
+    refused = flambeau("convert a.pth b.safetensors")
+    assert (refused.code, what in refused.err, "--drop-objects" in refused.err) == (2, True, True)
+    answer = flambeau("convert a.pth b.safetensors --drop-objects")
+    assert (answer.code, f"x ({what}" in answer.out or what in answer.out) == (0, True)
+    assert safetensors.torch.load_file("b.safetensors").keys() == {"w"}
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_bare_storages_and_expanded_tensors_come_along(flambeau: Any, suffix: str) -> None:
+    saved = {
+        "w": torch.ones(1).expand(8),
+        "s": torch.arange(3.0).storage(),
+        "t": torch.arange(2.0, 4.0).storage(),
+        "u": torch.arange(3, dtype=torch.uint8).untyped_storage(),
+    }
+    torch.save(saved, "a.pth")
+    assert "4 tensors" in flambeau("verify a.pth").out
+    assert flambeau("convert", f"a.pth b{suffix}").code == 0
+    load = safetensors.torch.load_file if suffix != ".pth" else torch.load
+    expected = {"w": torch.ones(8), "s": torch.arange(3.0), "t": torch.arange(2.0, 4.0)}
+    same(load(f"b{suffix}"), {**expected, "u": torch.arange(3, dtype=torch.uint8)})
+
+
+def test_tar_files_of_the_first_torch_are_named(flambeau: Any) -> None:
+    with tarfile.open("a.pth", "w") as archive:
+        archive.add(__file__, "storages")
+    answer = flambeau("verify a.pth")
+    assert (answer.code, "a tar archive, as torch.save wrote before" in answer.out) == (1, True)
+    assert "DAMAGED" not in answer.out
+    assert "a tar archive" in flambeau("convert a.pth b.pth").err
 
 
 def test_a_prefix_goes_with_its_dot(flambeau: Any) -> None:

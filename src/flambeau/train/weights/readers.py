@@ -135,7 +135,13 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
     try:
-        refused = pickle_contents(path).refused
+        contents = pickle_contents(path)
+        refused = contents.refused
+        if contents.not_read and not refused and not drop_objects:
+            raise InputError(
+                f"{path} holds {', '.join(contents.not_read)}, which is not read here\n"
+                "`flambeau convert --drop-objects` takes the rest, and names what it leaves out"
+            )
         if refused and not drop_objects:
             names = ", ".join(refused[:3]) + (" ..." if len(refused) > 3 else "")
             raise InputError(

@@ -41,6 +41,7 @@ class WeightsReport:
         container: 'safetensors', or what `safe_pickle` calls it.
         num_tensors, num_bytes: of its tensors.
         damaged: what is not whole, one sentence each.
+        not_read: what is whole as far as it can be told, and no code, and yet not read.
         names: globals that unpickling would import or call, beyond weights and plain data.
         convertible: whether there are weights by name, which `flambeau convert` takes.
         weights_only: whether torch.load(weights_only=True) reads it; None of safetensors.
@@ -52,6 +53,7 @@ class WeightsReport:
     num_tensors: int = 0
     num_bytes: int = 0
     damaged: list[str] = field(default_factory=list)
+    not_read: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     convertible: bool = True
     weights_only: bool | None = None
@@ -111,8 +113,10 @@ def _pickle(path: Path) -> WeightsReport:
     except PickleRefused as error:
         what = str(error).removeprefix(f"{path}: ")
         tool = f"; {RECOVERY['pth']}" if "zip file" in what else ""
-        return WeightsReport(path, "pickle", damaged=[what + tool])
+        container = "tar" if what.startswith("a tar archive") else "pickle"
+        return WeightsReport(path, container, damaged=[what + tool])
     report = WeightsReport(path, contents.container, names=contents.refused)
+    report.not_read = contents.not_read
     report.weights_only = contents.weights_only
     report.damaged += _bad_checksums(path)
     try:
