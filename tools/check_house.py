@@ -76,7 +76,13 @@ STOREYS = {
         {"wrap.py"},
     ],
     "parallel": [
-        {"preemption.py", "shard_layout.py", "sync_protocol.py", "watchdog"},
+        {
+            "network_interface.py",
+            "preemption.py",
+            "shard_layout.py",
+            "sync_protocol.py",
+            "watchdog",
+        },
         {"ranks.py", "launcher"},
         {"ddp.py", "fsdp.py"},
     ],
