@@ -6,6 +6,8 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tarfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.cli import command
+from flambeau.parallel.shard_layout import weights_bytes
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, save_checkpoint, to_bytes
 from flambeau.recipes.checkpoints.state_dict_prefixes import add_prefix
-from flambeau.train.checkpoints.checkpointer import weights_bytes
-from flambeau.train.weights.weights_summary import is_weights
+from flambeau.train.weights.weights_summary import is_weights, report_weights
 from flambeau.train.weights.writer import write_weights
 
 
@@ -369,14 +371,16 @@ def _weights_with_flag(flambeau: Any) -> str:
 
 
 HEADERS = {
-    "another tensor lies": {"a": ["F32", [1], [0, 4]], "b": ["F32", [1], [2, 6]]},
-    "nothing lies from byte 0 to 4": {"a": ["F32", [1], [4, 8]]},
-    "truncated": {"a": ["F32", [100], [0, 400]]},
-    "takes 8 bytes": {"a": ["F32", [2], [0, 4]], "b": ["F32", [1], [4, 8]]},
-    "is not known": {"a": ["F33", [2], [0, 8]]},
-    "no lists of whole numbers": {"a": ["F32", [-2], [0, 8]]},
-    "no beginning and end": {"a": ["F32", [2], [8, 0]]},
-    "behind the last tensor": {"a": ["F32", [1], [0, 4]]},
+    "invalid offset for tensor `b`": {"a": ["F32", [1], [0, 4]], "b": ["F32", [1], [2, 6]]},
+    "invalid offset for tensor `a`": {"a": ["F32", [1], [4, 8]]},
+    "truncated: its tensors end at byte 473 of 81": {"a": ["F32", [100], [0, 400]]},
+    "invalid shape, data type": {"a": ["F32", [2], [0, 4]], "b": ["F32", [1], [4, 8]]},
+    "unknown variant `F33`": {"a": ["F33", [2], [0, 8]]},
+    "integer `-2`, expected usize": {"a": ["F32", [-2], [0, 8]]},
+    "invalid offset": {"a": ["F32", [2], [8, 0]]},
+    "not fully covered": {"a": ["F32", [1], [0, 4]]},
+    "failed to unpack": {"a": ["F32", [0, 1 << 63], [0, 0]], "b": ["F32", [2], [0, 8]]},
+    "overflow computing": {"a": ["F32", [1 << 40, 1 << 40, 0], [0, 0]], "b": ["F32", [2], [0, 8]]},
 }
 
 
@@ -389,8 +393,31 @@ def test_headers_of_safetensors_that_lie(flambeau: Any, message: str) -> None:
     answer = flambeau("verify", "a.safetensors")
     assert answer.code == 1
     assert message in answer.out
-    with pytest.raises(safetensors.SafetensorError):
+    with pytest.raises((safetensors.SafetensorError, TypeError)):
         safetensors.torch.load_file("a.safetensors")
+    assert flambeau("convert", "a.safetensors b.safetensors").code == 2
+
+
+def test_a_name_that_stands_twice_is_damage(flambeau: Any) -> None:
+    entry = b'"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+    text = b"{" + entry + b"," + entry + b"}"
+    Path("a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    answer = flambeau("verify", "a.safetensors")
+    assert (answer.code, "stands there twice" in answer.out) == (1, True)
+
+
+def test_many_small_tensors_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a header can name, which one by one take a minute; each that is not finite is named."""
+    tensors = {f"layer.{n}": torch.full((2,), float(n)) for n in range(3000)}
+    tensors["layer.1500"][1], tensors["layer.2999"][0] = torch.nan, torch.inf
+    tensors["half"] = torch.tensor([-torch.inf, 1]).half()
+    write_weights(tensors, Path("a.safetensors"))
+    calls = []
+    isfinite = torch.isfinite
+    monkeypatch.setattr(torch, "isfinite", lambda t: calls.append(len(t)) or isfinite(t))  # type: ignore[func-returns-value]
+    report = report_weights(Path("a.safetensors"))
+    assert report.not_finite == {"layer.1500": (1, 0), "layer.2999": (0, 1), "half": (0, 1)}
+    assert len(calls) < 2100  # two groups of a thousand hold one, one by one
 
 
 @pytest.mark.parametrize(
@@ -446,12 +473,73 @@ def test_what_is_no_plain_tensor_is_named(flambeau: Any) -> None:
     whole = {"w": torch.eye(3).to_sparse(), "v": torch.ones(2), "n": np.ones(2)}
     torch.save({"model": whole}, "a.pth")
     verdict = flambeau("verify a.pth").out
-    assert "sparse tensors: not read here" in verdict
+    assert "not read here: a sparse tensor\n" in verdict
     assert "NOT safe" not in verdict
     assert flambeau("convert a.pth out.pth").code == 2
     answer = flambeau("convert a.pth out.pth --drop-objects")
-    assert "model.w (torch._utils._rebuild_sparse_tensor), model.n (a NumPy array)" in answer.out
+    assert "model.w (a sparse tensor), model.n (a NumPy array)" in answer.out
     assert torch.load("out.pth", weights_only=True).keys() == {"v"}
+
+
+def quantized() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to give quantization up
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+
+
+NOT_READ: dict[str, Callable[[], Any]] = {
+    "a sparse tensor": lambda: torch.eye(3).to_sparse(),
+    "a tensor on meta": lambda: torch.empty(3, device="meta"),
+    "a quantized tensor": quantized,
+    "conjugated, negated": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "the NumPy dtype 'O8'": lambda: np.array([1, "a", None], dtype=object),
+    "the NumPy dtype 'V12'": lambda: np.zeros(3, dtype=[("a", "f4"), ("b", "i8")]),
+    "the NumPy dtype 'M8'": lambda: np.array(["2020-01-01"], dtype="datetime64[D]"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", NOT_READ)
+def test_what_is_not_read_is_neither_damage_nor_an_object(flambeau: Any, what: str) -> None:
+    """The weights beside it are taken, and it is named; what torch reads is said to be read by torch."""
+    torch.save({"w": torch.ones(2, 3), "x": NOT_READ[what]()}, "a.pth")
+    answer = flambeau("verify a.pth")
+    assert answer.code == 0
+    assert "not read here: " in answer.out
+    assert what in answer.out
+    assert "1 tensors, 24 bytes" in answer.out
+    assert ("safe to load with weights_only=True" in answer.out) == ("NumPy" not in what)
+    refused = flambeau("convert a.pth b.safetensors")
+    assert (refused.code, what in refused.err, "--drop-objects" in refused.err) == (2, True, True)
+    answer = flambeau("convert a.pth b.safetensors --drop-objects")
+    assert (answer.code, f"x ({what}" in answer.out or what in answer.out) == (0, True)
+    assert safetensors.torch.load_file("b.safetensors").keys() == {"w"}
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_bare_storages_and_expanded_tensors_come_along(flambeau: Any, suffix: str) -> None:
+    saved = {
+        "w": torch.ones(1).expand(8),
+        "s": torch.arange(3.0).storage(),
+        "t": torch.arange(2.0, 4.0).storage(),
+        "u": torch.arange(3, dtype=torch.uint8).untyped_storage(),
+    }
+    torch.save(saved, "a.pth")
+    assert "4 tensors" in flambeau("verify a.pth").out
+    assert flambeau("convert", f"a.pth b{suffix}").code == 0
+    load = safetensors.torch.load_file if suffix != ".pth" else torch.load
+    expected = {"w": torch.ones(8), "s": torch.arange(3.0), "t": torch.arange(2.0, 4.0)}
+    same(load(f"b{suffix}"), {**expected, "u": torch.arange(3, dtype=torch.uint8)})
+
+
+def test_tar_files_of_the_first_torch_are_named(flambeau: Any) -> None:
+    with tarfile.open("a.pth", "w") as archive:
+        archive.add(__file__, "storages")
+    answer = flambeau("verify a.pth")
+    assert (answer.code, "a tar archive, as torch.save wrote before" in answer.out) == (1, True)
+    assert "DAMAGED" not in answer.out
+    assert "a tar archive" in flambeau("convert a.pth b.pth").err
 
 
 def test_a_prefix_goes_with_its_dot(flambeau: Any) -> None:

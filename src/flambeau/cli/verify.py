@@ -13,7 +13,6 @@ HELP = (
     "check the checkpoints of a run and whether a resume would be exact, packed images, or weights"
 )
 
-_SPARSE = {"torch._utils._rebuild_sparse_tensor", "torch.serialization._get_layout"}
 _SHOWN = 20  # names and tensors of a file of weights; --json has all
 
 
@@ -69,7 +68,8 @@ def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) ->
 
 
 def _weights_lines(report: "WeightsReport") -> list[str]:
-    lines = [f"{report.path}, DAMAGED: {what}" for what in report.damaged[:_SHOWN]]
+    lines = [f"{report.path}, {_trouble(report)}: {what}" for what in report.damaged[:_SHOWN]]
+    lines += [f"not read here: {what}" for what in report.not_read[:_SHOWN]]
     lines += [f"would run or import: {name}" for name in report.names[:_SHOWN]]
     if len(report.names) > _SHOWN:
         lines.append(f"... and {len(report.names) - _SHOWN} more names")
@@ -82,11 +82,13 @@ def _weights_lines(report: "WeightsReport") -> list[str]:
     return lines
 
 
+def _trouble(report: "WeightsReport") -> str:
+    return "NOT READ" if report.container in ("tar", "no weights") else "DAMAGED"
+
+
 def _verdict(report: "WeightsReport") -> str:
     if report.damaged:
-        return "DAMAGED"
-    if report.names and _SPARSE.issuperset(report.names):
-        return "sparse tensors: not read here; torch.load(weights_only=True) reads them"
+        return _trouble(report)
     if report.names:
         takes = "`flambeau convert --drop-objects` takes the weights out"
         return (
@@ -98,9 +100,8 @@ def _verdict(report: "WeightsReport") -> str:
         return "whole, safe to load with weights_only=True"
     if not report.convertible:
         return "whole, runs no code: no weights in it by name"
-    return (
-        "whole, runs no code: `flambeau convert` reads it, torch.load(weights_only=True) does not"
-    )
+    how = "convert --drop-objects` reads the rest" if report.not_read else "convert` reads it"
+    return f"whole, runs no code: `flambeau {how}, torch.load(weights_only=True) does not"
 
 
 def _weights_facts(report: "WeightsReport") -> dict[str, Any]:
@@ -110,6 +111,7 @@ def _weights_facts(report: "WeightsReport") -> dict[str, Any]:
         "tensors": report.num_tensors,
         "bytes": report.num_bytes,
         "damaged": report.damaged,
+        "not_read": report.not_read,
         "would_run": report.names,
         "weights_only": report.weights_only,
         "not_finite": {

@@ -6,7 +6,6 @@ import datetime
 import functools
 import os
 import socket
-import struct
 import sys
 import time
 import uuid
@@ -20,11 +19,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from flambeau.errors import InputError
+from flambeau.parallel.network_interface import interface_of, route
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.watchdog.failure_detector import PACE, Member
 from flambeau.parallel.watchdog.watchdog import LOST_PEER, Watchdog
 
-_SIOCGIFADDR = 0x8915  # of <linux/sockios.h>: the address of an interface
 _START_S = 600  # for all ranks to import what they need and to come
 _GROUP_TIMEOUT = datetime.timedelta(
     minutes=30
@@ -304,19 +303,10 @@ def _choose_interface(address: str, port: int) -> None:
 
     It takes the address that the host name resolves to, which on many machines is the loopback's.
     """
-    if "GLOO_SOCKET_IFNAME" in os.environ or sys.platform != "linux":
-        return
-    import fcntl
-
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port))  # of a datagram socket: looks the route up and sends nothing
-        own = socket.inet_aton(probe.getsockname()[0])
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an address
-                request = struct.pack("256s", name.encode())
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
-                if answer[20:24] == own:
-                    os.environ["GLOO_SOCKET_IFNAME"] = name
+    if "GLOO_SOCKET_IFNAME" not in os.environ:
+        with contextlib.suppress(OSError):
+            if name := interface_of(route(socket.AF_INET, (address, port))):
+                os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def local_rank() -> int:

@@ -114,9 +114,10 @@ def unsharded(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
             Piece((), piece["offsets"], piece["sizes"]).of(whole).copy_(shards[file].pop(name))
     state = from_bytes(files[STATE])
     model, ema = put_back(tensors, state)
-    plain = {"model.safetensors": _weights(model), STATE: to_bytes(state)}
-    return plain if ema is None else {**plain, "ema.safetensors": _weights(ema)}
+    plain = {"model.safetensors": weights_bytes(model), STATE: to_bytes(state)}
+    return plain if ema is None else {**plain, "ema.safetensors": weights_bytes(ema)}
 
 
-def _weights(tensors: dict[str, Tensor]) -> bytes:
-    return bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
+def weights_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """A .safetensors file of these tensors; 'format: pt' is what loaders look for."""
+    return bytes(safetensors.torch.save(dict(tensors), metadata={"format": "pt"}))

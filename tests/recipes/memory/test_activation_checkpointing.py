@@ -18,7 +18,7 @@ from flambeau.recipes.memory.activation_checkpointing import (
     checkpointed_modules,
     undo_checkpoints,
 )
-from flambeau.recipes.memory.memory_estimate import estimate_memory
+from flambeau.recipes.memory.memory_budget import estimate_memory
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 BLOCKS = ["layers.0", "layers.1", "layers.2"]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Muon
 from torch.profiler import ProfilerActivity, profile
 
-from flambeau.recipes.memory.memory_estimate import estimate_memory
+from flambeau.recipes.memory.memory_budget import estimate_memory
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 

@@ -20,7 +20,7 @@ from torch.optim import AdamW
 from flambeau.errors import InputError
 from flambeau.parallel.fsdp import Shards, shard_model
 from flambeau.parallel.ranks import FailedElsewhere, join_ranks
-from flambeau.parallel.shard_layout import Layout, Piece, unsharded
+from flambeau.parallel.shard_layout import Layout, Piece, unsharded, weights_bytes
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     CheckpointDamaged,
     Disk,
@@ -38,7 +38,6 @@ from flambeau.train.checkpoints.checkpointer import (
     Snapshot,
     copies,
     copy_nested,
-    weights_bytes,
 )
 from flambeau.train.checkpoints.shard_files import restore_pieces
 from flambeau.train.checkpoints.sharded_checkpointer import ShardedCheckpointer

@@ -9,19 +9,7 @@ from flambeau.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What a launcher is asked for.
-
-    Attributes:
-        command: program and arguments; `${local_rank}` becomes the number of the rank on this node.
-        procs: ranks on this machine.
-        nodes: the fewest and the most machines.
-        rendezvous: HOST:PORT, needed for more than one machine.
-        job_id: a name, the same on all nodes.
-        node_rank: the place of this node among the others.
-        max_restarts: how often ranks are started again after a failure.
-        local_addr: by which other nodes reach this machine.
-        join_timeout_s: how long to wait for other nodes.
-    """
+    """The arguments of `launch`, which says what they are."""
 
     command: Sequence[str]
     procs: int

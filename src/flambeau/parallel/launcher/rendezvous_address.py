@@ -2,12 +2,10 @@
 
 import contextlib
 import socket
-import struct
 from typing import Any, NamedTuple
 
 from flambeau.errors import InputError
-
-_SIOCGIFADDR = 0x8915  # linux/sockios.h
+from flambeau.parallel.network_interface import interface_of, route
 
 
 class Place(NamedTuple):
@@ -96,31 +94,18 @@ def _is_of_this_machine(family: int, address: Any) -> bool:
 
 
 def _route(family: int, address: Any) -> str:
-    """The address of this machine from which packets to another one leave; nothing is sent."""
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
+        return route(family, address)
     except OSError as error:
         raise InputError(f"{address[0]} cannot be reached from here: {error.strerror}") from error
 
 
 def _interface(local_addr: str) -> str | None:
     """Which network interface has an address of this machine."""
-    try:
+    with contextlib.suppress(OSError):
         address = str(socket.getaddrinfo(local_addr, None, socket.AF_INET)[0][4][0])
         if address.startswith("127.") and local_addr not in ("localhost", address):
             # Debian's /etc/hosts has a machine's own name lead to 127.0.1.1, which no other node can reach.
-            address = _route(socket.AF_INET, ("192.0.2.1", 9))  # RFC 5737: nobody has it
-        import fcntl
-
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            for _, name in socket.if_nameindex():
-                with contextlib.suppress(OSError):  # it has no address
-                    request = struct.pack("256s", name.encode())
-                    answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
-                    if socket.inet_ntoa(answer[20:24]) == address:
-                        return name
-    except (OSError, InputError, ImportError):
-        return None
+            address = route(socket.AF_INET, ("192.0.2.1", 9))  # RFC 5737: nobody has it
+        return interface_of(address)
     return None

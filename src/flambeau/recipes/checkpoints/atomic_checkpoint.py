@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -161,38 +161,103 @@ def save_checkpoint(
         ...     read_checkpoint(folder).files
         {'note.txt': b'hello'}
     """
-    disk = disk or Disk()
-    manifest = _manifest_bytes(files, meta)
-    make_folders(disk, folder.parent)
-    if folder.name in disk.names(folder.parent):
-        raise FileExistsError(errno.EEXIST, "a checkpoint is never overwritten", str(folder))
-    temporary = hidden_path(folder, "tmp")
-    renamed = False
-    disk.make_folder(temporary)
+    for name, data in files.items():
+        if not _FILE_NAME.fullmatch(name) or name == MANIFEST:
+            raise ValueError(f"a file's name is of letters, digits, '_', '-', '.', got {name!r}")
+        if not isinstance(data, bytes):
+            raise TypeError(f"the content of {name} must be bytes, got {type(data).__name__}")
+    _manifest_bytes({}, meta)  # refused before anything is written
+    writer = CheckpointWriter(folder, disk=disk)
     try:
-        for name, data in [*files.items(), (MANIFEST, manifest)]:
-            write_synced(disk, temporary / name, data)
-        # The names must be on the disk before the rename is, and the rename before we return.
-        disk.sync_folder(temporary)
-        disk.rename(temporary, folder)
-        renamed = True
-        disk.sync_folder(folder.parent)
+        writer.start()
+        for name, data in files.items():
+            writer.write(name, data)
+        writer.finish(meta)
     except BaseException:
-        with suppress(OSError):  # the first error is the one to report
-            if renamed:
-                disk.rename(folder, temporary)
-            remove_tree(disk, temporary)
+        writer.undo()
         raise
 
 
-def read_checkpoint(folder: Path, *, disk: Disk | None = None) -> Checkpoint:
+class CheckpointWriter:
+    """One checkpoint in the making, for files that come one by one or from several processes.
+
+    Args:
+        folder: as of `save_checkpoint`.
+        temporary: what `start` has given in another process, which this one only writes files for.
+
+    Attributes:
+        entries: size and SHA-256 of what was written, by name; `finish` lists them in the manifest.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as root:
+        ...     writer = CheckpointWriter(Path(root, "step-00000007"))
+        ...     _ = writer.start()
+        ...     writer.write("note.txt", b"hello")
+        ...     writer.finish({"step": 7})
+        ...     verify_checkpoint(Path(root, "step-00000007"))
+        {'step': 7}
+    """
+
+    def __init__(
+        self, folder: Path, *, temporary: Path | None = None, disk: Disk | None = None
+    ) -> None:
+        self.entries: dict[str, dict[str, Any]] = {}
+        self._folder, self._temporary, self._disk = folder, temporary, disk or Disk()
+        self._renamed = False
+
+    def start(self) -> Path:
+        """Make the hidden folder that becomes the checkpoint, and return it."""
+        folder, disk = self._folder, self._disk
+        _make_folders(disk, folder.parent)
+        if folder.name in disk.names(folder.parent):
+            raise FileExistsError(errno.EEXIST, "a checkpoint is never overwritten", str(folder))
+        temporary = hidden_path(folder, "tmp")
+        disk.make_folder(temporary)
+        self._temporary = temporary
+        return temporary
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file; its content is on the disk then, its name may not be."""
+        assert self._temporary is not None
+        _write_synced(self._disk, self._temporary / name, data)
+        self.entries[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def read_back(self) -> None:
+        """See what the disk has made of the files that were written here; raises `CheckpointDamaged`."""
+        assert self._temporary is not None
+        _verify(self._disk, self._temporary, self.entries)
+
+    def finish(self, meta: Mapping[str, Any]) -> None:
+        """Write the manifest of all entries, and give the folder its name."""
+        assert self._temporary is not None
+        _write_synced(self._disk, self._temporary / MANIFEST, _manifest_bytes(self.entries, meta))
+        # The names must be on the disk before the rename is, and the rename before we return.
+        self._disk.sync_folder(self._temporary)
+        self._disk.rename(self._temporary, self._folder)
+        self._renamed = True
+        self._disk.sync_folder(self._folder.parent)
+
+    def undo(self) -> None:
+        """Leave nothing of what failed, as far as the disk allows."""
+        if self._temporary is not None:
+            with suppress(OSError):  # the first error is the one to report
+                if self._renamed:
+                    self._disk.rename(self._folder, self._temporary)
+                _remove_tree(self._disk, self._temporary)
+
+
+def read_checkpoint(
+    folder: Path, *, only: Callable[[str], bool] | None = None, disk: Disk | None = None
+) -> Checkpoint:
     """Read a checkpoint and verify it; what is returned is the very bytes that were verified.
 
     Args:
         folder: a checkpoint; files that its manifest does not name are not read.
+        only: whether to read a file of this name, and so to verify it; by default all are.
 
     Returns:
-        The checkpoint, all of it in memory.
+        The checkpoint, what was read of it in memory.
 
     Raises:
         CheckpointDamaged: something is missing or not as it was saved.
@@ -206,11 +271,12 @@ def read_checkpoint(folder: Path, *, disk: Disk | None = None) -> Checkpoint:
         checkpoint step-00000099 is damaged: manifest.json is missing
     """
     disk = disk or Disk()
-    meta, entries = read_manifest(folder, disk=disk)
+    meta, entries = _read_manifest(disk, folder)
     files = {}
-    for name, (size, sha256) in entries.items():
-        chunk_bytes = min(size + 1, _READ_BYTES)
-        files[name] = b"".join(verified_chunks(disk, folder, name, size, sha256, chunk_bytes))
+    for name, entry in entries.items():
+        if only is None or only(name):
+            chunk_bytes = min(entry["size"] + 1, _READ_BYTES)
+            files[name] = b"".join(_verified_chunks(disk, folder, name, entry, chunk_bytes))
     return Checkpoint(folder, meta, files)
 
 
@@ -231,11 +297,15 @@ def verify_checkpoint(folder: Path, *, disk: Disk | None = None) -> dict[str, An
         {'step': 7}
     """
     disk = disk or Disk()
-    meta, entries = read_manifest(folder, disk=disk)
-    for name, (size, sha256) in entries.items():
-        for _ in verified_chunks(disk, folder, name, size, sha256, _VERIFY_BYTES):
-            pass
+    meta, entries = _read_manifest(disk, folder)
+    _verify(disk, folder, entries)
     return meta
+
+
+def _verify(disk: Disk, folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, entry in entries.items():
+        for _ in _verified_chunks(disk, folder, name, entry, _VERIFY_BYTES):
+            pass
 
 
 def checkpoint_folders(root: Path, *, disk: Disk | None = None) -> list[Path]:
@@ -324,7 +394,7 @@ def remove_leftovers(root: Path, *, disk: Disk | None = None) -> list[Path]:
     disk = disk or Disk()
     leftovers = [root / name for name in sorted(_names(disk, root)) if _LEFTOVER.fullmatch(name)]
     for path in leftovers:
-        remove_tree(disk, path)
+        _remove_tree(disk, path)
     return leftovers
 
 
@@ -375,7 +445,7 @@ def prune_checkpoints(
         disk.rename(folder, path)
     disk.sync_folder(root)  # else a crash could bring back a name whose files are gone
     for path in hidden:
-        remove_tree(disk, path)
+        _remove_tree(disk, path)
     return removed
 
 
@@ -397,10 +467,10 @@ def write_file(path: Path, data: bytes, *, disk: Disk | None = None) -> None:
         b'seed = 1'
     """
     disk = disk or Disk()
-    make_folders(disk, path.parent)
+    _make_folders(disk, path.parent)
     temporary = hidden_path(path, "tmp")
     try:
-        write_synced(disk, temporary, data)
+        _write_synced(disk, temporary, data)
         disk.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -456,31 +526,8 @@ def from_bytes(data: bytes) -> dict[str, Any]:
     return state
 
 
-def _manifest_bytes(files: Mapping[str, bytes], meta: Mapping[str, Any]) -> bytes:
-    entries = {}
-    for name, data in files.items():
-        if not _FILE_NAME.fullmatch(name) or name == MANIFEST:
-            raise ValueError(f"a file's name is of letters, digits, '_', '-', '.', got {name!r}")
-        if not isinstance(data, bytes):
-            raise TypeError(f"the content of {name} must be bytes, got {type(data).__name__}")
-        entries[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    return manifest_bytes(entries, meta)
-
-
-def manifest_bytes(entries: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) -> bytes:
-    """The content of manifest.json, with a SHA-256 of its own.
-
-    Args:
-        entries: 'size' in bytes and 'sha256' of each file, by name.
-        meta: what JSON can hold.
-
-    Raises:
-        TypeError: JSON would give back another `meta`.
-
-    Example:
-        >>> manifest_bytes({}, {"step": 3}).splitlines()[3].strip()
-        b'"step": 3'
-    """
+def _manifest_bytes(entries: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) -> bytes:
+    """The content of manifest.json, with a SHA-256 of its own."""
     manifest = {"format": _FORMAT, "meta": dict(meta), "files": dict(entries)}
     text = json.dumps(manifest, indent=2, allow_nan=False)
     if json.loads(text) != manifest:
@@ -493,20 +540,8 @@ def _sealed(head: bytes) -> bytes:
     return head + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
 
 
-def read_manifest(folder: Path, *, disk: Disk) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
-    """The meta of a checkpoint, and size in bytes and SHA-256 of its files by name, verified.
-
-    Raises:
-        CheckpointDamaged: it is not what was saved.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp()) / "step-1"
-        >>> _ = save_checkpoint(folder, {"a.bin": b"abc"}, meta={"step": 1})
-        >>> meta, entries = read_manifest(folder, disk=Disk())
-        >>> meta, entries["a.bin"][0]
-        ({'step': 1}, 3)
-    """
+def _read_manifest(disk: Disk, folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The meta of a checkpoint, and size and SHA-256 of its files by name, verified."""
     data = b"".join(_chunks(disk, folder, MANIFEST, _VERIFY_BYTES))
     if data != _sealed(data[: -len(_sealed(b""))]):
         raise CheckpointDamaged(folder, MANIFEST, "is not what was saved (its own SHA-256 differs)")
@@ -517,31 +552,14 @@ def read_manifest(folder: Path, *, disk: Disk) -> tuple[dict[str, Any], dict[str
     for name in manifest["files"]:
         if not _FILE_NAME.fullmatch(name):  # a checksum is no signature: it may lead anywhere
             raise CheckpointDamaged(folder, MANIFEST, f"lists a file that may not be: {name!r}")
-    entries = {name: (e["size"], e["sha256"]) for name, e in manifest["files"].items()}
-    return manifest["meta"], entries
+    return manifest["meta"], manifest["files"]
 
 
-def verified_chunks(
-    disk: Disk, folder: Path, name: str, size: int, sha256: str, chunk_bytes: int
+def _verified_chunks(
+    disk: Disk, folder: Path, name: str, entry: Mapping[str, Any], chunk_bytes: int
 ) -> Iterator[bytes]:
-    """The content of a file in chunks; whoever takes them all knows that it is as saved.
-
-    Args:
-        disk: all file operations go through it.
-        folder, name: of the file.
-        size, sha256: in bytes, and hexadecimal, as they were saved.
-        chunk_bytes: at most, of a chunk.
-
-    Raises:
-        CheckpointDamaged: it is not what was saved.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> write_file(folder / "a", b"abc")
-        >>> list(verified_chunks(Disk(), folder, "a", 3, hashlib.sha256(b"abc").hexdigest(), 2))
-        [b'ab', b'c']
-    """
+    """The content of a file in chunks; whoever takes them all knows that it is as saved."""
+    size = entry["size"]
     digest, length = hashlib.sha256(), 0
     for chunk in _chunks(disk, folder, name, chunk_bytes):
         digest.update(chunk)
@@ -551,7 +569,7 @@ def verified_chunks(
         yield chunk
     if length < size:
         raise CheckpointDamaged(folder, name, f"has {length} of the {size} bytes saved")
-    if digest.hexdigest() != sha256:
+    if digest.hexdigest() != entry["sha256"]:
         raise CheckpointDamaged(folder, name, "is not what was saved (its SHA-256 differs)")
 
 
@@ -572,16 +590,8 @@ def _chunks(disk: Disk, folder: Path, name: str, chunk_bytes: int) -> Iterator[b
         raise
 
 
-def write_synced(disk: Disk, path: Path, data: bytes) -> None:
-    """Write a new file and return when its content is on the disk; its name may not be, yet.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a"
-        >>> write_synced(Disk(), path, b"abc")
-        >>> path.read_bytes()
-        b'abc'
-    """
+def _write_synced(disk: Disk, path: Path, data: bytes) -> None:
+    """Write a new file and return when its content is on the disk; its name may not be, yet."""
     # Written and synced through one descriptor: a second one may not hear of a failed write-back.
     try:
         file = disk.create(path)
@@ -597,20 +607,15 @@ def write_synced(disk: Disk, path: Path, data: bytes) -> None:
         raise
 
 
-def make_folders(disk: Disk, folder: Path) -> None:
-    """Make a folder and those above it, each name on the disk on return.
-
-    Example:
-        >>> import tempfile
-        >>> make_folders(Disk(), Path(tempfile.mkdtemp()) / "a" / "b")
-    """
+def _make_folders(disk: Disk, folder: Path) -> None:
+    """Make a folder and those above it, each name on the disk on return."""
     try:
         disk.make_folder(folder)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
-        make_folders(disk, folder.parent)
-        make_folders(disk, folder)
+        _make_folders(disk, folder.parent)
+        _make_folders(disk, folder)
     except FileExistsError:
         _sync_name(disk, folder)  # whoever made it may have been killed before doing this
     else:
@@ -634,22 +639,14 @@ def _names(disk: Disk, root: Path) -> list[str]:
         return []
 
 
-def remove_tree(disk: Disk, path: Path) -> None:
-    """Remove a folder with its files.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> remove_tree(Disk(), folder)
-        >>> folder.exists()
-        False
-    """
+def _remove_tree(disk: Disk, path: Path) -> None:
+    """Remove a folder with its files."""
     # Removing is tried first, so that a link is never followed.
     try:
         disk.remove(path)
     except (IsADirectoryError, PermissionError):  # macOS and Windows say the latter of a folder
         for name in disk.names(path):
-            remove_tree(disk, path / name)
+            _remove_tree(disk, path / name)
         disk.remove_folder(path)
 
 

@@ -40,8 +40,26 @@ def tensors_in(value: Any) -> dict[str, Tensor]:
         ['state_dict.weight', 'lr.1']
     """
     found: dict[str, Tensor] = {}
-    seen: set[int] = set()
     length = 0
+    for place, item in places_in(value):
+        if isinstance(item, Tensor):
+            length += len(place)
+            if len(place) > _LONGEST or length > _MOST:
+                raise ValueError(f"names are too long to be listed: {place[:40]!r}...")
+            if place in found:
+                raise ValueError(f"two tensors have the name {place[:80]!r}")
+            found[place] = item
+    return found
+
+
+def places_in(value: Any) -> Iterator[tuple[str, Any]]:
+    """Everything in nested data with its place, as of `tensors_in`, the outermost first under ''.
+
+    Example:
+        >>> list(places_in({"lr": [0.5]}))
+        [('', {'lr': [0.5]}), ('lr', [0.5]), ('lr.0', 0.5)]
+    """
+    seen: set[int] = set()
     # Iterators, so that a long name in front of a million children is not written out for each.
     todo: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", iter([("", value)]))]
     while todo:
@@ -49,20 +67,15 @@ def tensors_in(value: Any) -> dict[str, Tensor]:
         for key, item in children:
             place = f"{prefix}{key}"
             if isinstance(item, Tensor):
-                length += len(place)
-                if len(place) > _LONGEST or length > _MOST:
-                    raise ValueError(f"names are too long to be listed: {place[:40]!r}...")
-                if place in found:
-                    raise ValueError(f"two tensors have the name {place[:80]!r}")
-                found[place] = item
+                yield place, item
             elif id(item) not in seen:
                 seen.add(id(item))
+                yield place, item
                 # A name that is too long already stays just that, however deep it goes on.
                 todo.append((f"{place[: _LONGEST + 1]}." if place else "", _children(item)))
                 break
         else:
             todo.pop()
-    return found
 
 
 def state_dicts_in(value: Any) -> dict[str, dict[str, Tensor]]:

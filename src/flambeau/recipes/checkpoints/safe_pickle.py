@@ -6,9 +6,11 @@ Source: own. The opcodes are those of Python's pickletools; the containers are t
 A pickle is a program. `torch.load(weights_only=True)` runs it with few things that it may call; here
 it is followed on paper: a name stays a name, a call is only recorded, and a table in this file builds
 tensors, numbers and dicts from that record. Nothing is imported on behalf of the file.
-Not for quantized, sparse and TorchScript-only data: `torch.load(weights_only=True)` reads the first two.
+Not for quantized, sparse and conjugated tensors and arrays of other things than numbers and text: they are
+listed, and left out; `torch.load(weights_only=True)` reads the tensors. Nor for TorchScript-only data.
 """
 
+import codecs
 import io
 import math
 import mmap
@@ -29,17 +31,16 @@ import torch
 from torch import Tensor
 
 _MAX_OPS = 20_000_000  # some GB of memory at worst; a checkpoint of 10 000 tensors has 400 000
+_MAX_MADE = 1_000_000  # opcodes that make or fill something, 10 s to build; a tensor has eight
 _MAX_DEPTH = 100  # of containers in each other; real ones stay below 40
 # Tuples as keys: hash() of one runs over all of it each time, and many of equal hash are easily made.
 _MAX_KEY_PARTS, _MAX_TUPLE_KEYS = 16, 10_000
 _MAGIC = 0x1950A86A20F9469CFC6C  # what torch.save wrote first before PyTorch 1.6
-_ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)  # in a string of Python 2's repr
-_ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 _STORAGE_DTYPES = {
     "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
     "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
     "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
-    "Untyped": torch.uint8,
+    "Untyped": torch.uint8, "QInt8": torch.qint8, "QUInt8": torch.quint8, "QInt32": torch.qint32,
 }  # fmt: skip
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _STORAGE = re.compile(r"torch\.(?:cuda\.|storage\.)?(\w+)Storage")
@@ -67,6 +68,7 @@ class Contents:
         root: the class of the object, such as 'dict' or 'models.Net'.
         names: every global that unpickling would import, in order.
         refused: those of them that `load_pickle` does not build; pickle.load would run them.
+        not_read: what is no object and yet not built, such as 'a sparse tensor'.
         weights_only: whether torch.load(weights_only=True) reads it without further permission.
         value: what `load_pickle` gives with drop_objects, its tensors on 'meta': without values.
     """
@@ -75,6 +77,7 @@ class Contents:
     root: str
     names: tuple[str, ...]
     refused: tuple[str, ...]
+    not_read: tuple[str, ...]
     weights_only: bool
     value: Any
 
@@ -101,12 +104,14 @@ def pickle_contents(path: Path) -> Contents:
         ('zip', (), True, torch.Size([2, 3]))
     """
     with _parsed(path) as (parsed, _):
-        built = _Builder(parsed, data=None, drop=True).build(parsed.root)
+        builder = _Builder(parsed, data=None, drop=True)
+        built = builder.build(parsed.root)
         known = [_OLD_NAMES.get(name, name) for name in parsed.names if _known(name)]
         plain = all(name[:6] == "torch." or name in _TORCH for name in known)
         plain &= parsed.container in ("zip", "torch before 1.6") and parsed.protocol == 2
         root, names, refused = _class_of(parsed.root), tuple(parsed.names), parsed.refused()
-        return Contents(parsed.container, root, names, refused, plain and not refused, built)
+        plain, not_read = plain and not refused, tuple(builder.not_read)
+        return Contents(parsed.container, root, names, refused, not_read, plain, built)
 
 
 def load_pickle(
@@ -117,14 +122,14 @@ def load_pickle(
     Args:
         path: as for `pickle_contents`.
         drop_objects: let a `Foreign` stand for each object and call that may not be made (a whole
-            model, settings of a class); by default such a file is refused.
+            model, settings of a class) and for what is not read; by default such a file is refused.
         mapped: tensors lie in the mapped file until they are used or written to, which saves memory;
             nobody may change the file meanwhile.
         checked: compare each record of a zip file with its CRC-32, which reads all of the file.
 
     Returns:
-        Plain data: NumPy scalars as Python numbers, a Namespace as a dict, a path as a string; strings
-        of Python 2 decoded as Latin-1, which loses nothing.
+        Plain data: NumPy scalars as Python numbers, a Namespace as a dict, a path as a string, a storage
+        as a tensor (N,); strings of Python 2 decoded as Latin-1, which loses nothing.
 
     Raises:
         PickleRefused: damaged, or it names other things than weights and plain data.
@@ -191,7 +196,7 @@ class _Machine:
         self.file = file  # of which it reads one pickle a run
         self.storages: dict[str, _Storage] = {}
         self.names: dict[str, None] = {}
-        self.protocol = 0
+        self.protocol = self.num_made = 0
         self.checked_key = _KeyCheck()
 
     def run(self) -> Any:
@@ -201,6 +206,9 @@ class _Machine:
         try:
             for _ in range(_MAX_OPS):
                 opcode = _OPCODES[self.file.read(1)]
+                self.num_made += opcode.name in _TAKES
+                if self.num_made > _MAX_MADE:
+                    raise PickleRefused(f"the pickle makes over {_MAX_MADE} things")
                 if opcode.name == "STOP":
                     return self.stack.pop()
                 read = opcode.arg and opcode.arg.reader  # the one of STRING knows ASCII alone
@@ -342,12 +350,7 @@ _RECONSTRUCTORS = (_Name("copy_reg._reconstructor"), _Name("copyreg._reconstruct
 
 def _python2_string(file: Any) -> str:
     raw = cast(bytes, pickletools.read_stringnl(file, decode=False))
-    return _ESCAPE.sub(_unescaped, raw).decode("latin-1")
-
-
-def _unescaped(match: re.Match[bytes]) -> bytes:
-    code = match[1]
-    return bytes([int(code[1:], 16)]) if len(code) == 3 else _ESCAPES.get(code, code)
+    return codecs.escape_decode(raw)[0].decode("latin-1")
 
 
 class _KeyCheck:
@@ -409,6 +412,10 @@ def _parsed(path: Path, checked: bool = False) -> Iterator[tuple[_Parsed, mmap.m
             raise PickleRefused(f"{path}: the file is empty")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     try:
+        if data[257:262] == b"ustar" and data[:2] != b"PK":
+            old = "a tar archive, as torch.save wrote before PyTorch 0.1.10"
+            how = "torch.load(weights_only=False) reads it, if you trust its author"
+            raise PickleRefused(f"{old}: {how}")
         is_zip = data[:4] == b"PK\x03\x04"
         yield _parse_zip(data, checked) if is_zip else _parse_stream(data), data
     except PickleRefused as error:
@@ -493,14 +500,19 @@ class _Builder:
     def __init__(self, parsed: _Parsed, data: Any, *, drop: bool, mapped: bool = False) -> None:
         self.parsed, self.data, self.drop, self.mapped = parsed, data, drop, mapped
         self.done: dict[int, Any] = {}
-        self.storages: dict[tuple[str, torch.dtype], Tensor] = {}
-        self.copies: dict[str, bytearray] = {}  # by storage, whatever types it is read as
+        self.not_read: dict[str, None] = {}
+        self.storages: dict[str, Tensor] = {}  # their bytes, whatever types they are read as
         self.checked_key = _KeyCheck()
         self.depth = 0
 
     def build(self, value: Any) -> Any:
         if isinstance(value, _Name):
             return _DTYPES.get(value.path, Foreign(value.path))
+        if isinstance(value, _Storage):  # that no tensor holds
+            if "q" in str(value.dtype):
+                return self.left_out("a quantized storage")
+            size, values = self.storage(value, value.dtype)
+            return torch.empty(size, dtype=value.dtype, device="meta") if values is None else values
         if not isinstance(value, list | tuple | dict | _Made):
             return value
         if id(value) not in self.done:
@@ -560,29 +572,38 @@ class _Builder:
                 attributes.update(self.pairs(part.items()))
         return foreign
 
+    def left_out(self, what: str) -> Foreign:
+        """What stands for data that are not read here, where objects are dropped."""
+        if not self.drop:
+            raise PickleRefused(f"it holds {what}, not read here; drop_objects=True leaves it out")
+        self.not_read[what] = None
+        return Foreign(what)
+
     def storage(self, storage: Any, dtype: torch.dtype) -> tuple[int, Tensor | None]:
         key = storage.key
         low, high = self.parsed.spans[key]
         size_bytes = storage.size * storage.dtype.itemsize
         if size_bytes > high - low:
             raise PickleRefused(f"storage {key!r} has {high - low} of its {size_bytes} bytes")
-        num_elements = size_bytes // dtype.itemsize
-        if self.data is not None and (key, dtype) not in self.storages:
+        if self.data is not None and key not in self.storages:
             buffer: Any = memoryview(self.data)[low : low + size_bytes]
-            if not (self.mapped and low % dtype.itemsize == 0):
-                buffer = self.copies[key] = self.copies.get(key) or bytearray(buffer)
-            self.storages[key, dtype] = torch.empty(0, dtype=dtype)
-            if buffer:
-                values = torch.frombuffer(buffer, dtype=dtype, count=num_elements or -1)
-                self.storages[key, dtype] = values
-        return num_elements, self.storages.get((key, dtype))
+            if not (self.mapped and low % 8 == 0):
+                buffer = bytearray(buffer)
+            whole = torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0)
+            self.storages[key] = whole
+        num_elements = size_bytes // dtype.itemsize
+        if self.data is None:
+            return num_elements, None
+        if not num_elements:
+            return 0, torch.empty(0, dtype=dtype)
+        return num_elements, self.storages[key][: num_elements * dtype.itemsize].view(dtype)
 
 
-def _tensor(builder: _Builder, made: _Made) -> Tensor:
+def _tensor(builder: _Builder, made: _Made) -> Any:
     storage, offset, shape, strides, *rest = made.args
     v3 = made.maker.path.endswith("_v3")  # requires_grad, hooks, dtype from v3 on, metadata
-    if made.state is not None or any(rest[3:] if v3 else rest[2:]):
-        raise PickleRefused("a tensor with attributes, or conjugated, is not read")
+    if made.state is not None or any(rest[3:] if v3 else rest[2:]) or "q" in str(storage.dtype):
+        return builder.left_out("a tensor that is conjugated, negated, quantized or has attributes")
     dtype = _DTYPES[rest[2].path] if v3 else storage.dtype
     num_elements, values = builder.storage(storage, dtype)
     shape, strides = builder.build(shape), builder.build(strides)
@@ -596,9 +617,9 @@ def _tensor(builder: _Builder, made: _Made) -> Tensor:
     return values.as_strided(shape, strides, 0 if 0 in shape else offset)
 
 
-def _data(builder: _Builder, made: _Made) -> Tensor:
+def _data(builder: _Builder, made: _Made) -> Any:
     value = builder.build(made.args[0])  # Parameter(data, requires_grad ...)
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor | Foreign):
         raise PickleRefused(f"{made.maker.path} of no tensor")
     return value
 
@@ -607,7 +628,7 @@ def _typed(builder: _Builder, made: _Made) -> Any:
     function, _type, args, _state = made.args  # a tensor with attributes of its own, which are left
     maker = _MAKERS[function.path]
     if maker not in (_tensor, _data):
-        raise PickleRefused(f"a tensor made by {function.path}")
+        return builder.left_out(f"a tensor made by {function.path}")
     return maker(builder, _Made(function, args))
 
 
@@ -640,15 +661,23 @@ def _numpy_dtype(builder: _Builder, made: _Made) -> Any:
 
     _, order, *fields = made.state or (3, "|", None, None, None)
     if not _NUMPY_DTYPE.fullmatch(order + made.args[0]) or fields[:3] != [None] * 3:
-        raise PickleRefused(f"the NumPy dtype {made.args[0][:20]} is not read")
+        return builder.left_out(f"the NumPy dtype {made.args[0][:20]!r}")
     return np.dtype(order + made.args[0])
 
 
 def _numpy_array(builder: _Builder, made: _Made) -> Any:
     if made.args[0] != _Name("numpy.ndarray"):
         raise PickleRefused(f"it would make a {_class_of(made.args[0])}")
-    _, shape, dtype, fortran, raw = map(builder.build, made.state)
+    dtype = builder.build(made.state[2])
+    if isinstance(dtype, Foreign):  # of objects, records or dates
+        return dtype
+    _, shape, _, fortran, raw = map(builder.build, made.state)
     return _array(raw, dtype, shape, "F" if fortran else "C")
+
+
+def _scalar(builder: _Builder, made: _Made) -> Any:
+    dtype, raw = map(builder.build, made.args)
+    return dtype if isinstance(dtype, Foreign) else _array(raw, dtype).item()
 
 
 def _array(raw: Any, dtype: Any, shape: tuple[int, ...] = (), order: Any = "C") -> Any:
@@ -668,8 +697,7 @@ _MAKERS: dict[str, Callable[[_Builder, _Made], Any]] = {
     "torch.Size": lambda b, made: torch.Size(b.build(made.args[0])),
     "torch.device": lambda b, made: torch.device(*made.args),
     "collections.OrderedDict": _mapping, "builtins.set": _set, "builtins.frozenset": _set,
-    "collections.defaultdict": lambda b, made: dict(_mapping(b, made)),
-    "collections.Counter": lambda b, made: dict(_mapping(b, made)),
+    **dict.fromkeys(("collections.defaultdict", "collections.Counter"), lambda b, m: dict(_mapping(b, m))),
     "builtins.complex": lambda b, made: complex(*map(float, made.args)),
     "builtins.bytearray": lambda b, made: bytearray(_raw(*map(b.build, made.args))),
     "builtins.bytes": lambda b, made: _raw(*made.args), "_codecs.encode": lambda b, made: _raw(made.args[0]),
@@ -677,13 +705,19 @@ _MAKERS: dict[str, Callable[[_Builder, _Made], Any]] = {
     "types.SimpleNamespace": lambda b, made: dict(b.pairs((made.state or {}).items())),
     "pathlib.PosixPath": lambda b, made: str(PurePosixPath(*made.args)),
     "numpy.dtype": _numpy_dtype, "numpy._core.multiarray._reconstruct": _numpy_array,
-    "numpy._core.multiarray.scalar": lambda b, made: _array(*map(b.build, made.args[::-1])).item(),
+    "numpy._core.multiarray.scalar": _scalar,
     "numpy._core.numeric._frombuffer": lambda b, made: _array(*map(b.build, made.args)),
+    "torch._utils._rebuild_sparse_tensor": lambda b, made: b.left_out("a sparse tensor"),
+    "torch._utils._rebuild_qtensor": lambda b, made: b.left_out("a quantized tensor"),
+    "torch._utils._rebuild_meta_tensor_no_storage": lambda b, made: b.left_out("a tensor on meta"),
 }  # fmt: skip
 _OLD_NAMES = {n.replace("._core.", ".core.").replace("builtins", "__builtin__"): n for n in _MAKERS}
 _ARGUMENTS = {  # only ever an argument of the above, or of one of the ways to make an object
     "numpy.ndarray", "torch.Tensor", "copy_reg._reconstructor", "copyreg._reconstructor",
-    *(f"{b}.{t}" for b in ("__builtin__", "builtins") for t in ("object", "list", "dict", "int")),
+    "torch.serialization._get_layout", "torch.per_tensor_affine", "torch.per_channel_affine",
+    # Python 3 writes the int and str of a defaultdict under their names of Python 2.
+    *(f"{b}.{t}" for b in ("__builtin__", "builtins")
+      for t in ("object", "list", "dict", "int", "long", "float", "str", "unicode", "bool", "tuple")),
 }  # fmt: skip
 _TORCH = {  # of those outside torch, what torch.load(weights_only=True) takes too
     "builtins.set", "builtins.bytearray", "builtins.complex", "_codecs.encode",

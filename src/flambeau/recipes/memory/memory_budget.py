@@ -1,13 +1,15 @@
-"""Fit a training step into a memory budget: choose which blocks recompute, and say what that costs.
+"""The memory of a training step: estimate it, or fit it into a budget by recomputing the cheapest blocks.
 
-把一个训练步骤放进给定的内存预算：选择哪些模块重新计算，并给出时间代价。
+训练步骤的内存：估计它，或让代价最小的模块重新计算，把它放进给定的预算。
 
 Source: the choice of Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174, made by
 a dynamic program over measured bytes and seconds; the bytes come from steps on tensors without data.
 
 The recomputation itself comes in as a function, such as `checkpoint_modules` of activation_checkpointing.py.
 
-Not for models whose forward pass depends on values of its input, nor for blocks that run several times.
+Not for models whose forward pass depends on values of its input (`.item()`, boolean masks), nor for blocks
+that run several times, nor for the scratch space inside a kernel, the CUDA context (0.3 to 0.5 GB) or the
+allocator's fragments.
 """
 
 import copy
@@ -15,7 +17,7 @@ import time
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
@@ -24,7 +26,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.optim import AdamW, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -33,6 +39,26 @@ _Optimizers = Callable[[list[nn.Parameter]], Optimizer | Sequence[Optimizer]]
 _Recompute = Callable[..., nn.Module]
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _TIME_UNITS = 1000  # the choice knows seconds to a thousandth of those of all blocks together
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of one training step; `print` shows a table. `peak` is not the sum: not all live at once."""
+
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer: int
+    """State between steps: momentum and the like."""
+    batch: int
+    activations: int
+    """What the graph keeps for the backward pass, without parameters, buffers and the batch."""
+    peak: int
+    """The most that lives at any moment of a step, temporaries between operations included."""
+
+    def __str__(self) -> str:
+        rows = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return "\n".join(f"{name:<12}{size / 2**20:12.2f} MiB" for name, size in rows)
 
 
 @dataclass(frozen=True)
@@ -94,7 +120,7 @@ class _LiveStorages(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
-        self.phases = [_Phase(("set-up", ""), 0, 0)]
+        self.phases = [_Phase(("parameters", ""), 0, 0)]
         self._sizes: dict[int, int] = {}
 
     def mark(self, kind: str, name: str = "") -> None:
@@ -142,12 +168,28 @@ def _mark_passes(module: nn.Module, name: str, live: _LiveStorages) -> None:
 
 
 def _without_data(tensor: Tensor) -> Tensor:
-    fake = torch.empty_strided(
-        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
+    """Under a FakeTensorMode: shape, layout and device, and no memory. 'meta' counts as the CPU."""
+    device = "cpu" if tensor.device.type == "meta" else tensor.device
+    fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad)
+
+
+def _copied(
+    model: nn.Module, batch: tuple[Any, ...], live: _LiveStorages
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """Model, gradients and batch without data; under a FakeTensorMode."""
+    memo: dict[int, Any] = {id(p): _without_data(p) for p in model.parameters()}
+    live.mark("buffers")
+    memo.update({id(b): _without_data(b) for b in model.buffers()})
+    live.mark("batch")
+    batch = tree_map_only(Tensor, _without_data, batch)
+    live.mark("gradients")
+    model = copy.deepcopy(model, memo)  # ties, hooks and frozen parameters stay as they are
+    for parameter in _trainable(model):
+        parameter.grad = torch.empty_like(parameter)
+    return model, batch
 
 
 def _simulate(
@@ -155,20 +197,16 @@ def _simulate(
     batch: tuple[Any, ...],
     forward: Callable[[nn.Module, tuple[Any, ...]], tuple[Any, Tensor]],
     optimizer: _Optimizers,
-    recompute: _Recompute,
-    names: Sequence[str],
-    recomputed: Sequence[str],
+    recompute: _Recompute = lambda model: model,
+    names: Sequence[str] = (),
+    recomputed: Sequence[str] = (),
 ) -> list[_Phase]:
     """The phases of a step in which these blocks recompute: nothing is allocated, every byte is counted."""
     live, mode = _LiveStorages(), FakeTensorMode(allow_non_fake_inputs=True)
     with mode, live:
-        tensors = (*model.parameters(), *model.buffers())
-        model = copy.deepcopy(model, {id(t): _without_data(t) for t in tensors})
-        batch = tree_map_only(Tensor, _without_data, batch)
-        parameters = _trainable(model)
-        for parameter in parameters:
-            parameter.grad = torch.empty_like(parameter)
-    made = optimizer(parameters)
+        model, batch = _copied(model, batch, live)
+    live.mark("optimizer")
+    made = optimizer(_trainable(model))
 
     def update() -> None:  # not under the mode: Adam reads its step count, which is a tensor
         with live:
@@ -181,19 +219,29 @@ def _simulate(
     for name in names:
         _mark_passes(model.get_submodule(name), name, live)
     live.mark("start")
-    with mode, live:
-        output, loss = forward(
-            model, batch
-        )  # a loop that counts hits keeps the output to the end, too
-        loss.backward()
+    try:
+        with mode, live:
+            output, loss = forward(model, batch)
+            if not names:
+                live.mark("gradients of all")
+            loss.backward()
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ValueError(
+            f"the step reads values of a tensor, but only shapes are known: {error}"
+        ) from error
     live.mark("end")
     update()
-    del output
-    return live.phases[1:]
+    del output  # kept until here, as in a loop that counts hits
+    return live.phases
+
+
+def _step(phases: list[_Phase]) -> list[_Phase]:
+    """Without those of the set-up."""
+    return phases[[phase.label[0] for phase in phases].index("start") :]
 
 
 def _peak(phases: list[_Phase]) -> int:
-    return max(phase.peak for phase in phases)
+    return max(phase.peak for phase in _step(phases))
 
 
 # ---------------------------------------------------------------- seconds
@@ -260,7 +308,7 @@ class _Choice:
         # After k blocks: bytes besides what those keep, and the rise above that by the mode of block k.
         self._checks: list[list[tuple[int, list[int]]]] = [[] for _ in held]
         k = 0
-        for phase in both[0]:
+        for phase in _step(both[0]):
             kind, name = phase.label
             pair = [phase, phase]
             if name in names:
@@ -338,7 +386,7 @@ def _fit(
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise ValueError("no parameter of the model needs a gradient: there is no step to fit")
+        raise ValueError("no parameter of the model needs a gradient: there is no step")
     return parameters
 
 
@@ -351,12 +399,52 @@ def _forward(
     device = next(model.parameters()).device.type
     with torch.autocast(device, autocast, enabled=autocast is not None):
         output = model(*batch)
-        return output, loss(output)
+        value = loss(output)
+    if value.numel() != 1:
+        raise ValueError(f"the loss must be a scalar, got the shape {tuple(value.shape)}")
+    return output, value
 
 
 def _mean_of_all(output: Any) -> Tensor:
     leaves = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
     return torch.stack([leaf.float().mean() for leaf in leaves]).sum()
+
+
+def estimate_memory(
+    model: nn.Module,
+    batch: tuple[Any, ...],
+    *,
+    loss: Callable[[Any], Tensor] = _mean_of_all,
+    optimizer: _Optimizers = AdamW,
+    autocast: torch.dtype | None = None,
+) -> MemoryEstimate:
+    """Estimate a step of `loss(model(*batch))`, its backward pass and the optimizer, gradients then freed.
+
+    Args:
+        model: on any device, 'meta' too; not changed. In training mode unless you called `eval()`.
+        batch: the positional arguments of the model, tensors of any device; only shapes and dtypes count.
+        loss: of the output, a scalar; by default the mean. It may use real targets, which then exist.
+        optimizer: from the parameters that need gradients, one optimizer or several (Muon beside AdamW).
+        autocast: torch.bfloat16 or torch.float16 for the forward pass and the loss; None for none.
+
+    Returns:
+        Bytes by category, and the peak.
+
+    Raises:
+        ValueError: no parameter needs a gradient, or the loss is not a scalar.
+
+    Example:
+        >>> from torch.optim import SGD
+        >>> model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.ReLU())
+        >>> estimate = estimate_memory(model, (torch.ones(16, 256),), optimizer=SGD)
+        >>> estimate.parameters, estimate.activations // 1024, estimate.optimizer
+        (262144, 16, 0)
+    """
+    phases = _simulate(model, batch, partial(_forward, loss, autocast), optimizer)
+    grown = {phase.label[0]: phase.end - phase.start for phase in phases}
+    grown["optimizer"] += grown["gradients"]  # which are gone after it
+    grown |= {"activations": grown["start"], "peak": _peak(phases)}
+    return MemoryEstimate(**{field.name: grown[field.name] for field in fields(MemoryEstimate)})
 
 
 def _block_names(model: nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -5,8 +5,9 @@ The recipe checkpoints/atomic_checkpoint.py writes, verifies and removes them.
 
 import errno
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import torch
 from torch import Tensor
 
 from flambeau.errors import InputError
-from flambeau.parallel.shard_layout import unsharded
+from flambeau.parallel.ranks import FailedElsewhere, Ranks
+from flambeau.parallel.shard_layout import unsharded, weights_bytes
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     Checkpoint,
     CheckpointDamaged,
     Disk,
+    checkpoint_folders,
     from_bytes,
-    latest_checkpoint,
     prune_checkpoints,
     read_checkpoint,
     remove_leftovers,
@@ -64,6 +66,7 @@ class Checkpointer:
 
     def __init__(self, root: Path, *, keep: int, disk: Disk | None = None) -> None:
         self._root, self._keep, self._disk = root, keep, disk or Disk()
+        self._ranks = Ranks(0, 1, None)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.last_good: str | None = None
@@ -102,41 +105,67 @@ class Checkpointer:
             raise failure
 
     def restore_latest(self, *, say: Callable[[str], None]) -> "Restored | None":
-        """The newest checkpoint that is whole; damaged ones are set aside and named in one line each.
+        """The newest checkpoint that is whole for every rank.
+
+        Damaged ones are set aside and named in one line each.
+
+        Args:
+            say: takes lines for the user; called on rank 0.
 
         Raises:
-            InputError: there are checkpoints, and none is whole.
+            InputError: there are checkpoints, and none is whole; on rank 0.
+            OSError: one could not be read for a reason that says nothing about it; on rank 0.
+            FailedElsewhere: the same, on the others.
         """
-        remove_leftovers(self._root)
-        checkpoint, damaged = latest_checkpoint(self._root)
-        if checkpoint is None and damaged:
-            raise InputError(
+        ranks, damaged = self._ranks, list[CheckpointDamaged]()
+        for name in ranks.first(lambda: _newest_first(self._root)):
+            found, error = None, None
+            try:
+                found = self._read(self._root / name)
+            except (CheckpointDamaged, OSError) as caught:
+                error = caught.with_traceback(None)  # its frames hold what was read so far
+            errors = [theirs for theirs in ranks.gather(error) if theirs is not None]
+            for theirs in errors:
+                if not isinstance(theirs, CheckpointDamaged):
+                    ranks.first(partial(_raise, theirs))
+            if not errors:
+                ranks.first(partial(_set_aside, damaged, name, say))
+                self.last_good = name
+                return found
+            damaged += [theirs for theirs in errors[:1] if isinstance(theirs, CheckpointDamaged)]
+        if damaged:
+            text = (
                 f"none of the {len(damaged)} checkpoints in {self._root} is whole ({damaged[0]}).\n"
                 "Restore one from a copy, or start again with --fresh."
             )
-        if checkpoint is None:
-            return None
-        for error in damaged:
-            set_aside(error.folder)
-            say(f"damaged checkpoint set aside: {error}; going on from {checkpoint.folder.name}")
-        return restored(checkpoint)
+            ranks.first(partial(_raise, InputError(text)))
+        return None
+
+    def _read(self, folder: Path) -> "Restored":
+        return restored(read_checkpoint(folder, disk=self._disk))
+
+    def _save(self, folder: Path, snapshot: Snapshot) -> None:
+        save_checkpoint(folder, _files(snapshot), meta=snapshot.meta, disk=self._disk)
+        verify_checkpoint(folder, disk=self._disk)
 
     def _write(
         self, name: str, snapshot: Snapshot, best: str | None, before: Callable[[], None]
     ) -> None:
         folder = self._root / name
+        keep = {best} if best else set()
+        prune = partial(prune_checkpoints, keep_last=self._keep, keep=keep, disk=self._disk)
         try:
-            before()
-            if not folder.exists():
-                save_checkpoint(folder, _files(snapshot), meta=snapshot.meta, disk=self._disk)
-                verify_checkpoint(folder, disk=self._disk)
+            self._ranks.first(before)
+            if not self._ranks.first(folder.exists):
+                self._save(folder, snapshot)
             self.last_good = name
-            prune_checkpoints(
-                self._root, keep_last=self._keep, keep={best} if best else (), disk=self._disk
-            )
+            self._ranks.first(partial(prune, self._root))
         except (OSError, CheckpointDamaged) as error:
             self._failure = self._failed(folder, error)
-        except Exception as error:  # raised by `wait`, in the thread that can do something about it
+        except (
+            Exception,
+            FailedElsewhere,
+        ) as error:  # raised by `wait`, in the thread that can act on it
             self._failure = error
 
     def _failed(
@@ -197,17 +226,27 @@ def restore(folder: Path) -> Restored:
         raise InputError(f"{error}; choose another checkpoint") from error
 
 
+def _newest_first(root: Path) -> list[str]:
+    remove_leftovers(root)
+    return [folder.name for folder in reversed(checkpoint_folders(root))]
+
+
+def _set_aside(damaged: Sequence[CheckpointDamaged], name: str, say: Callable[[str], None]) -> None:
+    for error in damaged:
+        set_aside(error.folder)
+        say(f"damaged checkpoint set aside: {error}; going on from {name}")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
 def _files(snapshot: Snapshot) -> dict[str, bytes]:
     files = {"model.safetensors": weights_bytes(snapshot.model)}
     if snapshot.ema is not None:
         files["ema.safetensors"] = weights_bytes(snapshot.ema)
     files["training_state.pt"] = to_bytes(snapshot.state)
     return files
-
-
-def weights_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """A .safetensors file of these tensors; 'format: pt' is what loaders look for."""
-    return bytes(safetensors.torch.save(dict(tensors), metadata={"format": "pt"}))
 
 
 def restored(checkpoint: Checkpoint) -> Restored:

@@ -1,48 +1,25 @@
 """The files of an FSDP checkpoint: every rank writes and reads its own pieces.
 
 The folder keeps the contract of `atomic_checkpoint`: a hidden folder, every file written, synced and read
-back, manifest.json with the size and SHA-256 of each, then the rename. torch.distributed.checkpoint plans
-who writes what and agrees on failures, and its resharding finds the pieces of another number of ranks.
+back, manifest.json with the size and SHA-256 of each, then the rename.
 
     step-00001200/shard-00000-of-00004.safetensors ...   the pieces of a rank, by name
     step-00001200/sharding.json                          where each piece lies in the whole
     step-00001200/training_state.pt                      the rest, as in every checkpoint
 """
 
-import contextlib
-import errno
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.futures import Future
 
+from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import (
     INDEX,
     INDEX_FORMAT,
@@ -51,37 +28,30 @@ from flambeau.parallel.shard_layout import (
     Piece,
     put_back,
     read_index,
+    weights_bytes,
 )
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
-    MANIFEST,
+    CheckpointWriter,
     Disk,
     from_bytes,
-    hidden_path,
-    make_folders,
-    manifest_bytes,
     read_checkpoint,
-    read_manifest,
-    remove_tree,
     to_bytes,
-    verified_chunks,
-    write_synced,
 )
-from flambeau.train.checkpoints.checkpointer import Restored, Snapshot, restored, weights_bytes
+from flambeau.train.checkpoints.checkpointer import Restored, Snapshot, restored
+
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class _Held:
-    piece: Piece
-    tensor: Tensor
+class FailedOnRanks(Exception):
+    """Some ranks could not do their part: `errors` by rank, the same on all."""
+
+    def __init__(self, errors: Mapping[int, Exception]) -> None:
+        super().__init__(errors)
+        self.errors = errors
 
 
 def save_sharded(
-    folder: Path,
-    snapshot: Snapshot,
-    layout: Layout,
-    *,
-    group: dist.ProcessGroup,
-    disk: Disk | None = None,
+    folder: Path, snapshot: Snapshot, layout: Layout, ranks: Ranks, *, disk: Disk | None = None
 ) -> None:
     """Save what all ranks hold as one checkpoint, which outlives a power failure when this returns.
 
@@ -89,186 +59,106 @@ def save_sharded(
         folder: the folder to make, the same on all ranks.
         snapshot: what this rank holds; its `state` and `meta` count on rank 0 alone.
         layout: where that lies in the whole.
-        group: of torch, of all ranks, for objects on the CPU.
+        ranks: all that hold something.
         disk: all file operations of this rank go through it.
 
     Raises:
-        CheckpointException: on all ranks, with the errors of those that failed; `folder` is not there.
+        FailedOnRanks: on all ranks; `folder` is not there.
     """
-    planner = _Planner(snapshot, layout)
-    writer = _Writer(folder, planner, snapshot.meta, disk or Disk())
+    writer, state = CheckpointWriter(folder, disk=disk), dict[str, Any]()
+    held: dict[str, tuple[Piece, Tensor]] = {}
+    name_of = f"shard-{{:05d}}-of-{ranks.world:05d}.safetensors".format
+
+    def choose() -> dict[str, Any]:
+        mine, rest = _held(snapshot, layout, is_first=ranks.is_first)
+        held.update(mine)
+        state.update(rest)
+        return {name: (str(tensor.dtype), piece) for name, (piece, tensor) in held.items()}
+
+    def write() -> dict[str, Any]:
+        own = CheckpointWriter(folder, temporary=temporary, disk=disk)
+        tensors = {name: tensor.contiguous() for name, (_, tensor) in held.items()}
+        own.write(name_of(ranks.rank), weights_bytes(tensors))
+        own.read_back()
+        return own.entries
+
+    def finish() -> None:
+        writer.write(STATE, to_bytes(state))
+        writer.write(INDEX, index)
+        writer.read_back()
+        for entries in written:
+            writer.entries |= entries
+        writer.finish(snapshot.meta)
+
     try:
-        save({}, storage_writer=writer, planner=planner, process_group=group)
+        chosen = _on_all(ranks, choose)
+        index = _index(chosen, name_of)
+        temporary = _on_all(ranks, writer.start if ranks.is_first else Path)[0]
+        written = _on_all(ranks, write)
+        _on_all(ranks, finish if ranks.is_first else lambda: None)
     except BaseException:
-        writer.undo()
+        if ranks.is_first:
+            writer.undo()
         raise
 
 
-def _chunk(piece: Piece) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes))
+def _on_all(ranks: Ranks, work: Callable[[], _T]) -> list[_T]:
+    """What `work` returns on each rank; if it fails on one, all raise."""
+    value: Any = None
+    error: Exception | None = None
+    try:
+        value = work()
+    except Exception as caught:  # raised by all, below
+        error = caught
+    outcomes = ranks.gather((value, error))
+    errors = {rank: failed for rank, (_, failed) in enumerate(outcomes) if failed is not None}
+    if errors:
+        raise FailedOnRanks(errors) from error
+    return [value for value, _ in outcomes]
 
 
-def _held(snapshot: Snapshot, layout: Layout) -> tuple[dict[str, _Held], dict[str, Any]]:
-    """The pieces by name, and the state without those of its tensors."""
-    held = {f"model/{n}": _Held(layout.model[n], t) for n, t in snapshot.model.items()}
+def _held(
+    snapshot: Snapshot, layout: Layout, *, is_first: bool
+) -> tuple[dict[str, tuple[Piece, Tensor]], dict[str, Any]]:
+    """The pieces that this rank writes, by name, and the state without those of its tensors."""
+    held = {f"model/{name}": (layout.model[name], t) for name, t in snapshot.model.items()}
     for name, tensor in (snapshot.ema or {}).items():
-        held[f"ema/{name}"] = _Held(layout.model[name], tensor)
+        held[f"ema/{name}"] = layout.model[name], tensor
     optimizer = snapshot.state["optimizer"]
     rest: dict[int, dict[str, Any]] = {}
     for number, entries in optimizer["state"].items():
         rest[number] = {}
         for key, value in entries.items():
             if isinstance(value, Tensor) and value.dim():
-                held[f"optimizer/{number}/{key}"] = _Held(layout.parameters[number], value)
+                held[f"optimizer/{number}/{key}"] = layout.parameters[number], value
             else:
                 rest[number][key] = value
-    for name, one in held.items():
-        if tuple(one.tensor.shape) != one.piece.sizes:
+    for name, (piece, tensor) in held.items():
+        if tuple(tensor.shape) != piece.sizes:
             raise ValueError(
-                f"{name} has the shape {tuple(one.tensor.shape)}, its piece {one.piece.sizes}: only what "
+                f"{name} has the shape {tuple(tensor.shape)}, its piece {piece.sizes}: only what "
                 "is laid out as a parameter, or a single number of shape (), can be saved in pieces"
             )
+    held = {  # what several ranks hold whole is written by rank 0
+        name: (piece, tensor)
+        for name, (piece, tensor) in held.items()
+        if (is_first if piece.sizes == piece.shape else tensor.numel())
+    }
     return held, {**snapshot.state, "optimizer": {**optimizer, "state": rest}}
 
 
-class _Planner(DefaultSavePlanner):
-    """Plans by the pieces; what several ranks hold whole is written by rank 0."""
-
-    def __init__(self, snapshot: Snapshot, layout: Layout) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._snapshot, self._layout = snapshot, layout
-        self.state: dict[str, Any] = {}
-        self._held: dict[str, _Held] = {}
-
-    def create_local_plan(self) -> SavePlan:
-        # Not before: what fails here fails on all ranks.
-        self._held, self.state = _held(self._snapshot, self._layout)
-        items = []
-        for name, held in self._held.items():
-            piece, tensor = held.piece, held.tensor
-            is_whole = piece.sizes == piece.shape
-            if self.is_coordinator if is_whole else tensor.numel():
-                data = TensorWriteData(
-                    chunk=_chunk(piece),
-                    properties=TensorProperties(dtype=tensor.dtype),
-                    size=torch.Size(piece.shape),
-                )
-                index = MetadataIndex(name, _chunk(piece).offsets)
-                items.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
-        return SavePlan(items)
-
-    def lookup_object(self, index: MetadataIndex) -> Tensor:
-        return self._held[index.fqn].tensor
-
-
-class _Writer(StorageWriter):
-    """Writes the pieces of a rank as one file, and on rank 0 all that makes them a checkpoint."""
-
-    def __init__(
-        self, folder: Path, planner: _Planner, meta: Mapping[str, Any], disk: Disk
-    ) -> None:
-        self._folder, self._planner, self._meta, self._disk = folder, planner, meta, disk
-        self._temporary: Path | None = None
-        self._renamed = False
-        self._file_of: dict[tuple[str, tuple[int, ...]], str] = {}
-
-    def reset(self, checkpoint_id: object = None) -> None:
-        """Nothing is kept from one save to the next."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        """The plan says all."""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
-        """Folders are given otherwise."""
-        return False
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On rank 0: make the hidden folder, and name the file of each rank."""
-        make_folders(self._disk, self._folder.parent)
-        if self._folder.name in self._disk.names(self._folder.parent):
-            raise FileExistsError(
-                errno.EEXIST, "a checkpoint is never overwritten", str(self._folder)
-            )
-        temporary = hidden_path(self._folder, "tmp")
-        self._disk.make_folder(temporary)
-        self._temporary = temporary
-        named = []
-        for rank, plan in enumerate(plans):
-            file = f"shard-{rank:05d}-of-{len(plans):05d}.safetensors"
-            for item in plan.items:
-                self._file_of[item.index.fqn, tuple(item.index.offset or ())] = file
-            named.append(replace(plan, storage_data=(temporary.name, file)))
-        return named
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """On each rank: write its file, and tell its size and SHA-256."""
-        temporary, file = plan.storage_data
-        tensors = {}
-        for item in plan.items:
-            tensor = planner.resolve_data(item)
-            assert isinstance(tensor, Tensor)
-            tensors[item.index.fqn] = tensor.contiguous()
-        entry = self._write(self._folder.with_name(temporary) / file, weights_bytes(tensors))
-        done: Future[list[WriteResult]] = Future()
-        done.set_result([WriteResult(MetadataIndex(file), entry["size"], entry["sha256"])])
-        return done
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On rank 0: write the rest and the manifest, and give the folder its name."""
-        assert self._temporary is not None
-        entries = {}
-        for (result,) in results:
-            entries[result.index.fqn] = {
-                "size": result.size_in_bytes,
-                "sha256": result.storage_data,
-            }
-        index = json.dumps(self._index(metadata), indent=1).encode() + b"\n"
-        for name, data in {STATE: to_bytes(self._planner.state), INDEX: index}.items():
-            entries[name] = self._write(self._temporary / name, data)
-        self._write(self._temporary / MANIFEST, manifest_bytes(entries, self._meta))
-        self._disk.sync_folder(self._temporary)
-        self._disk.rename(self._temporary, self._folder)
-        self._renamed = True
-        self._disk.sync_folder(self._folder.parent)
-
-    def undo(self) -> None:
-        """On rank 0: leave nothing of a save that failed."""
-        if self._temporary is not None:
-            with contextlib.suppress(OSError):  # the first error is the one to report
-                if self._renamed:
-                    self._disk.rename(self._folder, self._temporary)
-                remove_tree(self._disk, self._temporary)
-
-    def _index(self, metadata: Metadata) -> dict[str, Any]:
-        tensors = {}
-        for name, saved in metadata.state_dict_metadata.items():
-            assert isinstance(saved, TensorStorageMetadata)
-            tensors[name] = {
-                "dtype": str(saved.properties.dtype).removeprefix("torch."),
-                "shape": list(saved.size),
-                "pieces": [
-                    {
-                        "file": self._file_of[name, tuple(chunk.offsets)],
-                        "offsets": list(chunk.offsets),
-                        "sizes": list(chunk.sizes),
-                    }
-                    for chunk in saved.chunks
-                ],
-            }
-        return {"format": INDEX_FORMAT, "tensors": tensors}
-
-    def _write(self, path: Path, data: bytes) -> dict[str, Any]:
-        """Write, sync, and read back what the disk has made of it."""
-        write_synced(self._disk, path, data)
-        size, sha256 = len(data), hashlib.sha256(data).hexdigest()
-        for _ in verified_chunks(self._disk, path.parent, path.name, size, sha256, 1 << 20):
-            pass
-        return {"size": size, "sha256": sha256}
+def _index(chosen: Sequence[Mapping[str, Any]], name_of: Callable[[int], str]) -> bytes:
+    """The content of sharding.json."""
+    tensors: dict[str, dict[str, Any]] = {}
+    for rank, pieces in enumerate(chosen):
+        for name, (dtype, piece) in pieces.items():
+            new = {"dtype": dtype.removeprefix("torch."), "shape": piece.shape, "pieces": []}
+            place = {"file": name_of(rank), "offsets": piece.offsets, "sizes": piece.sizes}
+            tensors.setdefault(name, new)["pieces"].append(place)
+    for name, entry in tensors.items():
+        held = sum(math.prod(place["sizes"]) for place in entry["pieces"])
+        assert held == math.prod(entry["shape"]), f"the pieces of {name} do not make up the whole"
+    return json.dumps({"format": INDEX_FORMAT, "tensors": tensors}, indent=1).encode() + b"\n"
 
 
 # ---------------------------------------------------------------- reading
@@ -293,31 +183,46 @@ def restore_pieces(
         CheckpointDamaged: something that this rank has read is not as it was saved.
         OSError: it could not be read for a reason that says nothing about it.
     """
-    disk = disk or Disk()
-    meta, entries = read_manifest(folder, disk=disk)
-    if INDEX not in entries:
+    checkpoint = read_checkpoint(folder, only=lambda name: name in (INDEX, STATE), disk=disk)
+    if INDEX not in checkpoint.files:
         return _cut(restored(read_checkpoint(folder, disk=disk)), layout)
-
-    def read(name: str) -> bytes:
-        size, sha256 = entries[name]
-        return b"".join(verified_chunks(disk, folder, name, size, sha256, size + 1))
-
-    saved = read_index(read(INDEX), folder)
-    tensors, reads = {}, _reads(saved, layout)
+    saved = read_index(checkpoint.files[INDEX], folder)
+    tensors, wanted = {}, {}
     for name, entry in saved.items():
-        sizes = _wanted(name, entry["shape"], layout).sizes
-        tensors[name] = torch.empty(sizes, dtype=getattr(torch, entry["dtype"]))
-    for number, file in enumerate(sorted(entries.keys() - {INDEX, STATE})):
-        if file in reads or number % world == rank:
-            found = safetensors.torch.load(read(file))
-            for name, item in reads.get(file, []):
-                part = Piece((), tuple(item.storage_offsets), tuple(item.lengths)).of(found[name])
-                Piece((), tuple(item.dest_offsets), tuple(item.lengths)).of(tensors[name]).copy_(
-                    part
-                )
-    state = from_bytes(read(STATE))
+        wanted[name] = _wanted(name, entry["shape"], layout)
+        tensors[name] = torch.empty(wanted[name].sizes, dtype=getattr(torch, entry["dtype"]))
+    parts: dict[str, list[tuple[str, Piece, Piece]]] = {}
+    for name, entry in saved.items():
+        for piece in entry["pieces"]:
+            both = _overlap(Piece((), piece["offsets"], piece["sizes"]), wanted[name])
+            if both is not None:
+                parts.setdefault(piece["file"], []).append((name, *both))
+
+    def is_mine(name: str) -> bool:
+        number = name.removeprefix("shard-")[:5]
+        return name in parts or (number.isdecimal() and int(number) % world == rank)
+
+    for file, data in read_checkpoint(folder, only=is_mine, disk=disk).files.items():
+        found = safetensors.torch.load(data)
+        for name, source, target in parts.get(file, ()):
+            target.of(tensors[name]).copy_(source.of(found[name]))
+    state = from_bytes(checkpoint.files[STATE])
     model, ema = put_back(tensors, state)
-    return Restored(folder.name, model, ema, state, meta)
+    return Restored(folder.name, model, ema, state, checkpoint.meta)
+
+
+def _overlap(saved: Piece, wanted: Piece) -> tuple[Piece, Piece] | None:
+    """Where what two pieces of a tensor share lies in each of them; None if they share nothing."""
+    low = [max(pair) for pair in zip(saved.offsets, wanted.offsets, strict=True)]
+    ends = [[o + n for o, n in zip(p.offsets, p.sizes, strict=True)] for p in (saved, wanted)]
+    sizes = tuple(min(pair) - start for *pair, start in zip(*ends, low, strict=True))
+    if any(size <= 0 for size in sizes):
+        return None
+    starts = [
+        tuple(at - offset for at, offset in zip(low, piece.offsets, strict=True))
+        for piece in (saved, wanted)
+    ]
+    return Piece((), starts[0], sizes), Piece((), starts[1], sizes)
 
 
 def _wanted(name: str, shape: Sequence[int], layout: Layout) -> Piece:
@@ -328,21 +233,6 @@ def _wanted(name: str, shape: Sequence[int], layout: Layout) -> Piece:
         number = int(rest.partition("/")[0])
         piece = layout.parameters[number] if number < len(layout.parameters) else None
     return piece if piece is not None and piece.shape == tuple(shape) else Piece.whole(shape)
-
-
-def _reads(saved: Mapping[str, Any], layout: Layout) -> dict[str, list[tuple[str, ReadItem]]]:
-    """By file, what of it goes where: the resharding of torch.distributed.checkpoint."""
-    reads: dict[str, list[tuple[str, ReadItem]]] = {}
-    for name, entry in saved.items():
-        chunks = [_chunk(Piece((), p["offsets"], p["sizes"])) for p in entry["pieces"]]
-        properties = TensorProperties(dtype=getattr(torch, entry["dtype"]))
-        stored = TensorStorageMetadata(properties, torch.Size(entry["shape"]), chunks)
-        wanted = _chunk(_wanted(name, entry["shape"], layout))
-        for item in create_read_items_for_chunk_list(name, stored, [wanted]):
-            assert item.storage_index.index is not None
-            file = entry["pieces"][item.storage_index.index]["file"]
-            reads.setdefault(file, []).append((name, item))
-    return reads
 
 
 def _cut(found: Restored, layout: Layout) -> Restored:

@@ -3,28 +3,17 @@
 Its files are those of `shard_files`.
 """
 
-import functools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.parallel.shard_layout import Layout
-from flambeau.recipes.checkpoints.atomic_checkpoint import (
-    CheckpointDamaged,
-    Disk,
-    checkpoint_folders,
-    prune_checkpoints,
-    remove_leftovers,
-    set_aside,
-)
+from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged, Disk
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, Snapshot
-from flambeau.train.checkpoints.shard_files import restore_pieces, save_sharded
+from flambeau.train.checkpoints.shard_files import FailedOnRanks, restore_pieces, save_sharded
 
 
 class ShardedCheckpointer(Checkpointer):
@@ -57,82 +46,21 @@ class ShardedCheckpointer(Checkpointer):
         self._group = group
         self._ranks = Ranks(ranks.rank, ranks.world, self._group)
 
-    def restore_latest(self, *, say: Callable[[str], None]) -> Restored | None:
-        """This rank's part of the newest checkpoint that is whole for every rank.
+    def _read(self, folder: Path) -> Restored:
+        rank, world = self._ranks.rank, self._ranks.world
+        return restore_pieces(folder, self._layout, rank=rank, world=world, disk=self._disk)
 
-        Damaged ones are set aside and named in one line each, as `restore_latest` of one process does.
-
-        Args:
-            say: takes lines for the user; called on rank 0.
-
-        Raises:
-            InputError: there are checkpoints, and none is whole; on rank 0.
-            OSError: one could not be read for a reason that says nothing about it; on rank 0.
-            FailedElsewhere: the same, on the others.
-        """
-        ranks, damaged = self._ranks, list[CheckpointDamaged]()
-        for name in ranks.first(functools.partial(_newest_first, self._root)):
-            found, error = None, None
-            try:
-                found = restore_pieces(
-                    self._root / name, self._layout, rank=ranks.rank, world=ranks.world,
-                    disk=self._disk,
-                )  # fmt: skip
-            except (CheckpointDamaged, OSError) as caught:
-                error = caught
-            errors = [theirs for theirs in ranks.gather(error) if theirs is not None]
-            for theirs in errors:
-                if not isinstance(theirs, CheckpointDamaged):
-                    _raise_on_first(ranks, theirs)
-            if not errors:
-                ranks.first(functools.partial(_put_aside, damaged, name, say))
-                self.last_good = name
-                return found
-            damaged += [theirs for theirs in errors[:1] if isinstance(theirs, CheckpointDamaged)]
-        if damaged:
-            text = (
-                f"none of the {len(damaged)} checkpoints in {self._root} is whole ({damaged[0]}).\n"
-            )
-            _raise_on_first(
-                ranks, InputError(text + "Restore one from a copy, or start again with --fresh.")
-            )
-        return None
-
-    def _write(
-        self, name: str, snapshot: Snapshot, best: str | None, before: Callable[[], None]
-    ) -> None:
-        folder = self._root / name
+    def _save(self, folder: Path, snapshot: Snapshot) -> None:
         try:
-            self._ranks.first(before)
-            if not self._ranks.first(folder.exists):
-                save_sharded(folder, snapshot, self._layout, group=self._group, disk=self._disk)
-            self.last_good = name
-            keep = {best} if best else set()
-            self._ranks.first(
-                lambda: prune_checkpoints(
-                    self._root, keep_last=self._keep, keep=keep, disk=self._disk
-                )
-            )
-        except CheckpointException as error:
-            self._failure = self._told(folder, dict(error.failures))
-        except (OSError, CheckpointDamaged) as error:
-            self._failure = self._told(folder, {0: (error, None)})
-        except (Exception, FailedElsewhere) as error:  # raised by `wait`
-            self._failure = error
-
-    def _told(
-        self, folder: Path, failures: Mapping[int, tuple[BaseException, Any]]
-    ) -> BaseException:
-        """What this rank raises for a save that has failed on some: rank 0 alone reports it to the user."""
-        rank, (error, _) = min(failures.items())
-        if not self._ranks.is_first:
-            return FailedElsewhere(f"{type(error).__name__}: {error}")
-        where = f"by rank {rank}: " if rank else ""
-        if not isinstance(error, (OSError, CheckpointDamaged)):
-            told = RuntimeError(f"checkpoint {folder} was not written {where}{error!r}")
-            told.__cause__ = error
-            return told
-        return self._failed(folder, error, by=where)
+            save_sharded(folder, snapshot, self._layout, self._ranks, disk=self._disk)
+        except FailedOnRanks as failed:
+            rank, error = min(failed.errors.items())
+            if not self._ranks.is_first:  # rank 0 alone reports it to the user
+                raise FailedElsewhere(f"{type(error).__name__}: {error}") from failed
+            where = f"by rank {rank}: " if rank else ""
+            if isinstance(error, (OSError, CheckpointDamaged)):
+                raise self._failed(folder, error, by=where) from error
+            raise RuntimeError(f"checkpoint {folder} was not written {where}{error!r}") from error
 
 
 def check_shared(folder: Path, ranks: Ranks) -> None:
@@ -157,22 +85,3 @@ def check_shared(folder: Path, ranks: Ranks) -> None:
             )
 
     ranks.first(judge)
-
-
-def _newest_first(root: Path) -> list[str]:
-    remove_leftovers(root)
-    return [folder.name for folder in reversed(checkpoint_folders(root))]
-
-
-def _put_aside(damaged: Sequence[CheckpointDamaged], name: str, say: Callable[[str], None]) -> None:
-    for error in damaged:
-        set_aside(error.folder)
-        say(f"damaged checkpoint set aside: {error}; going on from {name}")
-
-
-def _raise_on_first(ranks: Ranks, error: BaseException) -> NoReturn:
-    def fail() -> NoReturn:
-        raise error
-
-    ranks.first(fail)
-    raise AssertionError("unreachable")

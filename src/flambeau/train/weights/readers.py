@@ -20,7 +20,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     latest_checkpoint,
     read_checkpoint,
 )
-from flambeau.recipes.checkpoints.checkpoint_tensors import state_dicts_in, tensors_in
+from flambeau.recipes.checkpoints.checkpoint_tensors import places_in, state_dicts_in, tensors_in
 from flambeau.recipes.checkpoints.safe_pickle import (
     Foreign,
     PickleRefused,
@@ -38,7 +38,6 @@ SAFETENSORS_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
 }  # fmt: skip
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
-_PLAIN = (str, bytes, int, float, type(None), Tensor)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -124,15 +123,24 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     """
     try:
         return dict(safetensors.torch.load_file(path))
-    except (OSError, ValueError, RuntimeError, KeyError, safetensors.SafetensorError) as error:
+    except (
+        OSError, ValueError, RuntimeError, KeyError, TypeError, safetensors.SafetensorError,
+    ) as error:  # fmt: skip
+        what = str(error).partition("\n")[0]
         raise InputError(
-            f"{path} cannot be read as safetensors: {error}\n`flambeau verify {path}` says more"
+            f"{path} cannot be read as safetensors: {what}\n`flambeau verify {path}` says more"
         ) from error
 
 
 def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
     try:
-        refused = pickle_contents(path).refused
+        contents = pickle_contents(path)
+        refused = contents.refused
+        if contents.not_read and not refused and not drop_objects:
+            raise InputError(
+                f"{path} holds {', '.join(contents.not_read)}, which is not read here\n"
+                "`flambeau convert --drop-objects` takes the rest, and names what it leaves out"
+            )
         if refused and not drop_objects:
             names = ", ".join(refused[:3]) + (" ..." if len(refused) > 3 else "")
             raise InputError(
@@ -188,32 +196,12 @@ def _tensor_of(array: Any) -> Any:
 
 
 def _lost(value: Any) -> Iterator[str]:
-    """The places of objects that were not made and are no modules, and of arrays."""
-    seen: set[int] = set()
-    todo: list[tuple[str, Any]] = [("", value)]
-    while todo:
-        place, item = todo.pop()
-        if id(item) in seen or len(place) > 200:
-            continue
-        seen.add(id(item))
-        modules = checkpoint_tensors.modules_of(item)
-        if modules is not None:
-            parts = [modules.get(part) for part in ("_parameters", "_buffers", "_modules")]
-            pairs = [pair for part in parts if isinstance(part, dict) for pair in part.items()]
-        elif isinstance(item, dict | list | tuple):
-            pairs = [*(item.items() if isinstance(item, dict) else enumerate(item))]
-        elif isinstance(item, Foreign) and isinstance(item.state, dict) and item.state:
-            pairs = [*item.state.items()]
-        else:
-            pairs = []
-            if isinstance(item, Foreign) or type(item).__name__ == "ndarray":
-                what = item.name if isinstance(item, Foreign) else "a NumPy array"
-                yield f"{place or 'the object itself'} ({what})"
-        todo += [
-            (f"{place}.{key}" if place else str(key), child)
-            for key, child in reversed(pairs)
-            if not isinstance(child, _PLAIN)
-        ]
+    """The places of objects that were not made and hold nothing, and of arrays."""
+    for place, item in places_in(value):
+        if isinstance(item, Foreign) and not item.state:
+            yield f"{place[:200] or 'the object itself'} ({item.name})"
+        elif type(item).__name__ == "ndarray":
+            yield f"{place[:200]} (a NumPy array)"
 
 
 def _chosen(

@@ -1,8 +1,7 @@
 """What `flambeau verify` says of a file of weights: whole or not, what unpickling it would run, NaNs."""
 
 import json
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from flambeau.recipes.checkpoints.safe_pickle import (
 )
 from flambeau.train.weights.readers import (
     MAX_HEADER,
-    SAFETENSORS_DTYPES,
     no_file_of_weights,
     read_safetensors,
     weights_in,
@@ -42,6 +40,7 @@ class WeightsReport:
         container: 'safetensors', or what `safe_pickle` calls it.
         num_tensors, num_bytes: of its tensors.
         damaged: what is not whole, one sentence each.
+        not_read: what is whole as far as it can be told, and no code, and yet not read.
         names: globals that unpickling would import or call, beyond weights and plain data.
         convertible: whether there are weights by name, which `flambeau convert` takes.
         weights_only: whether torch.load(weights_only=True) reads it; None of safetensors.
@@ -53,6 +52,7 @@ class WeightsReport:
     num_tensors: int = 0
     num_bytes: int = 0
     damaged: list[str] = field(default_factory=list)
+    not_read: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     convertible: bool = True
     weights_only: bool | None = None
@@ -112,13 +112,13 @@ def _pickle(path: Path) -> WeightsReport:
     except PickleRefused as error:
         what = str(error).removeprefix(f"{path}: ")
         tool = f"; {RECOVERY['pth']}" if "zip file" in what else ""
-        return WeightsReport(path, "pickle", damaged=[what + tool])
+        container = "tar" if what.startswith("a tar archive") else "pickle"
+        return WeightsReport(path, container, damaged=[what + tool])
     report = WeightsReport(path, contents.container, names=contents.refused)
+    report.not_read = contents.not_read
     report.weights_only = contents.weights_only
-    report.damaged += _bad_checksums(path)
     try:
-        loaded = load_pickle(path, drop_objects=True, mapped=True, checked=False)
-        value = with_tensors(loaded)  # the checksums stand above, all of them
+        value = with_tensors(load_pickle(path, drop_objects=True, mapped=True))
         report.convertible, tensors = bool(weights_in(value)), tensors_in(value)
     except ValueError as error:
         report.damaged.append(str(error).removeprefix(f"{path}: "))
@@ -127,39 +127,41 @@ def _pickle(path: Path) -> WeightsReport:
     return report
 
 
-def _bad_checksums(path: Path) -> Iterator[str]:
-    """Records of a zip file whose CRC-32 is not that of their bytes; torch itself does not look."""
-    if not zipfile.is_zipfile(path):
-        return
-    with zipfile.ZipFile(path) as archive:
-        records = archive.infolist()
-        if not any(record.CRC for record in records):
-            return  # torch.serialization.set_crc32_options(False) writes zeros
-        for record in records:
-            try:
-                with archive.open(record) as file:
-                    while file.read(1 << 20):
-                        pass
-            except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError):
-                yield f"record {record.filename} is not what was saved (its CRC-32 differs)"
-
-
 def _count(report: WeightsReport, tensors: Mapping[str, Tensor]) -> None:
     report.num_tensors = len(tensors)
+    waiting: dict[torch.dtype, dict[str, Tensor]] = {}  # small ones, looked at together
     for name, tensor in tensors.items():
         report.num_bytes += tensor.numel() * tensor.element_size()
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            continue
-        nan = infinite = 0
-        flat = _each_once(tensor)
-        for start in range(0, len(flat), _CHUNK):
-            part = flat[start : start + _CHUNK]
-            part = part.float() if part.element_size() == 1 else part
-            if not bool(torch.isfinite(part).all()):
-                nan += int(part.isnan().sum())
-                infinite += int(part.isinf().sum())
-        if nan or infinite:
-            report.not_finite[name] = (nan, infinite)
+        if tensor.is_floating_point() or tensor.is_complex():
+            flat, group = _each_once(tensor), waiting.setdefault(tensor.dtype, {})
+            if len(flat) > _CHUNK // 1000:
+                _look(report, name, flat)
+            else:
+                group[name] = flat
+            if len(group) == 1000:
+                _look_at_all(report, waiting.pop(tensor.dtype))
+    for group in waiting.values():
+        _look_at_all(report, group)
+
+
+def _look_at_all(report: WeightsReport, group: Mapping[str, Tensor]) -> None:
+    if group and not bool(torch.isfinite(_wide(torch.cat([*group.values()]))).all()):
+        for name, flat in group.items():
+            _look(report, name, flat)
+
+
+def _look(report: WeightsReport, name: str, flat: Tensor) -> None:
+    nan = infinite = 0
+    for part in map(_wide, flat.split(_CHUNK)):
+        if not bool(torch.isfinite(part).all()):
+            nan += int(part.isnan().sum())
+            infinite += int(part.isinf().sum())
+    if nan or infinite:
+        report.not_finite[name] = (nan, infinite)
+
+
+def _wide(flat: Tensor) -> Tensor:
+    return flat.float() if flat.element_size() == 1 else flat  # float8 has no isfinite
 
 
 def _each_once(tensor: Tensor) -> Tensor:
@@ -172,19 +174,18 @@ def _each_once(tensor: Tensor) -> Tensor:
 
 
 def _safetensors(path: Path) -> WeightsReport:
+    """The library checks types, shapes and places; it takes a name that stands there twice."""
     report = WeightsReport(path, "safetensors")
-    size = path.stat().st_size
     try:
-        header, start = _header(path, size)
-        report.damaged += _bad_places(header, size - start)
-        if not report.damaged:
-            _count(report, read_safetensors(path))
+        _check_header(path)
+        _count(report, read_safetensors(path))
     except InputError as error:
         report.damaged.append(str(error).splitlines()[0].removeprefix(f"{path} "))
     return report
 
 
-def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
+def _check_header(path: Path) -> None:
+    size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER):
@@ -194,59 +195,20 @@ def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
         text = file.read(length)
     try:
         header = json.loads(text, object_pairs_hook=_without_twins)
+        ends = [
+            entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"
+        ]
+        end = 8 + length + max(ends, default=0)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the header is no JSON: {error}"[:200]) from error
-    if not isinstance(header, dict):
-        raise InputError("the header is no JSON object")
-    return header, 8 + length
+    except (AttributeError, LookupError, TypeError):
+        return  # the library says what is wrong
+    if end > size:
+        raise InputError(f"is truncated: its tensors end at byte {end} of {size}"[:200])
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) < len(pairs):
+    found = dict(pairs)
+    if len(found) < len(pairs):
         raise ValueError("a name stands there twice")
-    return dict(pairs)
-
-
-def _bad_places(header: Mapping[str, Any], size: int) -> Iterator[str]:
-    """What of the tensors' types, shapes and places does not fit each other or the file."""
-    spans = []
-    for name, entry in header.items():
-        if name == "__metadata__":
-            if not isinstance(entry, dict) or not all(isinstance(v, str) for v in entry.values()):
-                yield "its metadata are not text by name"
-            continue
-        span = _span(entry)
-        if isinstance(span, str):
-            yield f"{name}: {span}"
-        else:
-            spans.append((*span, name))
-    place = 0
-    for low, high, name in sorted(spans):
-        if low < place:
-            yield f"{name} begins at byte {low}, where another tensor lies"
-        elif low > place:
-            yield f"nothing lies from byte {place} to {low}, before {name}"
-        if high > size:
-            yield f"{name} ends at byte {high} of {size}: the file is truncated"
-        place = max(place, high)
-    if place < size:
-        yield f"{size - place} bytes stand behind the last tensor"
-
-
-def _span(entry: Any) -> tuple[int, int] | str:
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        return "not the three entries dtype, shape and data_offsets"
-    dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in SAFETENSORS_DTYPES:
-        return f"the type {str(dtype)[:20]!r} is not known"
-    numbers = [shape, place]
-    if not all(isinstance(n, list) and all(type(i) is int and i >= 0 for i in n) for n in numbers):
-        return "shape or offsets are no lists of whole numbers"
-    if len(place) != 2 or place[0] > place[1] or place[1] >= 1 << 63 or len(shape) > 64:
-        return "its offsets are no beginning and end, or its shape has too many sides"
-    size = SAFETENSORS_DTYPES[dtype].itemsize
-    for side in shape:
-        size *= side
-    if size != place[1] - place[0]:
-        return f"{dtype} {shape} takes {size} bytes, its offsets give it {place[1] - place[0]}"
-    return place[0], place[1]
+    return found

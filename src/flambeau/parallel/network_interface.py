@@ -1,0 +1,38 @@
+"""By which address and interface this machine reaches others; gloo itself asks the host name."""
+
+import contextlib
+import socket
+import struct
+from typing import Any
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
+
+
+def route(family: int, address: Any) -> str:
+    """The address of this machine from which packets to another one leave; nothing is sent.
+
+    Args:
+        family: such as `socket.AF_INET`.
+        address: of the other machine, as `socket.connect` takes it.
+
+    Raises:
+        OSError: there is no way.
+    """
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface that has an IPv4 address of this machine; None where that cannot be told."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no address
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
