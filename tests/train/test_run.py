@@ -185,6 +185,35 @@ def test_a_signal_saves_within_a_step(
     assert_equal(outcome(folder), undisturbed)
 
 
+@pytest.mark.parametrize("stops", [["first"], ["second"], ["second", "first", "second"]])
+def test_a_stop_in_one_of_two_evaluations_writes_each_line_once(
+    tmp_path: Path, stops: list[str]
+) -> None:
+    """Also the line of an evaluation between two steps, which nobody makes again."""
+
+    def go(folder: Path, stop_in: str | None) -> None:
+        run = start(folder, duration="2ep")
+        for _ in run.epochs():
+            for x, y in run.batches():
+                run.step(F.cross_entropy(run.model(x), y))
+                if run.state.step in (2, 6):
+                    for _ in run.evaluate(data(19)):
+                        run.log(between=float(run.state.step))
+            for name in ("first", "second"):
+                for x, y in run.evaluate(data(19)):
+                    run.log(**{name: F.cross_entropy(run.model(x), y)})
+                    if name == stop_in:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                        stop_in = None
+
+    go(tmp_path / "whole", None)
+    for stop_in in stops:
+        with pytest.raises(SystemExit):
+            go(tmp_path / "stopped", stop_in)
+    go(tmp_path / "stopped", None)
+    assert_equal(outcome(tmp_path / "stopped"), outcome(tmp_path / "whole"))
+
+
 def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(start(folder))

@@ -172,6 +172,7 @@ class Run:
             yield micro.data
             if loop.micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
+        self._recorder.end_batches()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context of `precision` for the forward pass and the loss."""
