@@ -17,11 +17,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from flambeau.data.loading.batch_parts import BatchLayout, BatchPart, BatchPlan, Order
-from flambeau.data.loading.micro_batch import (
-    MicroBatch,
-    count_samples,
-    settle_before_fork,
-)
+from flambeau.data.loading.batch_samples import count_samples
+from flambeau.data.loading.micro_batch import MicroBatch, settle_before_fork
 from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.processes import Workers, errors_kept, signals_held
