@@ -79,6 +79,12 @@ def test_names_that_are_wrong_or_missing(
         ({"seed": -1}, r"seed must be at least 0 and below 2\*\*64, got -1"),
         ({"clip_norm": float("nan")}, "clip_norm must be a finite number"),
         ({"compression": "zip"}, "compression must be one of none, fp16, bf16, powersgd"),
+        (
+            {"best": "val_x"},
+            "best_mode must be 'max' or 'min', whichever .* best = 'val_x'; got None",
+        ),
+        ({"best": "log_likelihood_error"}, "best_mode must be 'max' or 'min'"),
+        ({"best_mode": "lowest"}, "best_mode must be 'max' or 'min'.* got 'lowest'"),
     ],
 )
 def test_ranges_are_those_of_the_settings(
@@ -87,6 +93,65 @@ def test_ranges_are_those_of_the_settings(
     with pytest.raises(InputError, match=message):
         start(tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("best", "mode"),
+    [
+        ("val_accuracy", "max"), ("val_loss", "min"), ("valLoss", "min"), ("loss/val", "min"),
+        ("top5", "max"), ("val_f1", "max"), ("error_rate", "min"), ("perplexity", "min"),
+        ("brier", "min"), ("val_miou", "max"), ("test.RMSE", "min"), ("ema_acc", "max"),
+    ],
+)  # fmt: skip
+def test_the_name_says_which_is_better(tmp_path: Path, best: str, mode: str) -> None:
+    start(tmp_path / "run", best=best).close()
+    stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text(encoding="utf-8"))
+    assert stored["best_mode"] == mode
+    start(tmp_path / "run", best=best, best_mode=mode).close()
+
+
+def evaluate(run: Run, *names: str) -> None:
+    for _ in run.epochs():
+        for x, y in run.batches():
+            run.step(nn.functional.cross_entropy(run.model(x), y))
+        for name in names:
+            for _ in run.evaluate(TensorDataset(torch.ones(2, 2))):
+                run.log(**{name: float(run.state.epoch)})
+
+
+def test_a_best_that_is_not_logged_is_said_once(tmp_path: Path, capfd: Any) -> None:
+    run = start(tmp_path / "run", duration="3ep")
+    evaluate(run, "val_loss", "val_mse")
+    said = capfd.readouterr().err
+    assert said.count("best = 'val_accuracy' was not logged within run.evaluate()") == 1
+    assert "give Run the name of what was logged (val_loss, val_mse)" in said
+    assert run.result is not None
+    assert run.result.weights == "last"
+
+    evaluate(start(tmp_path / "other", duration="3ep", best="val_mse"), "val_loss", "val_mse")
+    evaluate(start(tmp_path / "none", duration="3ep"))
+    assert "was not logged" not in capfd.readouterr().err
+
+
+def test_the_least_loss_is_the_best(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", duration="3ep", best="val_loss")
+    evaluate(run, "val_loss")
+    assert run.result is not None
+    assert (run.result.weights, run.result.metrics) == ("best", {"val_loss": 0.0})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_evaluation_waits_for_the_disk_only_where_workers_are_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    run = start(tmp_path / "run", workers=workers)
+    waits: list[int] = []
+    monkeypatch.setattr(run._recorder.saver, "wait", lambda: waits.append(run.state.step))
+    for _ in run.evaluate(TensorDataset(torch.ones(4, 2))):
+        pass
+    assert len(waits) == workers
+    monkeypatch.undo()
+    run.close()
 
 
 def test_config_has_a_table_of_its_own(tmp_path: Path) -> None:

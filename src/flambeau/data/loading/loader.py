@@ -105,6 +105,11 @@ class Loader:
         return False
 
     @property
+    def forks(self) -> bool:
+        """Whether reading starts other processes."""
+        return self._workers.count > 0
+
+    @property
     def batches_per_epoch(self) -> int:
         """Global batches (optimizer steps) in an epoch, an uneven last one included."""
         return -(-self.length // self._layout.global_batch_size)

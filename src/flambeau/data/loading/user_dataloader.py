@@ -58,6 +58,11 @@ class UserDataLoader:
         return self._world > 1 and getattr(sampler, "num_replicas", 1) == self._world
 
     @property
+    def forks(self) -> bool:
+        """Whether reading starts other processes."""
+        return getattr(self._batches, "num_workers", 0) > 0
+
+    @property
     def batches_per_epoch(self) -> int:
         """Optimizer steps in an epoch, an uneven last one included."""
         return -(-self.length // self._accumulate)
@@ -79,7 +84,7 @@ class UserDataLoader:
         """
         seed = mix(mix(self._seed) + epoch)
         seed_cpu(seed)
-        if getattr(self._batches, "num_workers", 0):
+        if self.forks:
             settle_before_fork(self._world)
         batches = iter(self._batches)
         draws_here = isinstance(self._batches, DataLoader) and self._batches.num_workers == 0

@@ -92,7 +92,7 @@ def assemble(
         checkpoint_every=options.checkpoint_every, log_every=options.log_every,
     )  # fmt: skip
     schedule = LRSchedule(
-        plan, options.schedule, warmup=options.warmup, metric=options.best, mode=options.best_mode
+        plan, options.schedule, warmup=options.warmup, metric=options.best, mode=options.better
     )
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
@@ -128,7 +128,7 @@ def make_state(
         amp=parts.amp,
         ema=EMA(model, decay=options.ema) if options.ema else None,
         window=StepMetrics(parts.amp.device),
-        best=Best(options.best, options.best_mode),
+        best=Best(options.best, options.better),
         user={**(options.state or {}), **parts.schedule.parts()},
         data_length=parts.loader.length,
     )
