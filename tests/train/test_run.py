@@ -304,7 +304,7 @@ def test_each_sample_once_in_evaluation_and_nothing_of_the_model_changes(tmp_pat
         rows = []
         for x, _y in run.evaluate(data(19)):
             assert not model.training
-            assert torch.is_inference_mode_enabled()
+            assert not torch.is_grad_enabled()
             assert not torch.equal(model[0].weight, before["0.weight"])  # the average is in
             rows.append(x.clone())
             torch.rand(3), random.random()
@@ -736,3 +736,33 @@ def disturb_generators() -> None:
     torch.manual_seed(random.randrange(1000))
     np.random.seed(5)
     random.seed(6)
+
+
+class Rotary(nn.Module):
+    """Keeps tables by length, as rotary embeddings and relative positions do."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        self.linear, self.is_buffer = nn.Linear(6, 2), buffer
+        self.register_buffer("table", torch.ones(0), persistent=False)
+        self.tables: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.linear(x)
+        if self.is_buffer:
+            if len(self.table) < len(x):
+                self.table = torch.arange(1.0, len(x) + 1)
+            return logits * self.table[: len(x), None]
+        if len(x) not in self.tables:
+            self.tables[len(x)] = torch.arange(1.0, len(x) + 1)[:, None]
+        return logits * self.tables[len(x)]
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_a_model_may_keep_what_an_evaluation_made(tmp_path: Path, buffer: bool) -> None:
+    run = start(tmp_path / "run", Rotary(buffer=buffer), batch_size=4, accumulate=1)
+    for _ in run.epochs():
+        for _ in run.evaluate(TensorDataset(torch.ones(4, 6))):
+            assert not run.model(torch.ones(4, 6)).requires_grad
+        for x, y in run.batches():
+            run.step(F.cross_entropy(run.model(x), y))

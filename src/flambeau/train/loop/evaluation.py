@@ -27,7 +27,7 @@ def evaluation_mode(model: nn.Module, ema: EMA | None) -> Iterator[None]:
     averaged = contextlib.nullcontext() if ema is None else ema.applied()
     model.eval()
     try:
-        with averaged, torch.inference_mode():
+        with averaged, torch.no_grad():  # not inference_mode: what a model keeps may be needed for gradients
             yield
     finally:
         for module, training in modes:  # one by one: some may be frozen in evaluation mode
