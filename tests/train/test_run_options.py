@@ -19,6 +19,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.train import run as run_module
 from flambeau.train.run import Run
+from flambeau.train.settings.config_file import as_toml
 from flambeau.train.settings.run_options import RunKeywords, RunOptions
 
 
@@ -182,6 +183,50 @@ def test_another_identity_is_refused(
     with pytest.raises(InputError, match=message):
         start(tmp_path / "run", **after)
     start(tmp_path / "run", **before).close()  # and nothing was changed
+
+
+def with_groups(folder: Path, *settings: dict[str, Any]) -> Run:
+    model = nn.Linear(2, 2)
+    groups = [
+        {"params": [p], **(settings[number] if number < len(settings) else {})}
+        for number, p in enumerate(model.parameters())
+    ]
+    if len(settings) == 1:
+        groups = [{"params": [*model.parameters()], **settings[0]}]
+    data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 2)
+    return Run(folder, model, torch.optim.SGD(groups, lr=0.1), data, duration="2st", batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ([{}, {"lr": 0.02}], "parameter group 1: 'lr=0.01, .* there, 'lr=0.02, .* now"),
+        ([{}, {"lr": 0.01, "weight_decay": 0.5}], "parameter group 1: .* now"),
+        ([{"maximize": True}, {"lr": 0.01}], "parameter group 0: .*maximize=False' there"),
+        ([{}], "parameter group 1: 'lr=0.01, .* there, None now"),
+    ],
+)
+def test_each_parameter_group_identifies_the_run(
+    tmp_path: Path, now: list[dict[str, Any]], message: str
+) -> None:
+    with_groups(tmp_path / "run", {}, {"lr": 0.01}).close()
+    with pytest.raises(InputError, match=message):
+        with_groups(tmp_path / "run", *now)
+    with_groups(tmp_path / "run", {}, {"lr": 0.01}).close()
+
+
+def test_a_run_of_an_older_version_goes_on_with_the_same_groups_only(tmp_path: Path) -> None:
+    run = with_groups(tmp_path / "run", {}, {"lr": 0.01})
+    train(run)
+    config = tmp_path / "run" / "config.toml"
+    old = tomllib.loads(config.read_text(encoding="utf-8"))
+    for now, fits in (([{}], False), ([{}, {"lr": 0.01}], True)):
+        config.write_bytes(as_toml({k: v for k, v in old.items() if k != "param_groups"}))
+        if fits:
+            with_groups(tmp_path / "run", *now).close()
+        else:
+            with pytest.raises(InputError, match="of an optimizer with other parameter groups"):
+                with_groups(tmp_path / "run", *now)
 
 
 def test_what_a_resume_may_change(tmp_path: Path) -> None:
