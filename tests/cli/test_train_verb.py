@@ -457,3 +457,11 @@ def test_a_data_set_by_name_is_packed_trained_on_and_measured(
     refused = flambeau("train mnist --out other")
     assert refused.code == 2
     assert "did you mean torchvision:mnist?" in refused.err
+
+
+def test_settings_of_several_processes_are_said_to_do_nothing_in_one(
+    flambeau: Any, images: Path
+) -> None:
+    err = flambeau("train", images, "--out run --sync-bn --compression fp16", SHORT).err
+    assert "sync_bn has no effect in one process" in err
+    assert "compression = 'fp16' has no effect in one process" in err

@@ -542,7 +542,7 @@ SURVIVES: dict[str, Any] = {
 @pytest.mark.parametrize("every", ["5st", "2ep"])  # back within the epoch, or into one before
 def test_rollback_goes_on_from_before_with_half_the_rate(tmp_path: Path, every: str) -> None:
     # 12 steps an epoch: the 22nd is bad, which the line of step 24 or 25 tells.
-    settings = {**SURVIVES, "checkpoint_every": every, "best": "none"}
+    settings = {**SURVIVES, "checkpoint_every": every, "best": "none", "best_mode": "max"}
     run = start(tmp_path / "run", **settings)
     explode(run, when=lambda run: run.state.step == 21 and run.state.rollbacks == 0)
     back_to = 20 if every == "5st" else 0

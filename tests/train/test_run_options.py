@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.train import run as run_module
+from flambeau.train.loop.step_metrics import StepMetrics, add_value
 from flambeau.train.run import Run
 from flambeau.train.settings.config_file import as_toml
 from flambeau.train.settings.run_options import RunKeywords, RunOptions
@@ -227,6 +228,21 @@ def test_a_run_of_an_older_version_goes_on_with_the_same_groups_only(tmp_path: P
         else:
             with pytest.raises(InputError, match="of an optimizer with other parameter groups"):
                 with_groups(tmp_path / "run", *now)
+
+
+def test_compression_in_one_process_is_said_to_do_nothing(tmp_path: Path, capfd: Any) -> None:
+    start(tmp_path / "run", compression="fp16").close()
+    assert "compression = 'fp16' has no effect in one process" in capfd.readouterr().err
+    start(tmp_path / "other").close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_window_that_goes_back_forgets_what_it_had_counted() -> None:
+    window = StepMetrics(torch.device("cpu"))
+    before = window.state_dict()
+    add_value(window.logged, "later", 1.0, 2, window.device)
+    window.load_state_dict(before)
+    assert window.empty
 
 
 def test_what_a_resume_may_change(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Run:
                 FLAG.install(self.folder)
                 resources.callback(self._recorder.close)
                 self._resume()
-                self._step.sync = share_model(parts, told, self._ranks)
+                self._step.sync = share_model(parts, told, self._ranks, say=self.progress.say)
             # Dropped without a loop, it gives back what it holds.
             self._finalizer = weakref.finalize(self, _release, resources.pop_all(), os.getpid())
             self._finalizer.atexit = False

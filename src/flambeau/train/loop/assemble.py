@@ -1,6 +1,6 @@
 """The parts of a run, made from its options: what needs no other process, no file and no signal."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -134,10 +134,14 @@ def make_state(
     )
 
 
-def share_model(parts: RunParts, options: RunOptions, ranks: Ranks) -> GradientSync:
+def share_model(
+    parts: RunParts, options: RunOptions, ranks: Ranks, *, say: Callable[[str], None]
+) -> GradientSync:
     """Let the processes share the model as it is now, from which it will go on; all of them call it."""
     if parts.shards is not None:
         return parts.shards[0]
     if ranks.world > 1:
         return Replicas(parts.model, ranks, compression=options.compression)
+    if options.compression != "none":
+        say(f"compression = {options.compression!r} has no effect in one process")
     return SingleProcess()

@@ -104,6 +104,7 @@ class StepMetrics:
         self.losses = [loss.to(self.device) for loss in state["losses"]]
         self._sizes = list(state["sizes"])
         self._settled = [(loss, size) for loss, size in state.get("settled", ())]
+        self.logged.clear()
         for name, mean in state["logged"].items():
             self.logged[name] = MeanOnDevice(device=self.device)
             self.logged[name].load_state_dict(mean)
