@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 import signal
 import tomllib
 import typing
@@ -18,6 +19,7 @@ from torch.utils.data import TensorDataset
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.train import run as run_module
+from flambeau.train.loop.nan_guard import NotFinite
 from flambeau.train.loop.step_metrics import StepMetrics, add_value
 from flambeau.train.run import Run
 from flambeau.train.settings.config_file import as_toml
@@ -81,6 +83,9 @@ def test_names_that_are_wrong_or_missing(
         ({"seed": -1}, r"seed must be at least 0 and below 2\*\*64, got -1"),
         ({"clip_norm": float("nan")}, "clip_norm must be a finite number"),
         ({"compression": "zip"}, "compression must be one of none, fp16, bf16, powersgd"),
+        ({"duration": 3}, "duration must be a duration such as '10ep' .*, got 3"),
+        ({"checkpoint_every": 2.0}, r"checkpoint_every must be a duration such as .* got 2\.0"),
+        ({"warmup": 0}, "warmup must be a duration such as .* got 0; '0%' is none"),
         (
             {"best": "val_x"},
             "best_mode must be 'max' or 'min', whichever .* best = 'val_x'; got None",
@@ -228,6 +233,41 @@ def test_a_run_of_an_older_version_goes_on_with_the_same_groups_only(tmp_path: P
         else:
             with pytest.raises(InputError, match="of an optimizer with other parameter groups"):
                 with_groups(tmp_path / "run", *now)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 2, 3)])
+def test_values_of_each_sample_may_have_more_dimensions(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    run, values = start(tmp_path / "run", best="val_mse"), torch.rand(shape)
+    for _ in run.evaluate(TensorDataset(torch.ones(4, 2))):
+        run.log(val_mse=values, val_hit=values > 0.5)
+    run.close()
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert row["val_mse"] == pytest.approx(float(values.double().mean()))
+    assert row["val_hit"] == pytest.approx(float((values > 0.5).double().mean()))
+
+
+def test_what_cannot_be_logged_is_named(tmp_path: Path) -> None:
+    run = start(tmp_path / "run")
+    with pytest.raises(
+        TypeError, match=r"run\.log\(val_mse=\.\.\.\) takes a number or a tensor, got \[1"
+    ):
+        run.log(val_mse=[1.0, 2.0])  # type: ignore[arg-type]
+    run.close()
+
+
+def test_messages_to_a_script_name_no_flag(tmp_path: Path) -> None:
+    start(tmp_path / "run").close()
+    with pytest.raises(InputError) as caught:
+        start(tmp_path / "run", seed=8)
+    assert "--" not in str(caught.value)
+    run = start(tmp_path / "new")
+    with pytest.raises(NotFinite, match=r"on_nan='rollback'.*; its samples are listed in") as bad:
+        for _ in run.epochs():
+            for _ in run.batches():
+                run.step(run.model.weight.sum() * float("nan"))
+    assert "--" not in str(bad.value)
 
 
 def test_compression_in_one_process_is_said_to_do_nothing(tmp_path: Path, capfd: Any) -> None:

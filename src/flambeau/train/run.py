@@ -210,7 +210,7 @@ class Run:
         """Count values of the last batch; their mean over samples is the figure in metrics.jsonl.
 
         Args:
-            values: by name; a mean over the batch (0-d or a number), or one value a sample (N,).
+            values: by name; a mean over the batch (0-d or a number), or values of each sample (N, ...).
         """
         loop = self._loop
         means = self.state.window.logged if loop.evaluated is None else loop.evaluated

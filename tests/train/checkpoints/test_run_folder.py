@@ -87,7 +87,7 @@ def test_another_configuration_is_refused_with_the_names(tmp_path: Path) -> None
     claimed(tmp_path / "run").release()
     before = files(tmp_path / "run")
     with pytest.raises(
-        InputError, match=r"\(lr: 0\.1 there, 0\.2 now\)\.\nGive the same .*--fresh"
+        InputError, match=r"\(lr: 0\.1 there, 0\.2 now\)\.\nGive the same .*move the folder"
     ):
         RunFolder(tmp_path / "run").claim({**CONFIG, "lr": 0.2}, {})
     many = {**CONFIG, "lr": 0.2, "seed": 4, "model": "x", "mixup": 0.1, "ema": 0.9}

@@ -30,6 +30,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     to_bytes,
     verify_checkpoint,
 )
+from flambeau.train.checkpoints.run_folder import START_AGAIN
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Checkpointer:
         if checkpoint is None and damaged:
             raise InputError(
                 f"none of the {len(damaged)} checkpoints in {self._root} is whole ({damaged[0]}).\n"
-                "Restore one from a copy, or start again with --fresh."
+                f"Restore one from a copy, or {START_AGAIN}."
             )
         if checkpoint is None:
             return None

@@ -11,6 +11,9 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, wri
 from flambeau.train.checkpoints.run_identity import differences
 from flambeau.train.settings.config_file import as_toml
 
+START_AGAIN = "move the folder of the run away to start again"
+"""What a message advises; a command says which of its flags does it."""
+
 
 class RunFolder:
     """Paths inside a run folder, its lock and its configuration.
@@ -91,7 +94,7 @@ class RunFolder:
             more = f" and {len(different) - 3} more" if len(different) > 3 else ""
             raise InputError(
                 f"{self.path} holds a run of another configuration ({'; '.join(different[:3])}{more}).\n"
-                "Give the same settings to continue it, another folder, or --fresh to set it aside."
+                f"Give the same settings to continue it, or another folder; or {START_AGAIN}."
             )
 
     def set_aside(self) -> Path | None:

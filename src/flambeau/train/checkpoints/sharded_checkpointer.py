@@ -21,6 +21,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     set_aside,
 )
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, Snapshot
+from flambeau.train.checkpoints.run_folder import START_AGAIN
 from flambeau.train.checkpoints.shard_files import restore_pieces, save_sharded
 
 
@@ -90,9 +91,7 @@ class ShardedCheckpointer(Checkpointer):
             text = (
                 f"none of the {len(damaged)} checkpoints in {self._root} is whole ({damaged[0]}).\n"
             )
-            _raise_on_first(
-                ranks, InputError(text + "Restore one from a copy, or start again with --fresh.")
-            )
+            _raise_on_first(ranks, InputError(f"{text}Restore one from a copy, or {START_AGAIN}."))
         return None
 
     def _write(
