@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -108,11 +109,11 @@ def each_step_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     count = memory_budget._simulate
     known: dict[Any, Any] = {}
 
-    def remembering(model: nn.Module, *rest: Any) -> Any:
+    def remembering(model: nn.Module, *rest: Any, **update: Any) -> Any:
         names, recomputed = rest[-2:]
-        key = (id(model), tuple(names), tuple(recomputed))
+        key = (id(model), tuple(names), tuple(recomputed), bool(update))
         if key not in known:
-            known[key] = count(model, *rest)
+            known[key] = count(model, *rest, **update)
         return known[key]
 
     monkeypatch.setattr(memory_budget, "_simulate", remembering)
@@ -163,7 +164,7 @@ def test_choice_is_the_best_of_all_subsets(monkeypatch: pytest.MonkeyPatch) -> N
     subsets = [s for size in range(5) for s in itertools.combinations(names, size)]
     peaks = {}
     for s in subsets:
-        phases = memory_budget._simulate(model, (x,), forward, SGD, checkpoint_modules, names, s)
+        phases, _ = memory_budget._simulate(model, (x,), forward, SGD, checkpoint_modules, names, s)
         peaks[s] = memory_budget._peak(phases)
     assert least_possible(model, x, optimizer=SGD) == min(peaks.values())
     for budget in sorted(set(peaks.values()))[::3]:
@@ -172,6 +173,29 @@ def test_choice_is_the_best_of_all_subsets(monkeypatch: pytest.MonkeyPatch) -> N
         plan = fit(model, x, budget, optimizer=SGD)
         assert plan.extra_s == pytest.approx(best)
         assert plan.peak_bytes == peaks[plan.recomputed]
+
+
+@pytest.mark.parametrize("make", [conv_net, transformer, mlp])
+@pytest.mark.parametrize("optimizer", [SGD, momentum, torch.optim.AdamW])
+def test_an_optimizer_that_is_known_counts_as_if_it_ran(make: Any, optimizer: Any) -> None:
+    model, x = make(), BATCHES[make]
+    names = [name for name, _ in model.named_modules() if fnmatchcase(name, "1.*")]
+    names = [name for name in names if name.count(".") == 1]
+    told = (
+        model,
+        (x,),
+        partial(memory_budget._forward, memory_budget._mean_of_all, None),
+        optimizer,
+    )
+    _, update = memory_budget._simulate(*told, checkpoint_modules, names, ())
+    for recomputed in ((), names[:1], names):
+        ran, _ = memory_budget._simulate(*told, checkpoint_modules, names, recomputed)
+        known, _ = memory_budget._simulate(
+            *told, checkpoint_modules, names, recomputed, known=update
+        )
+        # Between the steps gradients are gone in both, but only one of them has run the last step.
+        ran[-1].end = known[-1].end = 0
+        assert known == ran
 
 
 def test_a_choice_that_turns_out_over_the_budget_is_replaced() -> None:

@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -150,22 +150,12 @@ def _without_data(tensor: Tensor) -> Tensor:
     return fake.requires_grad_(tensor.requires_grad)
 
 
-def _simulate(
-    model: nn.Module,
-    batch: tuple[Any, ...],
-    forward: Callable[[nn.Module, tuple[Any, ...]], tuple[Any, Tensor]],
-    optimizer: _Optimizers,
-    recompute: _Recompute,
-    names: Sequence[str],
-    recomputed: Sequence[str],
-) -> list[_Phase]:
-    """The phases of a step in which these blocks recompute: nothing is allocated, every byte is counted."""
-    live, mode = _LiveStorages(), FakeTensorMode(allow_non_fake_inputs=True)
+def _updates(
+    model: nn.Module, optimizer: _Optimizers, mode: FakeTensorMode, live: _LiveStorages
+) -> Callable[[], None]:
+    """The optimizer's step, which has run once and has its state."""
+    parameters = _trainable(model)
     with mode, live:
-        tensors = (*model.parameters(), *model.buffers())
-        model = copy.deepcopy(model, {id(t): _without_data(t) for t in tensors})
-        batch = tree_map_only(Tensor, _without_data, batch)
-        parameters = _trainable(model)
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
     made = optimizer(parameters)
@@ -176,7 +166,36 @@ def _simulate(
                 one.step()
                 one.zero_grad()
 
-    update()  # makes the state of the optimizer
+    update()
+    return update
+
+
+def _simulate(
+    model: nn.Module,
+    batch: tuple[Any, ...],
+    forward: Callable[[nn.Module, tuple[Any, ...]], tuple[Any, Tensor]],
+    optimizer: _Optimizers,
+    recompute: _Recompute,
+    names: Sequence[str],
+    recomputed: Sequence[str],
+    known: "_Update | None" = None,
+) -> tuple[list[_Phase], "_Update"]:
+    """The phases of a step in which these blocks recompute: nothing is allocated, every byte is counted.
+
+    Args:
+        known: what the optimizer takes, which is half of the work to count and the same whatever recomputes.
+    """
+    live, mode = _LiveStorages(), FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, live:
+        tensors = (*model.parameters(), *model.buffers())
+        model = copy.deepcopy(model, {id(t): _without_data(t) for t in tensors})
+        batch = tree_map_only(Tensor, _without_data, batch)
+    before = live.live
+    if known is None:
+        update = _updates(model, optimizer, mode, live)
+    else:
+        live.live += known.state_bytes
+    state_bytes = live.live - before
     recompute(model, *recomputed)
     for name in names:
         _mark_passes(model.get_submodule(name), name, live)
@@ -187,9 +206,21 @@ def _simulate(
         )  # a loop that counts hits keeps the output to the end, too
         loss.backward()
     live.mark("end")
-    update()
+    end = live.phases[-1]
+    if known is None:
+        update()
+        known = _Update(state_bytes, end.peak - end.start)
+    else:
+        end.peak += known.rise_bytes
     del output
-    return live.phases[1:]
+    return live.phases[1:], known
+
+
+class _Update(NamedTuple):
+    """The optimizer: bytes that its state takes, and those that a step of it takes besides for a while."""
+
+    state_bytes: int
+    rise_bytes: int
 
 
 def _peak(phases: list[_Phase]) -> int:
@@ -451,9 +482,11 @@ def fit_memory_budget(
         torch.autograd.grad(forward(model, batch)[1], parameters, allow_unused=True)
 
     names = _block_names(model, blocks)
-    plain = _simulate(model, batch, forward, optimizer, recompute, names, ())
+    plain, update = _simulate(model, batch, forward, optimizer, recompute, names, ())
     names = _in_order(plain, names)
-    simulate = partial(_simulate, model, batch, forward, optimizer, recompute, names)
+
+    again = partial(_simulate, model, batch, forward, optimizer, recompute, names, known=update)
+    simulate: Callable[[Sequence[str]], list[_Phase]] = lambda recomputed: again(recomputed)[0]
     choice = _Choice(names, plain, simulate(names))
     seconds = _seconds(model, names, torch.no_grad()(partial(forward, model, batch)))
     costs = [seconds[name] for name in names]
