@@ -150,70 +150,9 @@ def _without_data(tensor: Tensor) -> Tensor:
     return fake.requires_grad_(tensor.requires_grad)
 
 
-def _updates(
-    model: nn.Module, optimizer: _Optimizers, mode: FakeTensorMode, live: _LiveStorages
-) -> Callable[[], None]:
-    """The optimizer's step, which has run once and has its state."""
-    parameters = _trainable(model)
-    with mode, live:
-        for parameter in parameters:
-            parameter.grad = torch.empty_like(parameter)
-    made = optimizer(parameters)
-
-    def update() -> None:  # not under the mode: Adam reads its step count, which is a tensor
-        with live:
-            for one in [made] if isinstance(made, Optimizer) else made:
-                one.step()
-                one.zero_grad()
-
-    update()
-    return update
-
-
-def _simulate(
-    model: nn.Module,
-    batch: tuple[Any, ...],
-    forward: Callable[[nn.Module, tuple[Any, ...]], tuple[Any, Tensor]],
-    optimizer: _Optimizers,
-    recompute: _Recompute,
-    names: Sequence[str],
-    recomputed: Sequence[str],
-    known: "_Update | None" = None,
-) -> tuple[list[_Phase], "_Update"]:
-    """The phases of a step in which these blocks recompute: nothing is allocated, every byte is counted.
-
-    Args:
-        known: what the optimizer takes, which is half of the work to count and the same whatever recomputes.
-    """
-    live, mode = _LiveStorages(), FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, live:
-        tensors = (*model.parameters(), *model.buffers())
-        model = copy.deepcopy(model, {id(t): _without_data(t) for t in tensors})
-        batch = tree_map_only(Tensor, _without_data, batch)
-    before = live.live
-    if known is None:
-        update = _updates(model, optimizer, mode, live)
-    else:
-        live.live += known.state_bytes
-    state_bytes = live.live - before
-    recompute(model, *recomputed)
-    for name in names:
-        _mark_passes(model.get_submodule(name), name, live)
-    live.mark("start")
-    with mode, live:
-        output, loss = forward(
-            model, batch
-        )  # a loop that counts hits keeps the output to the end, too
-        loss.backward()
-    live.mark("end")
-    end = live.phases[-1]
-    if known is None:
-        update()
-        known = _Update(state_bytes, end.peak - end.start)
-    else:
-        end.peak += known.rise_bytes
-    del output
-    return live.phases[1:], known
+def _without_values(model: nn.Module) -> nn.Module:
+    tensors = (*model.parameters(), *model.buffers())
+    return copy.deepcopy(model, {id(t): _without_data(t) for t in tensors})
 
 
 class _Update(NamedTuple):
@@ -221,6 +160,54 @@ class _Update(NamedTuple):
 
     state_bytes: int
     rise_bytes: int
+
+
+def _count_update(model: nn.Module, optimizer: _Optimizers) -> _Update:
+    """Counted once: it is the same whatever recomputes, and more operations than the rest of a step."""
+    live, mode = _LiveStorages(), FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, live:
+        parameters = _trainable(_without_values(model))
+    made, before = optimizer(parameters), live.live
+    for label in ("makes the state", "has it"):
+        with mode, live:
+            for parameter in parameters:
+                parameter.grad = torch.empty_like(parameter)
+        live.mark(label)
+        with live:  # not under the mode: Adam reads its step count, which is a tensor
+            for one in [made] if isinstance(made, Optimizer) else made:
+                one.step()
+                one.zero_grad()
+    last = live.phases[-1]
+    return _Update(live.live - before, last.peak - last.start)
+
+
+def _simulate(
+    model: nn.Module,
+    batch: tuple[Any, ...],
+    forward: Callable[[nn.Module, tuple[Any, ...]], tuple[Any, Tensor]],
+    update: _Update,
+    recompute: _Recompute,
+    names: Sequence[str],
+    recomputed: Sequence[str],
+) -> list[_Phase]:
+    """The phases of a step in which these blocks recompute: nothing is allocated, every byte is counted."""
+    live, mode = _LiveStorages(), FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, live:
+        model = _without_values(model)
+        batch = tree_map_only(Tensor, _without_data, batch)
+    live.live += update.state_bytes
+    recompute(model, *recomputed)
+    for name in names:
+        _mark_passes(model.get_submodule(name), name, live)
+    live.mark("start")
+    with mode, live:
+        # A loop that counts hits keeps the output to the end, too.
+        output, loss = forward(model, batch)
+        loss.backward()
+    live.mark("end")
+    live.phases[-1].peak += update.rise_bytes
+    del output
+    return live.phases[1:]
 
 
 def _peak(phases: list[_Phase]) -> int:
@@ -482,11 +469,10 @@ def fit_memory_budget(
         torch.autograd.grad(forward(model, batch)[1], parameters, allow_unused=True)
 
     names = _block_names(model, blocks)
-    plain, update = _simulate(model, batch, forward, optimizer, recompute, names, ())
+    update = _count_update(model, optimizer)
+    plain = _simulate(model, batch, forward, update, recompute, names, ())
     names = _in_order(plain, names)
-
-    again = partial(_simulate, model, batch, forward, optimizer, recompute, names, known=update)
-    simulate: Callable[[Sequence[str]], list[_Phase]] = lambda recomputed: again(recomputed)[0]
+    simulate = partial(_simulate, model, batch, forward, update, recompute, names)
     choice = _Choice(names, plain, simulate(names))
     seconds = _seconds(model, names, torch.no_grad()(partial(forward, model, batch)))
     costs = [seconds[name] for name in names]

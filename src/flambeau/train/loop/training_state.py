@@ -127,8 +127,8 @@ class TrainingState:
             self.optimizer.load_state_dict(state["optimizer"])
         except ValueError as error:
             raise InputError(
-                f"checkpoint {found.name} is of an optimizer with other parameter groups: {error}; restore "
-                "them, or use another folder"
+                f"checkpoint {found.name} is of an optimizer with other parameter groups, perhaps of another "
+                f"version of flambeau: {error}; use another folder"
             ) from error
         self.amp.load_state_dict(state["amp"])
         self.amp.halted.zero_()  # of a step that is undone
