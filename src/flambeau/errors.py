@@ -33,6 +33,10 @@ def unreadable(path: object, error: OSError) -> InputError:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' for the most similar of the known words, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    """'; did you mean X?' for the known word that begins with it or is most similar, or nothing."""
+    by_lower = {name.lower(): name for name in known}
+    word = word.lower()
+    longer = [name for name in by_lower if name.startswith(word)] if len(word) > 2 else []
+    close = [min(longer, key=lambda name: (len(name), name))] if longer else []
+    close = close or difflib.get_close_matches(word, by_lower, n=1, cutoff=0.6)
+    return f"; did you mean '{by_lower[close[0]]}'?" if close else ""

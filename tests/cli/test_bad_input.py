@@ -260,6 +260,15 @@ def test_wrong_settings_name_themselves(flambeau: Any, images: Path) -> None:
         ("--mixup -0.1", "mixup must be 0 or from 1e-06 to 1e+06, got -0.1"),
         ("--seed 18446744073709551616", "seed must be at least 0 and below 2**64"),
         ("--schedule cosin", "did you mean 'cosine'?"),
+        (
+            "--epochs 1.5",
+            "argument --epochs: must be a whole number, got '1.5'; part of one is --duration",
+        ),
+        ("--batch-size many", "argument --batch-size: must be a whole number, got 'many'"),
+        ("--lr high", "argument --lr: must be a number, got 'high'"),
+        ("--optimizer AdamW", "did you mean 'adamw'?"),
+        ("--freeze backbon", "freeze = 'backbon'", "did you mean 'backbone'?"),
+        ("--model efficientnet", "did you mean 'efficientnet_b0'?"),
         ("--precision float16", "precision must be one of auto, fp32, tf32, bf16, fp16"),
         ("--duration 5", "duration must be a duration such as '10ep'"),
         ("--warmup 2ep --duration 4st --batch-size 4", "warmup = '2ep' is 8 of the 4 steps"),
@@ -465,6 +474,7 @@ def test_a_step_that_is_not_finite_changes_no_weight(
         flambeau(*command, "--out run"),
         "step 3 (epoch 1): the loss or a gradient is NaN or infinite",
         f"flambeau train --replay-step {file}",
+        "a smaller --lr, --clip-norm 1, --on-nan rollback",
     )
     # The flag is read late, at the end of the epoch: one more step has run since.
     (training,) = found
@@ -722,6 +732,24 @@ def test_changed_data_are_refused(
         extra.unlink()
     assert hashes("run") == before
     assert flambeau(*stopped).code == 0
+
+
+def test_other_data_of_the_same_name_are_named(flambeau: Any, images: Path, tmp_path: Path) -> None:
+    """They would share runs/images."""
+    other = tmp_path / "b" / "images"
+    shutil.copytree(images, other)
+    shutil.copy(images / "train" / "a" / "00.png", other / "train" / "a" / "extra.png")
+    assert flambeau("train", images, "--model linear.py:make").code == 0
+    (run,) = Path("runs").iterdir()
+    before = hashes(run)
+    refused(
+        flambeau("train", other, "--model linear.py:make"),
+        f"the run in {run} is of {images}, and {other} is something else: its training data are others "
+        "(16 images then, 17 now)",
+        "--out",
+    )
+    assert hashes(run) == before
+    refused(flambeau("train --out", run, "--seed 5"), "--fresh sets it aside")
 
 
 def test_moved_data_are_not_changed_data(

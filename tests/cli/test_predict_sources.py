@@ -280,7 +280,7 @@ def test_what_cannot_be_predicted_on(flambeau: Any, trained_run: Path, images: P
         ("gone", "gone does not exist"),
         ("cut.rec", "The file is damaged"),
         ("torchvision:cifar9", "no data set is named 'cifar9'"),
-        ("torchvision:cifar10:empty", "Fetch it with --download"),
+        ("torchvision:cifar10:empty", "--download, which fetches cifar-10-python.tar.gz"),
     ):
         answer = flambeau("predict", trained_run, good, what)
         refused(answer, part)

@@ -326,6 +326,13 @@ def test_each_set_of_flags_has_its_folder() -> None:
     assert folder(data="photos/") == Path("runs/photos")
     assert folder(data="x/birds.rec") == Path("runs/birds")
     assert folder(data="photos", workers=2, keep=9) == Path("runs/photos")
+    assert folder(data="torchvision:cifar10") == Path("runs/torchvision-cifar10")
+    assert folder(data="data.py:photos") == Path("runs/data-photos")
+    for name in ("photos.v1", "photos.v2", "photos.zarr"):
+        Path(name).mkdir()
+    assert folder(data="photos.v1") == Path("runs/photos.v1")
+    assert folder(data="photos.v2") == Path("runs/photos.v2")
+    assert folder(data="photos.zarr") == Path("runs/photos")
     with_lr = folder(data="photos", lr=0.1)
     assert with_lr.name.startswith("photos-")
     assert len({with_lr, folder(data="photos"), folder(data="photos", lr=0.2)}) == 3
@@ -457,3 +464,11 @@ def test_a_data_set_by_name_is_packed_trained_on_and_measured(
     refused = flambeau("train mnist --out other")
     assert refused.code == 2
     assert "did you mean torchvision:mnist?" in refused.err
+
+
+def test_settings_of_several_processes_are_said_to_do_nothing_in_one(
+    flambeau: Any, images: Path
+) -> None:
+    err = flambeau("train", images, "--out run --sync-bn --compression fp16", SHORT).err
+    assert "sync_bn has no effect in one process" in err
+    assert "compression = 'fp16' has no effect in one process" in err

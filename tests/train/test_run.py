@@ -185,6 +185,35 @@ def test_a_signal_saves_within_a_step(
     assert_equal(outcome(folder), undisturbed)
 
 
+@pytest.mark.parametrize("stops", [["first"], ["second"], ["second", "first", "second"]])
+def test_a_stop_in_one_of_two_evaluations_writes_each_line_once(
+    tmp_path: Path, stops: list[str]
+) -> None:
+    """Also the line of an evaluation between two steps, which nobody makes again."""
+
+    def go(folder: Path, stop_in: str | None) -> None:
+        run = start(folder, duration="2ep")
+        for _ in run.epochs():
+            for x, y in run.batches():
+                run.step(F.cross_entropy(run.model(x), y))
+                if run.state.step in (2, 6):
+                    for _ in run.evaluate(data(19)):
+                        run.log(between=float(run.state.step))
+            for name in ("first", "second"):
+                for x, y in run.evaluate(data(19)):
+                    run.log(**{name: F.cross_entropy(run.model(x), y)})
+                    if name == stop_in:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                        stop_in = None
+
+    go(tmp_path / "whole", None)
+    for stop_in in stops:
+        with pytest.raises(SystemExit):
+            go(tmp_path / "stopped", stop_in)
+    go(tmp_path / "stopped", None)
+    assert_equal(outcome(tmp_path / "stopped"), outcome(tmp_path / "whole"))
+
+
 def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(start(folder))
@@ -275,7 +304,7 @@ def test_each_sample_once_in_evaluation_and_nothing_of_the_model_changes(tmp_pat
         rows = []
         for x, _y in run.evaluate(data(19)):
             assert not model.training
-            assert torch.is_inference_mode_enabled()
+            assert not torch.is_grad_enabled()
             assert not torch.equal(model[0].weight, before["0.weight"])  # the average is in
             rows.append(x.clone())
             torch.rand(3), random.random()
@@ -513,7 +542,7 @@ SURVIVES: dict[str, Any] = {
 @pytest.mark.parametrize("every", ["5st", "2ep"])  # back within the epoch, or into one before
 def test_rollback_goes_on_from_before_with_half_the_rate(tmp_path: Path, every: str) -> None:
     # 12 steps an epoch: the 22nd is bad, which the line of step 24 or 25 tells.
-    settings = {**SURVIVES, "checkpoint_every": every, "best": "none"}
+    settings = {**SURVIVES, "checkpoint_every": every, "best": "none", "best_mode": "max"}
     run = start(tmp_path / "run", **settings)
     explode(run, when=lambda run: run.state.step == 21 and run.state.rollbacks == 0)
     back_to = 20 if every == "5st" else 0
@@ -707,3 +736,33 @@ def disturb_generators() -> None:
     torch.manual_seed(random.randrange(1000))
     np.random.seed(5)
     random.seed(6)
+
+
+class Rotary(nn.Module):
+    """Keeps tables by length, as rotary embeddings and relative positions do."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        self.linear, self.is_buffer = nn.Linear(6, 2), buffer
+        self.register_buffer("table", torch.ones(0), persistent=False)
+        self.tables: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.linear(x)
+        if self.is_buffer:
+            if len(self.table) < len(x):
+                self.table = torch.arange(1.0, len(x) + 1)
+            return logits * self.table[: len(x), None]
+        if len(x) not in self.tables:
+            self.tables[len(x)] = torch.arange(1.0, len(x) + 1)[:, None]
+        return logits * self.tables[len(x)]
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_a_model_may_keep_what_an_evaluation_made(tmp_path: Path, buffer: bool) -> None:
+    run = start(tmp_path / "run", Rotary(buffer=buffer), batch_size=4, accumulate=1)
+    for _ in run.epochs():
+        for _ in run.evaluate(TensorDataset(torch.ones(4, 6))):
+            assert not run.model(torch.ones(4, 6)).requires_grad
+        for x, y in run.batches():
+            run.step(F.cross_entropy(run.model(x), y))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 import signal
 import tomllib
 import typing
@@ -18,7 +19,10 @@ from torch.utils.data import TensorDataset
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.train import run as run_module
+from flambeau.train.loop.nan_guard import NotFinite
+from flambeau.train.loop.step_metrics import StepMetrics, add_value
 from flambeau.train.run import Run
+from flambeau.train.settings.config_file import as_toml
 from flambeau.train.settings.run_options import RunKeywords, RunOptions
 
 
@@ -79,6 +83,15 @@ def test_names_that_are_wrong_or_missing(
         ({"seed": -1}, r"seed must be at least 0 and below 2\*\*64, got -1"),
         ({"clip_norm": float("nan")}, "clip_norm must be a finite number"),
         ({"compression": "zip"}, "compression must be one of none, fp16, bf16, powersgd"),
+        ({"duration": 3}, "duration must be a duration such as '10ep' .*, got 3"),
+        ({"checkpoint_every": 2.0}, r"checkpoint_every must be a duration such as .* got 2\.0"),
+        ({"warmup": 0}, "warmup must be a duration such as .* got 0; '0%' is none"),
+        (
+            {"best": "val_x"},
+            "best_mode must be 'max' or 'min', whichever .* best = 'val_x'; got None",
+        ),
+        ({"best": "log_likelihood_error"}, "best_mode must be 'max' or 'min'"),
+        ({"best_mode": "lowest"}, "best_mode must be 'max' or 'min'.* got 'lowest'"),
     ],
 )
 def test_ranges_are_those_of_the_settings(
@@ -87,6 +100,65 @@ def test_ranges_are_those_of_the_settings(
     with pytest.raises(InputError, match=message):
         start(tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("best", "mode"),
+    [
+        ("val_accuracy", "max"), ("val_loss", "min"), ("valLoss", "min"), ("loss/val", "min"),
+        ("top5", "max"), ("val_f1", "max"), ("error_rate", "min"), ("perplexity", "min"),
+        ("brier", "min"), ("val_miou", "max"), ("test.RMSE", "min"), ("ema_acc", "max"),
+    ],
+)  # fmt: skip
+def test_the_name_says_which_is_better(tmp_path: Path, best: str, mode: str) -> None:
+    start(tmp_path / "run", best=best).close()
+    stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text(encoding="utf-8"))
+    assert stored["best_mode"] == mode
+    start(tmp_path / "run", best=best, best_mode=mode).close()
+
+
+def evaluate(run: Run, *names: str) -> None:
+    for _ in run.epochs():
+        for x, y in run.batches():
+            run.step(nn.functional.cross_entropy(run.model(x), y))
+        for name in names:
+            for _ in run.evaluate(TensorDataset(torch.ones(2, 2))):
+                run.log(**{name: float(run.state.epoch)})
+
+
+def test_a_best_that_is_not_logged_is_said_once(tmp_path: Path, capfd: Any) -> None:
+    run = start(tmp_path / "run", duration="3ep")
+    evaluate(run, "val_loss", "val_mse")
+    said = capfd.readouterr().err
+    assert said.count("best = 'val_accuracy' was not logged within run.evaluate()") == 1
+    assert "give Run the name of what was logged (val_loss, val_mse)" in said
+    assert run.result is not None
+    assert run.result.weights == "last"
+
+    evaluate(start(tmp_path / "other", duration="3ep", best="val_mse"), "val_loss", "val_mse")
+    evaluate(start(tmp_path / "none", duration="3ep"))
+    assert "was not logged" not in capfd.readouterr().err
+
+
+def test_the_least_loss_is_the_best(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", duration="3ep", best="val_loss")
+    evaluate(run, "val_loss")
+    assert run.result is not None
+    assert (run.result.weights, run.result.metrics) == ("best", {"val_loss": 0.0})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_evaluation_waits_for_the_disk_only_where_workers_are_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    run = start(tmp_path / "run", workers=workers)
+    waits: list[int] = []
+    monkeypatch.setattr(run._recorder.saver, "wait", lambda: waits.append(run.state.step))
+    for _ in run.evaluate(TensorDataset(torch.ones(4, 2))):
+        pass
+    assert len(waits) == workers
+    monkeypatch.undo()
+    run.close()
 
 
 def test_config_has_a_table_of_its_own(tmp_path: Path) -> None:
@@ -117,6 +189,100 @@ def test_another_identity_is_refused(
     with pytest.raises(InputError, match=message):
         start(tmp_path / "run", **after)
     start(tmp_path / "run", **before).close()  # and nothing was changed
+
+
+def with_groups(folder: Path, *settings: dict[str, Any]) -> Run:
+    model = nn.Linear(2, 2)
+    groups = [
+        {"params": [p], **(settings[number] if number < len(settings) else {})}
+        for number, p in enumerate(model.parameters())
+    ]
+    if len(settings) == 1:
+        groups = [{"params": [*model.parameters()], **settings[0]}]
+    data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 2)
+    return Run(folder, model, torch.optim.SGD(groups, lr=0.1), data, duration="2st", batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ([{}, {"lr": 0.02}], "parameter group 1: 'lr=0.01, .* there, 'lr=0.02, .* now"),
+        ([{}, {"lr": 0.01, "weight_decay": 0.5}], "parameter group 1: .* now"),
+        ([{"maximize": True}, {"lr": 0.01}], "parameter group 0: .*maximize=False' there"),
+        ([{}], "parameter group 1: 'lr=0.01, .* there, None now"),
+    ],
+)
+def test_each_parameter_group_identifies_the_run(
+    tmp_path: Path, now: list[dict[str, Any]], message: str
+) -> None:
+    with_groups(tmp_path / "run", {}, {"lr": 0.01}).close()
+    with pytest.raises(InputError, match=message):
+        with_groups(tmp_path / "run", *now)
+    with_groups(tmp_path / "run", {}, {"lr": 0.01}).close()
+
+
+def test_a_run_of_an_older_version_goes_on_with_the_same_groups_only(tmp_path: Path) -> None:
+    run = with_groups(tmp_path / "run", {}, {"lr": 0.01})
+    train(run)
+    config = tmp_path / "run" / "config.toml"
+    old = tomllib.loads(config.read_text(encoding="utf-8"))
+    for now, fits in (([{}], False), ([{}, {"lr": 0.01}], True)):
+        config.write_bytes(as_toml({k: v for k, v in old.items() if k != "param_groups"}))
+        if fits:
+            with_groups(tmp_path / "run", *now).close()
+        else:
+            with pytest.raises(InputError, match="of an optimizer with other parameter groups"):
+                with_groups(tmp_path / "run", *now)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 2, 3)])
+def test_values_of_each_sample_may_have_more_dimensions(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    run, values = start(tmp_path / "run", best="val_mse"), torch.rand(shape)
+    for _ in run.evaluate(TensorDataset(torch.ones(4, 2))):
+        run.log(val_mse=values, val_hit=values > 0.5)
+    run.close()
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert row["val_mse"] == pytest.approx(float(values.double().mean()))
+    assert row["val_hit"] == pytest.approx(float((values > 0.5).double().mean()))
+
+
+def test_what_cannot_be_logged_is_named(tmp_path: Path) -> None:
+    run = start(tmp_path / "run")
+    with pytest.raises(
+        TypeError, match=r"run\.log\(val_mse=\.\.\.\) takes a number or a tensor, got \[1"
+    ):
+        run.log(val_mse=[1.0, 2.0])  # type: ignore[arg-type]
+    run.close()
+
+
+def test_messages_to_a_script_name_no_flag(tmp_path: Path) -> None:
+    start(tmp_path / "run").close()
+    with pytest.raises(InputError) as caught:
+        start(tmp_path / "run", seed=8)
+    assert "--" not in str(caught.value)
+    run = start(tmp_path / "new")
+    with pytest.raises(NotFinite, match=r"on_nan='rollback'.*; its samples are listed in") as bad:
+        for _ in run.epochs():
+            for _ in run.batches():
+                run.step(run.model.weight.sum() * float("nan"))
+    assert "--" not in str(bad.value)
+
+
+def test_compression_in_one_process_is_said_to_do_nothing(tmp_path: Path, capfd: Any) -> None:
+    start(tmp_path / "run", compression="fp16").close()
+    assert "compression = 'fp16' has no effect in one process" in capfd.readouterr().err
+    start(tmp_path / "other").close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_window_that_goes_back_forgets_what_it_had_counted() -> None:
+    window = StepMetrics(torch.device("cpu"))
+    before = window.state_dict()
+    add_value(window.logged, "later", 1.0, 2, window.device)
+    window.load_state_dict(before)
+    assert window.empty
 
 
 def test_what_a_resume_may_change(tmp_path: Path) -> None:

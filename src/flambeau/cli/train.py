@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 HELP = "train an image classifier; the same command again continues its run"
 _EMBEDDED_NAME = "fashion-mnist"
+_PACKED_FOLDERS = (".lmdb", ".zarr", ".n5")  # whose suffix is no part of a name: photos.v2 is one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +75,20 @@ def _add_setting(
         )
     else:
         metavar = "{" + ",".join(choices) + "}" if choices else _metavar(name, kind)
+        read = functools.partial(_read, name, kind)
         parser.add_argument(
-            _flag(name), type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text
+            _flag(name), type=read, default=argparse.SUPPRESS, metavar=metavar, help=text
         )
+
+
+def _read(name: str, kind: type, text: str) -> Any:
+    """The value of a flag."""
+    try:
+        return kind(text)
+    except ValueError:
+        what = {int: "a whole number", float: "a number"}[kind]
+        hint = "; part of one is --duration, such as 1.5ep" if name == "epochs" else ""
+        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}{hint}") from None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -122,11 +135,16 @@ def _watched_train(
 ) -> int:
     """Train with the watchdog between the ranks from beginning to end."""
     from flambeau.parallel.ranks import join_ranks
+    from flambeau.train.checkpoints.run_folder import START_AGAIN
 
     ranks = join_ranks()
     ranks.begin_watch(settings.stall_timeout)
     try:
         return _train(settings, explicit, folder, fresh=fresh)
+    except InputError as error:
+        if START_AGAIN not in str(error):
+            raise
+        raise InputError(str(error).replace(START_AGAIN, "--fresh sets it aside")) from error
     finally:
         ranks.end_watch()
 
@@ -170,9 +188,14 @@ def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
 
 def default_folder(settings: Settings, explicit: Mapping[str, Any]) -> Path:
     """runs/NAME after the data, with a hash of the settings that were given, so that each has its folder."""
-    # Of FILE.py:FUNCTION both.
-    data = None if settings.data is None else Path(settings.data.replace(".py:", "-"))
-    name = _EMBEDDED_NAME if data is None else data.stem
+    # Of FILE.py:FUNCTION and torchvision:NAME both; Windows and archives allow no colon in a name.
+    data = Path(
+        (settings.data or _EMBEDDED_NAME)
+        .replace(".py:", "-")
+        .replace("torchvision:", "torchvision-")
+    )
+    is_plain = data.is_dir() and data.suffix not in _PACKED_FOLDERS
+    name = data.name if is_plain else data.stem
     told = {k: v for k, v in explicit.items() if k != "data" and not FIELDS[k].metadata["neutral"]}
     if told:
         name += "-" + hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
@@ -201,7 +224,8 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
         resolved, facts = stored, ranks.first(lambda: DataFacts.read(place.dataset))
     else:
         resolved, facts = ranks.first(lambda: resolve(settings, train, val))
-    ranks.each(lambda: check_unchanged(facts, train, val, model=resolved.model))
+    moved = None if stored is None else ranks.first(lambda: _moved(place, stored.data))
+    ranks.each(lambda: check_unchanged(facts, train, val, model=resolved.model, moved=moved))
     if stored is not None and ranks.first(lambda: published(place)) is not None:
         if ranks.is_first:
             _report(place, resolved.data, already=True)
@@ -220,6 +244,32 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
     return 0
 
 
+def _moved(place: "RunFolder", data: str | None) -> str | None:
+    """Where a run has its data from, and that they are asked for at another place now; None if not."""
+    before = (place.read_config() or {}).get("data")
+    if before == data:
+        return None
+    names = [_EMBEDDED_NAME if path is None else path for path in (before, data)]
+    return f"the run in {place.path} is of {names[0]}, and {names[1]} is something else"
+
+
+def _fit(training: "Training") -> None:
+    from flambeau.train.fit import fit
+    from flambeau.train.loop.nan_guard import CURES, NotFinite
+
+    try:
+        fit(training)
+    except NotFinite as error:
+        text = str(error).replace(
+            CURES, "Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback"
+        )
+        raise InputError(
+            f"{text}; run it again with: flambeau train --replay-step {error.path}"
+        ) from error
+    finally:
+        training.run.close()
+
+
 def _stored(explicit: Mapping[str, Any], place: "RunFolder") -> ResolvedSettings | None:
     """The settings of the run that exists already: what is not said again is as it was. Else None."""
     stored = place.read_config()
@@ -233,20 +283,6 @@ def _stored(explicit: Mapping[str, Any], place: "RunFolder") -> ResolvedSettings
     # Also what a machine or an older default had chosen.
     place.check_same({k: v for k, v in stored.items() if k in explicit}, explicit)
     return dataclasses.replace(from_stored(stored, place.config), **explicit)
-
-
-def _fit(training: "Training") -> None:
-    from flambeau.train.fit import fit
-    from flambeau.train.loop.nan_guard import NotFinite
-
-    try:
-        fit(training)
-    except NotFinite as error:
-        raise InputError(
-            f"{error}; run it again with: flambeau train --replay-step {error.path}"
-        ) from error
-    finally:
-        training.run.close()
 
 
 def _check_outside(folder: Path, data: str | None) -> None:

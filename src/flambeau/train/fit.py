@@ -158,6 +158,8 @@ def new_model(
         check_training(model, settings, facts, world=ranks.world)
         if settings.sync_bn and ranks.world > 1:
             model = convert_sync_batchnorm(model)
+        elif settings.sync_bn:
+            lines.append("sync_bn has no effect in one process")
         freeze_parts(model, settings.freeze)
         recompute_parts(model, settings.recompute)
         return model

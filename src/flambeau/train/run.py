@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from flambeau.data.loading.loader import is_dataset
 from flambeau.parallel.gradient_sync import SingleProcess
 from flambeau.parallel.preemption import FLAG, Preempted
 from flambeau.parallel.ranks import Ranks, join_ranks
@@ -112,7 +111,7 @@ class Run:
                 FLAG.install(self.folder)
                 resources.callback(self._recorder.close)
                 self._resume()
-                self._step.sync = share_model(parts, told, self._ranks)
+                self._step.sync = share_model(parts, told, self._ranks, say=self.progress.say)
             # Dropped without a loop, it gives back what it holds.
             self._finalizer = weakref.finalize(self, _release, resources.pop_all(), os.getpid())
             self._finalizer.atexit = False
@@ -172,6 +171,7 @@ class Run:
             yield micro.data
             if loop.micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
+        self._recorder.end_batches()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context of `precision` for the forward pass and the loss."""
@@ -210,7 +210,7 @@ class Run:
         """Count values of the last batch; their mean over samples is the figure in metrics.jsonl.
 
         Args:
-            values: by name; a mean over the batch (0-d or a number), or one value a sample (N,).
+            values: by name; a mean over the batch (0-d or a number), or values of each sample (N, ...).
         """
         loop = self._loop
         means = self.state.window.logged if loop.evaluated is None else loop.evaluated
@@ -230,9 +230,9 @@ class Run:
         with generators_restored():
             self._draws.seed_evaluation(self.state.epoch)
             self._step.sync.share_statistics(ema.shadow if ema else {})
-            if is_dataset(data):
-                self._recorder.saver.wait()  # before workers are forked, as above
             loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
+            if loader.forks:
+                self._recorder.saver.wait()  # as above
             loop.evaluated = means
             try:
                 with evaluation_mode(self.model, ema):
@@ -301,15 +301,16 @@ class Run:
         self._parts.schedule.note(figures)
         self._recorder.write(figures)
         text = "  ".join(f"{name} {figure:.4f}" for name, figure in figures.items())
-        step = f"step {self.state.step}/{self.plan.total_steps}"
-        self.progress.say(f"epoch {self.state.epoch + 1}, {step}: {text}")
+        place = f"epoch {self.state.epoch + 1}, step {self.state.step}/{self.plan.total_steps}"
+        self.progress.say(f"{place}: {text}")
 
     def _end_epoch(self) -> None:
         """The loop's body is done with an epoch, or with what of it belongs to the run."""
-        state = self.state
+        state, say = self.state, self.progress.say
         if state.position < state.data_length and state.step < self.plan.total_steps:
             raise RuntimeError("the loop left `for ... in run.batches()` before its end")
-        self._parts.schedule.end_epoch(say=self.progress.say)
+        self._parts.schedule.end_epoch(say=say)
+        state.best.end_epoch(say=say)
         state.epoch, state.position = state.epoch + 1, 0
         due = state.step % self.plan.save_every == 0 or state.step == self.plan.total_steps
         if due or state.best.step == state.step:

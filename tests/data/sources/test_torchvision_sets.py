@@ -426,7 +426,9 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, name):
         assert message.startswith(f"{name}: {tmp_path / torchvision_sets._SETS[name].files[0]}")
         assert " not found" in message
         assert ("and the download failed: " in message) == download
-        assert f"\nFetch it with --download, which only unpacks what lies in {tmp_path}" in message
+        archives = ", ".join(torchvision_sets._SETS[name].archives)
+        fetch = f"Give --download, which fetches {archives}, or put that into {tmp_path} before"
+        assert message.endswith(f"\n{fetch}")
 
 
 def test_some_files_are_missing(tmp_path, monkeypatch):
@@ -435,7 +437,12 @@ def test_some_files_are_missing(tmp_path, monkeypatch):
         (tmp_path / "cifar-10-batches-py" / name).unlink()
     message = complaint("cifar10", tmp_path)
     assert f"cifar10: {tmp_path}/cifar-10-batches-py/data_batch_3 and 1 more not found\n" in message
-    assert message.endswith("already: cifar-10-python.tar.gz")
+    fetches = f"which fetches cifar-10-python.tar.gz, or put that into {tmp_path} before"
+    assert message.endswith(fetches)
+    (tmp_path / "cifar-10-python.tar.gz").touch()
+    assert complaint("cifar10", tmp_path).endswith(
+        "which unpacks cifar-10-python.tar.gz that lies there"
+    )
 
 
 def test_a_wrong_checksum(tmp_path, monkeypatch):
@@ -474,7 +481,7 @@ def test_unpacking_that_was_interrupted(tmp_path, monkeypatch):
     monkeypatch.setitem(torchvision_sets._SETS, "imagenette-160", known)
     message = complaint("imagenette-160", tmp_path)
     assert f"imagenette-160 in {tmp_path} has 12 images instead of 13394: unpacking was" in message
-    assert "\nRemove it there (imagenette2-160 ...) and fetch it with --download, which" in message
+    assert "\nRemove it there (imagenette2-160 ...), then give --download, which" in message
 
 
 def test_archives_that_are_there_are_unpacked_without_a_network(tmp_path, monkeypatch):

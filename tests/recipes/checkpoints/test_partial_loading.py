@@ -191,3 +191,14 @@ def test_meta_is_refused() -> None:
         model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="on meta, without values"):
         load_partial(model, nn.Linear(2, 2).state_dict())
+
+
+def test_what_overflows_in_the_dtype_of_the_model_is_named() -> None:
+    model = nn.Linear(3, 1).half()
+    state = {"weight": torch.tensor([[1.0, 1e6, -float("inf")]]), "bias": torch.tensor([65504.0])}
+    report = load_partial(model, state)
+    assert report.converted == {
+        "weight": "torch.float32 -> torch.float16, 1 values beyond its range become infinite",
+        "bias": "torch.float32 -> torch.float16",
+    }
+    assert "1 values beyond its range become infinite" in str(report)

@@ -1,6 +1,6 @@
 import contextlib
 import time
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator
 from typing import Any
 
@@ -259,3 +259,11 @@ def test_the_host_does_not_wait_for_the_device() -> None:
     asked = time.perf_counter() - start
     torch.cuda.synchronize()
     assert asked < 0.5 * (time.perf_counter() - start)
+
+
+@pytest.mark.parametrize("device", AHEAD)
+def test_a_user_dict_is_moved(device: str) -> None:
+    """BatchEncoding of Hugging Face is one."""
+    (moved,) = prefetch_to_device([UserDict(x=torch.ones(2), y="a")], device)
+    assert type(moved) is UserDict
+    assert (moved["x"].device.type, moved["y"]) == (device, "a")

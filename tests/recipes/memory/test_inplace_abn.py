@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -247,3 +248,32 @@ def test_a_pair_with_hooks_is_left() -> None:
     seen.clear()
     model(torch.randn(2, 2, 3, 3))
     assert seen == [1]
+
+
+def test_relu_becomes_leaky_as_in_the_paper_where_a_slope_is_given() -> None:
+    def network(make: Callable[[], nn.Module]) -> nn.Sequential:
+        torch.manual_seed(0)
+        block = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), make(), nn.Conv2d(4, 4, 3), make()]
+        return nn.Sequential(*block)
+
+    x = torch.randn(2, 3, 8, 8)
+    model, state = network(nn.ReLU), network(nn.ReLU).state_dict()
+    assert use_inplace_abn(model, x) == []
+    assert use_inplace_abn(model, x, relu_slope=0.01) == ["1"]
+    assert list(model.state_dict()) == list(state)
+    assert isinstance(model[4], nn.ReLU)  # not behind a BatchNorm
+    expected = network(lambda: nn.LeakyReLU(0.01))
+    expected[4] = nn.ReLU()
+    torch.testing.assert_close(model(x), expected(x))
+    torch.testing.assert_close(model[1](x.new_ones(2, 4, 2, 2)).min(), model[1].bias.min() * 0.01)
+    with pytest.raises(ValueError, match=r"relu_slope must be in \(0, 1\], got 0"):
+        use_inplace_abn(model, x, relu_slope=0.0)
+
+
+def test_a_resnet_of_timm_with_relu() -> None:
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("resnet18", num_classes=3, zero_init_last=False)
+    found = use_inplace_abn(model, torch.randn(2, 3, 32, 32), relu_slope=0.01)
+    assert found == ["bn1", *(f"layer{n}.{block}.bn1" for n in range(1, 5) for block in (0, 1))]

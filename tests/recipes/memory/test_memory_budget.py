@@ -108,11 +108,11 @@ def each_step_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     count = memory_budget._simulate
     known: dict[Any, Any] = {}
 
-    def remembering(model: nn.Module, *rest: Any) -> Any:
+    def remembering(model: nn.Module, *rest: Any, **more: Any) -> Any:
         names, recomputed = rest[-2:]
-        key = (id(model), tuple(names), tuple(recomputed))
+        key = (id(model), tuple(names), tuple(recomputed), rest[2], bool(more))
         if key not in known:
-            known[key] = count(model, *rest)
+            known[key] = count(model, *rest, **more)
         return known[key]
 
     monkeypatch.setattr(memory_budget, "_simulate", remembering)
@@ -172,6 +172,34 @@ def test_choice_is_the_best_of_all_subsets(monkeypatch: pytest.MonkeyPatch) -> N
         plan = fit(model, x, budget, optimizer=SGD)
         assert plan.extra_s == pytest.approx(best)
         assert plan.peak_bytes == peaks[plan.recomputed]
+
+
+@pytest.mark.parametrize("kind", [SGD, partial(SGD, momentum=0.9), torch.optim.AdamW])
+def test_the_optimizer_is_counted_once_for_all_choices(kind: Any) -> None:
+    """A step with momentum to make, and one with it; every other choice takes the bytes of these."""
+    num_steps = 0
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        def count(*_: object) -> None:
+            nonlocal num_steps
+            num_steps += 1
+
+        made = kind(parameters, lr=0.1)
+        made.register_step_post_hook(count)
+        return made
+
+    model, x = mlp(), BATCHES[mlp]
+    least_possible(model, x, optimizer=optimizer)
+    assert num_steps == 2
+    plan = fit(model, x, 10**9, optimizer=optimizer)
+    names = [block.name for block in plan.blocks]
+    forward = partial(memory_budget._forward, lambda output: output.square().mean(), None)
+    count = partial(memory_budget._simulate, model, (x,), forward, optimizer, checkpoint_modules)
+    plain = count(names, ())
+    for recomputed in (names[:1], names):
+        undo_checkpoints(model)
+        counted = memory_budget._peak(count(names, recomputed))
+        assert memory_budget._peak(count(names, recomputed, known=plain)) == counted
 
 
 def test_a_choice_that_turns_out_over_the_budget_is_replaced() -> None:

@@ -100,6 +100,25 @@ def test_embeddings_are_layer_0_also_where_tied() -> None:
     )
 
 
+def test_equal_rates_are_one_group() -> None:
+    """Two rates and two decays are four groups; a fused step costs as much as it has groups."""
+    import torchvision
+
+    with torch.device("meta"):
+        model = torchvision.models.resnet18()
+    decays = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.05},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = layerwise_lr(decays, model, lr=0.01, head=["fc.*"], head_lr=0.1)
+    assert [(g["name"], g["lr"], g["weight_decay"]) for g in groups] == [
+        ("layers 0-9", 0.01, 0.05), ("head", 0.1, 0.05), ("layers 0-9", 0.01, 0.0), ("head", 0.1, 0.0),
+    ]  # fmt: skip
+    expected = {n: 0.1 if n.startswith("fc") else 0.01 for n, _ in model.named_parameters()}
+    assert rates(model, groups) == expected
+    assert len(layerwise_lr(decays, model, lr=0.01, layer_decay=0.5)) == 20
+
+
 def test_two_rates() -> None:
     """Small for the trunk, large for the head; the key of a group is 'params'."""
     model = stack()

@@ -162,6 +162,16 @@ def test_weighted_backward_is_the_gradient_of_the_whole_batch() -> None:
         torch.testing.assert_close(p.grad, expected)
 
 
+def test_many_weights_take_no_more_memory() -> None:
+    layer = torch.nn.Linear(1, 1)
+    amp = AmpStep(torch.optim.SGD(layer.parameters(), lr=0.1))
+    for number in range(1, 300):
+        amp.backward(layer(torch.ones(1, 1)).sum(), weight=1 / number)
+    assert len(amp._roots) <= 64
+    expected = sum(1 / number for number in range(1, 300))
+    torch.testing.assert_close(layer.bias.grad, torch.tensor([expected]))
+
+
 def test_mixed_dtypes_and_missing_gradients() -> None:
     a, b, unused = (
         nn.Parameter(torch.ones(3)),

@@ -1,10 +1,12 @@
 """Models by name: those of timm and torchvision load elsewhere, and what is no classifier is refused."""
 
+import socket
 import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import timm
 import torch
@@ -149,6 +151,27 @@ def test_no_connection_is_one_message(tmp_path: Path, monkeypatch: pytest.Monkey
             InputError, match=r"published weights of .* are not available: .*no route"
         ):
             build_model(name, pretrained=True, **SHAPE)
+
+
+@pytest.mark.timeout(30)  # the Hub's client tries again for 50 seconds
+def test_a_machine_without_a_network_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_address(*args: Any, **kwargs: Any) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_address)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    message = (
+        "published weights of 'test_resnet' are not available: they are not in the cache, and "
+        "huggingface.co cannot be reached; check the connection, or leave --pretrained out"
+    )
+    with pytest.raises(InputError, match=message):
+        build_model("test_resnet", pretrained=True, **SHAPE)
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is False
 
 
 def test_a_model_without_published_weights() -> None:

@@ -87,7 +87,7 @@ def test_another_configuration_is_refused_with_the_names(tmp_path: Path) -> None
     claimed(tmp_path / "run").release()
     before = files(tmp_path / "run")
     with pytest.raises(
-        InputError, match=r"\(lr: 0\.1 there, 0\.2 now\)\.\nGive the same .*--fresh"
+        InputError, match=r"\(lr: 0\.1 there, 0\.2 now\)\.\nGive the same .*move the folder"
     ):
         RunFolder(tmp_path / "run").claim({**CONFIG, "lr": 0.2}, {})
     many = {**CONFIG, "lr": 0.2, "seed": 4, "model": "x", "mixup": 0.1, "ema": 0.9}
@@ -156,3 +156,28 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
                 action()
     assert files(path) == before
     claimed(path).release()  # the other process is gone, and its lock with it
+
+
+def test_a_folder_has_one_writer_within_a_process(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    first = claimed(path)
+    before = files(path)
+    (tmp_path / "link").symlink_to(path)
+    for name in ("run", "link"):
+        for action in (claimed, lambda other: RunFolder(other).set_aside()):
+            with pytest.raises(
+                InputError, match=r"another Run of this process is training in .*close"
+            ):
+                action(tmp_path / name)
+    assert files(path) == before
+    script = (
+        "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    )
+    command = [sys.executable, "-c", script, str(path / ".lock")]
+    still_held = subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
+    assert still_held.returncode == 1
+    first.release()
+    claimed(path).release()
+    aside = RunFolder(path).set_aside()
+    assert aside is not None
+    claimed(aside).release()

@@ -300,6 +300,11 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
 
 def test_nearest() -> None:
     assert nearest("batchsize", FIELDS) == "; did you mean 'batch_size'?"
+    assert nearest("AdamW", ("sgd", "adam", "adamw")) == "; did you mean 'adamw'?"
+    assert nearest("ADAMW", ("sgd", "Adam", "AdamW")) == "; did you mean 'AdamW'?"
+    models = ("efficientnet_l2", "efficientnet_b0", "efficientnetv2_m", "efficientformer_l1")
+    assert nearest("efficientnet", models) == "; did you mean 'efficientnet_b0'?"
+    assert nearest("zz", models) == ""
     assert nearest("qqqqqq", FIELDS) == ""
 
 

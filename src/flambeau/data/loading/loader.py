@@ -17,11 +17,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from flambeau.data.loading.batch_plan import BatchLayout, BatchPart, BatchPlan, Order
-from flambeau.data.loading.micro_batch import (
-    MicroBatch,
-    count_samples,
-    settle_before_fork,
-)
+from flambeau.data.loading.batch_samples import count_samples
+from flambeau.data.loading.micro_batch import MicroBatch, settle_before_fork
 from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.processes import Workers, errors_kept, signals_held
@@ -108,6 +105,11 @@ class Loader:
     def are_shares(self) -> bool:
         """Whether the batches are dealt out to the ranks by somebody else."""
         return False
+
+    @property
+    def forks(self) -> bool:
+        """Whether reading starts other processes."""
+        return self._workers.count > 0
 
     @property
     def batches_per_epoch(self) -> int:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 _SETTLE_S = 0.01  # for threads that need a millisecond; chosen
 
@@ -60,13 +59,6 @@ def share_of(num_samples: int, *, rank: int, world: int, usual: int) -> slice | 
     size, more = divmod(num_samples, taking)
     start = rank * size + min(rank, more)
     return slice(start, start + size + (rank < more))
-
-
-def count_samples(batch: Any) -> int:
-    """The first dimension of the first tensor in a batch."""
-    while not isinstance(batch, torch.Tensor):
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return len(batch)
 
 
 def settle_before_fork(world: int) -> None:

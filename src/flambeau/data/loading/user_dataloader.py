@@ -5,15 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
-from flambeau.data.loading.micro_batch import (
-    MicroBatch,
-    count_samples,
-    settle_before_fork,
-    share_of,
-)
+from flambeau.data.loading.batch_samples import count_samples, some_samples
+from flambeau.data.loading.micro_batch import MicroBatch, settle_before_fork, share_of
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.seeding import seed_cpu
@@ -32,7 +27,7 @@ class UserDataLoader:
     DistributedSampler: then its batches are the shares.
 
     Args:
-        batches: re-iterable, with a length; the first tensor's first dimension counts the samples of a batch.
+        batches: re-iterable, with a length; `count_samples` says how many samples a batch holds.
         accumulate: batches per optimizer step.
         seed: of the generators.
         rank: of this process.
@@ -63,6 +58,11 @@ class UserDataLoader:
         return self._world > 1 and getattr(sampler, "num_replicas", 1) == self._world
 
     @property
+    def forks(self) -> bool:
+        """Whether reading starts other processes."""
+        return getattr(self._batches, "num_workers", 0) > 0
+
+    @property
     def batches_per_epoch(self) -> int:
         """Optimizer steps in an epoch, an uneven last one included."""
         return -(-self.length // self._accumulate)
@@ -84,7 +84,7 @@ class UserDataLoader:
         """
         seed = mix(mix(self._seed) + epoch)
         seed_cpu(seed)
-        if getattr(self._batches, "num_workers", 0):
+        if self.forks:
             settle_before_fork(self._world)
         batches = iter(self._batches)
         draws_here = isinstance(self._batches, DataLoader) and self._batches.num_workers == 0
@@ -138,21 +138,6 @@ class UserDataLoader:
             share_of(size, rank=rank, world=self._world, usual=size)
             for rank in (self._rank, self._world - 1)
         )
-        if own is None:
-            return _sliced(batch, slice(0, 2), size), 0, False
-        return _sliced(batch, own, size), own.stop - own.start, last is not None
-
-
-def _sliced(batch: Any, own: slice, size: int) -> Any:
-    """The part of a batch, in whatever containers: of each tensor or list that is `size` long."""
-    if isinstance(batch, dict):
-        return {key: _sliced(value, own, size) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_sliced(value, own, size) for value in batch))
-    if isinstance(batch, torch.Tensor):
-        return batch[own] if batch.dim() and len(batch) == size else batch
-    if isinstance(batch, (list, tuple)):
-        if len(batch) == size and not any(isinstance(value, torch.Tensor) for value in batch):
-            return batch[own]
-        return type(batch)(_sliced(value, own, size) for value in batch)
-    return batch
+        stacked = getattr(self._batches, "collate_fn", None) is default_collate
+        data = some_samples(batch, own or slice(0, 2), stacked=stacked)
+        return data, own.stop - own.start if own else 0, last is not None

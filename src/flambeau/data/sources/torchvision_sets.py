@@ -170,9 +170,11 @@ def _exists(path: Path) -> bool:
 
 def _fetch(name: str, root: Path, *, again: bool) -> str:
     known = _SETS[name]
-    first = f"Remove it there ({known.files[0]} ...) and fetch" if again else "Fetch"
     archives = ", ".join(known.archives)
-    return f"{first} it with --download, which only unpacks what lies in {root} already: {archives}"
+    first = f"Remove it there ({known.files[0]} ...), then give" if again else "Give"
+    if all(_exists(root / archive) for archive in known.archives):
+        return f"{first} --download, which unpacks {archives} that lies there"
+    return f"{first} --download, which fetches {archives}, or put that into {root} before"
 
 
 def _part(settings: Settings) -> str:

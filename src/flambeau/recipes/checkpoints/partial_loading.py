@@ -31,7 +31,7 @@ class Loaded(NamedTuple):
     """In the model alone: keeps its initial values; `unexpected` are in the state dict alone."""
     unexpected: list[str]
     converted: dict[str, str]
-    """Of what was loaded, what has another dtype in the model: name in the model -> the two dtypes."""
+    """Loaded with another dtype: name in the model -> the two dtypes, and how many values overflow."""
     share: float
     """Elements of the model that were loaded, in [0, 1]; each shared tensor counts once."""
 
@@ -158,9 +158,8 @@ def _renamed(state: Mapping[str, Tensor], rename: Mapping[str, str]) -> dict[str
     used: set[str] = set()
     for source, value in state.items():
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"{source!r} is a {type(value).__name__}, not a tensor: pass the dict of tensors"
-            )
+            kind = type(value).__name__
+            raise TypeError(f"{source!r} is a {kind}, not a tensor: pass the dict of tensors")
         name = source
         if fitting := [old for old in rename if f"{source}.".startswith(f"{old}." if old else "")]:
             old = max(fitting, key=len)
@@ -178,20 +177,21 @@ def _fitting(
     name: str, value: Tensor, target: Tensor, resize: Resize | None, report: Loaded
 ) -> Tensor | None:
     """What to load, or None; the report is written."""
-    shapes = f"{list(value.shape)} -> {list(target.shape)}"
     if value.shape != target.shape:
+        shapes = f"{list(value.shape)} -> {list(target.shape)}"
         resized = None if resize is None else resize(value, target.shape)
         if resize is None or resized is None:
             report.mismatched[name] = shapes
             return None
         if resized.shape != target.shape:
-            raise ValueError(
-                f"resize: {name!r} is to be {list(target.shape)}, got {list(resized.shape)}"
-            )
+            got, to_be = list(resized.shape), list(target.shape)
+            raise ValueError(f"resize: {name!r} is to be {to_be}, got {got}")
         report.resized[name] = f"{shapes} by {getattr(resize, '__name__', 'resize')}"
         value = resized
     if value.dtype != target.dtype:
-        report.converted[name] = f"{value.dtype} -> {target.dtype}"
+        lost = int((value.isfinite() & ~value.to(target.dtype).double().isfinite()).sum())
+        overflow = f", {lost} values beyond its range become infinite" if lost else ""
+        report.converted[name] = f"{value.dtype} -> {target.dtype}{overflow}"
     return value
 
 

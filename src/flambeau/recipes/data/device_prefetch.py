@@ -10,7 +10,7 @@ Not for data that is on the device already, nor worth it where a batch takes mic
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, TypeVar
 
 import torch
@@ -131,7 +131,7 @@ def _map(batch: Any, function: Callable[[Tensor], Any]) -> Any:
     """A copy of a nest of containers with `function` applied to its tensors."""
     if isinstance(batch, Tensor):
         return function(batch)
-    if isinstance(batch, dict):
+    if isinstance(batch, MutableMapping):
         new = copy.copy(batch)  # keeps the type, and what a defaultdict knows
         new.update({key: _map(value, function) for key, value in batch.items()})
         return new

@@ -10,6 +10,7 @@ be 0; in half precision the gradient of the scale is coarse.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -139,23 +140,26 @@ def _away_from_zero(gamma: Tensor) -> Tensor:
     return torch.where(gamma < 0, gamma.clamp(max=-_MIN_SCALE), gamma.clamp(min=_MIN_SCALE))
 
 
-def use_inplace_abn(model: nn.Module, *example: Any) -> list[str]:
+def use_inplace_abn(model: nn.Module, *example: Any, relu_slope: float | None = None) -> list[str]:
     """Put InPlaceABN where a BatchNorm2d feeds a LeakyReLU and nothing else, if the model stays the same.
 
     Outputs, gradients of parameters and inputs, and running statistics are compared before, on two copies in
     float64, in training and in eval mode. Parameters and buffers are the same objects afterwards, so an
-    optimizer goes on; their names stay; the activation becomes an nn.Identity. ReLU is left, and so is a pair
-    with hooks, which would be lost.
+    optimizer goes on; their names stay; the activation becomes an nn.Identity. A pair with hooks, which would
+    be lost, is left, and so is ReLU unless a slope is given for it.
 
     Args:
         model: on the device of the example.
         example: what the model is called with; at least 2 images with the values of real ones.
+        relu_slope: take a ReLU behind a BatchNorm for a leaky one of this slope, as the paper does with 0.01.
+            That is another network, to be trained from the start or for a while.
 
     Returns:
         The names of the layers that are InPlaceABN now; empty where there is no such pair.
 
     Raises:
-        ValueError: the changed model would give something else; the model is as it was.
+        ValueError: the changed model would give something else, or a slope outside (0, 1]; the model is as it
+            was.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.LeakyReLU(0.01))
@@ -167,9 +171,13 @@ def use_inplace_abn(model: nn.Module, *example: Any) -> list[str]:
         v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v
         for v in example
     ]
-    pairs = _pairs(plain, inputs)
+    if relu_slope is not None and not 0 < relu_slope <= 1:
+        raise ValueError(f"relu_slope must be in (0, 1], got {relu_slope}")
+    pairs = _pairs(plain, inputs, relu_slope)
+    leaky = {plain.get_submodule(name) for name in pairs.values()}
+    _swap(plain, {act: nn.LeakyReLU(_slope(act, relu_slope)) for act in leaky})
     changed = copy.deepcopy(plain)
-    _replace(changed, pairs)
+    _replace(changed, pairs, relu_slope)
     for training in (True, False):
         expected, got = (_results(m.train(training), inputs) for m in (plain, changed))
         size = max(float(t.abs().max()) for t in expected if t.numel())
@@ -180,30 +188,39 @@ def use_inplace_abn(model: nn.Module, *example: Any) -> list[str]:
                     f"with InPlaceABN at {sorted(pairs)} the model gives something else: another layer reads "
                     f"the output of BatchNorm, or a scale is below {_MIN_SCALE}; nothing was changed"
                 )
-    _replace(model, pairs)
+    _replace(model, pairs, relu_slope)
     return list(pairs)
 
 
-def _pairs(model: nn.Module, inputs: list[Any]) -> dict[str, str]:
+def _slope(activation: nn.Module, relu_slope: float | None) -> float:
+    """The negative slope that an activation is to have; 0 for what cannot be inverted."""
+    if type(activation) is nn.LeakyReLU:
+        return activation.negative_slope
+    return relu_slope or 0.0 if type(activation) is nn.ReLU else 0.0
+
+
+def _pairs(model: nn.Module, inputs: list[Any], relu_slope: float | None) -> dict[str, str]:
     """BatchNorms and the activation that reads each, as names; only where all calls are such pairs."""
-    outputs: dict[int, tuple[str | None, Any]] = {}  # by id, which the tensor beside it keeps taken
+    # By id, which the tensor keeps taken, and version: a residual may have been added in place.
+    outputs: dict[tuple[int, int], tuple[str | None, Any]] = {}
     calls: list[str | None] = []
     readers: dict[str, list[str | None]] = {}
     handles = []
 
     def wrote(name: str, out: Any) -> None:
-        outputs[id(out)] = (name, out)
+        outputs[id(out), out._version] = (name, out)
         calls.append(name)
 
     def read(name: str, args: Any) -> None:
-        readers.setdefault(name, []).append(outputs.get(id(args[0]), (None, None))[0])
+        key = id(args[0]), args[0]._version
+        readers.setdefault(name, []).append(outputs.get(key, (None, None))[0])
 
     for name, module in model.named_modules():
         if any(value for key, value in vars(module).items() if key.endswith("_hooks")):
             continue
         if type(module) is nn.BatchNorm2d and module.affine and module.running_mean is not None:
             handles.append(module.register_forward_hook(lambda m, i, out, n=name: wrote(n, out)))
-        elif type(module) is nn.LeakyReLU and 0 < module.negative_slope <= 1:
+        elif 0 < _slope(module, relu_slope) <= 1:
             handles.append(module.register_forward_pre_hook(lambda m, args, n=name: read(n, args)))
     with torch.no_grad():
         model.eval()(*inputs)
@@ -218,21 +235,24 @@ def _pairs(model: nn.Module, inputs: list[Any]) -> dict[str, str]:
     }
 
 
-def _replace(model: nn.Module, pairs: dict[str, str]) -> None:
-    swaps: dict[nn.Module, nn.Module] = {}
+def _replace(model: nn.Module, pairs: dict[str, str], relu_slope: float | None) -> None:
+    swaps: dict[nn.Module | None, nn.Module] = {}
     for name, activation in pairs.items():
         norm, act = model.get_submodule(name), model.get_submodule(activation)
         assert isinstance(norm, nn.BatchNorm2d)
-        assert isinstance(act, nn.LeakyReLU)
         layer = InPlaceABN(
             norm.num_features,
-            negative_slope=act.negative_slope,
+            negative_slope=_slope(act, relu_slope),
             eps=norm.eps,
             momentum=norm.momentum,
         )
         layer._parameters, layer._buffers = norm._parameters, norm._buffers
         layer.track_running_stats, layer.training = norm.track_running_stats, norm.training
         swaps[norm], swaps[act] = layer, nn.Identity()
+    _swap(model, swaps)
+
+
+def _swap(model: nn.Module, swaps: Mapping[nn.Module | None, nn.Module]) -> None:
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child in swaps:

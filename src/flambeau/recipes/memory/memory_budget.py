@@ -192,6 +192,22 @@ def _copied(
     return model, batch
 
 
+def _update(
+    made: Optimizer | Sequence[Optimizer], live: _LiveStorages, known: Sequence[_Phase]
+) -> None:
+    """A step of the optimizer, or what it took in the same phase of another simulation."""
+    optimizers = [made] if isinstance(made, Optimizer) else made
+    with live:  # not under the mode: Adam reads its step count, which is a tensor
+        for one in optimizers:
+            if not known:
+                one.step()
+            one.zero_grad()
+    now = live.phases[-1]
+    for then in (phase for phase in known if phase.label == now.label):
+        now.peak = now.start + then.peak - then.start
+        live.live = now.start + then.end - then.start if then.end else live.live
+
+
 def _simulate(
     model: nn.Module,
     batch: tuple[Any, ...],
@@ -200,21 +216,18 @@ def _simulate(
     recompute: _Recompute = lambda model: model,
     names: Sequence[str] = (),
     recomputed: Sequence[str] = (),
+    known: Sequence[_Phase] = (),
 ) -> list[_Phase]:
-    """The phases of a step in which these blocks recompute: nothing is allocated, every byte is counted."""
+    """The phases of a step in which these blocks recompute: nothing is allocated, every byte is counted.
+
+    `known` are those of another choice: the optimizer, more operations than the rest, takes the same there.
+    """
     live, mode = _LiveStorages(), FakeTensorMode(allow_non_fake_inputs=True)
     with mode, live:
         model, batch = _copied(model, batch, live)
     live.mark("optimizer")
     made = optimizer(_trainable(model))
-
-    def update() -> None:  # not under the mode: Adam reads its step count, which is a tensor
-        with live:
-            for one in [made] if isinstance(made, Optimizer) else made:
-                one.step()
-                one.zero_grad()
-
-    update()  # makes the state of the optimizer
+    _update(made, live, known)  # makes the state of the optimizer
     recompute(model, *recomputed)
     for name in names:
         _mark_passes(model.get_submodule(name), name, live)
@@ -230,7 +243,7 @@ def _simulate(
             f"the step reads values of a tensor, but only shapes are known: {error}"
         ) from error
     live.mark("end")
-    update()
+    _update(made, live, known)
     del output  # kept until here, as in a loop that counts hits
     return live.phases
 
@@ -541,7 +554,7 @@ def fit_memory_budget(
     names = _block_names(model, blocks)
     plain = _simulate(model, batch, forward, optimizer, recompute, names, ())
     names = _in_order(plain, names)
-    simulate = partial(_simulate, model, batch, forward, optimizer, recompute, names)
+    simulate = partial(_simulate, model, batch, forward, optimizer, recompute, names, known=plain)
     choice = _Choice(names, plain, simulate(names))
     seconds = _seconds(model, names, torch.no_grad()(partial(forward, model, batch)))
     costs = [seconds[name] for name in names]

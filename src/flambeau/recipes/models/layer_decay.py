@@ -79,7 +79,8 @@ def layerwise_lr(
         depths: as from `layer_depths`, which is asked otherwise; a name that it lacks counts as deepest.
 
     Returns:
-        Groups with `params`, `lr` and `name` added, from the input to the head within each of the old.
+        Groups with `params`, `lr` and `name` added, from the input to the head within each of the old; equal
+        rates are one group, because a fused step is launched per group.
 
     Raises:
         ValueError: a number out of its range, a pattern without a match, one of `head` and `head_lr` alone, a
@@ -107,14 +108,13 @@ def layerwise_lr(
                 raise ValueError(f"not of this model: a parameter of {list(parameter.shape)}")
             # The least: a weight that embedding and output share lies in the embedding.
             depth = min(depths.get(name, deepest) for name in names[parameter])
-            depth = deepest + 1 if parameter in in_head else depth
+            depth = deepest + 1 if parameter in in_head else depth if layer_decay < 1 else deepest
             split.setdefault(depth, []).append(parameter)
         for depth, parameters in sorted(split.items()):
-            part = {"name": f"layer {depth}", "lr": base * layer_decay ** (deepest - depth)}
-            head_part = {"name": "head", "lr": head_lr}
-            parts.append(
-                {**group, **(part if depth <= deepest else head_part), "params": parameters}
-            )
+            name = f"layer {depth}" if layer_decay < 1 else f"layers 0-{deepest}"
+            name = name if depth <= deepest else "head"
+            rate = base * layer_decay ** (deepest - depth) if depth <= deepest else head_lr
+            parts.append({**group, "name": name, "lr": rate, "params": parameters})
     return parts
 
 

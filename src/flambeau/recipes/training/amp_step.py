@@ -27,6 +27,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 Precision = Literal["fp32", "bf16", "fp16"]
 _run_engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_MAX_ROOTS = 64  # weights of micro-batches that are kept as tensors; chosen
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[Any]:
@@ -127,6 +128,8 @@ class AmpStep:
         """
         root = self._roots.get((weight, loss.dtype))
         if root is None:
+            if len(self._roots) == _MAX_ROOTS:
+                self._roots.clear()
             root = self._roots[weight, loss.dtype] = torch.full_like(loss, weight)
         if self.precision == "fp16":
             root = root * self._scale

@@ -95,8 +95,16 @@ def reopen_data(settings: ResolvedSettings, facts_path: Path) -> tuple[Source, S
     return train, val, facts
 
 
-def check_unchanged(facts: DataFacts, train: Source, val: Source, *, model: str) -> None:
+def check_unchanged(
+    facts: DataFacts, train: Source, val: Source, *, model: str, moved: str | None = None
+) -> None:
     """Refuse to continue a run on other data than it was started with.
+
+    Args:
+        facts: of the run.
+        train, val: the sources now.
+        model: of the run.
+        moved: a sentence on where the data were and are, if those are two places.
 
     Raises:
         InputError: something is different.
@@ -106,9 +114,12 @@ def check_unchanged(facts: DataFacts, train: Source, val: Source, *, model: str)
         ("validation", val, facts.val_samples, facts.val_fingerprint),
     ):
         if source.fingerprint != fingerprint:
+            images = f"({samples} images then, {len(source)} now)"
             raise InputError(
-                f"the {what} data have changed since the run was started ({samples} images then, "
-                f"{len(source)} now); restore them, or start again with --fresh or another --out"
+                f"{moved}: its {what} data are others {images}; name another folder with --out"
+                if moved
+                else f"the {what} data have changed since the run was started {images}; restore them, or "
+                "start again with --fresh or another --out"
             )
     if model_file_sha256(model) != facts.model_file_sha256:
         raise InputError(

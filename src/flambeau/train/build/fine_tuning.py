@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, nearest
 from flambeau.recipes.checkpoints.partial_loading import load_partial
 from flambeau.recipes.memory.activation_checkpointing import checkpoint_modules
 from flambeau.recipes.models.classifier_head import Head, find_head
@@ -76,7 +76,7 @@ def freeze_parts(model: nn.Module, what: str) -> None:
         else:
             freeze(model, _names(what))
     except ValueError as error:
-        raise InputError(f"freeze = {what!r}: {error}") from error
+        raise InputError(f"freeze = {what!r}: {error}{nearest(what, [BACKBONE])}") from error
     after = count_frozen(model)
     if not after.num_trainable:
         raise InputError(f"freeze = {what!r} leaves nothing to train")

@@ -1,10 +1,14 @@
 """Models by name: timm's, torchvision's, flambeau's small one, or a function in a file."""
 
+import contextlib
 import inspect
 import itertools
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import Tensor, nn
@@ -117,15 +121,16 @@ def _timm(
     if drop_path:
         extra["drop_path_rate"] = drop_path
     try:
-        model = timm.create_model(
-            name, pretrained=pretrained, num_classes=num_classes, in_chans=channels, **extra
-        )
+        with _cache_alone_without_network() if pretrained else contextlib.nullcontext():
+            model = timm.create_model(
+                name, pretrained=pretrained, num_classes=num_classes, in_chans=channels, **extra
+            )
     except Exception as error:
         if drop_path and "drop_path_rate" in str(error):
             raise InputError(_without_effect(drop_path, name)) from error
         if pretrained:
             raise InputError(
-                f"the published weights of '{name}' are not available: {first_line(error)}; "
+                f"the published weights of '{name}' are not available: {first_line(error).split('. ')[0]}; "
                 "check the connection, or leave --pretrained out"
             ) from error
         raise InputError(
@@ -133,6 +138,30 @@ def _timm(
         ) from error
     assert isinstance(model, nn.Module)
     return model
+
+
+@contextlib.contextmanager
+def _cache_alone_without_network() -> Iterator[None]:
+    """Where the Hub has no address, let its client look into its cache only: it would try for a minute."""
+    from huggingface_hub import constants  # timm's own dependency
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    before = constants.HF_HUB_OFFLINE
+    host = urlsplit(constants.ENDPOINT).hostname
+    # Through a proxy the address is the proxy's to look up.
+    if not before and not getproxies():
+        try:
+            socket.getaddrinfo(host, 443)
+        except OSError:
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    except LocalEntryNotFoundError as error:
+        if before == constants.HF_HUB_OFFLINE:
+            raise
+        raise ConnectionError(f"they are not in the cache, and {host} cannot be reached") from error
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _torchvision(

@@ -32,6 +32,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     to_bytes,
     verify_checkpoint,
 )
+from flambeau.train.checkpoints.run_folder import START_AGAIN
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Checkpointer:
         if damaged:
             text = (
                 f"none of the {len(damaged)} checkpoints in {self._root} is whole ({damaged[0]}).\n"
-                "Restore one from a copy, or start again with --fresh."
+                f"Restore one from a copy, or {START_AGAIN}."
             )
             ranks.first(partial(_raise, InputError(text)))
         return None

@@ -43,16 +43,28 @@ class Best:
     def __init__(self, metric: str, mode: Literal["max", "min"]) -> None:
         self._metric, self._sign = metric, 1.0 if mode == "max" else -1.0
         self._value: float | None = None
+        self._others: dict[str, float] | None = {}
         self.step: int | None = None
         self.metrics: dict[str, float] = {}
 
     def see(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Take note of an evaluation."""
+        if self._others is not None:
+            self._others |= metrics
         value = metrics.get(self._metric)
         if value is None or value != value:
             return
         if self._value is None or value * self._sign >= self._value * self._sign:
             self._value, self.step, self.metrics = value, step, dict(metrics)
+
+    def end_epoch(self, *, say: Callable[[str], None]) -> None:
+        """After the first epoch with an evaluation, say so if the metric was not in one."""
+        if self._others and self.step is None and self._metric not in self._others:
+            say(
+                f"best = {self._metric!r} was not logged within run.evaluate(), so it chooses no checkpoint: "
+                f"give Run the name of what was logged ({', '.join(self._others)})"
+            )
+        self._others = None if self._others else self._others
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""

@@ -11,6 +11,9 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, wri
 from flambeau.train.checkpoints.run_identity import differences
 from flambeau.train.settings.config_file import as_toml
 
+START_AGAIN = "move the folder of the run away to start again"
+"""What a message advises; a command says which of its flags does it."""
+
 
 class RunFolder:
     """Paths inside a run folder, its lock and its configuration.
@@ -91,7 +94,7 @@ class RunFolder:
             more = f" and {len(different) - 3} more" if len(different) > 3 else ""
             raise InputError(
                 f"{self.path} holds a run of another configuration ({'; '.join(different[:3])}{more}).\n"
-                "Give the same settings to continue it, another folder, or --fresh to set it aside."
+                f"Give the same settings to continue it, or another folder; or {START_AGAIN}."
             )
 
     def set_aside(self) -> Path | None:
@@ -110,6 +113,7 @@ class RunFolder:
     def release(self) -> None:
         """Let other processes write here again."""
         if self._lock is not None:
+            _LOCKED.discard(_identity(os.fstat(self._lock)))
             os.close(self._lock)
             self._lock = None
 
@@ -118,7 +122,14 @@ class RunFolder:
             import fcntl
         except ImportError:  # Windows: no lock, so two runs in one folder are the user's to avoid
             return
-        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        # A process is never refused its own lock, and closing a second descriptor would give it up.
+        lock = self.path / ".lock"
+        if lock.exists() and _identity(lock.stat()) in _LOCKED:
+            raise InputError(
+                f"another Run of this process is training in {self.path}; call its close() first, or choose "
+                "another folder"
+            )
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             # A POSIX lock belongs to the process: forked workers that outlive a killed one do not hold it.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,3 +142,11 @@ class RunFolder:
         os.truncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
         self._lock = handle
+        _LOCKED.add(_identity(os.fstat(handle)))
+
+
+_LOCKED: set[tuple[int, int]] = set()  # by this process
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

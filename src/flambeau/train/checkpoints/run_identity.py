@@ -7,7 +7,7 @@ Where `differences` finds any, `RunFolder.check_same` refuses the resume.
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,11 @@ _OBJECTS = {  # of RunOptions: not values that a file can hold, or not of the ru
     "sampler", "schedule", "collate", "state", "on_bad", "explain", "config", "settings",
     "attachments", "bar", "replay_from",
 }  # fmt: skip
-_SINCE_0_2 = {"best", "best_mode"}  # what config.toml of 0.1 does not hold
+_SINCE_0_2 = {"best", "best_mode", "param_groups"}  # what config.toml of 0.1 does not hold
+_OF_GROUPS = (
+    "lr", "momentum", "dampening", "nesterov", "betas", "alpha", "rho", "eps", "weight_decay", "amsgrad",
+    "maximize",
+)  # fmt: skip
 
 
 def identity(options: RunOptions, optimizer: Optimizer, *, schedule: str) -> dict[str, Any]:
@@ -39,7 +43,13 @@ def identity(options: RunOptions, optimizer: Optimizer, *, schedule: str) -> dic
         for option in dataclasses.fields(options)
         if option.name not in _OBJECTS
     }
-    values |= {"optimizer": _optimizer(optimizer), "schedule": schedule}
+    groups = optimizer.param_groups
+    kind = type(optimizer).__name__
+    first = _group_settings(
+        groups[0], ("lr", "momentum", "nesterov", "betas", "alpha", "weight_decay")
+    )
+    values |= {"optimizer": f"{kind}({first})", "schedule": schedule}
+    values["param_groups"] = [_group_settings(group, _OF_GROUPS) for group in groups]
     if options.sampler is not None:
         values["sampler"] = _sampler(options.sampler)
     return {**values, "config": {k: v for k, v in (options.config or {}).items() if v is not None}}
@@ -51,12 +61,10 @@ def _sampler(sampler: Order) -> str:
     return f"{type(sampler).__name__}, {len(sampler)} samples, {digest[:16]}"
 
 
-def _optimizer(optimizer: Optimizer) -> str:
-    """The class and the settings that decide what a step does, as they are before the first one."""
-    group = {**optimizer.param_groups[0], "lr": optimizer.param_groups[0]["initial_lr"]}
-    named = ("lr", "momentum", "nesterov", "betas", "alpha", "weight_decay")
-    settings = ", ".join(f"{name}={group[name]}" for name in named if name in group)
-    return f"{type(optimizer).__name__}({settings})"
+def _group_settings(group: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The settings of a parameter group that decide what a step does, as they are before the first one."""
+    told = {**group, "lr": group["initial_lr"]}
+    return ", ".join(f"{name}={told[name]}" for name in names if name in told)
 
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
@@ -70,6 +78,14 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
             continue
         if name == "config":
             found += _in_table(stored[name], wanted[name])
+            continue
+        if name == "param_groups" and name in stored and name in wanted:
+            there, now = (dict(enumerate(values[name])) for values in (stored, wanted))
+            found += [
+                f"parameter group {number}: {there.get(number)!r} there, {now.get(number)!r} now"
+                for number in {**there, **now}
+                if there.get(number) != now.get(number)
+            ]
             continue
         # What an older version did not know was as it is by default.
         there = stored.get(name, None if field is None else field.default)

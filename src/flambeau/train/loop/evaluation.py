@@ -27,7 +27,8 @@ def evaluation_mode(model: nn.Module, ema: EMA | None) -> Iterator[None]:
     averaged = contextlib.nullcontext() if ema is None else ema.applied()
     model.eval()
     try:
-        with averaged, torch.inference_mode():
+        # Not inference_mode: tables that a model makes and keeps may be needed for gradients.
+        with averaged, torch.no_grad():
             yield
     finally:
         for module, training in modes:  # one by one: some may be frozen in evaluation mode

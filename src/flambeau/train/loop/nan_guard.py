@@ -25,6 +25,8 @@ ROLLBACKS = 3
 """How often a run goes back before it gives up: then its learning rate is an eighth. Chosen."""
 LR_FACTOR = 0.5
 """What a rollback multiplies the learning rate by. Chosen."""
+CURES = "Usual cures: a smaller learning rate, clip_norm=1.0, on_nan='rollback'"
+"""What a message advises; a command names its flags."""
 SCALE_FLOOR = 2.0**-20
 """An fp16 loss scale below it: no step has worked for long. Chosen, untested."""
 
@@ -164,7 +166,7 @@ class NanGuard:
         if self._goes_back and self._state.rollbacks < ROLLBACKS:
             return str(bad)
         again = f", after {ROLLBACKS} rollbacks" if self._goes_back else ""
-        listed = "" if path is None else f".\nIts samples are listed in {path}"
+        listed = "" if path is None else f".\n{CURES}; its samples are listed in {path}"
         message = f"{bad}{again}; the weights are those from before it{listed}"
         raise NotFinite(message, path=path)
 

@@ -43,6 +43,9 @@ class Recorder:
         self._folder, self._state, self._ranks = folder, state, ranks
         self._layout, self._keep, self._say = layout, keep, say
         self._metrics_log: MetricsLog | None = None
+        self._repeated: dict[
+            int, int
+        ] = {}  # by epoch, the length of metrics.jsonl before its evaluations
 
     def claim(self, identity: Mapping[str, Any], attachments: Mapping[str, bytes]) -> None:
         """Make the folder, or go on with it; from here on no other process writes there.
@@ -70,6 +73,7 @@ class Recorder:
 
     def cut_metrics(self, found: Restored) -> None:
         """Remove the lines since a checkpoint."""
+        self._repeated.clear()
         if self._metrics_log is not None:
             self._metrics_log.cut(found.state["metrics_bytes"])
 
@@ -78,12 +82,18 @@ class Recorder:
         if self._metrics_log is not None:
             self._metrics_log.write({"step": self._state.step, "epoch": self._state.epoch, **row})
 
+    def end_batches(self) -> None:
+        """The lines from here to the end of the epoch are of evaluations, which a resume makes again."""
+        if self._metrics_log is not None:
+            self._repeated = {self._state.epoch: self._metrics_log.size}
+
     def save(self) -> None:
         """Copy the state and start writing it as a checkpoint."""
         if not self._ranks.is_first and self._layout is None:
             return
         best, metrics_log = self._state.best.step, self._metrics_log
         size = 0 if metrics_log is None else metrics_log.size
+        size = self._repeated.get(self._state.epoch, size)
         self.saver.save(
             checkpoint_name(self._state.step),
             self._state.snapshot(metrics_bytes=size, exactness=self.exactness),

@@ -1,6 +1,6 @@
 """The parts of a run, made from its options: what needs no other process, no file and no signal."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ def make_parts(
         checkpoint_every=options.checkpoint_every, log_every=options.log_every,
     )  # fmt: skip
     schedule = LRSchedule(
-        plan, options.schedule, warmup=options.warmup, metric=options.best, mode=options.best_mode
+        plan, options.schedule, warmup=options.warmup, metric=options.best, mode=options.better
     )
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
@@ -128,16 +128,20 @@ def make_state(
         amp=parts.amp,
         ema=EMA(model, decay=options.ema) if options.ema else None,
         window=StepMetrics(parts.amp.device),
-        best=Best(options.best, options.best_mode),
+        best=Best(options.best, options.better),
         user={**(options.state or {}), **parts.schedule.parts()},
         data_length=parts.loader.length,
     )
 
 
-def share_model(parts: RunParts, options: RunOptions, ranks: Ranks) -> GradientSync:
+def share_model(
+    parts: RunParts, options: RunOptions, ranks: Ranks, *, say: Callable[[str], None]
+) -> GradientSync:
     """Let the processes share the model as it is now, from which it will go on; all of them call it."""
     if parts.shards is not None:
         return parts.shards[0]
     if ranks.world > 1:
         return Replicas(parts.model, ranks, compression=options.compression)
+    if options.compression != "none":
+        say(f"compression = {options.compression!r} has no effect in one process")
     return SingleProcess()

@@ -104,6 +104,7 @@ class StepMetrics:
         self.losses = [loss.to(self.device) for loss in state["losses"]]
         self._sizes = list(state["sizes"])
         self._settled = [(loss, size) for loss, size in state.get("settled", ())]
+        self.logged.clear()
         for name, mean in state["logged"].items():
             self.logged[name] = MeanOnDevice(device=self.device)
             self.logged[name].load_state_dict(mean)
@@ -121,12 +122,24 @@ def add_value(
     num_samples: int,
     device: torch.device,
 ) -> None:
-    """Count one value under a name, without waiting for the device."""
+    """Count one value under a name, without waiting for the device; of (N, ...) the mean of each sample.
+
+    Raises:
+        TypeError: neither a tensor nor a number.
+    """
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    if not isinstance(value, Tensor):
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"run.log({name}=...) takes a number or a tensor, got {value!r:.100}"
+            ) from error
+        value = torch.full((), number, dtype=dtype, device=device)
+    if value.dim() > 1:
+        value = value.detach().flatten(1).mean(1, dtype=dtype)
     if name not in means:
         means[name] = MeanOnDevice(device=device)
-    if not isinstance(value, Tensor):
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        value = torch.full((), float(value), dtype=dtype, device=device)
     if num_samples:
         means[name].update(value.detach(), None if value.dim() else num_samples)
 

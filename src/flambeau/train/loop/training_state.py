@@ -105,7 +105,7 @@ class TrainingState:
         """Put a checkpoint back.
 
         Raises:
-            InputError: the data have another length, the model other tensors.
+            InputError: the data have another length, the model other tensors, the optimizer other groups.
         """
         state = found.state
         if state["data_length"] != self.data_length:
@@ -123,7 +123,13 @@ class TrainingState:
                 f"the run was saved with state={sorted(state['user'])}, now {sorted(self.user)}"
             )
         self.model.load_state_dict(found.model)
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except ValueError as error:
+            raise InputError(
+                f"checkpoint {found.name} is of an optimizer with other parameter groups, perhaps of another "
+                f"version of flambeau: {error}; use another folder"
+            ) from error
         self.amp.load_state_dict(state["amp"])
         self.amp.halted.zero_()  # of a step that is undone
         if self.ema is not None:

@@ -52,10 +52,10 @@ def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:
         >>> parse_duration("2.5ep", name="warmup").steps(steps_per_epoch=10)
         25
     """
-    match = _PATTERN.fullmatch(text.strip())
+    match = _PATTERN.fullmatch(str(text).strip())  # a script may give a number
     allowed = " or ".join(f"'{5 if u == '%' else 10}{u}' ({_NAMES[u]})" for u in units.split())
     if match is None or match[2] not in units.split():
-        zero = f"; '0{units.split()[0]}' is none" if text.strip() == "0" else ""
+        zero = f"; '0{units.split()[0]}' is none" if str(text).strip() == "0" else ""
         raise InputError(f"{name} must be a duration such as {allowed}, got {text!r}{zero}")
     if match[2] == "st" and "." in match[1]:
         raise InputError(f"{name} = {text!r}: steps are whole numbers")

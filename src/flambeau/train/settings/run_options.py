@@ -1,12 +1,13 @@
 """The options of `Run` besides model, optimizer and data, as one value."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from flambeau.errors import nearest
+from flambeau.errors import InputError, nearest
 from flambeau.train.settings.fields import check_value
 from flambeau.train.settings.settings import FIELDS
 
@@ -18,6 +19,17 @@ OnBad = Callable[[Sequence[int]], None]
 """Takes the indices of samples that a data set could not read."""
 Explain = Callable[[Any, Sequence[str], int], Iterable[object]]
 """Takes the data of a batch, what the data set calls its samples, and the number of steps before it."""
+
+
+_LOWER_IS_BETTER = {
+    "loss", "error", "err", "perplexity", "ppl", "mse", "rmse", "mae", "mape", "nll", "bce", "wer", "cer",
+    "fid", "lpips", "kl", "entropy", "divergence", "distance", "brier", "ece", "regret", "negative",
+}  # fmt: skip
+_HIGHER_IS_BETTER = {  # 'f' and 'top' of f1 and top5
+    "accuracy", "acc", "top", "correct", "auc", "auroc", "precision", "recall", "sensitivity", "specificity",
+    "f", "map", "iou", "miou", "dice", "jaccard", "bleu", "rouge", "psnr", "ssim", "score", "kappa", "mcc",
+    "correlation", "likelihood", "reward",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +55,8 @@ class RunOptions:
         checkpoint_every: such as '1ep' or '500st'.
         keep: newest checkpoints kept, besides the best.
         log_every: steps per line of metrics.jsonl.
-        best: the metric that chooses the best checkpoint.
-        best_mode: 'max' or 'min', what is better.
+        best: the metric of `run.evaluate` that chooses the best checkpoint.
+        best_mode: 'max' or 'min', what is better; None reads it from the name: 'val_loss' is 'min'.
         config: what else identifies the run, in TOML's types; it stands in a table of its own in config.toml,
             and a resume with another value is refused.
         attachments: files for the folder of a new run, by name.
@@ -84,7 +96,7 @@ class RunOptions:
     keep: int = 2
     log_every: int = 50
     best: str = "val_accuracy"
-    best_mode: Literal["max", "min"] = "max"
+    best_mode: Literal["max", "min"] | None = None
     on_nan: str = "stop"
     stall_timeout: float = 60.0
     sampler: "Order | None" = None
@@ -105,6 +117,25 @@ class RunOptions:
                 check_value(FIELDS[option.name], value)
         for name in ("compression", "on_nan"):
             check_value(FIELDS[name], getattr(self, name))
+        object.__setattr__(self, "best_mode", self.better)
+
+    @property
+    def better(self) -> Literal["max", "min"]:
+        """Which values of `best` are better.
+
+        Raises:
+            InputError: neither `best_mode` nor the name tells, or `best_mode` is another word.
+        """
+        if self.best_mode == "max" or self.best_mode == "min":
+            return self.best_mode
+        words = set(re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.best).lower()))
+        low, high = not words.isdisjoint(_LOWER_IS_BETTER), not words.isdisjoint(_HIGHER_IS_BETTER)
+        if self.best_mode is None and low != high:
+            return "min" if low else "max"
+        raise InputError(
+            f"best_mode must be 'max' or 'min', whichever is better of best = {self.best!r}; got "
+            f"{self.best_mode!r}"
+        )
 
     @classmethod
     def of(cls, options: "RunKeywords") -> "RunOptions":
@@ -140,7 +171,7 @@ class RunKeywords(TypedDict, total=False):
     keep: int
     log_every: int
     best: str
-    best_mode: Literal["max", "min"]
+    best_mode: Literal["max", "min"] | None
     on_nan: str
     stall_timeout: float
     sampler: "Order | None"

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,7 +54,9 @@ class Workers:
         """What DataLoader yields; a worker from which no batch arrives is named."""
         self._asked, ended = time.monotonic(), threading.Event()
         if self.count and self._stall_timeout:
-            threading.Thread(target=self._end_stopped, args=(batches, ended), daemon=True).start()
+            # Not the iterator itself, whose last reference ends the workers.
+            told = weakref.ref(batches), ended
+            threading.Thread(target=self._end_stopped, args=told, daemon=True).start()
         try:
             while True:
                 try:
@@ -86,7 +89,7 @@ class Workers:
             ended.set()
             del batches  # a traceback that holds this frame would keep the workers
 
-    def _end_stopped(self, batches: Iterator[Any], ended: threading.Event) -> None:
+    def _end_stopped(self, batches: "weakref.ref[Iterator[Any]]", ended: threading.Event) -> None:
         """Kill workers that are waited for in spite of torch's timeout, which raises long before this does.
 
         Where a worker has sent a batch and is stopped then, torch waits without a limit for its memory.
@@ -96,7 +99,7 @@ class Workers:
             if waited > self._stall_timeout + 2 * _CHECK_S:
                 self._stalled = self._stall(waited)
                 if self._stalled is not None:
-                    self._kill(batches)
+                    self._kill(batches())
                     return
 
     def _judge(self, error: RuntimeError, waited: float) -> None:
@@ -129,7 +132,7 @@ class Workers:
             "See what blocks it there, or allow more time with stall_timeout"
         )
 
-    def _kill(self, batches: Iterator[Any]) -> None:
+    def _kill(self, batches: Iterator[Any] | None) -> None:
         """End the workers now; none while it holds the lock that torch takes when it ends its iterator."""
         lock = getattr(getattr(batches, "_workers_done_event", None), "_cond", threading.Lock())
         taken = lock.acquire(timeout=1)

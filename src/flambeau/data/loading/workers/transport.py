@@ -1,7 +1,8 @@
 """How a batch gets from a worker to its parent where /dev/shm, which torch uses for that, is small."""
 
+import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,8 +89,10 @@ def _mapped(batch: Any, work: Callable[[Any], Any]) -> Any:
     """A copy of nested containers with `work` done to what is in them."""
     if isinstance(batch, _Piped):
         return work(batch)
-    if isinstance(batch, dict):
-        return {key: _mapped(value, work) for key, value in batch.items()}
+    if isinstance(batch, MutableMapping):
+        new = copy.copy(batch)  # keeps the type: BatchEncoding of Hugging Face is a UserDict
+        new.update({key: _mapped(value, work) for key, value in batch.items()})
+        return new
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_mapped(value, work) for value in batch))
     if isinstance(batch, list | tuple):

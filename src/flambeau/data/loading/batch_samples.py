@@ -1,0 +1,121 @@
+"""How many samples a ready batch holds, and some of them; a batch is whatever a collate function makes."""
+
+import copy
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+from flambeau.errors import InputError
+
+_Layout = Literal["tensors", "columns", "rows", "unclear"]
+
+
+def count_samples(batch: Any) -> int:
+    """The first dimension of its first tensor; or the length of its lists, if they have an item per sample.
+
+    Raises:
+        InputError: there is no tensor in it.
+    """
+    return _layout(batch)[1]
+
+
+def some_samples(batch: Any, own: slice, *, stacked: bool = False) -> Any:
+    """The same batch with these samples only; what is not per sample stays whole.
+
+    Args:
+        batch: of any containers.
+        own: which samples.
+        stacked: each tensor is known to hold all samples, as torch's default_collate makes them.
+
+    Raises:
+        InputError: there is no tensor in it, or nothing shows which dimension counts the samples.
+    """
+    layout, size = _layout(batch)
+    if stacked:
+        return _sliced(batch, own, size)
+    if layout == "unclear":
+        raise InputError(
+            "the loader's batches cannot be shared by several processes: a list of tensors in them may hold "
+            f"one tensor per sample, or {size} samples in each tensor.\n"
+            "Stack them in its collate function, give it a DistributedSampler, or give the Dataset to Run"
+        )
+    if layout == "rows":
+        return batch[own]
+    if layout == "columns":
+        return _rebuilt(batch, [column[own] for column in _columns(batch)])
+    return _sliced(batch, own, size)
+
+
+def _layout(batch: Any) -> tuple[_Layout, int]:
+    """Whether each tensor holds all samples, or lists have an item per sample; and how many samples."""
+    tensors = list(_tensors(batch))
+    if not tensors:
+        raise InputError(
+            f"a batch of the loader is a {type(batch).__name__} without a tensor, whose first dimension "
+            "counts the samples"
+        )
+    size = len(tensors[0]) if tensors[0].dim() else 1
+    columns = _columns(batch)
+    lists = [c for c in columns if _is_list(c)]
+    lengths = {len(c) for c in columns if _is_list(c) or (isinstance(c, Tensor) and c.dim())}
+    # As default_collate makes them: all samples in each tensor, and a string for each in a list.
+    stacked = all(t.dim() and len(t) == size for t in tensors) and all(
+        len(c) == size for c in lists if not any(True for _ in _tensors(c))
+    )
+    if _is_list(batch) and _are_rows(columns):
+        unclear = stacked and all(isinstance(v, Tensor) for c in columns for v in _columns(c))
+        return ("unclear", size) if unclear else ("rows", len(batch))
+    is_listed = len(lengths) == 1 and any(True for c in lists for _ in _tensors(c))
+    if not is_listed or not all(_is_list(c) or isinstance(c, Tensor) for c in columns):
+        return "tensors", size
+    return ("unclear", size) if stacked else ("columns", lengths.pop())
+
+
+def _are_rows(columns: Sequence[Any]) -> bool:
+    """Samples one after the other: dicts of equal keys, or tuples of equal types such as (image, class)."""
+    if all(isinstance(c, Mapping) for c in columns):
+        return len({tuple(c) for c in columns}) == 1
+    kinds = {tuple(map(type, c)) if _is_list(c) else () for c in columns}
+    return len(kinds) == 1 and len(set(kinds.pop())) > 1
+
+
+def _columns(batch: Any) -> list[Any]:
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    return list(batch) if _is_list(batch) else []
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    for value in _columns(batch):
+        yield from _tensors(value)
+
+
+def _rebuilt(batch: Any, values: Sequence[Any]) -> Any:
+    """A container of the same kind with other values."""
+    if isinstance(batch, Mapping):
+        items = dict(zip(batch, values, strict=True))
+        if not isinstance(batch, MutableMapping):
+            return items
+        new = copy.copy(batch)  # keeps the type: BatchEncoding of Hugging Face is a UserDict
+        new.update(items)
+        return new
+    return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+
+
+def _sliced(batch: Any, own: slice, size: int) -> Any:
+    """The part of a batch, in whatever containers: of each tensor or list that is `size` long."""
+    if isinstance(batch, Tensor):
+        return batch[own] if batch.dim() and len(batch) == size else batch
+    is_column = _is_list(batch) and not hasattr(batch, "_fields") and len(batch) == size
+    if is_column and not any(isinstance(value, Tensor) for value in batch):
+        return batch[own]
+    if isinstance(batch, Mapping) or _is_list(batch):
+        return _rebuilt(batch, [_sliced(value, own, size) for value in _columns(batch)])
+    return batch
