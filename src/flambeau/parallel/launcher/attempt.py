@@ -1,13 +1,14 @@
 """One start of the ranks, watched from this machine: when it is over, and what to tell the user."""
 
 import dataclasses
+import json
 import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from flambeau.parallel.launcher.exit_report import cause_of, explained, line_of, name_of
 from flambeau.parallel.launcher.job_status import NEVER_AGAIN, Ending, RoundStatus
 from flambeau.parallel.launcher.rank_processes import RankProcesses
 from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED
@@ -17,6 +18,7 @@ _GRACE_S = 1.5  # between SIGTERM and SIGKILL, once a rank has failed
 _SAVE_S = 60.0  # the same where ranks may save first, because a node joins
 _ROOT_S = 2.0  # ranks that have lost a peer wait so long for that peer's own report
 _LAST_WORDS_S = 0.1  # between the end of a rank and the word of who has ended it
+_CAUSE_CHARS = 300
 _LOST = 2  # weight of a failure that is that of a peer
 
 
@@ -135,7 +137,7 @@ class Round:
         if is_own and root.code == -signal.SIGKILL:
             time.sleep(_LAST_WORDS_S)
             causes = [self._cause(number) for number in self._ranks.started]
-            root = dataclasses.replace(root, line=explained(root.line, causes))
+            root = dataclasses.replace(root, line=_explained(root.line, causes))
         root = dataclasses.replace(root, is_final=self._is_final(root))
         found = self._tell(root)
         self._ranks.end(_GRACE_S if found.is_failure else _SAVE_S)
@@ -183,14 +185,14 @@ class Round:
         if code in (0, EXIT_CODE) or _is_stop(code, self._signals):
             return
         rank = self._ranks.started[number]
-        name = name_of(rank.rank, rank.world, self._host, rank.pid)
-        line = line_of(name, code, self._cause(number), lost_peer=LOST_PEER)
+        name = _name_of(rank.rank, rank.world, self._host, rank.pid)
+        line = _line_of(name, code, self._cause(number), lost_peer=LOST_PEER)
         # SIGABRT is what a rank gives itself, perhaps because of another one.
         weight = 0 if code < 0 and -code != signal.SIGABRT else _LOST if code == LOST_PEER else 1
         self._failures.append(Ending(line, code, weight))
 
     def _cause(self, number: int) -> str:
-        return cause_of(self._ranks.folder / f"{number}.error")
+        return _cause_of(self._ranks.folder / f"{number}.error")
 
 
 def _is_stop(code: int, signals: Sequence[signal.Signals]) -> bool:
@@ -203,3 +205,54 @@ def stopped(codes: Sequence[int]) -> Outcome:
     if {INTERRUPTED, -signal.SIGINT} & set(codes):
         return Outcome(INTERRUPTED, "interrupted")
     return Outcome(EXIT_CODE)
+
+
+# ---------------------------------------------------------------- what is said of a rank that has ended
+
+
+def _name_of(rank: int, world: int, host: str, process: int) -> str:
+    """A rank for people; `flambeau.parallel.watchdog.failure_detector` uses the same words."""
+    return f"rank {rank} of {world} (host {host}, process {process})"
+
+
+def _line_of(name: str, code: int, cause: str, *, lost_peer: int) -> str:
+    """How a rank has ended, and why, as far as that is known.
+
+    Args:
+        name: of the rank, see `_name_of`.
+        code: its exit code, negative for a signal.
+        cause: what it has left, see `_cause_of`; a rank's watch may have said it all there already.
+        lost_peer: the code of those who only say that they have lost another one.
+    """
+    cause = cause.removeprefix(f"{name} failed: ")
+    if cause.startswith(f"{name} ") or (code == lost_peer and cause.startswith("rank")):
+        return cause
+    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    return f"{name} {how}: {cause}" if cause else f"{name} {how}"
+
+
+def _explained(line: str, causes: Sequence[str]) -> str:
+    """The line of a killed rank, or what others have left if their watch has ended it."""
+    name = line.partition(" was killed by ")[0]
+    for cause in causes:
+        if cause.startswith(f"{name} ") and not cause.endswith(" was killed"):
+            return cause
+    return line
+
+
+def _cause_of(error_file: Path) -> str:
+    """The first line of what a rank has left in torch's format; nothing if it had no time to."""
+    try:
+        message = json.loads(error_file.read_bytes())["message"]
+        text = message if isinstance(message, str) else message["message"]
+        first = str(text).strip().splitlines()[0]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return ""
+    return first if len(first) <= _CAUSE_CHARS else first[:_CAUSE_CHARS] + "..."
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

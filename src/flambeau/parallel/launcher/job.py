@@ -25,9 +25,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from flambeau.errors import InputError
 from flambeau.parallel.launcher import job_status, rank_supervisor
 from flambeau.parallel.launcher.attempt import Outcome, Round, stopped
-from flambeau.parallel.launcher.background import Background
 from flambeau.parallel.launcher.job_spec import JobSpec
-from flambeau.parallel.launcher.job_status import Ending, RoundStatus
+from flambeau.parallel.launcher.job_status import Background, Ending, RoundStatus
 from flambeau.parallel.launcher.rank_processes import RankProcesses
 from flambeau.parallel.launcher.rendezvous_address import Place
 

@@ -8,14 +8,15 @@ import json
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from typing import Generic, TypeVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from flambeau.errors import InputError
-from flambeau.parallel.launcher.background import Background
 from flambeau.parallel.launcher.rendezvous_address import Place
 from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED
 
@@ -27,6 +28,37 @@ _LOOK_S = 0.5  # between two looks at the store
 _BEAT_LOOKS = 4  # every so many looks, say that this node is alive and see who else is
 _LEFT_BEHIND_S = 5.0  # nodes of a round start their ranks within a second of each other
 _GOODBYE_S = 5.0  # the node that holds the store stays so long for the others to read it
+_T = TypeVar("_T")
+
+
+class Background(threading.Thread, Generic[_T]):
+    """Runs at once what may block for ever: the main thread has to hear signals and watch the ranks.
+
+    Torch's store calls block when their host is stopped or cut off, whatever their timeout (measured, torch
+    2.11 and 2.15: a `get` with a timeout of 3 s against a stopped host).
+
+    Attributes:
+        error: what it has raised.
+    """
+
+    def __init__(self, work: Callable[[], _T]) -> None:
+        super().__init__(daemon=True)
+        self._work, self._values = work, list[_T]()
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Do it."""
+        try:
+            self._values.append(self._work())
+        except Exception as error:
+            self.error = error
+
+    def result(self) -> _T:
+        """Its value, once it has ended; or its error is raised."""
+        if self.error is not None:
+            raise self.error
+        return self._values[0]
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,22 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flambeau.parallel.launcher.job_spec import JobSpec
 from flambeau.parallel.launcher.rendezvous_address import LOOPBACK, find_place
-from flambeau.parallel.launcher.signal_forwarding import noted_signals
+
+# A terminal that is closed sends SIGHUP, which no rank expects: to them it is SIGTERM.
+_FORWARDED_AS = {
+    getattr(signal, name): getattr(signal, sent)
+    for name, sent in (
+        ("SIGTERM", "SIGTERM"), ("SIGUSR1", "SIGUSR1"), ("SIGINT", "SIGINT"), ("SIGHUP", "SIGTERM"),
+    )
+    if hasattr(signal, name)
+}  # fmt: skip
 
 
 def launch(
@@ -67,7 +77,7 @@ def launch(
     )
     spec.check()
     with (
-        noted_signals() as signals,
+        _noted_signals() as signals,
         tempfile.TemporaryDirectory(
             prefix="flambeau-launch-", ignore_cleanup_errors=True
         ) as folder,
@@ -110,6 +120,31 @@ def _of_ranks(procs: int, interface: str | None) -> dict[str, str]:
     found = {name: value for name, value in found.items() if not os.environ.get(name)}
     # Torch's own handlers of signals would replace ours; a name that is none keeps them out.
     return found | {"TORCHELASTIC_SIGNALS_TO_HANDLE": "none"}
+
+
+@contextlib.contextmanager
+def _noted_signals() -> Iterator[list[signal.Signals]]:
+    """Take the signals over; the list grows by what is to be sent to the ranks.
+
+    Outside of the main thread Python allows no handlers, and the list stays empty.
+    """
+    noted: list[signal.Signals] = []
+    previous: dict[int, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number, sent in _FORWARDED_AS.items():
+                # nohup has SIGHUP ignored, and means it.
+                if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
+
+                    def note(*_: Any, sent: signal.Signals = sent) -> None:
+                        noted.append(sent)
+
+                    previous[number] = signal.signal(number, note)
+        yield noted
+    finally:
+        while previous:
+            number, handler = previous.popitem()
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import re
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -212,7 +212,7 @@ class CheckpointWriter:
         _make_folders(disk, folder.parent)
         if folder.name in disk.names(folder.parent):
             raise FileExistsError(errno.EEXIST, "a checkpoint is never overwritten", str(folder))
-        temporary = hidden_path(folder, "tmp")
+        temporary = _hidden_path(folder, "tmp")
         disk.make_folder(temporary)
         self._temporary = temporary
         return temporary
@@ -440,7 +440,7 @@ def prune_checkpoints(
             verify_checkpoint(older.pop(), disk=disk)
             num_verified += 1
     removed = [folder for folder in older if _step(folder.name) not in keep_steps]
-    hidden = [hidden_path(folder, "removed") for folder in removed]
+    hidden = [_hidden_path(folder, "removed") for folder in removed]
     for folder, path in zip(removed, hidden, strict=True):
         disk.rename(folder, path)
     disk.sync_folder(root)  # else a crash could bring back a name whose files are gone
@@ -467,10 +467,26 @@ def write_file(path: Path, data: bytes, *, disk: Disk | None = None) -> None:
         b'seed = 1'
     """
     disk = disk or Disk()
-    _make_folders(disk, path.parent)
-    temporary = hidden_path(path, "tmp")
-    try:
+    with replacing(path, disk=disk) as temporary:
         _write_synced(disk, temporary, data)
+
+
+@contextmanager
+def replacing(path: Path, *, disk: Disk) -> Iterator[Path]:
+    """`write_file` for what is not in memory at once: write and sync a new file under the hidden name given.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as root:
+        ...     with replacing(Path(root, "a.txt"), disk=Disk()) as hidden:
+        ...         _ = hidden.write_text("abc")  # and os.fsync
+        ...     Path(root, "a.txt").read_text()
+        'abc'
+    """
+    _make_folders(disk, path.parent)
+    temporary = _hidden_path(path, "tmp")
+    try:
+        yield temporary
         disk.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -650,13 +666,8 @@ def _remove_tree(disk: Disk, path: Path) -> None:
         disk.remove_folder(path)
 
 
-def hidden_path(path: Path, kind: str) -> Path:
-    """A name beside `path` that nobody has: of what is being written ('tmp') or removed.
-
-    Example:
-        >>> hidden_path(Path("a.txt"), "tmp").name.startswith(".a.txt.")
-        True
-    """
+def _hidden_path(path: Path, kind: str) -> Path:
+    """A name beside `path` that nobody has: of what is being written ('tmp') or removed."""
     # Not the process id: in a container that is the same after every restart.
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.{kind}")
 

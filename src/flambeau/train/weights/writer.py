@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flambeau.errors import InputError
-from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, hidden_path
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
 from flambeau.train.weights.readers import MAX_HEADER, SAFETENSORS_DTYPES, shown
 
 _PICKLES = (".pth", ".pt", ".bin")
@@ -168,30 +167,23 @@ class _Sink:
 def _write_atomically(
     out: Path, write: Callable[[Callable[[bytes | memoryview], int], Path], None], disk: Disk
 ) -> int:
-    """As `write_file` of atomic_checkpoint, for what need not be in memory at once."""
-    temporary = hidden_path(out, "tmp")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    file = disk.create(temporary)
-
-    def put(data: bytes | memoryview) -> int:
-        left = memoryview(data).cast("B")
-        while left:
-            left = left[disk.write(file, left) :]
-        return len(data)
-
     try:
-        try:
-            write(put, temporary)
-            disk.sync(file)
-            size = temporary.stat().st_size
-        finally:
-            disk.close(file)
-        disk.rename(temporary, out)
-    except BaseException as error:
-        with suppress(OSError):
-            disk.remove(temporary)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
+        with replacing(out, disk=disk) as temporary:
+            file = disk.create(temporary)
+
+            def put(data: bytes | memoryview) -> int:
+                left = memoryview(data).cast("B")
+                while left:
+                    left = left[disk.write(file, left) :]
+                return len(data)
+
+            try:
+                write(put, temporary)
+                disk.sync(file)
+                return temporary.stat().st_size
+            finally:
+                disk.close(file)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EIO):
             error.filename = str(out)
         raise
-    disk.sync_folder(out.parent)
-    return size
