@@ -294,6 +294,15 @@ def vlen_hdf5(folder, images, labels):
     return folder / "data.h5", "hdf5"
 
 
+def resizable_vlen_hdf5(folder, images, labels):
+    with h5py.File(vlen_hdf5(folder, images, labels)[0], "r+") as file:
+        rows = file["images"][()]
+        del file["images"]
+        settings = {"maxshape": (None,), "chunks": (5,), "compression": "gzip", "shuffle": True}
+        file.create_dataset("images", data=rows, dtype=h5py.vlen_dtype(np.uint8), **settings)
+    return folder / "data.h5", "hdf5"
+
+
 def png(image):
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "PNG")
@@ -301,7 +310,11 @@ def png(image):
 
 
 @not_our_threads
-@pytest.mark.parametrize("write", [*WRITERS.values(), vlen_hdf5], ids=[*WRITERS, "vlen"])
+@pytest.mark.parametrize(
+    "write",
+    [*WRITERS.values(), vlen_hdf5, resizable_vlen_hdf5],
+    ids=[*WRITERS, "vlen", "resizable vlen"],
+)
 def test_forks_threads_and_pickles_read_what_the_source_reads(tmp_path, write):
     source, _ = open_arrays(*write(tmp_path, GREY, LABELS))
     expected = [np.asarray(image).tobytes() for image in read_all(source)]
@@ -443,9 +456,21 @@ def test_a_folder_of_pth_shards(tmp_path):
 # Images ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("write", [vlen_hdf5, resizable_vlen_hdf5], ids=["whole", "chunks"])
+def test_a_size_in_a_heap_that_leads_back_ends(tmp_path, write):
+    """The library would walk from the damaged object to itself, for ever."""
+    path, kind = write(tmp_path, GREY, LABELS)
+    data = bytearray(path.read_bytes())
+    first = data.rindex(b"GCOL\1") + 16  # of the heap that was written last
+    data[first + 8 : first + 16] = (2**64 - 16).to_bytes(8, "little")
+    path.write_bytes(data)
+    assert "bytes in the object of 18446744073709551600" in complaint(open_arrays, path, kind)
+
+
 def test_which_arrays_of_hdf5_are_left_to_the_library(tmp_path):
     expected = [
-        (hdf5, "FileRows"), (vlen_hdf5, "HeapRows"), (with_settings(), "HandleRows"),
+        (hdf5, "FileRows"), (vlen_hdf5, "HeapRows"), (resizable_vlen_hdf5, "HeapRows"),
+        (with_settings(), "HandleRows"),
         (WRITERS["hdf5, user block"], "HandleRows"),
     ]  # fmt: skip
     for number, (write, kind_of_rows) in enumerate(expected):
@@ -981,7 +1006,7 @@ for number, name in enumerate(sys.argv[2:]):
 def test_damage_is_named_whatever_it_hits(tmp_path):
     """In a process of its own: a library that is not up to it kills its process."""
     writers = {"plain": hdf5, "gzip": with_settings(compression="gzip"), "lzf": WRITERS["hdf5, lzf"],
-               "vlen": vlen_hdf5,
+               "vlen": vlen_hdf5, "resizable": resizable_vlen_hdf5,
                "npz": npz, "compressed": compressed_npz, "npy": npy, "pth": pth, "n5": n5,
                "zarr": zarr(3, ".")}  # fmt: skip
     arguments = []

@@ -11,6 +11,7 @@ import math
 import os
 import struct
 from collections.abc import Container
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from flambeau.data.sources.arrays.array_roles import role_of
 from flambeau.data.sources.arrays.npy_pth import (
     Array,
     FileRows,
+    LoadedRows,
     MemoryRows,
     RefusedRows,
     Rows,
@@ -75,7 +77,7 @@ class HeapRows:
     """Vectors of uint8 of any length, such as image files; they lie in heaps, which are walked here.
 
     The library walks for ever where the size of an object in a heap is damaged (2.0.0 does), and cannot be
-    interrupted. Text, and vectors whose references lie in chunks, are left to it all the same.
+    interrupted; text is left to it all the same.
 
     Args:
         path: the file.
@@ -181,25 +183,53 @@ def _links(path: Path, file: Any, known: Container[tuple[str, str] | None]) -> d
 
 def _rows(path: Path, dataset: Any, h5py: Any) -> Rows:
     properties, dtype, file = dataset.id.get_create_plist(), dataset.dtype, dataset.file
+    # A type that numpy has no exact equal of (12 bits of 16, say) is converted by the library, and where a
+    # block of the user's comes first, addresses do not count from the start of the file.
+    is_plain = not file.userblock_size and dataset.id.get_type() == h5py.h5t.py_create(
+        dtype, logical=True
+    )
     addresses = tuple(file.id.get_create_plist().get_sizes())  # of 8 bytes in nearly all files
-    is_heap = h5py.check_vlen_dtype(dtype) == np.uint8 and addresses == (8, 8)
-    # A type that numpy has no exact equal of (12 bits of 16, say) is converted by the library.
-    is_exact = dataset.id.get_type() == h5py.h5t.py_create(dtype, logical=True)
+    is_heap = is_plain and h5py.check_vlen_dtype(dtype) == np.uint8 and addresses == (8, 8)
     if (
-        is_exact
+        is_plain
         and (is_heap or dtype.kind in "uifS")
         and properties.get_layout() == h5py.h5d.CONTIGUOUS
         and dataset.id.get_storage_size()
-        and not (file.userblock_size or properties.get_external_count())
+        and not properties.get_external_count()
     ):
         dtype = _REFERENCE if is_heap else dtype
         rows = FileRows(path, dataset.id.get_offset(), dataset.shape, dtype)
         return HeapRows(path, rows) if is_heap else rows
-    size, chunk = path.stat().st_size, math.prod(dataset.chunks or (0,)) * dtype.itemsize
-    if chunk > _most(size):
-        reason = f"{dataset.name} has chunks of {chunk} bytes, the file {size} bytes"
+    is_heap = is_heap and properties.get_layout() == h5py.h5d.CHUNKED
+    whole = math.prod(dataset.shape) if is_heap else 0
+    size = path.stat().st_size
+    needed = max(math.prod(dataset.chunks or (0,)), whole) * dtype.itemsize
+    if needed > _most(size):
+        reason = f"{dataset.name} has chunks of {needed} bytes, the file {size} bytes"
         return RefusedRows(dataset.shape, str(damaged(path, reason)))
+    if is_heap:
+        load = partial(_references, path, dataset.name)
+        return HeapRows(path, LoadedRows(path, dataset.shape, _REFERENCE, load))
     return HandleRows(path, dataset)
+
+
+def _references(path: Path, name: str) -> Array:
+    """Those of vectors in chunks: the library unpacks a copy of the chunks in memory, as numbers."""
+    h5py = extra("h5py", what=f"{path}")
+    with open_file(path) as file, h5py.File("r", "w", driver="core", backing_store=False) as memory:
+        try:
+            dataset, kind = file[name], h5py.h5t.py_create(_REFERENCE)
+            facts = kind, dataset.id.get_space(), dataset.id.get_create_plist()
+            copy = h5py.h5d.create(memory.id, b"references", *facts)
+            chunks: list[Any] = []
+            dataset.id.chunk_iter(chunks.append)
+            for chunk in chunks:
+                left_out, data = dataset.id.read_direct_chunk(chunk.chunk_offset)
+                copy.write_direct_chunk(chunk.chunk_offset, data, left_out)
+            references: Array = h5py.Dataset(copy)[()]
+        except (OSError, RuntimeError, KeyError, ValueError) as error:
+            raise OSError(f"{name}: {_first_line(error)}") from error
+    return references
 
 
 def _most(size: int) -> int:
