@@ -260,6 +260,11 @@ def test_wrong_settings_name_themselves(flambeau: Any, images: Path) -> None:
         ("--mixup -0.1", "mixup must be 0 or from 1e-06 to 1e+06, got -0.1"),
         ("--seed 18446744073709551616", "seed must be at least 0 and below 2**64"),
         ("--schedule cosin", "did you mean 'cosine'?"),
+        ("--workers 1000000", "workers must be from 0 to 1024, got 1000000"),
+        ("--procs 1000000", "--procs must be a number from 1 to 999, or auto"),
+        ("--image-size 1000000000", "image_size must be from 8 to 16384"),
+        ("--duration 1" + "0" * 30 + "ep", "is too long: at most 1e+24ep"),
+        ("--epochs 1" + "0" * 40, "epochs is a number of 133 bits; that is too large"),
         (
             "--epochs 1.5",
             "argument --epochs: must be a whole number, got '1.5'; part of one is --duration",
@@ -291,6 +296,43 @@ def test_wrong_settings_name_themselves(flambeau: Any, images: Path) -> None:
         refused(flambeau("train", images, "--out run", flags), *parts)
     assert not Path("run").exists()
     assert sorted(p.name for p in images.iterdir()) == ["train", "val"]
+
+
+HOSTILE = {
+    "deep arrays": ("lr = " + "[" * 5000 + "]" * 5000, "it is nested too deeply"),
+    "deep tables": ("lr = " + "{a=" * 5000 + "1" + "}" * 5000, "it is nested too deeply"),
+    "a deep key": (".".join("a" * 20_000) + " = 1", "a key in it has more than 64 parts"),
+    "a deep header": ("[" + " . ".join('"a"' for _ in range(9000)) + "]", "more than 64 parts"),
+    "a large file": ("# a remark\n" * 100_000, "it has more than 1048576 bytes"),
+    "a long number": ("seed = 1" + "0" * 5000, "cannot be read as TOML: Exceeds the limit"),
+    "a long number of 16": ("seed = 0x1" + "0" * 5000, "seed is a number of 20001 bits"),
+    "a large number": ("lr = 1" + "0" * 400, "lr is a number of"),
+    "an escape": ('model = "\\u001b[31mred"', r"model holds control characters: '\x1b[31mred'"),
+    "an escape in a key": ('"\\u001b[31mred" = 1', r"unknown key '\x1b[31mred'"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_file_is_one_message(
+    flambeau: Any, images: Path, kind: str, tmp_path: Path
+) -> None:
+    text, part = HOSTILE[kind]
+    Path("my.toml").write_text(text, encoding="utf-8")
+    message = refused(flambeau("train", images, "--config my.toml --out run"), part)
+    assert "\x1b" not in message
+    assert not Path("run").exists()
+    Path("run").mkdir()
+    shutil.copy("my.toml", "run/config.toml")
+    assert "\x1b" not in refused(flambeau("train", images, "--out run"))
+    refused(flambeau("predict run images/train/a/00.png"))
+
+
+def test_a_dataset_file_that_is_nested_deeply(
+    flambeau: Any, stopped: tuple[str | Path, ...]
+) -> None:
+    Path("run/dataset.json").write_text("[" * 100_000, encoding="utf-8")
+    refused(flambeau(*stopped), "dataset.json")
 
 
 def test_the_run_folder_does_not_become_a_class(

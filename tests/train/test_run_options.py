@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from flambeau.data.wrap import wrap
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.train import run as run_module
@@ -268,6 +269,21 @@ def test_messages_to_a_script_name_no_flag(tmp_path: Path) -> None:
             for _ in run.batches():
                 run.step(run.model.weight.sum() * float("nan"))
     assert "--" not in str(bad.value)
+
+
+def test_workers_have_a_bound(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="workers must be from 0 to 1024, got 1000000"):
+        start(tmp_path / "run", workers=1_000_000)
+    with pytest.raises(
+        InputError, match="workers must be at most 1024, got 1000000: each is a pro"
+    ):
+        wrap(TensorDataset(torch.ones(4)), batch_size=2, workers=1_000_000)
+
+
+def test_a_configuration_that_no_file_could_give_back_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="too large for a file: it has more than 1048576 bytes"):
+        start(tmp_path / "run", config={"note": "x" * 2**20})
+    assert not (tmp_path / "run" / "config.toml").exists()
 
 
 def test_compression_in_one_process_is_said_to_do_nothing(tmp_path: Path, capfd: Any) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -125,4 +126,6 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _complain(message: str) -> None:
-    print(f"flambeau: {message}", file=sys.stderr)
+    # What a file holds is quoted in a message, and is not to reach the terminal as a command.
+    shown = re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: ascii(found[0])[1:-1], message)
+    print(f"flambeau: {shown}", file=sys.stderr)

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -159,8 +160,8 @@ def _procs(text: str) -> int:
         from flambeau.parallel.launcher.launch import auto_procs
 
         return auto_procs()
-    if not text.isdigit() or int(text) < 1:
-        raise InputError(f"--procs must be a number above 0, or auto; got {text!r}")
+    if re.fullmatch("0*[1-9][0-9]{0,2}", text) is None:  # more would bring the machine to a halt
+        raise InputError(f"--procs must be a number from 1 to 999, or auto; got {text!r:.50}")
     return int(text)
 
 

@@ -86,7 +86,8 @@ def test_lowest_whole_numbers(name: str) -> None:
     low = LOWEST[name]
     assert getattr(Settings(**{name: low}, **NEEDS.get(name, {})), name) == low
     with pytest.raises(
-        InputError, match=f"^{name} must be at least {low}(?: and below.*)?, got {low - 1}$"
+        InputError,
+        match=f"^{name} must be (at least|from) {low}(?: (and below|to) .*)?, got {low - 1}$",
     ):
         Settings(**{name: low - 1})
 

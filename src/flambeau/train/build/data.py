@@ -62,7 +62,7 @@ class DataFacts:
         """
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise InputError(
                 f"{path} cannot be read ({error}): is {path.parent} a run of flambeau train?"
             ) from error

@@ -122,7 +122,7 @@ def published(folder: RunFolder) -> Result | None:
         return Result(**json.loads(folder.result.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise InputError(
             f"{folder.result} cannot be read: {error}; remove it and run the training again"
         ) from error

@@ -1,7 +1,6 @@
 """The folder of a run: what lies where, who may write in it, and whether a command fits it."""
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, write_file
 from flambeau.train.checkpoints.run_identity import differences
-from flambeau.train.settings.config_file import as_toml
+from flambeau.train.settings.config_file import as_toml, load_toml, parse_toml
 
 START_AGAIN = "move the folder of the run away to start again"
 """What a message advises; a command says which of its flags does it."""
@@ -40,13 +39,13 @@ class RunFolder:
             InputError: something is there that is not a run, or the file is unreadable.
         """
         try:
-            return tomllib.loads(self.config.read_text(encoding="utf-8"))
+            return load_toml(self.config)
         except FileNotFoundError:
             pass
         except NotADirectoryError:
             file = next(p for p in (self.path, *self.path.parents) if p.exists())
             raise InputError(f"{file} is not a folder; choose another folder for the run") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(
                 f"{self.config} cannot be read: {error}; choose another folder"
             ) from error
@@ -73,7 +72,12 @@ class RunFolder:
             InputError: a run of another configuration, or another process trains here now.
         """
         toml = as_toml(config)
-        config = tomllib.loads(toml.decode())  # as it will be read: no None, lists for tuples
+        try:
+            config = parse_toml(toml)  # as it will be read: no None, lists for tuples
+        except ValueError as error:
+            raise InputError(
+                f"the configuration of a run is too large for a file: {error}"
+            ) from error
         stored = self.read_config()
         if stored is not None:
             self.check_same(stored, config)

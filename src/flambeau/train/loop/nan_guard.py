@@ -84,7 +84,7 @@ class BadStep:
         """
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             why = "it holds something else" if isinstance(error, TypeError) else error
             raise InputError(
                 f"{path} is not a file that a stopped run has written (not-finite-step-N.json): {why}"

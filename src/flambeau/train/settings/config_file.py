@@ -1,6 +1,7 @@
 """Settings in TOML files: `--config`, and the config.toml of a run."""
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from flambeau.errors import InputError, nearest
 from flambeau.train.settings.durations import parse_duration
 from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
 
+_MAX_BYTES = 2**20  # config.toml of `flambeau train` has 2 kB; a script may add a table of its own
+_DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){64}""")
 _AnySettings = TypeVar("_AnySettings", bound=Settings)
 
 
@@ -20,13 +23,38 @@ def read_config(path: Path) -> dict[str, Any]:
         InputError: no such file, not TOML, an unknown key.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = load_toml(path)
     except FileNotFoundError:
         raise InputError(f"--config {path}: no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as TOML: {error}") from error
     _check_keys(values, path)
     return values
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file holds, if it is no larger and no deeper than settings can be.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not TOML, or too large; tomllib.TOMLDecodeError is one.
+    """
+    with path.open("rb") as file:
+        return parse_toml(file.read(_MAX_BYTES + 1))
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """The same of the content of a file."""
+    text = data.decode()
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
+    # The cost of a dotted key grows with the square of its parts: 12 s and 1.5 GiB for 40 kB.
+    if _DEEP_KEY.search(text):
+        raise ValueError("a key in it has more than 64 parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def from_stored(values: Mapping[str, Any], path: Path) -> ResolvedSettings:

@@ -8,6 +8,7 @@ from typing import Literal
 from flambeau.errors import InputError
 
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ep|st|%)")
+_LONGEST = 1e24  # what can be counted in; no run is as long
 _NAMES = {"ep": "epochs", "st": "steps", "%": "% of the run"}
 
 
@@ -61,4 +62,6 @@ def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:
         raise InputError(f"{name} = {text!r}: steps are whole numbers")
     if match[2] == "%" and float(match[1]) > 100:
         raise InputError(f"{name} = {text!r}: at most 100%")
+    if float(match[1]) > _LONGEST:
+        raise InputError(f"{name} = {text!r:.50} is too long: at most {_LONGEST:g}{match[2]}")
     return Duration(float(match[1]), match[2])  # type: ignore[arg-type]

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from typing import Any, NamedTuple
 
 from flambeau.errors import InputError, nearest
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
@@ -101,6 +103,10 @@ def typed(field: dataclasses.Field[Any], value: Any) -> Any:
             raise InputError(f"{field.name} needs a value")
         return None
     wanted = allowed_types(field)
+    if type(value) is int and abs(value) >= 2**100:  # which cannot always be shown, nor be a float
+        raise InputError(
+            f"{field.name} is a number of {value.bit_length()} bits; that is too large"
+        )
     if float in wanted and type(value) is int:
         return float(value)
     if type(value) not in wanted:
@@ -110,6 +116,8 @@ def typed(field: dataclasses.Field[Any], value: Any) -> Any:
         raise InputError(f"{field.name} is empty; give it a value or leave it out")
     if isinstance(value, str) and "\\udc" in ascii(value):  # bytes that are no text
         raise InputError(f"{field.name} must be UTF-8, got {value!r}; rename it")
+    if isinstance(value, str) and CONTROL.search(value):  # a terminal would obey them
+        raise InputError(f"{field.name} holds control characters: {value!r:.200}")
     return value
 
 

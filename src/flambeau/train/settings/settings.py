@@ -40,7 +40,7 @@ class Settings:
         None,
         "side of the square images",
         group="data",
-        range=Range(8),
+        range=Range(8, 2**14),
         auto="from the images, at most 224",
     )
     download: bool = setting(
@@ -79,7 +79,7 @@ class Settings:
     )
     workers: int | None = setting(
         None, "processes that read data, for each that trains; 0 reads in the training process",
-        group="data", range=AT_LEAST_0, neutral=True,
+        group="data", range=Range(0, 1024), neutral=True,
         auto="0 for small images or on a CPU, else the cores, at most 8",
     )  # fmt: skip
     model: str | None = setting(

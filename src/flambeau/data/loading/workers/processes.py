@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from flambeau.data.loading.workers.progress import DEATH, InFlight, Reading
-from flambeau.errors import WorkerLost
+from flambeau.errors import InputError, WorkerLost
 
 _GROUP_SIGNALS = {
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 }
+MOST_WORKERS = 1024  # no machine has as many cores, and a million would bring it to a halt
 _GRACE_S = 30  # how long a worker outlives a SIGTERM sent to the whole group; chosen, untested
 _CHECK_S = 2  # between two checks of workers that a batch is waited for
 
@@ -36,6 +37,10 @@ class Workers:
     """
 
     def __init__(self, count: int, *, stall_timeout: float, describe: Callable[[int], str]) -> None:
+        if count > MOST_WORKERS:
+            raise InputError(
+                f"workers must be at most {MOST_WORKERS}, got {count}: each is a process"
+            )
         self.count, self._stall_timeout, self._describe = count, stall_timeout, describe
         self._in_flight = InFlight(count)
         self._asked = math.inf  # when the batch that is waited for was asked for
