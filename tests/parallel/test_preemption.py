@@ -4,6 +4,7 @@ Two runs of the command are stopped again and again, side by side, then finish a
 that nobody stopped. Each stop is one start of the command; the tests look at what the stops have left.
 """
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -136,9 +137,10 @@ def stop_with_many(life: Any, number: signal.Signals) -> Stop:
     """
     children = Path(f"/proc/{life.process.pid}/task/{life.process.pid}/children")
     assert life.wait_for(lambda: life.has_claimed() and bool(children.read_text()))
-    while life.process.poll() is None:
-        send(life, number, group=True)
-        time.sleep(0.001)
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        while life.process.poll() is None:
+            send(life, number, group=True)
+            time.sleep(0.001)
     return outcome(life, number, seen=life.first_step)
 
 

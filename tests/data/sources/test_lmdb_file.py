@@ -236,7 +236,7 @@ def test_a_pickle_is_never_run(tmp_path):
         ({"image": b"x", "label": 1}, "a pickle of dict; expected"),
         ((torch.zeros(2), 1), "it names torch.storage._load_from_bytes; nothing was run"),
         ((np.zeros(2), 1), "a pickle of tuple of ndarray, int; expected"),
-        ((np.array([None]), 1), "the NumPy dtype O8 is not read"),
+        ((np.array([None]), 1), "it holds the NumPy dtype 'O8', not read here\nRepair"),
         ((np.zeros((2, 2), ">u2"), 1), "a pickle of tuple of ndarray, int; expected"),
         ((Image.new("L", (1, 1)), 1), "it names PIL.Image.Image"),
         ({1, 2}, "a pickle of set; expected"),

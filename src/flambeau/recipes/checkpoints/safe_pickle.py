@@ -575,7 +575,8 @@ class _Builder:
     def left_out(self, what: str) -> Foreign:
         """What stands for data that are not read here, where objects are dropped."""
         if not self.drop:
-            raise PickleRefused(f"it holds {what}, not read here; drop_objects=True leaves it out")
+            how = "" if self.data is None else "; drop_objects=True leaves it out"
+            raise PickleRefused(f"it holds {what}, not read here{how}")
         self.not_read[what] = None
         return Foreign(what)
 
@@ -594,9 +595,8 @@ class _Builder:
         num_elements = size_bytes // dtype.itemsize
         if self.data is None:
             return num_elements, None
-        if not num_elements:
-            return 0, torch.empty(0, dtype=dtype)
-        return num_elements, self.storages[key][: num_elements * dtype.itemsize].view(dtype)
+        values = self.storages[key][: num_elements * dtype.itemsize]
+        return num_elements, values.view(dtype) if num_elements else torch.empty(0, dtype=dtype)
 
 
 def _tensor(builder: _Builder, made: _Made) -> Any:
