@@ -281,7 +281,7 @@ def test_workers_have_a_bound(tmp_path: Path) -> None:
 
 
 def test_a_configuration_that_no_file_could_give_back_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="too large for a file: it has more than 1048576 bytes"):
+    with pytest.raises(InputError, match="too large for a file: it has more than 262144 bytes"):
         start(tmp_path / "run", config={"note": "x" * 2**20})
     assert not (tmp_path / "run" / "config.toml").exists()
 

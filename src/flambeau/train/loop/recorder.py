@@ -85,7 +85,8 @@ class Recorder:
     def end_batches(self) -> None:
         """The lines from here to the end of the epoch are of evaluations, which a resume makes again."""
         if self._metrics_log is not None:
-            self._repeated = {self._state.epoch: self._metrics_log.size}
+            epoch = self._state.epoch  # perhaps told before: batches() may be asked for once more
+            self._repeated = {epoch: self._repeated.get(epoch, self._metrics_log.size)}
 
     def save(self) -> None:
         """Copy the state and start writing it as a checkpoint."""

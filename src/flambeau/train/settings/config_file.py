@@ -11,8 +11,9 @@ from flambeau.errors import InputError, nearest
 from flambeau.train.settings.durations import parse_duration
 from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
 
-_MAX_BYTES = 2**20  # config.toml of `flambeau train` has 2 kB; a script may add a table of its own
-_DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){64}""")
+_MAX_BYTES = 2**18  # config.toml of `flambeau train` has 2 kB; a script may add a table of its own
+_KEY_PART = r"""(?:"(?:[^"\\\n]|\\.){0,200}+"|'[^'\n]{0,200}+'|(?<![\w-])[\w-]++)"""
+_DEEP_KEY = re.compile(rf"(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{64}}")
 _AnySettings = TypeVar("_AnySettings", bound=Settings)
 
 
