@@ -100,6 +100,8 @@ def test_what_a_resume_may_change_is_written_down(tmp_path: Path) -> None:
     claimed(tmp_path / "run").release()
     folder = RunFolder(tmp_path / "run")
     folder.claim({**CONFIG, "workers": 2, "keep": 9}, {})
+    assert folder.read_config() == CONFIG
+    folder.update_config()
     folder.release()
     assert folder.read_config() == {**CONFIG, "workers": 2, "keep": 9}
 

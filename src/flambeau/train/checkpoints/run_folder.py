@@ -31,6 +31,7 @@ class RunFolder:
         self.result = path / "result.json"
         self.bad_images = path / "bad_images.txt"
         self._lock: int | None = None
+        self._new_config: bytes | None = None
 
     def read_config(self) -> dict[str, Any] | None:
         """The configuration that the folder was made with; None where there is no run yet.
@@ -64,6 +65,8 @@ class RunFolder:
     def claim(self, config: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Make the folder or continue in it; from here on no other process may write in it.
 
+        What a resume may change is written by `update_config`.
+
         Args:
             config: of the run, for config.toml.
             files: what else a new folder gets, by name.
@@ -88,8 +91,14 @@ class RunFolder:
             for name, content in files.items():
                 write_file(self.path / name, content)
             write_file(self.config, toml)  # last: with it the folder is a run
-        elif stored != config:  # in what a resume may change: the file says what holds now
-            write_file(self.config, toml)
+        elif stored != config:  # in what a resume may change
+            self._new_config = toml
+
+    def update_config(self) -> None:
+        """Let config.toml say what holds now, once the checkpoint has turned out to fit."""
+        if self._new_config is not None:
+            write_file(self.config, self._new_config)
+            self._new_config = None
 
     def check_same(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Refuse a configuration under which a resume would not continue the same run."""

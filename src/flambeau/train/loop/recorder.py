@@ -66,6 +66,7 @@ class Recorder:
         """Write lines from here on, behind those that a checkpoint has vouched for."""
         if not self._ranks.is_first:
             return
+        self._folder.update_config()
         keep_bytes = 0 if found is None else found.state["metrics_bytes"]
         self._metrics_log = MetricsLog(self._folder.metrics, keep_bytes=keep_bytes)
         if self._metrics_log.missing_bytes:
