@@ -432,7 +432,7 @@ def checkpoint(folder: Path) -> dict[str, Any]:
     found = read_checkpoint(folder)
     # Wall-clock figures in metrics.jsonl have more or fewer digits, so its length says nothing.
     state, meta = (
-        {k: v for k, v in part.items() if k not in ("metrics_bytes", "created")}
+        {k: v for k, v in part.items() if k not in ("metrics_bytes", "metrics_crc32", "created")}
         for part in (from_bytes(found.files["training_state.pt"]), found.meta)
     )
     return {**found.files, "training_state.pt": state, "meta": meta}

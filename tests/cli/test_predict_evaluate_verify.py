@@ -311,11 +311,30 @@ def test_a_finished_run_is_whole(flambeau: Any, run: Path) -> None:
     assert out.splitlines() == [
         "step-00000000: whole",
         "step-00000004: whole",
-        f"model.safetensors: readable (best weights, step {step})",
+        f"model.safetensors: whole (best weights, step {step})",
         "finished: there is nothing to resume",
     ]
     (run / "model.safetensors").unlink()
     refused(flambeau("verify", run), "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "said"),
+    [
+        ("model.safetensors", -5, "model.safetensors: DAMAGED, not what the run has left"),
+        ("metrics.jsonl", 3, "DAMAGED: metrics.jsonl is not what it was at the checkpoint"),
+        ("metrics.jsonl", -2, "DAMAGED: metrics.jsonl is not what it was at the checkpoint"),
+    ],
+)
+def test_a_changed_byte_of_a_finished_run_is_noticed(
+    name: str, at: int, said: str, flambeau: Any, run: Path
+) -> None:
+    content = bytearray((run / name).read_bytes())
+    content[at] ^= 1
+    (run / name).write_bytes(content)
+    code, out, _ = flambeau("verify", run)
+    assert code == 1
+    assert any(line.startswith(said) for line in out.splitlines()), out
 
 
 def test_an_unfinished_run_can_go_on(flambeau: Any, unfinished: Path) -> None:
@@ -385,10 +404,23 @@ def test_lost_figures_are_noticed(
 ) -> None:
     command = interrupted("--log-every 1 --out run")
     assert flambeau("verify run").code == 0
-    Path("run/metrics.jsonl").write_bytes(b"")
-    code, out, _ = flambeau("verify run")
-    assert code == 1
-    assert "metrics.jsonl is shorter than at the checkpoint" in out
+    metrics = Path("run/metrics.jsonl")
+    whole = metrics.read_bytes()
+
+    def reason() -> str:
+        code, out, _ = flambeau("verify run")
+        assert code == 1
+        return out.splitlines()[-1].removeprefix("a resume would not be exact: metrics.jsonl ")
+
+    metrics.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    assert reason() == "is not what it was at the checkpoint"
+    metrics.unlink()
+    assert reason() == "is missing"
+    metrics.mkdir()
+    assert reason() == "is no file"
+    metrics.rmdir()
+    metrics.write_bytes(b"")
+    assert reason() == "is shorter than at the checkpoint"
     answer = flambeau(*command)
     assert answer.code == 0
     assert "run/metrics.jsonl is shorter than at the checkpoint: lines are lost" in answer.err

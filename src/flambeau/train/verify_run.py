@@ -1,5 +1,6 @@
 """What `flambeau verify` says of a run: nothing is changed in it."""
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.train.build.data import reopen_data
 from flambeau.train.build.device import pick_device, use_threads
-from flambeau.train.checkpoints.published_weights import published
+from flambeau.train.checkpoints.published_weights import are_whole, published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.settings.config_file import from_stored
@@ -51,10 +52,15 @@ def inspect_run(path: Path) -> Inspection:
             lines.append(f"{checkpoint.name}: DAMAGED: {error.name} {error.what}")
     result = published(folder)
     if result is not None:
-        read_safetensors(folder.weights)
-        lines.append(f"model.safetensors: readable ({result.weights} weights, step {result.step})")
+        whole = are_whole(folder, result)
+        if whole is None:
+            read_safetensors(folder.weights)
+        said = {None: "readable", True: "whole", False: "DAMAGED, not what the run has left"}[whole]
+        lines.append(f"model.safetensors: {said} ({result.weights} weights, step {result.step})")
+        lost = _lost_metrics(folder, newest or {})
+        lines += [f"DAMAGED: {reason}" for reason in lost]
         lines.append("finished: there is nothing to resume")
-        return Inspection(lines, good=not damaged)
+        return Inspection(lines, good=not damaged and whole is not False and not lost)
     why = _inexact(folder, stored, newest)
     if why:
         lines += [f"a resume would not be exact: {reason}" for reason in why]
@@ -67,10 +73,11 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
     """Why going on would not give the bits of a run that was never stopped."""
     if newest is None:
         return ["there is no whole checkpoint"]
+    reasons = _lost_metrics(folder, newest)
     if "model" not in stored:  # a run of the user's own loop: its data are not known here
-        return changes(newest["exactness"], {**newest["exactness"], "torch": torch.__version__})
+        then = newest["exactness"]
+        return reasons + changes(then, {**then, "torch": torch.__version__})
     settings = from_stored(stored, folder.config)
-    reasons = []
     try:
         reopen_data(settings, folder.dataset)
         use_threads()
@@ -82,6 +89,19 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
         reasons += changes(then, now | {"processes": processes})
     except InputError as error:
         reasons.append(str(error).splitlines()[0])
-    if folder.metrics.exists() and folder.metrics.stat().st_size < newest.get("metrics_bytes", 0):
-        reasons.append(f"{folder.metrics.name} is shorter than at the checkpoint")
     return reasons
+
+
+def _lost_metrics(folder: RunFolder, newest: dict[str, Any]) -> list[str]:
+    """What is wrong with metrics.jsonl, whose lines up to the checkpoint a resume keeps."""
+    size, crc32 = newest.get("metrics_bytes", 0), newest.get("metrics_crc32")
+    name = folder.metrics.name
+    if not folder.metrics.is_file():
+        what = "no file" if folder.metrics.exists() else "missing"
+        return [f"{name} is {what}"] if size or what == "no file" else []
+    content = folder.metrics.read_bytes()
+    if len(content) < size:
+        return [f"{name} is shorter than at the checkpoint"]
+    if crc32 is not None and zlib.crc32(content[:size]) != crc32:
+        return [f"{name} is not what it was at the checkpoint"]
+    return []

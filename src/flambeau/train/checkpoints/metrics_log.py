@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,15 @@ class MetricsLog:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def crc32_of(path: Path, size: int) -> int | None:
+    """Of the first `size` bytes of metrics.jsonl, or of all that there are; None where none can be read."""
+    try:
+        with path.open("rb") as file:
+            return zlib.crc32(file.read(size))
+    except OSError:
+        return None
 
 
 def json_numbers(row: Mapping[str, Any]) -> dict[str, Any]:

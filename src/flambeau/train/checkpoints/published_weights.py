@@ -1,8 +1,9 @@
 """What a finished run leaves for others: model.safetensors, and result.json, which says what it holds."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from flambeau.errors import InputError
@@ -24,11 +25,13 @@ class Result:
         weights: which ones model.safetensors holds: the averaged, the best, or the last.
         step: at which they were.
         metrics: of the last evaluation of exactly these weights; None where one was not finite.
+        sha256: of model.safetensors; None in runs of version 0.1.
     """
 
     weights: Literal["ema", "best", "last"]
     step: int
     metrics: Mapping[str, float | None]
+    sha256: str | None = field(default=None, repr=False)
 
 
 class Best:
@@ -104,12 +107,21 @@ def publish(
             continue
         weights = "ema.safetensors" if result.weights == "ema" else "model.safetensors"
         write_file(folder.weights, files[weights])
-        content = {**asdict(result), "metrics": json_numbers(result.metrics)}
+        digest = hashlib.sha256(files[weights]).hexdigest()
+        content = asdict(replace(result, metrics=json_numbers(result.metrics), sha256=digest))
         write_file(folder.result, json.dumps(content, indent=2).encode() + b"\n")
         return Result(**content)
     raise InputError(
         "no weights could be published; run the same command again to repeat the last steps"
     )
+
+
+def are_whole(folder: RunFolder, result: Result) -> bool | None:
+    """Whether model.safetensors is what the run has left; None where that is not known."""
+    if result.sha256 is None:
+        return None
+    with folder.weights.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == result.sha256
 
 
 def published(folder: RunFolder) -> Result | None:

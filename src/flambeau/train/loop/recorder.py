@@ -8,7 +8,7 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout
 from flambeau.recipes.setup.environment import environment
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored
-from flambeau.train.checkpoints.metrics_log import MetricsLog
+from flambeau.train.checkpoints.metrics_log import MetricsLog, crc32_of
 from flambeau.train.checkpoints.published_weights import Result, publish
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
@@ -98,7 +98,9 @@ class Recorder:
         size = self._repeated.get(self._state.epoch, size)
         self.saver.save(
             checkpoint_name(self._state.step),
-            self._state.snapshot(metrics_bytes=size, exactness=self.exactness),
+            self._state.snapshot(
+                metrics=(size, crc32_of(self._folder.metrics, size)), exactness=self.exactness
+            ),
             best=None if best is None else checkpoint_name(best),
             before=(lambda: None) if metrics_log is None else metrics_log.sync,
         )

@@ -58,14 +58,17 @@ class TrainingState:
     rollbacks: int = 0
     lr_scale: float = 1.0
 
-    def snapshot(self, *, metrics_bytes: int, exactness: Mapping[str, Any]) -> Snapshot:
+    def snapshot(
+        self, *, metrics: tuple[int, int | None], exactness: Mapping[str, Any]
+    ) -> Snapshot:
         """A copy of everything on the CPU; waits for the device.
 
         Args:
-            metrics_bytes: the length of metrics.jsonl at this point.
+            metrics: the length of metrics.jsonl at this point, and the CRC-32 of that much of it.
             exactness: what else decides the bits, for a resume.
         """
         place = {name: getattr(self, name) for name in _PLACE}
+        metrics_bytes, metrics_crc32 = metrics
         state = {
             **place,
             "data_length": self.data_length,
@@ -82,6 +85,7 @@ class TrainingState:
             **place,
             "metrics": json_numbers(self.metrics),
             "metrics_bytes": metrics_bytes,
+            "metrics_crc32": metrics_crc32,
             "exactness": exactness,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
