@@ -1,6 +1,7 @@
 """What a user gets wrong, and what a disk or a number does: one message, exit code 2, nothing lost."""
 
 import errno
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -720,6 +722,38 @@ def test_figures_that_cannot_be_written(
         answer = flambeau("train", images, "--out run", SHORT)
         refused(answer, f"run/metrics.jsonl: {os.strerror(number)}; fix that and run the command")
     assert flambeau("train", images, "--out run", SHORT).code == 0
+
+
+def test_a_disk_that_stays_full_while_a_checkpoint_is_written(
+    flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures fail first, then the save that was under way: one of them ends the run, both are told."""
+    create, write = Disk.create, os.write
+    failed = threading.Event()
+
+    def full(self: Disk, path: Path) -> int:
+        if "step-00000002" in str(path):
+            failed.wait(10)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return create(self, path)
+
+    def full_for_figures(file: int, data: Any) -> int:
+        if bytes(data).startswith(b'{"step": 3,'):
+            failed.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "create", full)
+        patch.setattr(os, "write", full_for_figures)
+        flags = "--out run --checkpoint-every 2st --log-every 1 --duration 4st --batch-size 4"
+        answer = flambeau("train", images, flags)
+    gc.collect()  # a generator that fails when it is closed is heard of here
+    assert answer.code == 2
+    assert "Traceback" not in answer.err
+    said = answer.err.splitlines()
+    assert said[-1].startswith("flambeau: run/metrics.jsonl: No space left on device; fix that")
+    assert any("step-00000002 could not be written: No space left" in line for line in said)
 
 
 def test_a_limit_on_the_size_of_files(images: Path) -> None:

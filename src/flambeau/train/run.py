@@ -260,7 +260,7 @@ class Run:
         self._loop.stream = None
         self.progress.close()
         try:
-            self._recorder.saver.wait()
+            self._recorder.end_saves()
         finally:
             self._finalizer()
 

@@ -1,13 +1,14 @@
 """What a run writes into its folder and reads from it: metrics, checkpoints, the published weights."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flambeau.parallel.ranks import Ranks
+from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.parallel.shard_layout import Layout
 from flambeau.recipes.setup.environment import environment
-from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored
+from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, SaveFailed
 from flambeau.train.checkpoints.metrics_log import MetricsLog, crc32_of
 from flambeau.train.checkpoints.published_weights import Result, publish
 from flambeau.train.checkpoints.run_folder import RunFolder
@@ -132,6 +133,19 @@ class Recorder:
         if self._ranks.world > 1 and compression == "powersgd":
             reasons.append(POWERSGD_FORGETS)
         return reasons
+
+    def end_saves(self) -> None:
+        """Wait for the checkpoint under way; where the loop was left, its failure is told, not raised.
+
+        By `break` or another error: the generator that is closed then cannot raise anything.
+        """
+        left = isinstance(sys.exception(), GeneratorExit)
+        try:
+            self.saver.wait()
+        except (SaveFailed, FailedElsewhere) as error:
+            if not left:
+                raise
+            self._say(str(error))
 
     def close(self) -> None:
         """Close metrics.jsonl."""
