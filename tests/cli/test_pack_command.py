@@ -172,6 +172,22 @@ def test_verify_names_and_saves(flambeau: Any, photos: Path) -> None:
     assert flambeau("verify", photos).code == 0
 
 
+def test_verify_shows_the_first_of_many_damages(flambeau: Any, photos: Path) -> None:
+    assert flambeau("pack", photos, "a.rec").code == 0
+    data = bytearray(Path("a.rec").read_bytes())
+    offsets = [int(line.split("\t")[1]) for line in Path("a.idx").read_text().splitlines()]
+    for offset in offsets:
+        data[offset + 400] ^= 1
+    Path("a.rec").write_bytes(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flambeau.cli.verify._SHOWN", 5)
+        code, out, _ = flambeau("verify a.rec")
+    assert code == 1
+    assert len(out.splitlines()) == 6
+    assert f"DAMAGED in {len(offsets)} places, of which the first 5 are shown (--json lists" in out
+    assert len(json.loads(flambeau("verify a.rec --json").out)["damaged"]) == len(offsets)
+
+
 @pytest.mark.slow  # three processes that load torch; tests/data/pack/test_pack.py kills faster
 def test_killed_and_started_again(photos: Path) -> None:
     """The real command, in a process that is killed while it works: the bytes of one that never was."""

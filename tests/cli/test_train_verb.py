@@ -232,6 +232,17 @@ def test_what_is_not_said_again_is_as_it_was(flambeau: Any, images: Path) -> Non
     assert state_of(Path("run")) == before
 
 
+def test_what_a_power_cut_has_left_in_a_finished_run_is_removed(
+    flambeau: Any, images: Path
+) -> None:
+    assert flambeau("train", images, "--out run", SHORT).code == 0
+    left = Path("run/checkpoints/.step-00000000.0123456789abcdef.removed")
+    left.mkdir()
+    (left / "model.safetensors").touch()
+    assert flambeau("train", images, "--out run", SHORT).code == 0
+    assert not left.exists()
+
+
 def test_a_stopped_run_goes_on_to_the_same_bits(
     flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -318,6 +318,7 @@ def _report(place: "RunFolder", data: str | None, *, already: bool) -> None:
         f"{k} {'nan' if v is None else format(v, '.4f')}" for k, v in result.metrics.items()
     )
     if already:
+        place.tidy()
         print(f"this run is finished ({figures}); --fresh starts it again")
     else:
         print(f"finished: {figures} ({which} weights, step {result.step})")

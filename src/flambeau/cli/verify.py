@@ -1,7 +1,9 @@
 """`flambeau verify`: is a run whole and would a resume be exact; are packed images, or weights, whole."""
 
 import argparse
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ HELP = (
     "check the checkpoints of a run and whether a resume would be exact, packed images, or weights"
 )
 
-_SHOWN = 20  # names and tensors of a file of weights; --json has all
+_SHOWN = 20  # damaged records, names and tensors of a file; --json has all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,9 +171,10 @@ def _verify_data(path: Path, arguments: argparse.Namespace) -> int:
         check_salvage(*files[0], salvage)
     reports = []
     for file, kind in files:
+        numbers = itertools.count()
 
-        def say(damage: "Damage", file: Path = file) -> None:
-            if not arguments.json:
+        def say(damage: "Damage", file: Path = file, numbers: Iterator[int] = numbers) -> None:
+            if not arguments.json and next(numbers) < _SHOWN:
                 print(f"{file}, {_line(damage)}", flush=True)
 
         report = verify_file(
@@ -197,6 +200,8 @@ def _summary(report: "FileReport", deep: bool) -> str:
     if not report.damaged:
         return f"{report.path}: {report.good} images, all whole ({', '.join(how)})"
     places = f"{len(report.damaged)} place{'s' * (len(report.damaged) > 1)}"
+    if len(report.damaged) > _SHOWN:
+        places += f", of which the first {_SHOWN} are shown (--json lists all)"
     return f"{report.path}: DAMAGED in {places}; {report.good} images are good"
 
 

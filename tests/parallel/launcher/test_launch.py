@@ -23,6 +23,7 @@ import pytest
 
 from flambeau.errors import InputError
 from flambeau.parallel.launcher import job, job_status, rendezvous_address
+from flambeau.parallel.launcher import launch as launch_module
 from flambeau.parallel.launcher.launch import launch
 
 pytestmark = pytest.mark.skipif(
@@ -595,6 +596,30 @@ def test_it_leaves_its_process_as_it_was(tmp_path: Path) -> None:
         process.start()
     process.join(60)
     assert process.exitcode == 0
+
+
+def test_the_folder_of_a_killed_launcher_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def be_killed() -> None:
+        with launch_module._folder() as folder:
+            (folder / "stdout").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=be_killed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    process.join(60)
+    (left,) = tmp_path.iterdir()
+    with launch_module._folder() as first:
+        (first / "stdout").touch()
+        with launch_module._folder() as second:
+            assert {first, second} == set(tmp_path.iterdir())
+    assert not left.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------- signals

@@ -5,6 +5,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 from flambeau.parallel.launcher.job_spec import JobSpec
 from flambeau.parallel.launcher.rendezvous_address import LOOPBACK, find_place
 
+_FOLDER = "flambeau-launch-"  # begins the names of our folders among the temporary ones
 # A terminal that is closed sends SIGHUP, which no rank expects: to them it is SIGTERM.
 _FORWARDED_AS = {
     getattr(signal, name): getattr(signal, sent)
@@ -76,17 +78,35 @@ def launch(
         join_timeout_s=join_timeout_s,
     )
     spec.check()
-    with (
-        _noted_signals() as signals,
-        tempfile.TemporaryDirectory(
-            prefix="flambeau-launch-", ignore_cleanup_errors=True
-        ) as folder,
-    ):
-        code, line = _run(spec, signals, Path(folder), say)
+    with _noted_signals() as signals, _folder() as folder:
+        code, line = _run(spec, signals, folder, say)
     if line is not None:
         # A rank may have left a progress bar in this line of a terminal.
         say(("\n" if sys.stderr.isatty() else "") + f"flambeau: {line}")
     return code
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for this launcher; those of killed ones, whose locks are free, are removed."""
+    import fcntl
+
+    for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):
+            handle = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(handle).st_uid == os.getuid() and any(old.iterdir()):
+                    shutil.rmtree(old, ignore_errors=True)
+            finally:
+                os.close(handle)
+    with tempfile.TemporaryDirectory(prefix=_FOLDER, ignore_cleanup_errors=True) as folder:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield Path(folder)
+        finally:
+            os.close(handle)
 
 
 def auto_procs() -> int:

@@ -1,5 +1,6 @@
 """The folder of a run: what lies where, who may write in it, and whether a command fits it."""
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -122,6 +123,14 @@ class RunFolder:
         path.rename(target)
         self.release()
         return target
+
+    def tidy(self) -> None:
+        """Remove what a power cut has left in a finished run, unless a process is at work there."""
+        if any(self.checkpoints.glob(".*.removed")):
+            with contextlib.suppress(InputError):
+                self._take_lock()
+                remove_leftovers(self.checkpoints)
+                self.release()
 
     def release(self) -> None:
         """Let other processes write here again."""
