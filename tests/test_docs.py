@@ -44,7 +44,8 @@ BANNED = {
     r"\b(colour|favour|behaviour|centre)s?\b": "it as torch does: 'color', 'center'",
     r"\b(one|once) an? (batch|channel|epoch|file|GPU|image|line|machine|process|rank|sample|step)\b": "'per'",
 }
-ROW_IDS = {r"\b(AMP|CKP|DAT|DEV|DIST|ENV|FT|IMG|MEM|MOD|REP|SBN|SCH|TRK)-\d\d\b": "no row ids"}
+_THEMES = "AG|AMP|CKP|DAT|DBG|DEV|DIST|ENV|FT|IMG|INF|INS|MEM|MOD|PRO|REP|SBN|SCH|TEN|TRK|VIZ"
+ROW_IDS = {rf"\b({_THEMES})-\d\d\b": "no row ids"}
 PLAIN_FOLDERS = [
     "recipes", "cli", "data/sources", "data/pack", "data/loading", "data/datasets",
     "train/weights", "train/checkpoints", "train/build",

@@ -16,7 +16,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, random_split
-from torchvision import datasets, tv_tensors
+from torchvision import datasets, transforms, tv_tensors
+from torchvision.transforms import v2
 
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.images.decode import decode
@@ -293,19 +294,51 @@ def test_what_is_no_data_set(returned, parts):
     assert all(part in message for part in parts), message
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_floats_that_to_tensor_makes_are_the_pixels_they_were_made_of(dtype):
+    levels = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16)
+    floats = (levels.to(torch.float32) / 255).to(dtype)
+    for image in (floats, floats[0], floats[0].numpy(), floats.permute(1, 2, 0).numpy()):
+        found = decode(stored_image(image), channels=1)
+        assert found.dtype == np.uint8
+        np.testing.assert_array_equal(found[:, :, 0], levels[0])
+
+    steps = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    for transform in (transforms.ToTensor(), v2.Compose(steps)):
+        source, _ = opened([(transform(Image.fromarray(image)), 0) for image in PIXELS])
+        for index in range(len(PIXELS)):
+            np.testing.assert_array_equal(source.read(index), PIXELS[index])
+
+
+def test_a_later_sample_that_was_normalized_stops_with_its_number():
+    images = [torch.zeros(3, 9, 7) for _ in range(99)]
+    images[50] = transforms.Normalize((0.5,) * 3, (0.2,) * 3)(images[50])
+    source, _ = opened([(image, 0) for image in images])  # samples 0, 12, 24 ... are looked at here
+    with pytest.raises(InputError, match=r"sample 50: .* -2\.5 \.\. -2\.5 are not all k / 255\n"):
+        source.read(50)
+
+
 def sample(image, label=0):
     return [(image, label), (PIXELS[0], 1)]
 
 
-RAW = "Return images as they are stored, without ToTensor, Normalize and random transforms"
+RAW = "Return images as they are stored, without Normalize and random transforms"
 FIRST = "data.py:load, sample 0: "
 
 
 @pytest.mark.parametrize(
     ("returned", "parts"),
     [
-        (sample(torch.zeros(3, 9, 7)), ("its image is a float32 tensor of shape (3, 9, 7)", RAW)),
-        (sample(np.zeros((9, 7))), ("its image is a float64 array of shape (9, 7)", RAW)),
+        (
+            sample(torch.full((3, 9, 7), -0.5)),
+            ("float32 tensor of shape (3, 9, 7): floating", "-0.5 .. -0.5", RAW),
+        ),
+        (sample(torch.full((3, 9, 7), torch.nan)), ("nan .. nan are not all k / 255", RAW)),
+        (sample(torch.zeros(3, 9, 7).bfloat16()), ("its image is a bfloat16 tensor", RAW)),
+        (sample(torch.zeros(3, 9, 7, dtype=torch.int64)), ("its image is a int64 tensor", RAW)),
+        (sample(np.full((9, 7), 0.5)), ("a float64 array of shape (9, 7)", "0.5 .. 0.5", RAW)),
+        (sample(PIXELS[0].astype(np.float32)), ("are not all k / 255", RAW)),
+        (sample(torch.zeros(9, 7, 3)), ("tensor of shape (9, 7, 3)", "(C, H, W)")),
         (sample(Image.new("F", (7, 9))), ("a PIL image of floating-point pixels", RAW)),
         (sample(PIXELS[0].transpose(2, 0, 1)), ("array of shape (3, 9, 7)", "(H, W[, C])")),
         (sample(torch.from_numpy(PIXELS[0])), ("tensor of shape (9, 7, 3)", "(C, H, W)")),

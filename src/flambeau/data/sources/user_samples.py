@@ -13,6 +13,7 @@ from PIL import Image
 
 from flambeau.data.images.decode import Stored
 from flambeau.data.images.exif_orientation import exif_orientation, turn_upright
+from flambeau.data.images.float_pixels import float_to_uint8
 from flambeau.errors import DecodeError
 
 Label = int | str
@@ -20,14 +21,16 @@ Label = int | str
 
 _PAIR = "Return the pair (image, label)"
 _AS_STORED = (
-    "Return images as they are stored, without ToTensor, Normalize and random transforms: "
+    "Return images as they are stored, without Normalize and random transforms: "
     "flambeau crops, augments and normalizes them"
 )
 _KINDS = (
-    "Return the bytes of an image file, its path, a PIL image, a uint8 array (H, W[, C]) or a uint8 tensor "
-    "(C, H, W)"
+    "Return the bytes of an image file, its path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W) "
+    "of uint8"
 )
 _CHANNELS = (1, 3, 4)
+# bfloat16 and float8 are too coarse to tell neighbouring k / 255 apart.
+_PIXELS = (torch.uint8, torch.uint16, torch.float16, torch.float32, torch.float64)
 
 
 class WrongSample(TypeError):
@@ -87,7 +90,7 @@ def stored_image(image: object) -> Stored | Path:
     """The image of a sample as a source gives it, or the path of its file.
 
     Raises:
-        WrongSample: it is nothing that an image may be.
+        WrongSample: it is nothing that an image may be, or of floating-point pixels that are not all k / 255.
         DecodeError: a PIL image of pixels without a defined brightness.
 
     Example:
@@ -105,7 +108,7 @@ def stored_image(image: object) -> Stored | Path:
     if isinstance(image, torch.Tensor):
         return _of_tensor(image)
     if isinstance(image, np.ndarray):
-        return _of_array(image)
+        return _of_array(image, what=_what(image))
     none = "; where an image cannot be read, raise an OSError" if image is None else ""
     raise WrongSample(f"its image is {_what(image)}\n{_KINDS}{none}")
 
@@ -131,23 +134,29 @@ def _of_pil(image: Image.Image) -> NDArray[Any]:
 
 
 def _of_tensor(tensor: torch.Tensor) -> Stored:
-    if tensor.dtype not in (torch.uint8, torch.uint16):
+    if tensor.dtype not in _PIXELS:
         raise WrongSample(f"its image is {_what(tensor)}\n{_AS_STORED}")
     plain = tensor.as_subclass(torch.Tensor).detach().cpu()  # torchvision has tensors of its own
     if plain.ndim == 3:
         if plain.shape[0] not in _CHANNELS:
             raise WrongSample(f"its image is {_what(tensor)}\n{_KINDS}")
         plain = plain.permute(1, 2, 0)
-    return _of_array(plain.numpy())
+    return _of_array(plain.numpy(), what=_what(tensor))
 
 
-def _of_array(array: NDArray[Any]) -> Stored:
-    if array.dtype not in (np.uint8, np.uint16):
-        raise WrongSample(f"its image is {_what(array)}\n{_AS_STORED}")
+def _of_array(array: NDArray[Any], *, what: str) -> Stored:
+    """Pixels, or the bytes of a file; `what` it was, for an error."""
+    if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind != "f":
+        raise WrongSample(f"its image is {what}\n{_AS_STORED}")
     if array.ndim == 1 and array.dtype == np.uint8:
         return array.tobytes()  # of a file, as torchvision.io.read_file and np.fromfile have it
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in _CHANNELS):
-        raise WrongSample(f"its image is {_what(array)}\n{_KINDS}")
+        raise WrongSample(f"its image is {what}\n{_KINDS}")
+    if array.dtype.kind == "f":
+        try:
+            return float_to_uint8(array)
+        except ValueError as error:
+            raise WrongSample(f"its image is {what}: {error}\n{_AS_STORED}") from error
     return np.ascontiguousarray(array)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from flambeau.data.images.decode import MAX_PIXELS, Stored
+from flambeau.data.images.float_pixels import float_to_uint8
 from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS, names_by_part
 from flambeau.data.sources.arrays.hdf5_file import open_hdf5
 from flambeau.data.sources.arrays.labels import classes_and_labels, read_labels
@@ -70,8 +71,8 @@ class ArraySource:
     """Images of one part of a file of arrays.
 
     Images are (N, H, W), (N, H, W, C) or (N, C, H, W) of uint8 or uint16, or of floating-point numbers that
-    are exactly k / 255 (see `_levels`); or N image files of one of decode.FORMATS, as byte strings, as arrays
-    of uint8 of any length, or as one array of uint8 with offsets. Labels are N numbers or words.
+    are exactly k / 255 (see `float_to_uint8`); or N image files of one of decode.FORMATS, as byte strings, as
+    arrays of uint8 of any length, or as one array of uint8 with offsets. Labels are N numbers or words.
 
     Args:
         path: of the file.
@@ -155,7 +156,10 @@ class ArraySource:
         if item.ndim == 3 and _layout(item.shape) == "CHW":
             item = np.moveaxis(item, 0, -1)
         if item.dtype.kind == "f":
-            return _levels(item)
+            try:
+                return float_to_uint8(item)
+            except ValueError as error:
+                raise OSError(f"{error}; save uint8 images, not normalized ones") from error
         if not _holds_pixels(item.dtype):
             raise OSError(f"pixels of {item.dtype}; expected uint8 or uint16")
         return np.ascontiguousarray(item, item.dtype.newbyteorder("="))
@@ -285,21 +289,3 @@ def _layout(shape: tuple[int, ...]) -> str:
         which = "either end" if first else "no end"
         raise _ShapeError(f"the channels of {shape} may be at {which}; 1, 3 or 4 must stand at one")
     return "CHW" if first else "HWC"
-
-
-def _levels(pixels: Array) -> Array:
-    """Floating-point pixels k / 255 as the k they were made of, which torchvision's ToTensor divides by 255.
-
-    Others are refused: what has been normalized has no known brightness, and rounding would lose what the
-    user wanted to keep.
-    """
-    scaled = pixels.astype(np.float64) * 255
-    levels = np.rint(scaled)
-    # float16 is 255 * 2**-12 off at most; a thousandth is far above float32's error and hit by chance rarely.
-    tolerance = max(1e-3, 255 * float(np.finfo(pixels.dtype).eps))
-    if not ((levels >= 0) & (levels <= 255) & (abs(scaled - levels) <= tolerance)).all():
-        raise OSError(
-            f"floating-point pixels {scaled.min() / 255:.4g} .. {scaled.max() / 255:.4g} "
-            "are not all k / 255; save uint8 images, not normalized ones"
-        )
-    return np.ascontiguousarray(levels.astype(np.uint8))
