@@ -31,6 +31,16 @@ def outcome(work: Callable[[], Any]) -> tuple[str, str]:
         return type(error).__name__, str(error)
 
 
+def test_whoever_asks_gets_the_same_ranks(start_ranks: StartRanks) -> None:
+    """Two objects would have two watchdogs, which report one failure in different words."""
+
+    def work() -> bool:
+        first = join_ranks()
+        return join_ranks() is first and first.world == 2
+
+    assert start_ranks(2, work).results() == [True, True]
+
+
 def test_first_runs_on_rank_0_and_tells_the_others(start_ranks: StartRanks) -> None:
     def work() -> Any:
         ranks = join_ranks()

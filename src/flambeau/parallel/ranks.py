@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import datetime
-import functools
 import os
 import socket
 import sys
@@ -222,12 +221,20 @@ def join_ranks() -> Ranks:
     Raises:
         InputError: the environment that the launcher sets is incomplete.
     """
-    return _join(os.getpid(), dist.is_initialized(), int(_variable("WORLD_SIZE", "1")))
+    world = int(_variable("WORLD_SIZE", "1"))
+    joined = _JOINED.get((os.getpid(), dist.group.WORLD, world))
+    if joined is None:
+        joined = _join(world)
+        _JOINED[os.getpid(), dist.group.WORLD, world] = joined  # the group that there is by now
+    return joined
 
 
-@functools.cache
-def _join(process: int, is_initialized: bool, world: int) -> Ranks:
-    if is_initialized:
+# By process, process group and world: whoever asks gets the same object, with one watchdog.
+_JOINED: dict[tuple[int, dist.ProcessGroup | None, int], Ranks] = {}
+
+
+def _join(world: int) -> Ranks:
+    if dist.is_initialized():
         joined = dist.get_world_size()
         has_cpu = "gloo" in str(dist.get_backend_config())
         group: Any = dist.group.WORLD if has_cpu else dist.new_group(backend="gloo")
