@@ -105,8 +105,8 @@ ReadBlock read_block, read_block_avx2;
 ReadBlock skip_block, skip_block_avx2; /* the same without the coefficients */
 
 /* pixels.c */
-typedef void Idct(const int16_t *coefficients, const uint16_t *quant, int last, uint8_t *out,
-                  ptrdiff_t stride);
+/* DAMAGED where libjpeg's numbers would overflow. */
+typedef int Idct(const int16_t *coefficients, const uint16_t *quant, int last, uint8_t *out, ptrdiff_t stride);
 typedef struct {
     ReadBlock *read_block, *skip_block;
     Idct *idct8, *idct4, *idct2, *idct1;
