@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
 from flambeau.data.images.exif_orientation import (
     UPRIGHT,
-    exif_orientation,
+    info_orientation,
     stored_box,
     swaps_sides,
     turn_upright,
@@ -47,6 +47,9 @@ MAX_PIXELS = 89_478_485
 # Formats that Pillow scales down as it decodes (MPO is a JPEG with others behind it).
 _SCALABLE = ("JPEG", "MPO")
 
+# Where a PNG may say which way up it is.
+_PNG_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+
 # Damaged metadata (EXIF, TIFF tags, MPO index) beside pixels that are fine: the pixels are what counts.
 # In the form of warnings.filters, so that its presence is quickly seen.
 _PILLOW_METADATA = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
@@ -55,7 +58,7 @@ _PILLOW_METADATA = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
 class Picture:
     """An image of which the header has been read; a part of its pixels is decoded on demand.
 
-    The image is turned upright after its EXIF orientation.
+    The image is turned upright after the orientation in its EXIF data or XMP.
     Transparent parts are laid over white: what a file stores below full transparency is arbitrary, so it
     must not show, and most drawings with transparency are made for a light page.
     Grey of 16 bits is scaled (65535 becomes 255), not clipped.
@@ -94,11 +97,17 @@ class Picture:
         else:
             with _decode_errors():
                 self._image = _open(data)
+                if self._image.format == "PNG" and any(name in data for name in _PNG_ORIENTATION):
+                    self._image.load()  # they may stand behind the pixels
                 self.width, self.height = self._image.size
-                # Of a TIFF it is not there: Pillow turns those itself.
-                self._orientation = exif_orientation(bytes(self._image.info.get("exif", b"")))
+                self._orientation = info_orientation(self._image.info)
         if swaps_sides(self._orientation):
             self.height, self.width = self.width, self.height
+        if isinstance(self._image, TiffImagePlugin.TiffImageFile):
+            # Pillow turns it by itself, and where a tag says it, its size is that of the result already.
+            if ExifTags.Base.Orientation in self._image.tag_v2:
+                self.width, self.height = self._image.size
+            self._orientation = UPRIGHT
 
     @property
     def grey(self) -> bool:
