@@ -30,7 +30,7 @@ enum { /* The same numbers as in kernel.py. */
 };
 
 enum { MAX_COMPONENTS = 3, MAX_PARTS = 64, LOOK_BITS = 10 };
-enum { MAX_PIXELS = 89478485, MAX_SIDE = 65535 }; /* as in decode.py; of a JPEG */
+enum { MAX_PIXELS = 178956970, MAX_SIDE = 65535 }; /* as in decode.py; of a JPEG */
 
 typedef struct {
     uint8_t id, h, v, tq; /* h, v: sampling factors, 1 to 4 */
