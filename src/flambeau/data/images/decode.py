@@ -96,13 +96,12 @@ class Picture:
                     self._image.load()  # they may stand behind the pixels
                 self.width, self.height = self._image.size
                 self._orientation = info_orientation(self._image.info)
+                if isinstance(self._image, TiffImagePlugin.TiffImageFile):  # Pillow turns it
+                    self._orientation = UPRIGHT
+                    if _size_is_not_turned_yet(self._image):
+                        self.height, self.width = self._image.size
         if swaps_sides(self._orientation):
             self.height, self.width = self.width, self.height
-        if isinstance(self._image, TiffImagePlugin.TiffImageFile):
-            # Pillow turns it by itself, and where a tag says it, its size is that of the result already.
-            if ExifTags.Base.Orientation in self._image.tag_v2:
-                self.width, self.height = self._image.size
-            self._orientation = UPRIGHT
 
     @property
     def grey(self) -> bool:
@@ -283,6 +282,14 @@ def _open(data: bytes) -> Image.Image:
     if image.format == "TIFF":
         silence_libtiff()
     return image
+
+
+def _size_is_not_turned_yet(image: TiffImagePlugin.TiffImageFile) -> bool:
+    """Whether its sides change places as Pillow decodes it: after XMP; after its tag they have done so."""
+    tag = ExifTags.Base.Orientation
+    return (
+        "xmp" in image.info and tag not in image.tag_v2 and image.getexif().get(tag) in range(5, 9)
+    )
 
 
 def _check_array(array: NDArray[Any]) -> None:
