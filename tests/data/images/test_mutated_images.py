@@ -148,7 +148,7 @@ def test_every_bad_file_is_named_once_in_training(mutants):
 
 
 def test_the_kernel_is_no_other_judge(mutants, monkeypatch):
-    """Of what is usable, and of the pixels but where damaged coefficients overflow."""
+    """Neither of what is usable nor of the pixels."""
     if native.kernel() is None:
         pytest.skip(native.kernel_status())
     kinds = [
@@ -168,11 +168,8 @@ def test_the_kernel_is_no_other_judge(mutants, monkeypatch):
 
     with_kernel = list(results())
     monkeypatch.setattr(native, "kernel", lambda: None)
-    different = 0
     for ours, theirs in zip(with_kernel, results(), strict=True):
-        assert (ours is None) == (theirs is None)
-        different += not np.array_equal(ours, theirs)
-    assert different < 0.01 * len(images)
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_headers_alone(mutants):
@@ -192,7 +189,7 @@ def jpeg_claiming(height, width):
     return data[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + data[at + 4 :]
 
 
-@pytest.mark.parametrize("sides", [(65_000, 65_000), (20_000, 4_474)])
+@pytest.mark.parametrize("sides", [(65_000, 65_000), (20_000, 8_948)])
 def test_a_jpeg_that_claims_to_be_huge_is_refused_from_its_header(sides):
     for look in (Picture, lambda data: decode(data, channels=3, min_side=8)):
         with pytest.raises(DecodeError, match=f"{sides[1]} x {sides[0]} pixels are more than"):

@@ -8,18 +8,16 @@ Of a file with several images (animated GIF, WebP and PNG, TIFF pages, phone MPO
 
 import contextlib
 import io
-import re
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
 from flambeau.data.images.exif_orientation import (
     UPRIGHT,
-    exif_orientation,
+    info_orientation,
     stored_box,
     swaps_sides,
     turn_upright,
@@ -32,6 +30,7 @@ from flambeau.data.images.jpeg.region_decode import (
     scaled,
 )
 from flambeau.data.images.native import kernel as native
+from flambeau.data.images.pillow_messages import silence_libtiff, silence_warnings
 from flambeau.data.images.pixels import Box, Pixels
 from flambeau.errors import DecodeError
 
@@ -41,21 +40,20 @@ Stored = bytes | NDArray[Any]
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
-# From this size on Pillow warns of a 'decompression bomb' (a quarter of a GiB as RGB); here it is refused.
-MAX_PIXELS = 89_478_485
+# More is a 'decompression bomb' to Pillow (half a GiB as RGB); from the half on it warns.
+MAX_PIXELS = 178_956_970
 
 # Formats that Pillow scales down as it decodes (MPO is a JPEG with others behind it).
 _SCALABLE = ("JPEG", "MPO")
 
-# Damaged metadata (EXIF, TIFF tags, MPO index) beside pixels that are fine: the pixels are what counts.
-# In the form of warnings.filters, so that its presence is quickly seen.
-_PILLOW_METADATA = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
+# Where a PNG may say which way up it is.
+_PNG_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 
 class Picture:
     """An image of which the header has been read; a part of its pixels is decoded on demand.
 
-    The image is turned upright after its EXIF orientation.
+    The image is turned upright after the orientation in its EXIF data or XMP.
     Transparent parts are laid over white: what a file stores below full transparency is arbitrary, so it
     must not show, and most drawings with transparency are made for a light page.
     Grey of 16 bits is scaled (65535 becomes 255), not clipped.
@@ -94,9 +92,14 @@ class Picture:
         else:
             with _decode_errors():
                 self._image = _open(data)
+                if self._image.format == "PNG" and any(name in data for name in _PNG_ORIENTATION):
+                    self._image.load()  # they may stand behind the pixels
                 self.width, self.height = self._image.size
-                # Of a TIFF it is not there: Pillow turns those itself.
-                self._orientation = exif_orientation(bytes(self._image.info.get("exif", b"")))
+                self._orientation = info_orientation(self._image.info)
+                if isinstance(self._image, TiffImagePlugin.TiffImageFile):  # Pillow turns it
+                    self._orientation = UPRIGHT
+                    if _size_is_not_turned_yet(self._image):
+                        self.height, self.width = self._image.size
         if swaps_sides(self._orientation):
             self.height, self.width = self.width, self.height
 
@@ -271,12 +274,22 @@ def _decode_errors() -> Iterator[None]:
 
 
 def _open(data: bytes) -> Image.Image:
-    _ignore_metadata_warnings()
+    silence_warnings()
     if not data:
         raise DecodeError("the file is empty")
     image = Image.open(io.BytesIO(data), formats=FORMATS)
     _check_size(*image.size)
+    if image.format == "TIFF":
+        silence_libtiff()
     return image
+
+
+def _size_is_not_turned_yet(image: TiffImagePlugin.TiffImageFile) -> bool:
+    """Whether its sides change places as Pillow decodes it: after XMP; after its tag they have done so."""
+    tag = ExifTags.Base.Orientation
+    return (
+        "xmp" in image.info and tag not in image.tag_v2 and image.getexif().get(tag) in range(5, 9)
+    )
 
 
 def _check_array(array: NDArray[Any]) -> None:
@@ -309,16 +322,6 @@ def _check_size(width: int, height: int) -> None:
         raise DecodeError(f"{width} x {height} pixels are more than {MAX_PIXELS}, the most allowed")
     if width < 1 or height < 1:
         raise DecodeError(f"{width} x {height} pixels: no pixel at all")
-
-
-def _ignore_metadata_warnings() -> None:
-    """Let Pillow pass over damaged metadata in silence.
-
-    Not `warnings.catch_warnings` around each image: it is not safe in threads, and it makes every other
-    warning that Python shows once appear again after each image.
-    """
-    if _PILLOW_METADATA not in warnings.filters:
-        warnings.filterwarnings("ignore", category=UserWarning, module=_PILLOW_METADATA[3].pattern)
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:
@@ -361,5 +364,7 @@ def _is_grey(image: Image.Image) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM image, or its header is damaged"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"its pixels are more than {MAX_PIXELS}, the most allowed"
     words = " ".join(str(error).split())[:200]
     return words or type(error).__name__

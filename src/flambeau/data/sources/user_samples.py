@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flambeau.data.images.decode import Stored
-from flambeau.data.images.exif_orientation import exif_orientation, turn_upright
+from flambeau.data.images.exif_orientation import UPRIGHT, info_orientation, turn_upright
 from flambeau.data.images.float_pixels import float_to_uint8
 from flambeau.errors import DecodeError
 
@@ -115,8 +115,8 @@ def stored_image(image: object) -> Stored | Path:
 
 def _of_pil(image: Image.Image) -> NDArray[Any]:
     """Pixels, upright: a PIL image still says how it has to be turned, unless it has been turned."""
-    orientation = exif_orientation(bytes(image.info.get("exif", b"")))
-    image.load()
+    image.load()  # a PNG may say it behind its pixels; a TIFF is turned here
+    orientation = UPRIGHT if image.format == "TIFF" else info_orientation(image.info)
     if image.mode == "F":
         raise WrongSample(f"its image is a PIL image of floating-point pixels\n{_AS_STORED}")
     if image.mode.startswith("I"):

@@ -11,6 +11,7 @@ from flambeau.data.images.exif_orientation import UPRIGHT, exif_orientation
 # Frames and tables, SOS, DQT, DRI, applications' data, comment: what libjpeg takes before a scan.
 _MARKERS = {*range(0xC0, 0xD0), 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE} - {0xC8, 0xCC}
 _APP1, _APP9, _HUFFMAN_TABLES, _SCAN = 0xE1, 0xE9, 0xC4, 0xDA
+_XMP_NAME = b"http://ns.adobe.com/xap/1.0/\0"
 _INDEX_NAME = b"FLAMBEAU\0\x01"  # the last byte is the version
 
 
@@ -20,7 +21,7 @@ class JpegHeader(NamedTuple):
     Attributes:
         height, width: as stored, not turned; at least 1.
         channels: 1 for grey, 3 for color.
-        orientation: of EXIF, 1 to 8.
+        orientation: of EXIF or XMP, 1 to 8.
         unit_height, unit_width: pixels of the blocks that are coded together, 8 to 32.
         height_at: where in the file the height is, two bytes.
         scan_at: where in the file the marker of the first scan is.
@@ -56,7 +57,7 @@ def read_header(data: bytes) -> JpegHeader | None:
         >>> header.height, header.width, header.unit_height, header.sequential
         (30, 50, 16, True)
     """
-    frame, scan, exif, segmented, progressive = 0, 0, b"", False, False
+    frame, scan, exif, xmp, segmented, progressive = 0, 0, b"", b"", False, False
     for marker, begin, end in _walk(data):
         if marker in (0xC0, 0xC1, 0xC2) and not frame:
             frame, progressive = begin, marker == 0xC2
@@ -64,6 +65,8 @@ def read_header(data: bytes) -> JpegHeader | None:
             if exif:
                 return None  # in several parts: Pillow knows how to join them
             exif = data[begin:end]
+        elif marker == _APP1 and data.startswith(_XMP_NAME, begin):
+            xmp = data[begin + len(_XMP_NAME) : end]  # of several, Pillow takes the last
         elif marker == _APP9:
             segmented = segmented or data.startswith(_INDEX_NAME, begin)
         elif 0xC0 <= marker <= 0xCF and marker != _HUFFMAN_TABLES:
@@ -85,7 +88,7 @@ def read_header(data: bytes) -> JpegHeader | None:
         height,
         width,
         channels,
-        exif_orientation(exif) if exif else UPRIGHT,
+        exif_orientation(exif, xmp) if exif or xmp else UPRIGHT,
         unit_height=8 * max(down),
         unit_width=8 * max(across),
         height_at=frame + 1,

@@ -209,7 +209,7 @@ INLINE int read_block_now(BitReader *reader, const HuffmanTable *dc, const Huffm
         value = size ? value_now(&r, size) : 0;
     }
     value += *predictor;
-    if (value < -32768 || value > 32767) return DAMAGED;
+    if (value < -INT16_MAX || value > INT16_MAX) return DAMAGED; /* so that there is an absolute value */
     *predictor = value;
     if (keep) out[0] = (int16_t)value;
     int last = read_ac_now(&r, ac, out, keep);

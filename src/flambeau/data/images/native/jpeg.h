@@ -30,7 +30,7 @@ enum { /* The same numbers as in kernel.py. */
 };
 
 enum { MAX_COMPONENTS = 3, MAX_PARTS = 64, LOOK_BITS = 10 };
-enum { MAX_PIXELS = 89478485, MAX_SIDE = 65535 }; /* as in decode.py; of a JPEG */
+enum { MAX_PIXELS = 178956970, MAX_SIDE = 65535 }; /* as in decode.py; of a JPEG */
 
 typedef struct {
     uint8_t id, h, v, tq; /* h, v: sampling factors, 1 to 4 */
@@ -105,8 +105,8 @@ ReadBlock read_block, read_block_avx2;
 ReadBlock skip_block, skip_block_avx2; /* the same without the coefficients */
 
 /* pixels.c */
-typedef void Idct(const int16_t *coefficients, const uint16_t *quant, int last, uint8_t *out,
-                  ptrdiff_t stride);
+/* DAMAGED where libjpeg's numbers would overflow. */
+typedef int Idct(const int16_t *coefficients, const uint16_t *quant, int last, uint8_t *out, ptrdiff_t stride);
 typedef struct {
     ReadBlock *read_block, *skip_block;
     Idct *idct8, *idct4, *idct2, *idct1;

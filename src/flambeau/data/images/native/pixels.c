@@ -3,8 +3,8 @@
  * The inverse DCT is the algorithm of C. Loeffler, A. Ligtenberg and G. Moschytz, 'Practical Fast 1-D DCT
  * Algorithms with 11 Multiplications', ICASSP 1989, in the fixed-point form of libjpeg's `islow`: constants of
  * 13 bits, 2 more bits kept between the passes.  It is linear, so each output's sum of products is written
- * out; the rounded results are the same.  The scalar and the AVX2 version compute the same for any input:
- * products are cut to 16 bits after dequantisation, and saturate to 16 bits between the passes.
+ * out; the rounded results are the same where no intermediate value of libjpeg-turbo leaves its 16 bits, which
+ * `fits` makes sure of: beyond them its SIMD wraps or saturates, in other ways on other CPUs.
  */
 #include "jpeg.h"
 
@@ -15,6 +15,12 @@
 #endif
 
 enum { CONST_BITS = 13, PASS1_BITS = 2 };
+
+/* The first pass gives at most 4 * 11363 / 8192 times the absolute sum of a column, and the second adds two of those
+ * in 16 bits: columns 0 and 4, 1 and 5, 3 and 7.  With 5900 for each half of the columns that is below 32767.
+ * Samples of 8 bits never need more: the sum of the squares of 64 coefficients is at most 64 * 128^2, so the absolute
+ * sum of 32 of them at most 5793.  MAX_DC: libjpeg's transform to 1 x 1 takes the result modulo 1024. */
+enum { MAX_SUM = 5900, MAX_DC = 4088 };
 
 /* Rows: output parts; columns: inputs 0, 4, 2, 6 of the even, 1, 3, 5, 7 of the odd half; times 2^13.
  * Made of the published constants, e.g. 10703 = 4433 + 6270. */
@@ -36,6 +42,18 @@ INLINE int rounded(int32_t x, int shift) { return (int32_t)((uint32_t)x + (1u <<
 
 INLINE int dequantised(const int16_t *c, const uint16_t *q, int k) {
     return (int16_t)(uint16_t)((uint32_t)(uint16_t)c[k] * q[k]);
+}
+
+INLINE int magnitude(int x) { return x < 0 ? -x : x; }
+
+INLINE int dc_fits(const int16_t *c, const uint16_t *q) { return magnitude(c[0]) * q[0] <= MAX_DC; }
+
+/* Coefficients within +-32767, of which only the first may be beyond +-1023; quantisers up to 32767. */
+INLINE int fits_scalar(const int16_t *c, const uint16_t *q, int last) {
+    int32_t sums[2] = {0};
+    if (!last) return dc_fits(c, q);
+    for (int k = 0; k < 64; k++) sums[k >> 1 & 1] += magnitude(c[k]) * q[k];
+    return sums[0] <= MAX_SUM && sums[1] <= MAX_SUM;
 }
 
 INLINE int32_t dot4(const int16_t *w, int a, int b, int c, int d) { /* wraps, as SIMD adds do */
@@ -61,23 +79,24 @@ INLINE void pass_scalar(int16_t x[8][8], int shift) {
         for (int k = 0; k < 8; k++) x[k][i] = y[i][k];
 }
 
-static void idct8_scalar(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+static int idct8_scalar(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
     int16_t x[8][8];
+    if (!fits_scalar(c, q, last)) return DAMAGED;
     if (!last) { /* a block of one color: both passes only shift */
-        int value = clamp16(dequantised(c, q, 0) * (1 << PASS1_BITS));
+        int value = dequantised(c, q, 0) * (1 << PASS1_BITS);
         for (int k = 0; k < 8; k++) memset(out + k * stride, sample_of(rounded(value, PASS1_BITS + 3)), 8);
-        return;
+        return OK;
     }
     for (int k = 0; k < 64; k++) x[k / 8][k % 8] = (int16_t)dequantised(c, q, k);
     pass_scalar(x, CONST_BITS - PASS1_BITS);
     pass_scalar(x, CONST_BITS + PASS1_BITS + 3);
     for (int i = 0; i < 8; i++)
         for (int k = 0; k < 8; k++) out[i * stride + k] = sample_of(x[i][k]);
+    return OK;
 }
 
-static void idct4(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+INLINE void idct4_body(const int16_t *c, const uint16_t *q, uint8_t *out, ptrdiff_t stride) {
     int work[4][8];
-    (void)last;
     for (int pass = 0; pass < 2; pass++) {
         int shift = pass ? CONST_BITS + PASS1_BITS + 4 : CONST_BITS - PASS1_BITS + 1;
         for (int k = 0; k < (pass ? 4 : 8); k++) {
@@ -103,9 +122,8 @@ static void idct4(const int16_t *c, const uint16_t *q, int last, uint8_t *out, p
     }
 }
 
-static void idct2(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+INLINE void idct2_body(const int16_t *c, const uint16_t *q, uint8_t *out, ptrdiff_t stride) {
     int work[2][8];
-    (void)last;
     for (int pass = 0; pass < 2; pass++) {
         int shift = pass ? CONST_BITS + PASS1_BITS + 5 : CONST_BITS - PASS1_BITS + 2;
         for (int k = 0; k < (pass ? 2 : 8); k++) {
@@ -127,10 +145,24 @@ static void idct2(const int16_t *c, const uint16_t *q, int last, uint8_t *out, p
     }
 }
 
-static void idct1(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+static int idct1(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
     (void)last;
     (void)stride;
+    if (!dc_fits(c, q)) return DAMAGED;
     out[0] = sample_of(rounded(dequantised(c, q, 0), 3));
+    return OK;
+}
+
+static int idct4_scalar(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+    if (!fits_scalar(c, q, last)) return DAMAGED;
+    idct4_body(c, q, out, stride);
+    return OK;
+}
+
+static int idct2_scalar(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+    if (!fits_scalar(c, q, last)) return DAMAGED;
+    idct2_body(c, q, out, stride);
+    return OK;
 }
 
 /* The bodies below are plain loops: compiled twice, the compiler turns them into AVX2 by itself. */
@@ -222,12 +254,24 @@ AVX2 INLINE void transpose(__m128i *x) {
     }
 }
 
-AVX2 static void idct8_avx2(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+AVX2 INLINE int fits_avx2(const int16_t *c, const uint16_t *q, int last) {
+    if (!last) return dc_fits(c, q);
+    __m256i sums = _mm256_setzero_si256(); /* of columns 0 and 1, 2 and 3, ...; even rows and odd ones */
+    for (int k = 0; k < 64; k += 16)
+        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_abs_epi16(_mm256_loadu_si256((const __m256i *)(c + k))),
+                                                        _mm256_loadu_si256((const __m256i *)(q + k))));
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    half = _mm_add_epi32(half, _mm_unpackhi_epi64(half, half));
+    return !(_mm_movemask_epi8(_mm_cmpgt_epi32(half, _mm_set1_epi32(MAX_SUM))) & 0xFF);
+}
+
+AVX2 static int idct8_avx2(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+    if (!fits_avx2(c, q, last)) return DAMAGED;
     if (!last) { /* a block of one color: both passes only shift */
-        int value = clamp16(dequantised(c, q, 0) * (1 << PASS1_BITS));
+        int value = dequantised(c, q, 0) * (1 << PASS1_BITS);
         __m128i all = _mm_set1_epi8((char)sample_of(rounded(value, PASS1_BITS + 3)));
         for (int k = 0; k < 8; k++) _mm_storel_epi64((__m128i *)(out + k * stride), all);
-        return;
+        return OK;
     }
     __m128i x[8];
     for (int k = 0; k < 8; k++)
@@ -243,6 +287,19 @@ AVX2 static void idct8_avx2(const int16_t *c, const uint16_t *q, int last, uint8
         _mm_storel_epi64((__m128i *)(out + k * stride), rows);
         _mm_storel_epi64((__m128i *)(out + (k + 1) * stride), _mm_srli_si128(rows, 8));
     }
+    return OK;
+}
+
+AVX2 static int idct4_avx2(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+    if (!fits_avx2(c, q, last)) return DAMAGED;
+    idct4_body(c, q, out, stride);
+    return OK;
+}
+
+AVX2 static int idct2_avx2(const int16_t *c, const uint16_t *q, int last, uint8_t *out, ptrdiff_t stride) {
+    if (!fits_avx2(c, q, last)) return DAMAGED;
+    idct2_body(c, q, out, stride);
+    return OK;
 }
 
 AVX2 static void widen_avx2(const uint16_t *s, int count, int shift, uint8_t *out) {
@@ -301,11 +358,11 @@ AVX2 static void ycc_to_rgb_avx2(const uint8_t *y, const uint8_t *cb, const uint
     ycc_to_rgb_scalar(y + i, cb + i, cr + i, count - i, out + 3 * i);
 }
 
-static const Routines AVX2_ROUTINES = {read_block_avx2, skip_block_avx2, idct8_avx2, idct4, idct2, idct1,
+static const Routines AVX2_ROUTINES = {read_block_avx2, skip_block_avx2, idct8_avx2, idct4_avx2, idct2_avx2, idct1,
                                        widen_avx2, blend_avx2, sum_avx2, ycc_to_rgb_avx2};
 #endif
 
-static const Routines SCALAR_ROUTINES = {read_block, skip_block, idct8_scalar, idct4, idct2, idct1,
+static const Routines SCALAR_ROUTINES = {read_block, skip_block, idct8_scalar, idct4_scalar, idct2_scalar, idct1,
                                          widen_scalar, blend_scalar, sum_scalar, ycc_to_rgb_scalar};
 
 const Routines *routines(int scalar) {

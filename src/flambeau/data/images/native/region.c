@@ -133,6 +133,8 @@ static int open_region(Region *r, const uint8_t *data, size_t size) {
         r->planes[k].dc = &r->tables[0][c->dc];
         r->planes[k].ac = &r->tables[1][c->ac];
         r->planes[k].quant = j->quant[c->tq];
+        for (int i = 0; j->wide_quant && i < 64; i++)
+            if (j->quant[c->tq][i] > INT16_MAX) return UNSUPPORTED; /* `fits` takes them as signed */
     }
     return OK;
 }
@@ -158,7 +160,8 @@ static int decode_mcu(Region *r, BitReader *reader, int *predictors, int x, int 
                 if (!p->needed) continue;
                 size_t row = (size_t)(y * c->v + v) * (size_t)p->size;
                 size_t column = (size_t)(x * c->h + h) * (size_t)p->size;
-                p->idct(coefficients, p->quant, last, p->samples + row * (size_t)p->stride + column, p->stride);
+                int error = p->idct(coefficients, p->quant, last, p->samples + row * (size_t)p->stride + column, p->stride);
+                if (error) return error;
             }
     }
     return OK;
@@ -174,14 +177,27 @@ static int skip_mcu(Region *r, BitReader *reader, int *predictors) {
     return OK;
 }
 
+/* That the first segments end at a marker, each at its own, and hold none: one beside the box would tell libjpeg that
+ * other segments come next. */
+static int check_markers(const Region *r, int segments) {
+    const uint8_t *scan = r->header.data + r->header.pos, *at = scan;
+    for (int segment = 0; segment < segments; segment++) {
+        const uint8_t *end = scan + r->ends[segment], *found;
+        for (; at < end && (found = memchr(at, 0xFF, (size_t)(end - at))); at = found + 2)
+            if (found[1]) return DAMAGED; /* also where `end` is: at a marker */
+        if (end[0] != 0xFF || end[1] != (segment + 1 < r->num_segments ? 0xD0 + segment % 8 : 0xD9)) return DAMAGED;
+        at = end + 2;
+    }
+    return OK;
+}
+
 /* MCUs x0 to x1 of one row. */
 static int decode_row(Region *r, int y) {
     const Header *j = &r->header;
     int interval = j->restart_interval, wanted = y * j->mcus_x + r->x0, stop = y * j->mcus_x + r->x1;
     for (int segment = wanted / interval; segment < r->num_segments && (long long)segment * interval < stop; segment++) {
         size_t begin = segment ? (size_t)r->ends[segment - 1] + 2 : 0;
-        const uint8_t *scan = j->data + j->pos, *marker = scan + begin - 2;
-        if (segment && (marker[0] != 0xFF || marker[1] != 0xD0 + (segment - 1) % 8)) return DAMAGED;
+        const uint8_t *scan = j->data + j->pos;
         BitReader reader;
         int predictors[MAX_COMPONENTS] = {0};
         start_reading(&reader, scan + begin, scan + r->ends[segment], r->buffer);
@@ -219,6 +235,8 @@ static int decode_scan(Region *r) {
 static int decode(Region *r) {
     if (!r->num_segments) return decode_scan(r);
     int error = read_ends(r);
+    long long last = (long long)(r->y1 - 1) * r->header.mcus_x + r->x1 - 1;
+    if (!error) error = check_markers(r, (int)(last / r->header.restart_interval) + 1);
     for (int y = r->y0; !error && y < r->y1; y++) error = decode_row(r, y);
     return error;
 }
