@@ -502,9 +502,10 @@ def test_refused(small: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(InputError, match="is no packed file"):
         packed_files(tmp_path / "a.txt")
-    (tmp_path / "p.rec.pack.json").write_text(json.dumps({"files": {}}))
-    with pytest.raises(InputError, match=r"p\.rec\.pack\.json is damaged.*\nRemove it"):
-        verify(path, kind)
+    for text in (json.dumps({"files": {}}), "[" * 100_000):
+        (tmp_path / "p.rec.pack.json").write_text(text)
+        with pytest.raises(InputError, match=r"p\.rec\.pack\.json is damaged.*\nRemove it"):
+            verify(path, kind)
 
 
 def test_empty_file(tmp_path: Path) -> None:

@@ -245,6 +245,15 @@ def test_a_manifest_of_another_format_is_named(tmp_path: Path) -> None:
         verify_checkpoint(folder)
 
 
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"[]\n", b'{"format": 1}', b"no JSON"])
+def test_a_manifest_that_holds_something_else_is_named(tmp_path: Path, text: bytes) -> None:
+    """Sealed as ours are: a checksum is no signature."""
+    folder = save(tmp_path, 1)
+    (folder / "manifest.json").write_bytes(atomic_checkpoint._sealed(text))
+    with pytest.raises(CheckpointDamaged, match=r"manifest.json is no list of files"):
+        verify_checkpoint(folder)
+
+
 def test_a_large_file_is_read_in_one_piece_and_verified_in_many(tmp_path: Path) -> None:
     data = b"flambeau" * 400_000  # 3.2 MB: more than one piece of a verification
     save_checkpoint(tmp_path / "c", {"f": data}, meta={})

@@ -256,7 +256,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if not {"config", "classes", "images", "bad_images", "beside", "files"} <= facts.keys():
             raise ValueError("entries are missing")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(
             f"{path} is damaged: {error}\nRemove it: it only holds checksums and how the data were made"
         ) from error

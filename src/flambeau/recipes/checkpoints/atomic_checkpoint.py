@@ -561,14 +561,18 @@ def _read_manifest(disk: Disk, folder: Path) -> tuple[dict[str, Any], dict[str, 
     data = b"".join(_chunks(disk, folder, MANIFEST, _VERIFY_BYTES))
     if data != _sealed(data[: -len(_sealed(b""))]):
         raise CheckpointDamaged(folder, MANIFEST, "is not what was saved (its own SHA-256 differs)")
-    manifest = json.loads(data)
-    if manifest["format"] != _FORMAT:
-        what = f"has format {manifest['format']!r}, this program reads {_FORMAT}"
+    try:
+        manifest = json.loads(data)
+        version, files = manifest["format"], manifest["files"]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:  # sealed by somebody else
+        raise CheckpointDamaged(folder, MANIFEST, "is no list of files") from error
+    if version != _FORMAT:
+        what = f"has format {version!r}, this program reads {_FORMAT}"
         raise CheckpointDamaged(folder, MANIFEST, what)
-    for name in manifest["files"]:
+    for name in files:
         if not _FILE_NAME.fullmatch(name):  # a checksum is no signature: it may lead anywhere
             raise CheckpointDamaged(folder, MANIFEST, f"lists a file that may not be: {name!r}")
-    return manifest["meta"], manifest["files"]
+    return manifest["meta"], files
 
 
 def _verified_chunks(
