@@ -1,5 +1,6 @@
 """Ranks stop together when one is asked to, and end when one is lost or makes no progress."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
+from flambeau.parallel import ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders, verify_checkpoint
 from flambeau.train.run import Run
 
@@ -130,7 +132,7 @@ def test_a_killed_rank_ends_the_others(
     assert re.match(r"flambeau: rank 1 of 3 \(host .*, process \d+\) ", line)
 
 
-@pytest.mark.parametrize("how", ["stopped", "asleep"])
+@pytest.mark.parametrize("how", ["stopped", "stopped, and one is slow", "asleep"])
 def test_a_rank_that_stands_still_is_named_with_its_stack(
     start_ranks: StartRanks, tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str
 ) -> None:
@@ -146,11 +148,13 @@ def test_a_rank_that_stands_still_is_named_with_its_stack(
                 return original(*arguments)
 
             globals()["cross_entropy"] = falls_asleep
+        if how == "stopped, and one is slow" and os.environ["RANK"] == "1":
+            ranks.PACE = dataclasses.replace(ranks.PACE, poll_s=1.5)  # type: ignore[misc]
         train(folder, pause_s=0.01, stall_timeout=1.5)
 
     job = start_ranks(3, work)
     wait_for(folder / "steps-2", "6")
-    if how == "stopped":
+    if how.startswith("stopped"):
         job.kill(2, signal.SIGSTOP)
     else:
         (folder / "asleep").touch()

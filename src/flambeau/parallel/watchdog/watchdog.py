@@ -161,8 +161,8 @@ class Watchdog:
             if failure is not None and failure.by != self._rank:
                 first = not failure.cause.endswith(cause)
                 time_s = max(time_s, failure.time_s + 1)
-            if self._store_rank == self._rank and self._world > 1:
-                time.sleep(self._pace.grace_s)  # the others read it from the store in this process
+            if self._serves_others:
+                time.sleep(self._pace.grace_s)  # who read it from the store in this process
         _write_error_file(self._failed_text(cause), time_s)
         return first
 
@@ -188,6 +188,11 @@ class Watchdog:
         """Started and not stopped, and not in a process that was forked from this one."""
         started = self._thread.ident is not None and not self._has_left
         return started and self._detector.me.pid == os.getpid()
+
+    @property
+    def _serves_others(self) -> bool:
+        """The store is in this process."""
+        return self._store_rank == self._rank and self._world > 1
 
     def _failed_text(self, cause: str) -> str:
         return f"{self._detector.name(self._rank)} failed: {cause}"
@@ -306,7 +311,8 @@ class Watchdog:
             _write_error_file(failure.cause, failure.time_s + later_s)
             if self._detector.reports_on_host(failure):
                 self._print(failure.text if failure.by == self._rank else failure.cause)
-        time.sleep(hold_s)
+        # Who serves the store stays until the others have read it there.
+        time.sleep(max(hold_s, self._pace.grace_s if self._serves_others else 0.0))
         self._is_explained.set()
 
     def _end_soon(self) -> None:
