@@ -208,7 +208,7 @@ def test_one_bad_photo_too_many(
     data, bad = bad_photos
     command = ("train", data, "--out run", PHOTOS, f"--workers {workers}")
     answer = flambeau(*command, "--skip-bad-images 2")
-    message = refused(answer, "the 2 bad images that are allowed have been met", "--skip-bad")
+    message = refused(answer, "and --skip-bad-images 2 is used up: ", "--skip-bad")
     named = [path for path in bad if str(path) in message]
     assert len(named) == 3
     listed = Path("run/bad_images.txt").read_text(encoding="utf-8").splitlines()

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -598,3 +599,27 @@ def test_names_are_fit_for_a_terminal(flambeau: Any) -> None:
     assert r"module.\x1b[2K: 1 NaN" in shown
     assert r"module.\x1b[2K to \x1b[2K" in shown
     assert "\x1b" not in shown
+
+
+def test_float4_is_counted_and_not_converted(flambeau: Any) -> None:
+    weights = torch.zeros(2, 2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    torch.save({"a": weights}, "f4.pth")
+    assert "1 tensors, 4 bytes (zip), whole" in flambeau("verify f4.pth").out
+    assert flambeau("convert f4.pth same.pth").code == 0
+    answer = flambeau("convert f4.pth o.safetensors --dtype fp32")
+    assert answer.code == 2
+    assert "a is of torch.float4_e2m1fn_x2, which torch cannot convert" in answer.err
+
+
+def test_a_list_of_state_dicts_is_weights(flambeau: Any) -> None:
+    torch.save([{"w": torch.randn(4, 4)}, {"w": torch.tensor([1.0, float("nan")])}], "l.pth")
+    code, out, _ = flambeau("verify l.pth")
+    assert code == 1
+    assert "1 NaN" in out
+    assert "DAMAGED" not in out
+
+
+def test_a_pipe_is_not_waited_for(flambeau: Any) -> None:
+    os.mkfifo("x.pth")
+    answer = flambeau("convert x.pth o.safetensors")
+    assert (answer.code, answer.err) == (2, "flambeau: x.pth is no regular file\n")

@@ -3,7 +3,9 @@
 import dataclasses
 import gc
 import json
+import os
 import signal
+import sys
 import tomllib
 import typing
 import weakref
@@ -89,9 +91,9 @@ def test_names_that_are_wrong_or_missing(
         ({"warmup": 0}, "warmup must be a duration such as .* got 0; '0%' is none"),
         (
             {"best": "val_x"},
-            "best_mode must be 'max' or 'min', whichever .* best = 'val_x'; got None",
+            "best = 'val_x' does not tell whether more or less .* or is the name misspelt",
         ),
-        ({"best": "log_likelihood_error"}, "best_mode must be 'max' or 'min'"),
+        ({"best": "log_likelihood_error"}, "give best_mode='max' or best_mode='min'"),
         ({"best_mode": "lowest"}, "best_mode must be 'max' or 'min'.* got 'lowest'"),
     ],
 )
@@ -132,9 +134,19 @@ def test_a_best_that_is_not_logged_is_said_once(tmp_path: Path, capfd: Any) -> N
     evaluate(run, "val_loss", "val_mse")
     said = capfd.readouterr().err
     assert said.count("best = 'val_accuracy' was not logged within run.evaluate()") == 1
-    assert "give Run the name of what was logged (val_loss, val_mse)" in said
+    assert "the name of what was logged (val_loss, val_mse)" in said
     assert run.result is not None
     assert run.result.weights == "last"
+
+    run = start(tmp_path / "after", duration="2ep", best="val_loss")
+    for _ in run.epochs():
+        for x, y in run.batches():
+            run.step(nn.functional.cross_entropy(run.model(x), y))
+        for _ in run.evaluate(TensorDataset(torch.ones(2, 2))):
+            pass
+        run.log(val_loss=0.5)
+    said = capfd.readouterr().err
+    assert said.count("call run.log inside `for ... in run.evaluate(...)`") == 1
 
     evaluate(start(tmp_path / "other", duration="3ep", best="val_mse"), "val_loss", "val_mse")
     evaluate(start(tmp_path / "none", duration="3ep"))
@@ -233,6 +245,57 @@ def test_a_run_of_an_older_version_goes_on_with_the_same_groups_only(tmp_path: P
         with_groups(tmp_path / "run", {})
     assert config.read_bytes() == written
     with_groups(tmp_path / "run", {}, {"lr": 0.01}).close()
+
+
+def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 2)
+    old = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(InputError, match="the optimizer has none of the model's parameters"):
+        Run(tmp_path / "run", nn.Linear(2, 2), old, data, duration="1ep", batch_size=4)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("loss", [0.5, torch.ones(3)])
+def test_a_loss_that_is_no_single_tensor_is_refused(tmp_path: Path, loss: Any) -> None:
+    run = start(tmp_path / "run")
+    with pytest.raises(ValueError, match="the loss must be 0-d, a tensor"):
+        for _ in run.epochs():
+            for _ in run.batches():
+                run.step(loss)
+
+
+def test_epochs_is_told_its_name_here(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"no argument 'epochs'; the length is duration='8ep'"):
+        start(tmp_path / "run", epochs=8)
+
+
+def test_ctrl_c_of_a_run_that_an_error_ended_is_no_business_of_the_next(tmp_path: Path) -> None:
+    run = start(tmp_path / "first")
+    with pytest.raises(ZeroDivisionError):
+        for _ in run.epochs():
+            for _ in run.batches():
+                os.kill(os.getpid(), signal.SIGINT)
+                raise ZeroDivisionError
+    run.close()
+    run = start(tmp_path / "second")
+    train(run)
+    assert run.result is not None
+
+
+def test_ctrl_c_at_a_prompt_leaves_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    run = start(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        for _ in run.epochs():
+            for x, y in run.batches():
+                os.kill(os.getpid(), signal.SIGINT)
+                run.step(nn.functional.cross_entropy(run.model(x), y))
+    run = start(tmp_path / "run")
+    assert run.state.step == 1
+    train(run)
+    assert run.result is not None
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (4, 2, 3)])

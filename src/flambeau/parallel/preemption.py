@@ -65,18 +65,23 @@ class StopFlag:
         if self._owners:
             return
         self._is_command = False
+        if self.signal == "SIGINT":  # of a run that an error has ended: no business of the next one
+            self.signal = None
         while self._previous:
             number, handler = self._previous.popitem()
             signal.signal(number, signal.SIG_IGN if self._ending else handler)
 
-    def answer(self) -> None:
-        """A run has saved itself and leaves.
+    def answer(self) -> BaseException:
+        """A run has saved itself, and leaves by raising what this returns.
 
-        Under the command the process ends now: no signal that comes late may change its exit code, so they
-        are ignored from here on, and not given back by `restore`.
+        That is Preempted; after Ctrl-C at a prompt KeyboardInterrupt, so that the session and its variables
+        stay. Under the command the process ends now: no signal that comes late may change its exit code, so
+        they are ignored from here on, and not given back by `restore`.
         """
+        is_at_prompt = self.signal == "SIGINT" and hasattr(sys, "ps1") and not self._is_command
         self.signal = None
         self._ending = self._is_command
+        return KeyboardInterrupt() if is_at_prompt else Preempted()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._ending or os.getpid() != self._pid:

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from flambeau.parallel.gradient_sync import SingleProcess
-from flambeau.parallel.preemption import FLAG, Preempted
+from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.training.metrics import MeanOnDevice
@@ -192,10 +192,9 @@ class Run:
             raise RuntimeError(
                 "run.step(loss) belongs in `for ... in run.batches()`, once per batch"
             )
-        if loss.dim():
-            raise ValueError(
-                f"the loss must be 0-d, a mean over the batch; got {tuple(loss.shape)}"
-            )
+        if not isinstance(loss, Tensor) or loss.dim():
+            got = tuple(loss.shape) if isinstance(loss, Tensor) else repr(loss)
+            raise ValueError(f"the loss must be 0-d, a tensor, a mean over the batch; got {got}")
         self._loop.micro = None
         self._ranks.beat("in backward and the optimizer's step")
         self._step(loss, micro)
@@ -310,7 +309,7 @@ class Run:
         if state.position < state.data_length and state.step < self.plan.total_steps:
             raise RuntimeError("the loop left `for ... in run.batches()` before its end")
         self._parts.schedule.end_epoch(say=say)
-        state.best.end_epoch(say=say)
+        state.best.end_epoch(say=say, training=state.window.logged)
         state.epoch, state.position = state.epoch + 1, 0
         due = state.step % self.plan.save_every == 0 or state.step == self.plan.total_steps
         if due or state.best.step == state.step:
@@ -329,9 +328,9 @@ class Run:
             f"{signal}: saved at step {self.state.step} in {self.folder.path}; "
             "the same command goes on from here"
         )
-        FLAG.answer()
+        ending = FLAG.answer()
         self.close()
-        raise Preempted
+        raise ending
 
     def _save(self, *, wait: bool = False) -> None:
         """Copy the run and start writing it: training waits for the copy, not for the disk."""

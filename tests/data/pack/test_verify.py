@@ -513,3 +513,22 @@ def test_empty_file(tmp_path: Path) -> None:
         path = tmp_path / f"a.{ending}"
         path.write_bytes(b"")
         assert verify(path, ending).damaged == [Damage("the file", 0, "it is empty")]
+
+
+def test_pixels_in_tfrecords_are_whole_and_can_be_saved(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 4, 3), np.uint8)
+    with TFRecordWriter(tmp_path / "raw.tfrecord") as writer:
+        for number, image in enumerate(pixels):
+            sides = {"height": 5, "width": 4, "depth": 3, "label": number % 2}
+            writer.write(build_example({"image_raw": image.tobytes(), **sides}))
+    report = verify(tmp_path / "raw.tfrecord", "tfrecord", deep=True)
+    assert (report.good, report.damaged) == (3, [])
+    data = bytearray((tmp_path / "raw.tfrecord").read_bytes())
+    data[30] ^= 1  # in the first record
+    (tmp_path / "raw.tfrecord").write_bytes(data)
+    saved = tmp_path / "saved.tfrecord"
+    report = verify(tmp_path / "raw.tfrecord", "tfrecord", deep=False, salvage=saved)
+    assert (report.good, len(report.damaged)) == (2, 1)
+    source = open_source(saved, ("0", "1"))
+    for number, image in enumerate(pixels[1:]):
+        np.testing.assert_array_equal(source.read(number), image)

@@ -109,6 +109,13 @@ def test_the_order_does_not_come_from_the_file_system(tmp_path, monkeypatch):
     assert FolderSource(tmp_path).names == expected
 
 
+def test_what_archives_and_pipes_leave_is_skipped(tmp_path):
+    put_all(tmp_path, "a/0.png", "b/0.png", "__MACOSX/a/0.png")
+    os.mkfifo(tmp_path / "a" / "1.png")
+    source = FolderSource(tmp_path)
+    assert (source.classes, source.names) == (("a", "b"), ("a/0.png", "b/0.png"))
+
+
 def test_links_are_followed(tmp_path):
     put_all(tmp_path / "store", "1.png", "more/2.png")
     root = two_classes(tmp_path / "data", count=1)

@@ -36,9 +36,10 @@ class BadImages:
 
     def _add(self, name: str) -> None:
         if len(self.names) >= self._limit:
+            known = ", ".join(list(self.names)[:3]) + (" ..." if len(self.names) > 3 else "")
             raise InputError(
-                f"{name} cannot be read, and the {self._limit} bad images that are allowed have been met: "
-                f"{', '.join(list(self.names)[:3])} ...\nRepair or remove them, or raise --skip-bad-images."
+                f"{name} cannot be read, and --skip-bad-images {self._limit} is used up: {known}\n"
+                "Repair or remove them, or raise --skip-bad-images."
             )
         self.names[name] = None
         if self._path is not None:

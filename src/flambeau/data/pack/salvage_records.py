@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from flambeau.data.images.decode import Stored
-from flambeau.data.sources.tfrecord_file import IMAGES, LABELS
+from flambeau.data.sources.tfrecord_file import IMAGES, LABELS, pixel_shape
 from flambeau.recipes.data.recordio import RecordError, unpack
 from flambeau.recipes.data.tf_example import parse_example
 from flambeau.recipes.data.tfrecord import crc32c
@@ -226,7 +226,9 @@ def _tf_record(name: str, at: int, record: bytes) -> Found:
     else:
         numbers = (features[k] for k in LABELS if isinstance(features.get(k), Tensor))
         label = next((int(v[0]) for v in numbers if len(v) == 1), None)
-    return Found(name, at, image, label, record)
+    shape = pixel_shape(features, image)
+    pixels = np.frombuffer(image, np.uint8).reshape(shape) if any(shape) else image
+    return Found(name, at, pixels, label, record)
 
 
 def _masked(data: bytes) -> int:

@@ -44,7 +44,7 @@ def place_for_classes(path: Path, classes: Sequence[str], *, is_file: bool) -> P
     named, shared = _places(path, is_file=is_file)
     known = _read(named)
     if known is not None and known != tuple(classes):
-        raise InputError(f"{named} exists and names other classes\nName another DST, or remove it")
+        raise InputError(f"{named} exists and names other classes\nName another DST")
     with contextlib.suppress(InputError):  # a classes.txt of another kind, which `named` overrules
         known = known or _read(shared)
     return None if known == tuple(classes) else named

@@ -20,8 +20,8 @@ class FolderSource:
     """Images in a folder with one sub-folder per class.
 
     Classes are the sub-folders in the order of their names. Images are looked for at any depth, by
-    IMAGE_SUFFIXES in upper or lower case; links are followed; hidden files and folders are skipped, and
-    so is every file of another type. The order is that of the names, whatever the file system.
+    IMAGE_SUFFIXES in upper or lower case; links are followed; hidden files and folders and __MACOSX are
+    skipped, and so is every file of another type. The order is that of the names, whatever the file system.
 
     Args:
         root: the folder.
@@ -153,7 +153,8 @@ def _images(
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
+            # Archives made on a Mac bring a folder __MACOSX of shadows along.
+            return [e for e in entries if e.name[0] != "." and e.name != "__MACOSX"]
     except OSError as error:
         raise unreadable(_shown(folder), error) from error
 
@@ -166,7 +167,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    return _suffix(entry) in IMAGE_SUFFIXES and not _is_folder(entry)
+    if _suffix(entry) not in IMAGE_SUFFIXES or _is_folder(entry):
+        return False
+    # A link to nowhere is an image that cannot be read; a pipe would be waited for without end.
+    return entry.is_symlink() or entry.is_file(follow_symlinks=False)
 
 
 def _suffix(entry: os.DirEntry[str]) -> str:

@@ -139,7 +139,7 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
             names.append(_name(features, chosen.name))
             image = _image(features, chosen.image, where)
             start = record.find(image)  # whatever holds the same bytes is the same image
-            places.append((start, start + len(image), *_shape(features, image)))
+            places.append((start, start + len(image), *pixel_shape(features, image)))
         offsets = np.array(reader.offsets, np.uint64)
     table = np.array(places, np.int64).reshape(-1, 5)
     known = [name for name in names if name is not None]
@@ -223,7 +223,7 @@ def _name(features: Features, name: str | None) -> str | None:
     return None if not text or _CONTROL.search(text) else text
 
 
-def _shape(features: Features, image: bytes) -> tuple[int, int, int]:
+def pixel_shape(features: Features, image: bytes) -> tuple[int, int, int]:
     """Height, width and channels of pixels; zeros for an image file."""
     sides = [
         next((int(features[name][0]) for name in names if _is_number(features, name)), 0)

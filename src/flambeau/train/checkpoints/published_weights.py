@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -60,14 +60,24 @@ class Best:
         if self._value is None or value * self._sign >= self._value * self._sign:
             self._value, self.step, self.metrics = value, step, dict(metrics)
 
-    def end_epoch(self, *, say: Callable[[str], None]) -> None:
-        """After the first epoch with an evaluation, say so if the metric was not in one."""
-        if self._others and self.step is None and self._metric not in self._others:
-            say(
-                f"best = {self._metric!r} was not logged within run.evaluate(), so it chooses no checkpoint: "
-                f"give Run the name of what was logged ({', '.join(self._others)})"
-            )
-        self._others = None if self._others else self._others
+    def end_epoch(self, *, say: Callable[[str], None], training: Container[str] = ()) -> None:
+        """After the first epoch with an evaluation, say so if the metric was not in one.
+
+        Args:
+            say: takes a line for the user.
+            training: the names that were logged elsewhere.
+        """
+        if self._others is None or self.step is not None or self._metric in self._others:
+            return
+        what = f"best = {self._metric!r} was not logged within run.evaluate(), so it chooses no checkpoint"
+        if self._metric in training:
+            say(f"{what}: call run.log inside `for ... in run.evaluate(...)`, batch by batch")
+        elif self._others:
+            names = ", ".join(self._others)
+            say(f"{what}: give Run, in another folder, the name of what was logged ({names})")
+        else:
+            return
+        self._others = None
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""

@@ -71,6 +71,7 @@ def make_parts(
         InputError: options that do not go together, or with the data.
     """
     plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    _check_optimizer(plain, optimizer)
     sharded = is_sharded(plain)
     if sharded and options.compression != "none":
         raise InputError(f"compression = {options.compression!r} has no effect on a sharded model")
@@ -100,6 +101,15 @@ def make_parts(
         plain, shards, amp, bad, reader, loader, plan, schedule,
         identity(options, optimizer, schedule=schedule.name),
     )  # fmt: skip
+
+
+def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    ours = {id(parameter) for parameter in model.parameters()}
+    if ours and ours.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
+        raise InputError(
+            "the optimizer has none of the model's parameters, so nothing would be trained: make the "
+            "optimizer from this model's parameters()"
+        )
 
 
 def _shards(

@@ -132,10 +132,12 @@ class RunOptions:
         low, high = not words.isdisjoint(_LOWER_IS_BETTER), not words.isdisjoint(_HIGHER_IS_BETTER)
         if self.best_mode is None and low != high:
             return "min" if low else "max"
-        raise InputError(
-            f"best_mode must be 'max' or 'min', whichever is better of best = {self.best!r}; got "
-            f"{self.best_mode!r}"
-        )
+        if self.best_mode is None:
+            raise InputError(
+                f"best = {self.best!r} does not tell whether more or less of it is better: give "
+                "best_mode='max' or best_mode='min', or is the name misspelt?"
+            )
+        raise InputError(f"best_mode must be 'max' or 'min', got {self.best_mode!r}")
 
     @classmethod
     def of(cls, options: "RunKeywords") -> "RunOptions":
@@ -147,7 +149,10 @@ class RunOptions:
         known = [option.name for option in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                raise TypeError(f"Run has no argument {name!r}{nearest(name, known)}")
+                hint = (
+                    "; the length is duration='8ep'" if "epochs" in name else nearest(name, known)
+                )
+                raise TypeError(f"Run has no argument {name!r}{hint}")
         if "duration" not in options:
             raise TypeError("Run needs a duration, such as duration='90ep' or '5000st'")
         return cls(**options)

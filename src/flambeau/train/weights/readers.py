@@ -102,6 +102,8 @@ def open_weights(path: Path, *, key: str | None = None, drop_objects: bool = Fal
         raise InputError(f"{path} does not exist")
     if path.is_dir():
         return _of_folder(path, key)
+    if not path.is_file():
+        raise InputError(f"{path} is no regular file")
     other = no_file_of_weights(path)
     if other is not None:
         raise InputError(f"{path} is {other}")

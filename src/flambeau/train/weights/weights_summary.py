@@ -1,7 +1,7 @@
 """What `flambeau verify` says of a file of weights: whole or not, what unpickling it would run, NaNs."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,18 @@ def is_weights(path: Path) -> bool:
 
 def _holds_images(contents: Contents) -> bool:
     """Named or laid out as `flambeau pack` and `train` take arrays of images."""
-    if isinstance(contents.value, list | tuple):
+    if isinstance(contents.value, list | tuple) and not _holds_states(contents.value):
         return True
     for place, tensor in tensors_in(contents.value).items():
         name = role_of(place.replace(".", "/"))
         if name and name[1] == "images" and (tensor.dtype == torch.uint8 or tensor.dim() > 2):
             return True
     return False
+
+
+def _holds_states(values: Sequence[Any]) -> bool:
+    """A list of state dicts, which hold tensors by name; one of images and labels begins with tensors."""
+    return bool(values) and isinstance(values[0], dict) and bool(tensors_in(values[0]))
 
 
 def report_weights(path: Path) -> WeightsReport:
@@ -132,7 +137,8 @@ def _count(report: WeightsReport, tensors: Mapping[str, Tensor]) -> None:
     waiting: dict[torch.dtype, dict[str, Tensor]] = {}  # small ones, looked at together
     for name, tensor in tensors.items():
         report.num_bytes += tensor.numel() * tensor.element_size()
-        if tensor.is_floating_point() or tensor.is_complex():
+        is_checked = tensor.is_floating_point() and tensor.dtype is not torch.float4_e2m1fn_x2
+        if is_checked or tensor.is_complex():  # float4 has neither NaN nor infinity
             flat, group = _each_once(tensor), waiting.setdefault(tensor.dtype, {})
             if len(flat) > _CHUNK // 1000:
                 _look(report, name, flat)

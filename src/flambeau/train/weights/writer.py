@@ -81,6 +81,8 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype | None) -> None:
     size, held = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
     if size > max(_SPREAD, held):
         raise InputError(f"{shown(name)} is {size} bytes laid over {held}: that is no weight")
+    if dtype is not None and tensor.dtype is torch.float4_e2m1fn_x2:
+        raise InputError(f"{shown(name)} is of {tensor.dtype}, which torch cannot convert")
     if dtype is not None and tensor.is_floating_point():
         wide = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no isfinite
         finite = wide[torch.isfinite(wide)]

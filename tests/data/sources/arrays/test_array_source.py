@@ -1021,3 +1021,14 @@ def test_damage_is_named_whatever_it_hits(tmp_path):
     assert result.returncode == 0, result.stderr[-2000:]
     told = [int(line) for line in result.stdout.split()]
     assert min(told) >= 6, told  # each cut
+
+
+@pytest.mark.parametrize("classes", [2, {"cat": 0, "dog": 1}])
+def test_classes_that_are_no_list_of_names_name_nothing(tmp_path, classes):
+    """Their number, or a dict from names to numbers, as torchvision's class_to_idx."""
+    images, labels = torch.zeros(4, 6, 6, 3, dtype=torch.uint8), torch.arange(4) % 2
+    torch.save((images, labels, classes), tmp_path / "a.pth")
+    source = open_source(tmp_path / "a.pth", ("0", "1"))
+    assert source.labels.tolist() == [0, 1, 0, 1]
+    np.savez(tmp_path / "a.npz", images=images.numpy(), labels=labels.numpy(), classes=2)
+    assert open_source(tmp_path / "a.npz", ("0", "1")).labels.tolist() == [0, 1, 0, 1]

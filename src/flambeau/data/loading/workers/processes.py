@@ -165,6 +165,7 @@ def errors_kept(what: str, *, workers: int) -> Iterator[None]:
         yield
     except Exception as error:
         if not isinstance(error, StopIteration) and (not workers or _is_pickled(type(error))):
+            error.add_note(f"flambeau: this was {what}")
             raise
         # Not 'from error': contextlib would take the StopIteration for its own and raise it.
         raise RuntimeError(f"{what}: {type(error).__name__} {error}".rstrip())  # noqa: B904

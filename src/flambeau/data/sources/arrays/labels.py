@@ -85,7 +85,7 @@ def classes_and_labels(
     Raises:
         InputError: names and labels do not fit.
     """
-    if names is None or classes_file(path).exists():
+    if names is None or len(names.shape) != 1 or classes_file(path).exists():
         return named_labels(labels, path, describe)
     classes = tuple(_words(names.read(0, names.shape[0]).tolist(), f"{path}: the class names"))
     return chosen_labels(labels, classes, str(path), describe)
