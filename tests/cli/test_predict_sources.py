@@ -264,7 +264,7 @@ def test_no_image_that_can_be_read(flambeau: Any, trained_run: Path) -> None:
     for name in ("1.png", "2.png"):
         Path("bad", name).write_bytes(b"noise")
     command = ("predict", trained_run, "bad", "--skip-bad-images")
-    refused(flambeau(*command, "1"), "bad/2.png cannot be read, and the 1 bad images")
+    refused(flambeau(*command, "1"), "bad/2.png cannot be read, and --skip-bad-images 1 is used up")
     refused(flambeau(*command, "2"), "none of the 2 images could be read")
 
 
