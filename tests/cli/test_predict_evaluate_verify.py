@@ -290,7 +290,9 @@ def test_bad_images_in_an_evaluation(workers: int, flambeau: Any, run: Path, ima
         path.write_bytes(b"noise")
     command = ("evaluate", run, images, f"--workers {workers}")
     refused(flambeau(*command), f"{bad[0]}: not a JPEG", "--skip-bad-images")
-    refused(flambeau(*command, "--skip-bad-images 1"), str(bad[1]), "--skip-bad-images 1 is used up")
+    refused(
+        flambeau(*command, "--skip-bad-images 1"), str(bad[1]), "--skip-bad-images 1 is used up"
+    )
     figures = evaluated(flambeau, *command[1:], "--skip-bad-images 2")
     assert (figures["images"], figures["bad_images"]) == (6, 2)
     assert not list(run.glob("bad_images*"))
