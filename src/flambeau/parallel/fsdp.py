@@ -73,8 +73,8 @@ def shard_model(
         )
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # The first gathering allocates for good. In an evaluation it would be done by inference_mode,
-            # whose tensors no backward pass may use.
+            # The first gathering allocates for good. Under a user's inference_mode it would make tensors that
+            # no backward pass may use.
             module.unshard()
             module.reshard()
 

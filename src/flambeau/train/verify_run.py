@@ -1,6 +1,5 @@
 """What `flambeau verify` says of a run: nothing is changed in it."""
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.train.build.data import reopen_data
 from flambeau.train.build.device import pick_device, use_threads
+from flambeau.train.checkpoints.metrics_log import crc32_of
 from flambeau.train.checkpoints.published_weights import are_whole, published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
@@ -99,9 +99,8 @@ def _lost_metrics(folder: RunFolder, newest: dict[str, Any]) -> list[str]:
     if not folder.metrics.is_file():
         what = "no file" if folder.metrics.exists() else "missing"
         return [f"{name} is {what}"] if size or what == "no file" else []
-    content = folder.metrics.read_bytes()
-    if len(content) < size:
+    if folder.metrics.stat().st_size < size:
         return [f"{name} is shorter than at the checkpoint"]
-    if crc32 is not None and zlib.crc32(content[:size]) != crc32:
+    if crc32 is not None and crc32_of(folder.metrics, size) != crc32:
         return [f"{name} is not what it was at the checkpoint"]
     return []

@@ -44,9 +44,8 @@ class Recorder:
         self._folder, self._state, self._ranks = folder, state, ranks
         self._layout, self._keep, self._say = layout, keep, say
         self._metrics_log: MetricsLog | None = None
-        self._repeated: dict[
-            int, int
-        ] = {}  # by epoch, the length of metrics.jsonl before its evaluations
+        # By epoch, the length of metrics.jsonl before its evaluations.
+        self._repeated: dict[int, int] = {}
 
     def claim(self, identity: Mapping[str, Any], attachments: Mapping[str, bytes]) -> None:
         """Make the folder, or go on with it; from here on no other process writes there.
