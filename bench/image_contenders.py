@@ -101,8 +101,11 @@ def flambeau_loader(source: Any) -> Batches:
     from flambeau.data.datasets.image_dataset import ImageDataset
     from flambeau.data.loading.batch_plan import BatchLayout
     from flambeau.data.loading.loader import Loader
+    from flambeau.data.transforms.crops import TrainingCrop
 
-    dataset = ImageDataset(source, image_size=SIZE, channels=3, train=True, crop_scale=SCALE)
+    dataset = ImageDataset(
+        source, image_size=SIZE, channels=3, train=True, crop=TrainingCrop(scale=SCALE)
+    )
     loader = Loader(dataset, BatchLayout(BATCH))
     return lambda epoch: (
         batch.data[0] for batch in loader.stream(epoch=epoch, position=0, epochs=1)

@@ -15,6 +15,7 @@ from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader
+from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
 from flambeau.recipes.data.batch_augment import batch_augment
 from flambeau.recipes.data.sample_order import sample_seeds
@@ -60,7 +61,8 @@ def pictures(count=40, side=16, channels=3, bad=()):
 
 def both(source, *, train=True, flip=True, skip_bad=False, channels=3, device="cpu"):
     settings = {
-        "image_size": 16, "channels": channels, "train": train, "flip": flip, "skip_bad": skip_bad
+        "image_size": 16, "channels": channels, "train": train, "crop": TrainingCrop(flip),
+        "skip_bad": skip_bad,
     }  # fmt: skip
     return DeviceDataset(source, device=device, **settings), ImageDataset(source, **settings)
 

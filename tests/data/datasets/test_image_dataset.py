@@ -19,7 +19,7 @@ from flambeau.data.datasets.image_statistics import Probe, mean_std, probe
 from flambeau.data.images.decode import decode
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.transforms.auto_augment import Augmentation
-from flambeau.data.transforms.crops import eval_image, train_image
+from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
 from flambeau.errors import InputError
 from flambeau.recipes.data.batch_augment import batch_augment
 from flambeau.recipes.data.sample_order import sample_seeds
@@ -173,7 +173,9 @@ def test_nothing_is_mirrored_if_asked(mode):
     Image.fromarray(one_sided).save(buffer, "PNG")
     images = dict.fromkeys(range(12), buffer.getvalue())
     for flip in (True, False):
-        dataset = make(mode, images, flip=flip, image_size=16 if "small" in mode else 14)
+        dataset = make(
+            mode, images, crop=TrainingCrop(flip), image_size=16 if "small" in mode else 14
+        )
         assert dataset.small == ("small" in mode)
         (images_NCHW, _), _ = batch(dataset, list(range(12)))
         left, right = images_NCHW.float().chunk(2, dim=3)
@@ -202,19 +204,27 @@ def test_images_that_are_read_once_are_not_kept():
     same(images, batch(ImageDataset(source, image_size=16, channels=3, train=False), [1, 2, 3]))
 
 
-def test_the_odd_one_among_small_images_is_made_to_fit(monkeypatch):
+@pytest.mark.parametrize("padding", [None, 0, 5])
+def test_the_odd_one_among_small_images_is_made_to_fit(monkeypatch, padding):
     source = small(100)
     source.images[2] = encoded(20, 24, 0)  # the probe looks at 64 of 100, not at this one
     for limit in (module.CACHE_BYTES, 0):
         monkeypatch.setattr(module, "CACHE_BYTES", limit)
         for train in (True, False):
-            dataset = ImageDataset(source, image_size=16, channels=3, train=train, flip=False)
+            dataset = ImageDataset(
+                source,
+                image_size=16,
+                channels=3,
+                train=train,
+                crop=TrainingCrop(flip=False, padding=padding),
+            )
             assert dataset.small
             (images, _), _ = batch(dataset, [2])
             expected = torch.from_numpy(eval_image(decode(source.images[2], channels=3), 16))
             expected = expected.permute(2, 0, 1)[None]
             if train:
-                expected = batch_augment(expected, seeds_of([2]), padding=2, flip=False)
+                moved = 2 if padding is None else padding
+                expected = batch_augment(expected, seeds_of([2]), padding=moved, flip=False)
             same(images, expected)
 
 
@@ -309,7 +319,12 @@ def test_the_share_of_the_image_that_a_crop_keeps_can_be_set():
     means = {}
     for low, high in ((1.0, 1.0), (0.01, 0.02)):
         dataset = ImageDataset(
-            source, image_size=24, channels=3, train=True, crop_scale=(low, high), threads=1
+            source,
+            image_size=24,
+            channels=3,
+            train=True,
+            crop=TrainingCrop(scale=(low, high)),
+            threads=1,
         )
         (images, _), _ = batch(dataset, list(range(40)))
         means[low] = images.float().mean((2, 3)).std()

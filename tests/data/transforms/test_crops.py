@@ -19,6 +19,7 @@ from flambeau.data.transforms import crops as module
 from flambeau.data.transforms.crops import (
     CROP_RATIO,
     CROP_SCALE,
+    TrainingCrop,
     eval_image,
     random_resized_crop_box,
     train_image,
@@ -117,7 +118,7 @@ def test_a_training_image_is_the_resized_box_or_its_mirror_image(channels):
         mirrored = np.abs(ours.astype(int) - theirs[:, ::-1]).max()
         assert min(straight, mirrored) <= 1 < max(straight, mirrored)
         flips += mirrored < straight
-        unflipped = train_image(pixels, seed, 32, flip=False)
+        unflipped = train_image(pixels, seed, 32, crop=TrainingCrop(flip=False))
         assert np.abs(unflipped.astype(int) - theirs).max() <= 1
     assert 35 <= flips <= 65
 
@@ -235,8 +236,8 @@ def test_settings_of_encoded_images_and_of_the_result():
     ):
         np.testing.assert_array_equal(crop, out[1])
     assert not out[0].any()
-    zoomed = train_image(picture(90, 90), 3, 32, crop_scale=(0.01, 0.01), flip=False)
-    assert zoomed.std() < train_image(picture(90, 90), 3, 32, flip=False).std()
+    zoomed = train_image(picture(90, 90), 3, 32, crop=TrainingCrop(False, (0.01, 0.01)))
+    assert zoomed.std() < train_image(picture(90, 90), 3, 32, crop=TrainingCrop(flip=False)).std()
 
 
 def test_read_only_pixels_and_mapped_ones_are_left_alone(tmp_path):

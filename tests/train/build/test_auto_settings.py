@@ -49,7 +49,7 @@ class Memory:
 
 
 def chosen(source: Source, **settings: Any) -> Settings:
-    return resolve(Settings(**CPU, **settings), source, source)[0]
+    return resolve(Settings(**{"data": "own", **CPU, **settings}), source, source)[0]
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,29 @@ def test_settings_of_an_optimizer_and_a_schedule() -> None:
     assert (chosen(source).patience, chosen(source).plateau_factor) == (None, None)
 
 
+def test_the_embedded_data_are_learned_in_a_minute() -> None:
+    images = Memory(28, 28, mode="L", count=6000)
+    settings = chosen(images, data=None)
+    assert (settings.model, settings.duration) == ("tiny_convnet", "6ep")
+    assert (settings.batch_size, settings.lr, settings.padding) == (64, 0.4, 1)
+    own = {"model": "resnet10t", "duration": "2ep", "batch_size": 32, "padding": 0}
+    given = chosen(images, data=None, **own)
+    assert {name: getattr(given, name) for name in own} == own
+    assert chosen(Memory(65, 65), data=None, pretrained=True).model == "resnet18"
+
+
+def test_how_far_images_are_moved() -> None:
+    assert chosen(Memory(28, 28)).padding == 3
+    assert chosen(Memory(28, 28), padding=5).padding == 5
+    assert chosen(Memory(100, 100)).padding is None
+    with pytest.raises(InputError, match="padding has no effect on images that are not all of 96"):
+        chosen(Memory(100, 100), padding=1)
+    with pytest.raises(InputError, match="padding = 28 must be below the image size, 28"):
+        chosen(Memory(28, 28), padding=28)
+
+
 def test_durations() -> None:
-    embedded, own = chosen(Memory(8, 8)).duration, chosen(Memory(8, 8), data="x").duration
-    assert (embedded, own) == ("16ep", "30ep")
+    assert chosen(Memory(8, 8)).duration == "30ep"
     pretrained = chosen(Memory(100, 100), data="x", pretrained=True)
     assert (pretrained.duration, pretrained.model) == ("10ep", "resnet18")
 
@@ -258,7 +278,7 @@ def test_the_two_data_sets(images: Path) -> None:
     train, val = open_sources(images)
     settings, facts = resolve(Settings(flip=False, skip_bad_images=2, **CPU), train, val)
     train_data, val_data = datasets(settings, facts, train, val)
-    assert (train_data.train, train_data.flip, val_data.train) == (True, False, False)
+    assert (train_data.train, train_data.crop.flip, val_data.train) == (True, False, False)
     for data in (train_data, val_data):
         assert (data.image_size, data.channels, data.skip_bad, data.small) == (8, 1, True, True)
     assert not datasets(dataclasses.replace(settings, skip_bad_images=0), facts, train, val)[

@@ -200,7 +200,7 @@ def test_the_least_share_of_a_crop(flambeau: Any, photos: Path, images: Path) ->
     def share(**given: Any) -> float:
         train, val = open_sources(photos, seed=0)
         settings, facts = resolve(Settings(data=str(photos), image_size=16, **given), train, val)
-        return datasets(settings, facts, train, val)[0].crop_scale[0]  # type: ignore[union-attr]
+        return datasets(settings, facts, train, val)[0].crop.scale[0]  # type: ignore[union-attr]
 
     assert (share(), share(crop_scale=0.08)) == (0.25, 0.08)
     code, _, err = flambeau("train", images, QUICK, "--crop-scale 0.5 --out run")

@@ -14,6 +14,7 @@ from flambeau.data.datasets.image_dataset import SMALL_SIDE, ImageDataset
 from flambeau.data.datasets.image_statistics import probe
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.sources.source import Source
+from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
 from flambeau.recipes.data.batch_augment import batch_augment
 
@@ -57,7 +58,7 @@ class DeviceDataset(SeededDataset):
         train: augment, and replace bad images; False for evaluation.
         device: where to hold them.
         skip_bad: go on after an image that cannot be read or decoded, as `ImageDataset` does.
-        flip: mirror half of the training images; False where left and right matter (digits, text).
+        crop: of training images: how far they are moved, and whether half of them are mirrored.
         cutout: side of a square of zeros in each training image, pixels; 0 for none.
         limit_bytes: of pixels on the device.
 
@@ -75,7 +76,7 @@ class DeviceDataset(SeededDataset):
         train: bool,
         device: torch.device | str,
         skip_bad: bool = False,
-        flip: bool = True,
+        crop: TrainingCrop = TrainingCrop(),  # noqa: B008 - frozen
         cutout: int = 0,
         limit_bytes: int = HELD_BYTES,
     ) -> None:
@@ -85,7 +86,7 @@ class DeviceDataset(SeededDataset):
                 f"{device}: all must have this size, at most {SMALL_SIDE}, and {limit_bytes} bytes in all"
             )
         self.source, self.image_size, self.channels = source, image_size, channels
-        self.train, self.flip, self.cutout, self.device = train, flip, cutout, torch.device(device)
+        self.train, self.crop, self.cutout, self.device = train, crop, cutout, torch.device(device)
         images = ImageDataset(
             source,
             image_size=image_size,
@@ -125,10 +126,10 @@ class DeviceDataset(SeededDataset):
         used = self._moved(used)
         x_NCHW = self._decoded.x_NHWC[used].permute(0, 3, 1, 2)
         if self.train:
-            padding = self.image_size // 8  # as ImageDataset
             x_NCHW = batch_augment(
-                x_NCHW, self._moved(seeds), padding=padding, flip=self.flip, cutout=self.cutout
-            )
+                x_NCHW, self._moved(seeds), padding=self.crop.padding_of(self.image_size),
+                flip=self.crop.flip, cutout=self.cutout,
+            )  # fmt: skip
         return (x_NCHW, self._labels[used]), bad
 
     def _moved(self, numbers: Tensor) -> Tensor:

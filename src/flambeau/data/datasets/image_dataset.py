@@ -16,7 +16,7 @@ from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.progress import reading
 from flambeau.data.sources.source import Source
 from flambeau.data.transforms.auto_augment import Augmentation
-from flambeau.data.transforms.crops import CROP_SCALE, eval_image, train_image
+from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
 from flambeau.errors import DecodeError, InputError
 from flambeau.recipes.data.batch_augment import batch_augment
 
@@ -40,8 +40,7 @@ class ImageDataset(SeededDataset):
         train: augment, and replace bad images; False for evaluation.
         skip_bad: go on after an image that cannot be read or decoded. In training the next readable one of
             the source stands in for it, with the seed of the bad one; in evaluation it is left out.
-        flip: mirror half of the training images; False where left and right matter (digits, text).
-        crop_scale: smallest and largest part of the area that a training crop keeps, within (0, 1].
+        crop: of training images.
         augmentation: of training images, after crop and flip.
         keep: small images once they are decoded; False where each is asked for once, so that the first batch
             does not wait for the last image.
@@ -60,15 +59,14 @@ class ImageDataset(SeededDataset):
         channels: int,
         train: bool,
         skip_bad: bool = False,
-        flip: bool = True,
-        crop_scale: tuple[float, float] = CROP_SCALE,
+        crop: TrainingCrop = TrainingCrop(),  # noqa: B008 - frozen
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen
         keep: bool = True,
         threads: int | None = None,
     ) -> None:
         self.source, self.image_size, self.channels = source, image_size, channels
-        self.train, self.skip_bad, self.flip = train, skip_bad, flip
-        self.crop_scale, self.augmentation = crop_scale, augmentation
+        self.train, self.skip_bad = train, skip_bad
+        self.crop, self.augmentation = crop, augmentation
         self._pool = DecodePool(threads)
         may_be_small = image_size <= SMALL_SIDE and (train or keep)
         same_size = probe(source).same_size if may_be_small else None
@@ -107,8 +105,8 @@ class ImageDataset(SeededDataset):
         kept = used >= 0
         x_NCHW = x_NHWC.permute(0, 3, 1, 2)
         if self.train and self.small:
-            padding = self.image_size // 8  # 4 of 32: He et al., CVPR 2016, section 4.2
-            x_NCHW = batch_augment(x_NCHW, seeds, padding=padding, flip=self.flip)
+            padding = self.crop.padding_of(self.image_size)
+            x_NCHW = batch_augment(x_NCHW, seeds, padding=padding, flip=self.crop.flip)
             self._augment(x_NCHW.permute(0, 2, 3, 1), seeds.tolist())
         return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
 
@@ -188,9 +186,8 @@ class ImageDataset(SeededDataset):
             raise DecodeError((error.strerror or str(error)).lower()) from error
         if self.train and not self.small:
             train_image(
-                data, seed, self.image_size, channels=self.channels,
-                flip=self.flip, crop_scale=self.crop_scale, out=out,
-            )  # fmt: skip
+                data, seed, self.image_size, channels=self.channels, crop=self.crop, out=out
+            )
             if self.augmentation:
                 out.numpy()[:] = self.augmentation(out.numpy(), seed)
         else:

@@ -12,6 +12,7 @@ C: channels, H: height, W: width.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,6 +36,28 @@ _CROP_TRIES = 10  # as torchvision
 _SERIAL = (
     32767  # elements of which torch makes no parallel region (at::internal::GRAIN_SIZE less one)
 )
+
+
+@dataclass(frozen=True)
+class TrainingCrop:
+    """Which part of an image a training sees, and which way round.
+
+    Attributes:
+        flip: mirror half of the images; False where left and right matter (digits, text).
+        scale: smallest and largest part of the area that a random resized crop keeps, within (0, 1].
+        padding: how far small images, which are not resized, are moved each way, pixels; None for an eighth
+            of their side.
+    """
+
+    flip: bool = True
+    scale: tuple[float, float] = CROP_SCALE
+    padding: int | None = None
+
+    def padding_of(self, side: int) -> int:
+        """How far images of this side are moved, pixels."""
+        return (
+            side // 8 if self.padding is None else self.padding
+        )  # 4 of 32: He et al., section 4.2
 
 
 def random_resized_crop_box(
@@ -90,8 +113,7 @@ def train_image(
     size: int,
     *,
     channels: int | None = None,
-    flip: bool = True,
-    crop_scale: tuple[float, float] = CROP_SCALE,
+    crop: TrainingCrop = TrainingCrop(),
     out: Tensor | None = None,
 ) -> Pixels:
     """A random resized crop, mirrored in half of the cases.
@@ -104,8 +126,7 @@ def train_image(
         seed: the sample's seed, any integer; only its low 64 bits count.
         size: side of the result, pixels.
         channels: 1 for grey, 3 for RGB; may be left out with pixels: then as many as they have.
-        flip: False where left and right matter (digits, text).
-        crop_scale: as `scale` of `random_resized_crop_box`.
+        crop: how to choose it.
         out: (size, size, C) uint8, contiguous: where to write the result.
 
     Returns:
@@ -120,9 +141,9 @@ def train_image(
         True
     """
     picture = Picture(data)
-    box = random_resized_crop_box(picture.height, picture.width, seed, scale=crop_scale)
+    box = random_resized_crop_box(picture.height, picture.width, seed, scale=crop.scale)
     eighths = picture.scale_eighths_for(box[2], box[3], least=size)
-    part, mirror = _scaled(box, eighths), flip and uniform(seed, _FLIP) < 0.5
+    part, mirror = _scaled(box, eighths), crop.flip and uniform(seed, _FLIP) < 0.5
     if out is None:
         out = torch.empty(size, size, channels or _channels_of(data), dtype=torch.uint8)
     result = out.numpy()

@@ -12,7 +12,7 @@ from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source
 from flambeau.data.transforms.auto_augment import Augmentation
-from flambeau.data.transforms.crops import CROP_SCALE
+from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
 from flambeau.train.build.device import pick_device
 from flambeau.train.checkpoints.published_weights import published
@@ -138,17 +138,15 @@ def datasets(
     # Worker processes have been asked for, and would not be used.
     holds = device.type in _HOLDING and not settings.workers
 
+    scale = settings.crop_scale or CROP_SCALE[0], CROP_SCALE[1]
+    crop = TrainingCrop(settings.flip, scale, settings.padding)
+
     def make(source: Source, *, train: bool) -> ImageDataset | DeviceDataset:
-        common = {
-            **shape,
-            "train": train,
-            "skip_bad": settings.skip_bad_images > 0,
-            "flip": settings.flip,
-        }
+        skip_bad = settings.skip_bad_images > 0
+        common = {**shape, "train": train, "skip_bad": skip_bad, "crop": crop}
         if holds and not (train and augmentation) and can_hold(source, **shape):
             return DeviceDataset(source, device=device, **common)
-        crop_scale = (settings.crop_scale or CROP_SCALE[0], CROP_SCALE[1])
-        return ImageDataset(source, augmentation=augmentation, crop_scale=crop_scale, **common)
+        return ImageDataset(source, augmentation=augmentation, **common)
 
     return make(train, train=True), make(val, train=False)
 

@@ -1,4 +1,4 @@
-"""Models by name: timm's, torchvision's, flambeau's small one, or a function in a file."""
+"""Models by name: timm's, torchvision's, flambeau's small ones, or a function in a file."""
 
 import contextlib
 import inspect
@@ -19,7 +19,8 @@ from flambeau.train.build.device import pick_device
 from flambeau.train.settings.settings import ResolvedSettings
 from flambeau.user_code import first_line, is_function, load_function, naming
 
-SMALL = "small_convnet"
+SMALL, TINY = "small_convnet", "tiny_convnet"
+_WIDTHS = {SMALL: 32, TINY: 16}  # of SmallConvNet
 
 
 def build_model(
@@ -34,7 +35,7 @@ def build_model(
     """Make a classifier.
 
     Args:
-        name: a timm name, 'torchvision:NAME', 'small_convnet', or 'FILE.py:FUNCTION'.
+        name: a timm name, 'torchvision:NAME', 'small_convnet', 'tiny_convnet', or 'FILE.py:FUNCTION'.
         num_classes: length of its logits.
         channels: of its input, 1 or 3.
         image_size: side of its input; models with positions for patches are made for it.
@@ -69,10 +70,10 @@ def _build(
     pretrained: bool,
     drop_path: float,
 ) -> nn.Module:
-    if name == SMALL:
+    if name in _WIDTHS:
         from flambeau.recipes.models.small_convnet import SmallConvNet
 
-        return SmallConvNet(channels, num_classes)
+        return SmallConvNet(channels, num_classes, width=_WIDTHS[name])
     if name.startswith("torchvision:"):
         known = name.removeprefix("torchvision:")
         return _torchvision(known, num_classes, channels, pretrained, drop_path)
@@ -111,7 +112,7 @@ def _timm(
     if not timm.is_model(name):
         known = timm.list_models() + timm.list_pretrained()
         raise InputError(
-            f"unknown model '{name}'{nearest(name, [*known, SMALL])} "
+            f"unknown model '{name}'{nearest(name, [*known, *_WIDTHS])} "
             "(timm names as they are; torchvision:NAME; FILE.py:FUNCTION)"
         )
     default = timm.get_pretrained_cfg(name)

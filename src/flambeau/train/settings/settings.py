@@ -63,6 +63,11 @@ class Settings:
         range=SHARE_ABOVE_0,
         auto="0.25",
     )
+    padding: int | None = setting(
+        None, "pixels by which images of one small size are moved each way, at most",
+        group="data", range=Range(0, 63),
+        auto="an eighth of their side; 1 for the embedded data",
+    )  # fmt: skip
     augment: str = setting(
         "none", "random operations on training images, after crop and flip",
         group="data", choices=("none", "randaugment", "trivialaugment"),
@@ -83,8 +88,9 @@ class Settings:
         auto="0 for small images or on a CPU, else the cores, at most 8",
     )  # fmt: skip
     model: str | None = setting(
-        None, "a timm name, torchvision:NAME, small_convnet, or FILE.py:FUNCTION",
-        group="model", auto="small_convnet up to 64 pixels, else resnet18",
+        None, "a timm name, torchvision:NAME, small_convnet, tiny_convnet, or FILE.py:FUNCTION",
+        group="model",
+        auto="small_convnet up to 64 pixels (tiny_convnet for the embedded data), else resnet18",
     )  # fmt: skip
     pretrained: bool = setting(False, "start from published weights", group="model")
     weights: str | None = setting(
@@ -141,14 +147,14 @@ class Settings:
     epochs: int | None = setting(None, "short for --duration Nep", group="length", range=AT_LEAST_1)
     duration: str | None = setting(
         None, "such as 90ep or 5000st", group="length",
-        auto="16ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
+        auto="6ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
     )  # fmt: skip
     batch_size: int | None = setting(
         None,
         "samples per forward pass, of all processes together",
         group="length",
         range=AT_LEAST_1,
-        auto="128 for small images, 64 for others, less for few",
+        auto="128 for small images, 64 for others and the embedded data, less for few",
     )
     accumulate: int = setting(
         1, "forward passes per optimizer step", group="length", range=AT_LEAST_1
@@ -166,7 +172,7 @@ class Settings:
     )  # fmt: skip
     lr: float | None = setting(
         None, "peak learning rate", group="optimization", range=ABOVE_0,
-        auto="grows with the batch; at 256: sgd 0.1 (small_convnet 0.4), adamw 0.001; "
+        auto="grows with the batch; at 256: sgd 0.1 (small_convnet 0.4, tiny_convnet 1.6), adamw 0.001; "
         "pretrained or weights a tenth",
     )  # fmt: skip
     weight_decay: float = setting(
@@ -268,10 +274,11 @@ class Settings:
             )
         if self.pretrained and self.weights is not None:
             raise InputError("pretrained and weights contradict each other: give one of them")
-        if self.pretrained and (self.model == "small_convnet" or ".py:" in (self.model or "")):
+        model = self.model or ""
+        if self.pretrained and (model in ("small_convnet", "tiny_convnet") or ".py:" in model):
             raise InputError(
                 "pretrained needs a timm or torchvision model: there are no published weights of "
-                f"{self.model}"
+                f"{model}"
             )
 
     def _check_durations(self) -> None:

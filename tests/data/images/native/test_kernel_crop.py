@@ -12,7 +12,7 @@ from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.images.decode import Picture
 from flambeau.data.images.jpeg.scan_segments import segment
 from flambeau.data.images.native import kernel as native
-from flambeau.data.transforms.crops import train_image
+from flambeau.data.transforms.crops import TrainingCrop, train_image
 from flambeau.errors import DecodeError
 
 RNG = np.random.default_rng(0)
@@ -62,13 +62,15 @@ def test_the_pixels_are_those_of_the_crop_in_steps(channels, taken, monkeypatch)
     for seed in range(6):
         for data in stored:
             out = torch.zeros(24, 24, channels, dtype=torch.uint8)
-            train_image(data, seed, 24, flip=seed > 0, crop_scale=SCALE, out=out)
+            train_image(data, seed, 24, crop=TrainingCrop(seed > 0, SCALE), out=out)
             found.append(out.numpy())
     assert len(taken) == len(found)
     assert all(taken)
     monkeypatch.setattr(native, "kernel", lambda: None)
     for k, (seed, data) in enumerate((seed, data) for seed in range(6) for data in stored):
-        expected = train_image(data, seed, 24, channels=channels, flip=seed > 0, crop_scale=SCALE)
+        expected = train_image(
+            data, seed, 24, channels=channels, crop=TrainingCrop(seed > 0, SCALE)
+        )
         np.testing.assert_array_equal(found[k], expected)
     assert len({out.tobytes() for out in found}) > 20  # not all the same
 
