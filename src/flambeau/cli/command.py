@@ -49,6 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
+    except (ImportError, RuntimeError, SystemError) as error:
+        if not _of_interrupt(
+            error
+        ):  # which packages replace by their own when they are being imported
+            raise
+        _complain("interrupted")
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): nothing to say, and nobody to say it to.
         with contextlib.suppress(OSError):
@@ -61,6 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{error.filename or 'the disk'}: {error.strerror}; fix that and run the command again"
         )
         return 2
+
+
+def _of_interrupt(error: BaseException) -> bool:
+    """Whether an error has come of Ctrl-C: NumPy raises an ImportError of its own where an import fails."""
+    seen: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in seen:
+        if isinstance(link, KeyboardInterrupt):
+            return True
+        seen.append(link)
+        link = link.__cause__ or link.__context__
+    return False
 
 
 def check(words: Sequence[str]) -> None:
