@@ -109,7 +109,8 @@ def _whole(report: "WeightsReport") -> str:
     if not report.convertible:
         return "whole, runs no code: no weights in it by name"
     how = "convert --drop-objects` reads the rest" if report.not_read else "convert` reads it"
-    return f"whole, runs no code: `flambeau {how}, torch.load(weights_only=True) does not"
+    other = "" if report.container == "npz" else ", torch.load(weights_only=True) does not"
+    return f"whole, runs no code: `flambeau {how}{other}"
 
 
 def _weights_facts(report: "WeightsReport") -> dict[str, Any]:
