@@ -42,7 +42,17 @@ def required_packages() -> frozenset[str]:
 
 REQUIRED = required_packages()
 EVERYTHING = frozenset(
-    {"version", "errors", "user_code", "recipes", "data", "parallel", "train", "cli"}
+    {
+        "version",
+        "errors",
+        "file_signature",
+        "user_code",
+        "recipes",
+        "data",
+        "parallel",
+        "train",
+        "cli",
+    }
 )
 
 
@@ -61,10 +71,13 @@ class Floor:
 FLOORS = {
     "version.py": Floor(frozenset(), packages=frozenset()),
     "errors.py": Floor(frozenset(), packages=frozenset()),
+    "file_signature.py": Floor(frozenset(), packages=frozenset()),
     "user_code.py": Floor(frozenset({"errors", "recipes"})),
     "recipes": Floor(frozenset(), packages=frozenset({"torch"})),
-    "data": Floor(frozenset({"errors", "user_code", "recipes", "data"})),
-    "parallel": Floor(frozenset({"errors", "user_code", "recipes", "data", "parallel"})),
+    "data": Floor(frozenset({"errors", "file_signature", "user_code", "recipes", "data"})),
+    "parallel": Floor(
+        frozenset({"errors", "file_signature", "user_code", "recipes", "data", "parallel"})
+    ),
     "train": Floor(EVERYTHING - {"cli"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),

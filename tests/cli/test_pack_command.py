@@ -168,7 +168,11 @@ def test_verify_names_and_saves(flambeau: Any, photos: Path) -> None:
     refused(flambeau("verify a.rec --salvage b.rec"), "b.rec exists")
     refused(flambeau("verify a.rec --salvage b.tar"), "is of another format")
     refused(flambeau("verify none.rec"), "none.rec does not exist")
-    refused(flambeau("verify none"), "none is not a run folder")
+    refused(
+        flambeau("verify none"),
+        "none does not exist",
+        "Give the folder of a run, packed images, or",
+    )
     assert flambeau("verify", photos).code == 0
 
 

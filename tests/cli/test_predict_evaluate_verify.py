@@ -160,7 +160,7 @@ def test_wrong_images_and_wrong_runs(flambeau: Any, run: Path, images: Path) -> 
     ):
         refused(flambeau("predict", run, good, path), part)
     for verb in ("predict {} x.png", "evaluate {} images", "verify {}"):
-        refused(flambeau(verb.format("gone")), "gone is not a run folder")
+        refused(flambeau(verb.format("gone")), "gone does not exist")
         if not verb.startswith("verify"):  # which checks images too
             refused(flambeau(verb.format("images")), "images is not a run folder")
             refused(flambeau(verb.format("linear.py")), "linear.py is not a folder")

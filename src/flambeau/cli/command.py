@@ -6,8 +6,11 @@ import errno
 import importlib
 import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import NoReturn
 
 from flambeau.errors import InputError, WorkerLost, nearest
@@ -39,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(words)
+        with _ended_by_ctrl_c():
+            return _dispatch(words)
     except InputError as error:
         _complain(str(error))
         return 2
@@ -61,6 +65,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{error.filename or 'the disk'}: {error.strerror}; fix that and run the command again"
         )
         return 2
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Around a command: Ctrl-C while a package is being imported ends the process at once.
+
+    NumPy replaces KeyboardInterrupt there by an ImportError, and torch 2.15 loses it or aborts.
+    Files that are being written survive a kill at any moment.
+    """
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _on_ctrl_c)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is _on_ctrl_c:  # a run may have left another, to end by
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _on_ctrl_c(_: int, frame: FrameType | None) -> None:
+    while frame is not None and frame.f_code is not main.__code__:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"flambeau: interrupted\n")  # print is not safe in a signal handler
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def check(words: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="IN",
-        help=".pth .pt .pth.tar .bin .safetensors, an .index.json, or the folder of a run or checkpoint",
+        help=".pth .pt .pth.tar .bin .safetensors .npz, an .index.json, or the folder of a run or checkpoint",
     )
     parser.add_argument("out", metavar="OUT", help="NAME.safetensors, or NAME.pth for a plain dict")
     parser.add_argument("--key", metavar="KEY", help="which weights, where there are several")
@@ -51,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"also there: {_first(weights.others)} (--key)")
     if weights.dropped:
         print(f"left out, and not run: {_first(weights.dropped)}")
+    if weights.unlisted:
+        print(f"NOT listed by the index, and left out: {_first(weights.unlisted)}")
     if weights.lost:
         print(f"no tensor made of: {_first(weights.lost)}")
     # The counter of AveragedModel is all that goes with a prefix.

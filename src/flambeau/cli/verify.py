@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) -> int:
-    if path.is_file():
+    if path.is_file() or path.is_symlink():
         from flambeau.errors import InputError
         from flambeau.train.weights.readers import shown
         from flambeau.train.weights.weights_summary import is_weights, report_weights
@@ -70,7 +70,8 @@ def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) ->
 
 
 def _weights_lines(report: "WeightsReport") -> list[str]:
-    lines = [f"{report.path}, {_trouble(report)}: {what}" for what in report.damaged[:_SHOWN]]
+    lines = [f"{report.path}, DAMAGED: {what}" for what in report.damaged[:_SHOWN]]
+    lines += [f"{report.path}, NOT READ: this is {report.other}"] * bool(report.other)
     lines += [f"not read here: {what}" for what in report.not_read[:_SHOWN]]
     lines += [f"would run or import: {name}" for name in report.names[:_SHOWN]]
     if len(report.names) > _SHOWN:
@@ -79,23 +80,28 @@ def _weights_lines(report: "WeightsReport") -> list[str]:
         lines.append(f"{name}: {nan} NaN, {infinite} infinite")
     if len(report.not_finite) > _SHOWN:
         lines.append(f"... and {len(report.not_finite) - _SHOWN} more tensors that are not finite")
+    is_named, is_one = report.path.suffix == ".safetensors", report.container == "safetensors"
+    if report.num_tensors and is_named != is_one:
+        kind = "a safetensors file" if is_one else "a pickle, and no safetensors file"
+        lines.append(f"this is {kind}, whatever its name says: rename it, as others go by the name")
     size = f"{report.num_tensors} tensors, {report.num_bytes} bytes ({report.container})"
     lines.append(f"{report.path}: {size}, {_verdict(report)}")
     return lines
 
 
-def _trouble(report: "WeightsReport") -> str:
-    return "NOT READ" if report.container in ("tar", "no weights") else "DAMAGED"
-
-
 def _verdict(report: "WeightsReport") -> str:
-    if report.damaged:
-        return _trouble(report)
+    if report.damaged or report.other:
+        return "DAMAGED" if report.damaged else "NOT READ"
     if report.names:
         takes = "`flambeau convert --drop-objects` takes the weights out"
         return (
             f"NOT safe to unpickle: {takes if report.convertible else 'no weights in it by name'}"
         )
+    no_sums = "no checksums in this file: changed bytes inside tensors cannot be seen"
+    return _whole(report) if report.checksums else f"{_whole(report)} ({no_sums})"
+
+
+def _whole(report: "WeightsReport") -> str:
     if report.container == "safetensors":
         return "whole, runs no code"
     if report.weights_only:
@@ -103,7 +109,8 @@ def _verdict(report: "WeightsReport") -> str:
     if not report.convertible:
         return "whole, runs no code: no weights in it by name"
     how = "convert --drop-objects` reads the rest" if report.not_read else "convert` reads it"
-    return f"whole, runs no code: `flambeau {how}, torch.load(weights_only=True) does not"
+    other = "" if report.container == "npz" else ", torch.load(weights_only=True) does not"
+    return f"whole, runs no code: `flambeau {how}{other}"
 
 
 def _weights_facts(report: "WeightsReport") -> dict[str, Any]:
@@ -113,6 +120,8 @@ def _weights_facts(report: "WeightsReport") -> dict[str, Any]:
         "tensors": report.num_tensors,
         "bytes": report.num_bytes,
         "damaged": report.damaged,
+        "other": report.other,
+        "checksums": report.checksums,
         "not_read": report.not_read,
         "would_run": report.names,
         "weights_only": report.weights_only,
@@ -128,9 +137,15 @@ def _is_no_data(path: Path) -> bool:
     """Whether only the folder of a run can be meant, if a damaged or misspelt one."""
     from flambeau.data.sources.folder import class_folders
     from flambeau.data.sources.formats import kind_of, shards_in
+    from flambeau.errors import InputError
 
+    if not path.exists() and not path.suffix and not path.is_symlink():
+        what = "the folder of a run, packed images, or a file of weights"
+        raise InputError(
+            f"{path} does not exist\nGive {what}; a relative path starts at {Path.cwd()}"
+        )
     if not path.exists():
-        return not path.suffix
+        return False
     return path.is_dir() and not (kind_of(path) or class_folders(path) or shards_in(path))
 
 

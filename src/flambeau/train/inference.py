@@ -64,12 +64,22 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
     """Load what a run has published, or its newest whole checkpoint while it is not finished.
 
     Raises:
-        InputError: not a run folder, no weights yet, or damaged ones.
+        InputError: not a run folder, that of a loop of one's own, no weights yet, or damaged ones.
     """
     folder = RunFolder(path)
-    stored = folder.read_config() if path.exists() else None
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist: give the folder of a run, which `flambeau train` made"
+        )
+    stored = folder.read_config()
     if stored is None:
         raise InputError(f"{path} is not a run folder: there is no config.toml in it")
+    if "model" not in stored:
+        raise InputError(
+            f"{path} is of a training loop of your own (the class Run): how its model is made is not in it\n"
+            f"Make the model in your own code; `flambeau convert {path} NAME.pth` writes the weights, and "
+            "model.load_state_dict(torch.load('NAME.pth')) takes them"
+        )
     facts = DataFacts.read(folder.dataset)
     settings = from_stored(stored, folder.config)
     if model_file_sha256(settings.model) != facts.model_file_sha256:

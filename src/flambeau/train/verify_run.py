@@ -38,7 +38,9 @@ def inspect_run(path: Path) -> Inspection:
         InputError: not a run folder.
     """
     folder = RunFolder(path)
-    stored = folder.read_config() if path.exists() else None
+    if not path.exists():
+        raise InputError(f"{path} does not exist: give the folder of a run")
+    stored = folder.read_config()
     if stored is None:
         raise InputError(f"{path} is not a run folder: there is no config.toml in it")
     lines: list[str] = []

@@ -220,7 +220,7 @@ class CheckpointWriter:
     def write(self, name: str, data: bytes) -> None:
         """Write a file; its content is on the disk then, its name may not be."""
         assert self._temporary is not None
-        _write_synced(self._disk, self._temporary / name, data)
+        _write_synced(self._disk, self._temporary / name, data, self._folder / name)
         self.entries[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def read_back(self) -> None:
@@ -231,7 +231,8 @@ class CheckpointWriter:
     def finish(self, meta: Mapping[str, Any]) -> None:
         """Write the manifest of all entries, and give the folder its name."""
         assert self._temporary is not None
-        _write_synced(self._disk, self._temporary / MANIFEST, _manifest_bytes(self.entries, meta))
+        manifest = _manifest_bytes(self.entries, meta)
+        _write_synced(self._disk, self._temporary / MANIFEST, manifest, self._folder / MANIFEST)
         # The names must be on the disk before the rename is, and the rename before we return.
         self._disk.sync_folder(self._temporary)
         self._disk.rename(self._temporary, self._folder)
@@ -468,12 +469,15 @@ def write_file(path: Path, data: bytes, *, disk: Disk | None = None) -> None:
     """
     disk = disk or Disk()
     with replacing(path, disk=disk) as temporary:
-        _write_synced(disk, temporary, data)
+        _write_synced(disk, temporary, data, path)
 
 
 @contextmanager
 def replacing(path: Path, *, disk: Disk) -> Iterator[Path]:
     """`write_file` for what is not in memory at once: write and sync a new file under the hidden name given.
+
+    Raises:
+        OSError: of the disk, with `path` as its name and not the hidden one.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -488,9 +492,11 @@ def replacing(path: Path, *, disk: Disk) -> Iterator[Path]:
     try:
         yield temporary
         disk.rename(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             disk.remove(temporary)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
     disk.sync_folder(path.parent)
 
@@ -610,8 +616,11 @@ def _chunks(disk: Disk, folder: Path, name: str, chunk_bytes: int) -> Iterator[b
         raise
 
 
-def _write_synced(disk: Disk, path: Path, data: bytes) -> None:
-    """Write a new file and return when its content is on the disk; its name may not be, yet."""
+def _write_synced(disk: Disk, path: Path, data: bytes, final: Path) -> None:
+    """Write a new file and return when its content is on the disk; its name may not be, yet.
+
+    Errors name the file as it would be called in the end.
+    """
     # Written and synced through one descriptor: a second one may not hear of a failed write-back.
     try:
         file = disk.create(path)
@@ -623,7 +632,7 @@ def _write_synced(disk: Disk, path: Path, data: bytes) -> None:
         finally:
             disk.close(file)
     except OSError as error:
-        error.filename = str(path)  # an operation on a descriptor does not know it
+        error.filename = str(final)  # an operation on a descriptor knows no name
         raise
 
 

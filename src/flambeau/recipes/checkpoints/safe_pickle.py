@@ -12,6 +12,7 @@ listed, and left out; `torch.load(weights_only=True)` reads the tensors. Nor for
 
 import codecs
 import io
+import itertools
 import math
 import mmap
 import pickletools
@@ -49,6 +50,10 @@ _NUMPY_DTYPE = re.compile(r"[<>=|]([biufc][0-9]{1,2}|[SU][0-9]{1,9})")
 
 class PickleRefused(ValueError):
     """A file that is damaged, or that names what may not be built; the message says which."""
+
+
+class NotSupported(PickleRefused, NotImplementedError):
+    """A file that is whole as far as it was followed, and not of a kind or size that is read here."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +108,14 @@ def pickle_contents(path: Path) -> Contents:
         >>> contents.container, contents.refused, contents.weights_only, contents.value["weight"].shape
         ('zip', (), True, torch.Size([2, 3]))
     """
-    with _parsed(path) as (parsed, _):
-        builder = _Builder(parsed, data=None, drop=True)
-        built = builder.build(parsed.root)
-        known = [_OLD_NAMES.get(name, name) for name in parsed.names if _known(name)]
-        plain = all(name[:6] == "torch." or name in _TORCH for name in known)
+    with _parsed(path) as parsed:
+        builder = _Builder(parsed, drop=True, mapped=None)
+        built, refused = builder.build(parsed.root), parsed.refused()
+        known = (_OLD_NAMES.get(name, name) for name in parsed.names)
+        plain = not refused and all(name[:6] == "torch." or name in _TORCH for name in known)
         plain &= parsed.container in ("zip", "torch before 1.6") and parsed.protocol == 2
-        root, names, refused = _class_of(parsed.root), tuple(parsed.names), parsed.refused()
-        plain, not_read = plain and not refused, tuple(builder.not_read)
-        return Contents(parsed.container, root, names, refused, not_read, plain, built)
+        names = _class_of(parsed.root), tuple(parsed.names), refused
+        return Contents(parsed.container, *names, tuple(builder.not_read), plain, built)
 
 
 def load_pickle(
@@ -142,15 +146,14 @@ def load_pickle(
         >>> model.name, list(model.state["_parameters"])
         ('torch.nn.modules.linear.Linear', ['weight', 'bias'])
     """
-    with _parsed(path, checked) as (parsed, data):
+    with _parsed(path, checked) as parsed:
         if not drop_objects:
-            how = "drop_objects=True takes the weights, and leaves such objects out"
-            parsed.refuse_names(f"\n{how}")
-        return _Builder(parsed, data, drop=drop_objects, mapped=mapped).build(parsed.root)
+            parsed.refuse_names("drop_objects=True takes the weights, and leaves such objects out")
+        return _Builder(parsed, drop=drop_objects, mapped=mapped).build(parsed.root)
 
 
 def plain_pickle(data: bytes) -> Any:
-    """What a pickle in memory holds, such as a record of a data set: as `load_pickle`, without tensors.
+    """What a pickle in memory holds, such as a record of a data set: as `load_pickle`.
 
     Raises:
         PickleRefused: damaged, or it names other things than plain data.
@@ -162,7 +165,7 @@ def plain_pickle(data: bytes) -> Any:
     """
     parsed = _parse_stream(io.BytesIO(data))
     parsed.refuse_names()
-    return _Builder(parsed, None, drop=False).build(parsed.root)
+    return _Builder(parsed, drop=False).build(parsed.root)
 
 
 @dataclass(frozen=True)
@@ -192,12 +195,14 @@ class _Made:
 class _Machine:
     """Follows the opcodes of a pickle. What they would call is noted in a `_Made`, and not called."""
 
-    def __init__(self, file: Any) -> None:
-        self.file = file  # of which it reads one pickle a run
+    def __init__(self, file: Any, outer: "_Machine | None" = None) -> None:
+        self.file, self.outer = file, outer  # of which it reads one pickle a run
         self.storages: dict[str, _Storage] = {}
-        self.names: dict[str, None] = {}
-        self.protocol = self.num_made = 0
-        self.checked_key = _KeyCheck()
+        self.held: dict[str, memoryview] = {}  # the bytes of storages that lie in the pickle itself
+        self.loaded: dict[int, tuple[Any, _Storage]] = {}
+        self.names: dict[str, None] = outer.names if outer else {}
+        self.made: Iterator[int] = outer.made if outer else itertools.count()
+        self.protocol, self.checked_key = 0, _KeyCheck()
 
     def run(self) -> Any:
         self.stack: list[Any] = []
@@ -206,9 +211,8 @@ class _Machine:
         try:
             for _ in range(_MAX_OPS):
                 opcode = _OPCODES[self.file.read(1)]
-                self.num_made += opcode.name in _TAKES
-                if self.num_made > _MAX_MADE:
-                    raise PickleRefused(f"the pickle makes over {_MAX_MADE} things")
+                if opcode.name in _TAKES and next(self.made) == _MAX_MADE:
+                    raise NotSupported(f"too large to be checked: it makes over {_MAX_MADE} things")
                 if opcode.name == "STOP":
                     return self.stack.pop()
                 read = opcode.arg and opcode.arg.reader  # the one of STRING knows ASCII alone
@@ -219,10 +223,12 @@ class _Machine:
         except _MISUSE as error:
             what = f"{type(error).__name__} at byte {self.file.tell()}"
             raise PickleRefused(f"no whole pickle: {what}") from error
-        raise PickleRefused(f"the pickle has over {_MAX_OPS} opcodes")
+        raise NotSupported(f"too large to be checked: it has over {_MAX_OPS} opcodes")
 
     def step(self, name: str, argument: Any) -> None:
         push, items = self.stack.append, self.take(_TAKES[name]) if name in _TAKES else []
+        if _LOADER.path in self.names and _LOADER in items[name in _CALLS :]:
+            raise PickleRefused(f"it hands {_LOADER.path} to something that may call it")
         match name:
             case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
                 self.memo[len(self.memo) if argument is None else argument] = self.stack[-1]
@@ -237,7 +243,8 @@ class _Machine:
             case "SETITEM" | "SETITEMS":
                 self.put_items(items, self.stack[-1])
             case "APPEND" | "APPENDS" | "ADDITEMS":
-                self.add_items(items)
+                target = self.stack[-1]
+                (target if isinstance(target, list) else target.items).extend(items)
             case "MARK":
                 self.marks.append(len(self.stack))
             case "POP":
@@ -262,13 +269,14 @@ class _Machine:
             case "REDUCE" | "NEWOBJ" | "NEWOBJ_EX":
                 self.call(*items)
             case "BUILD":
-                self.give_state(*items)
+                items[0].state = items[1]  # which a _Made alone has
+                push(items[0])
             case "INST":
-                push(_Made(self.name(*argument.split(" ", 1)), tuple(items)))
+                self.call(self.name(*argument.split(" ", 1)), tuple(items))
             case "OBJ":
-                push(_Made(items[0], tuple(items[1:])))
+                self.call(items[0], tuple(items[1:]))
             case "EMPTY_SET" | "FROZENSET":
-                kind = "frozenset" if name == "FROZENSET" else "set"
+                kind = name.lower().removeprefix("empty_")
                 push(_Made(_Name(f"builtins.{kind}"), (), items=items))
             case "EXT1" | "EXT2" | "EXT4":
                 push(self.name("copyreg", f"extension {argument}"))
@@ -296,41 +304,43 @@ class _Machine:
     def call(self, maker: Any, args: Any, kwargs: Any = None) -> None:
         if maker in _RECONSTRUCTORS:
             maker, args = args[0], ()  # class, base, state of the base: made by __new__
-        self.stack.append(_Made(maker, args, kwargs))
+        made = _Made(maker, args, kwargs)
+        self.stack.append(self.storage_in(*args) if maker == _LOADER else made)
+
+    def storage_in(self, raw: Any) -> _Storage:
+        """Of bytes, as which pickle.dump writes a storage: those of torch.save before PyTorch 1.6."""
+        if id(raw) not in self.loaded:
+            key = f"in bytes {len(self.loaded)}"
+            try:
+                if self.outer:  # each level is copied: a file of some MB could take TB
+                    raise PickleRefused("bytes in bytes")
+                data = io.BytesIO(_raw(raw.args[0] if isinstance(raw, _Made) else raw))
+                parsed = _parse_stream(data, self)
+                inner, self.held[key] = parsed.root, parsed.held[parsed.root.key]
+            except (PickleRefused, AttributeError) as error:
+                raise PickleRefused(f"{_LOADER.path} of no storage: {error}") from error
+            self.loaded[id(raw)] = raw, _Storage(inner.dtype, key, inner.size)
+        return self.loaded[id(raw)][1]
 
     def put_items(self, items: list[Any], target: Any) -> Any:
         for key, value in zip(items[::2], items[1::2], strict=True):
             if isinstance(target, dict):
                 target[self.checked_key(key)] = value
-            elif isinstance(target, _Made):
-                target.pairs.append((key, value))
             else:
-                raise PickleRefused(f"it sets items of {_class_of(target)}")
+                target.pairs.append((key, value))  # which a _Made alone has
         return target
-
-    def add_items(self, items: list[Any]) -> None:
-        target = self.stack[-1]
-        if not isinstance(target, list | _Made):
-            raise PickleRefused(f"it appends to {_class_of(target)}")
-        (target if isinstance(target, list) else target.items).extend(items)
-
-    def give_state(self, target: Any, state: Any) -> None:
-        if not isinstance(target, _Made):
-            raise PickleRefused(f"it would set attributes of {_class_of(target)}")
-        target.state = state
-        self.stack.append(target)
 
     def persistent(self, pid: Any) -> Any:
         kind = pid[0] if isinstance(pid, tuple) and pid else None
         if kind == "module":  # a class, with its source: torch compared that and warned
             return pid[1]
         if kind != "storage" or len(pid) not in (5, 6):
-            raise PickleRefused("it refers to an object outside the file that is no storage")
+            raise NotSupported("it refers to an object outside the file that is no storage")
         _, storage_class, key, _device, size, *view = pid
         match = _STORAGE.fullmatch(getattr(storage_class, "path", ""))
         dtype = _STORAGE_DTYPES.get(match[1]) if match and view in ([], [None]) else None
         if dtype is None or not isinstance(key, str) or not _is_size(size):
-            raise PickleRefused(f"it refers to a storage of {_class_of(storage_class)}")
+            raise NotSupported(f"it refers to a storage of {_class_of(storage_class)}")
         storage = self.storages.setdefault(key, _Storage(dtype, key, size))
         if storage != _Storage(dtype, key, size):
             raise PickleRefused(f"storage {key!r} has two sizes or types")
@@ -345,6 +355,8 @@ _TAKES = {  # how many items opcodes take off the stack; None: all behind the la
     **dict.fromkeys(("TUPLE", "LIST", "DICT", "FROZENSET", "APPENDS", "ADDITEMS", "SETITEMS"), None),
     **dict.fromkeys(("POP_MARK", "INST", "OBJ"), None),
 }  # fmt: skip
+_CALLS = ("REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ")  # of the first item that they take
+_LOADER = _Name("torch.storage._load_from_bytes")  # calls torch.load: only ever followed here
 _RECONSTRUCTORS = (_Name("copy_reg._reconstructor"), _Name("copyreg._reconstructor"))
 
 
@@ -367,11 +379,11 @@ class _KeyCheck:
         self.num_tuples += parts is key
         if len(parts) > _MAX_KEY_PARTS or self.num_tuples > _MAX_TUPLE_KEYS:
             many = f"over {_MAX_TUPLE_KEYS} keys are tuples"
-            raise PickleRefused(f"a key is a tuple of {len(parts)}, or {many}")
+            raise NotSupported(f"a key is a tuple of {len(parts)}, or {many}")
         for part in parts:
             huge = isinstance(part, int) and part.bit_length() > 64
             if huge or not isinstance(part, str | bytes | int | float | None | _Name | _Made):
-                raise PickleRefused(f"a dict or set has a key of type {type(part).__name__}")
+                raise NotSupported(f"a dict or set has a key of type {type(part).__name__}")
         return key
 
 
@@ -392,7 +404,7 @@ class _Parsed:
     container: str
     root: Any
     names: Mapping[str, None]
-    spans: Mapping[str, tuple[int, int]]  # storage key: its first byte and the one behind its last
+    held: Mapping[str, memoryview]  # the bytes of the storages, by key
     protocol: int
 
     def refused(self) -> tuple[str, ...]:
@@ -401,25 +413,21 @@ class _Parsed:
     def refuse_names(self, remedy: str = "") -> None:
         if refused := self.refused():
             names = f"{', '.join(refused[:3])}{' ...' * (len(refused) > 3)}; nothing was run"
-            raise PickleRefused(f"it names {names}{remedy}")
+            raise PickleRefused(f"it names {names}\n{remedy}".strip())
 
 
 @contextmanager
-def _parsed(path: Path, checked: bool = False) -> Iterator[tuple[_Parsed, mmap.mmap]]:
+def _parsed(path: Path, checked: bool = False) -> Iterator[_Parsed]:
     """The file, mapped copy-on-write; tensors that lie in it keep the mapping alive."""
     with path.open("rb") as file:
         if not file.seek(0, 2):
             raise PickleRefused(f"{path}: the file is empty")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     try:
-        if data[257:262] == b"ustar" and data[:2] != b"PK":
-            old = "a tar archive, as torch.save wrote before PyTorch 0.1.10"
-            how = "torch.load(weights_only=False) reads it, if you trust its author"
-            raise PickleRefused(f"{old}: {how}")
         is_zip = data[:4] == b"PK\x03\x04"
-        yield _parse_zip(data, checked) if is_zip else _parse_stream(data), data
+        yield _parse_zip(data, checked) if is_zip else _parse_stream(data)
     except PickleRefused as error:
-        raise PickleRefused(f"{path}: {error}") from error
+        raise type(error)(f"{path}: {error}") from error
 
 
 def _parse_zip(data: mmap.mmap, checked: bool) -> _Parsed:
@@ -427,81 +435,81 @@ def _parse_zip(data: mmap.mmap, checked: bool) -> _Parsed:
         records = zipfile.ZipFile(cast(IO[bytes], data)).infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, struct.error) as error:
         raise PickleRefused(f"a damaged or truncated zip file ({error})") from error
-    spans: dict[str, tuple[int, int]] = {}
+    places: dict[str, memoryview] = {}
     end = 0
     for record in sorted(records, key=lambda record: record.header_offset):
         if record.header_offset < end:  # some MB laid under many names could become TB in memory
             raise PickleRefused(f"record {record.filename!r} lies over another one")
         end = record.header_offset + record.compress_size
-        if record.filename in spans:
+        if record.filename in places:
             raise PickleRefused(f"two records {record.filename!r}: a reader may take either")
         if "/code/" not in record.filename:  # of TorchScript, which is never looked at
-            spans[record.filename] = _span(data, record)
+            places[record.filename] = _place(memoryview(data), record)
     # torch.serialization.set_crc32_options(False) writes zeros.
     sums = {record.filename: record.CRC for record in records if checked}
-    for name, span in spans.items() if any(sums.values()) else ():
-        if zlib.crc32(memoryview(data)[slice(*span)]) != sums[name]:
+    for name, place in places.items() if any(sums.values()) else ():
+        if zlib.crc32(place) != sums[name]:
             raise PickleRefused(f"record {name!r} is not what was saved: its CRC-32 differs")
     prefix = records[0].filename.partition("/")[0] if records else ""
-    if f"{prefix}/data.pkl" not in spans:
-        raise PickleRefused("a zip file without data.pkl: torch.save did not write it")
-    order = spans.get(f"{prefix}/byteorder")
-    if order is not None and data[slice(*order)] != sys.byteorder.encode():
-        raise PickleRefused(f"written on a machine whose byte order is not {sys.byteorder}")
-    machine = _Machine(io.BytesIO(data[slice(*spans[f"{prefix}/data.pkl"])]))
+    if f"{prefix}/data.pkl" not in places:
+        raise NotSupported("a zip file without data.pkl: torch.save did not write it")
+    if places.get(f"{prefix}/byteorder", sys.byteorder.encode()) != sys.byteorder.encode():
+        raise NotSupported(f"written on a machine whose byte order is not {sys.byteorder}")
+    machine = _Machine(io.BytesIO(places[f"{prefix}/data.pkl"]))
     root = machine.run()
-    held = {key: spans.get(f"{prefix}/data/{key}", (0, 0)) for key in machine.storages}
-    kind = "TorchScript" if f"{prefix}/constants.pkl" in spans else "zip"
-    return _Parsed(kind, root, machine.names, held, machine.protocol)
+    held = {k: places.get(f"{prefix}/data/{k}", memoryview(b"")) for k in machine.storages}
+    kind = "TorchScript" if f"{prefix}/constants.pkl" in places else "zip"
+    return _Parsed(kind, root, machine.names, held | machine.held, machine.protocol)
 
 
-def _span(data: mmap.mmap, record: zipfile.ZipInfo) -> tuple[int, int]:
+def _place(data: memoryview, record: zipfile.ZipInfo) -> memoryview:
     if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
-        raise PickleRefused(f"record {record.filename!r} is compressed, as torch.save never does")
-    header = data[record.header_offset : record.header_offset + 30]
+        raise NotSupported(f"record {record.filename!r} is compressed, as torch.save never does")
+    header = bytes(data[record.header_offset : record.header_offset + 30])
     lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     low = record.header_offset + 30 + lengths
     if header[:4] != b"PK\x03\x04" or low + record.file_size > len(data):
         raise PickleRefused(f"record {record.filename!r} is not where the file says")
-    return low, low + record.file_size
+    return data[low : low + record.file_size]
 
 
-def _parse_stream(data: Any) -> _Parsed:
-    machine = _Machine(data)
+def _parse_stream(data: Any, outer: _Machine | None = None) -> _Parsed:
+    machine = _Machine(data, outer)
     root = machine.run()
     if root != _MAGIC or type(root) is not int:
         if machine.storages:
-            raise PickleRefused("it refers to storages, but torch.save did not write it")
-        return _Parsed("pickle", root, machine.names, {}, machine.protocol)
+            raise NotSupported("it refers to storages, but torch.save did not write it")
+        return _Parsed("pickle", root, machine.names, machine.held, machine.protocol)
     if machine.run() != 1001:
-        raise PickleRefused("an unknown version of the format before PyTorch 1.6")
+        raise NotSupported("an unknown version of the format before PyTorch 1.6")
     system = machine.run()
     if not isinstance(system, dict) or system.get("little_endian") != (sys.byteorder == "little"):
-        raise PickleRefused(f"written on a machine whose byte order is not {sys.byteorder}")
+        raise NotSupported(f"written on a machine whose byte order is not {sys.byteorder}")
     root, keys = machine.run(), machine.run()
-    spans: dict[str, tuple[int, int]] = {}
+    whole = data.getbuffer() if isinstance(data, io.BytesIO) else memoryview(data)
     for key in keys if isinstance(keys, list) else ():
-        if not isinstance(key, str) or key not in machine.storages or key in spans:
+        if not isinstance(key, str) or key not in machine.storages or key in machine.held:
             raise PickleRefused("the list of storages does not fit the pickle")
         size = int.from_bytes(data.read(8), "little") * machine.storages[key].dtype.itemsize
         low = data.tell()
-        if low + size > len(data):
-            raise PickleRefused(f"truncated: storage {key!r} ends at {low + size} of {len(data)}")
-        spans[key] = (low, low + size)
+        if low + size > len(whole):
+            raise PickleRefused(f"truncated: storage {key!r} ends at {low + size} of {len(whole)}")
+        machine.held[key] = whole[low : low + size]
         data.seek(low + size)
-    if machine.storages.keys() - spans.keys():
+    if machine.storages.keys() - machine.held.keys():
         raise PickleRefused("truncated: the data of storages are missing at the end")
-    return _Parsed("torch before 1.6", root, machine.names, spans, machine.protocol)
+    return _Parsed("torch before 1.6", root, machine.names, machine.held, machine.protocol)
 
 
 class _Builder:
-    """Makes values of what the machine noted, by `_MAKERS`; tensors on 'meta' without `data`."""
+    """Makes values of what the machine noted, by `_MAKERS`; tensors may be on 'meta'."""
 
-    def __init__(self, parsed: _Parsed, data: Any, *, drop: bool, mapped: bool = False) -> None:
-        self.parsed, self.data, self.drop, self.mapped = parsed, data, drop, mapped
+    def __init__(self, parsed: _Parsed, *, drop: bool, mapped: bool | None = False) -> None:
+        self.parsed, self.drop, self.mapped = parsed, drop, mapped  # None: no values at all
         self.done: dict[int, Any] = {}
         self.not_read: dict[str, None] = {}
         self.storages: dict[str, Tensor] = {}  # their bytes, whatever types they are read as
+        self.keys: dict[int, int] = {}  # objects as keys, by number
         self.checked_key = _KeyCheck()
         self.depth = 0
 
@@ -511,8 +519,7 @@ class _Builder:
         if isinstance(value, _Storage):  # that no tensor holds
             if "q" in str(value.dtype):
                 return self.left_out("a quantized storage")
-            size, values = self.storage(value, value.dtype)
-            return torch.empty(size, dtype=value.dtype, device="meta") if values is None else values
+            return self.storage(value, value.dtype)
         if not isinstance(value, list | tuple | dict | _Made):
             return value
         if id(value) not in self.done:
@@ -529,8 +536,7 @@ class _Builder:
         if isinstance(value, tuple):
             return tuple(self.build(item) for item in value)
         if isinstance(value, list):
-            items: list[Any] = []
-            self.done[id(value)] = items  # first, as a list may hold itself
+            self.done[id(value)] = items = list[Any]()  # first, as a list may hold itself
             items += [self.build(item) for item in value]
             return items
         self.done[id(value)] = mapping = dict[Any, Any]()
@@ -543,7 +549,11 @@ class _Builder:
 
     def key(self, key: Any) -> Any:
         built = self.build(key)
-        return self.checked_key(built.name if isinstance(built, Foreign) else built)
+        if isinstance(built, Tensor):  # as in the state of an optimizer that was saved whole
+            built = self.left_out("a tensor as a key")
+        if isinstance(built, Foreign):  # of several in one dict none may stand for another
+            built = f"{built.name} {self.keys.setdefault(id(key), len(self.keys))}"
+        return self.checked_key(built)
 
     def _made(self, made: _Made) -> Any:
         name = _class_of(made)
@@ -565,38 +575,33 @@ class _Builder:
             raise PickleRefused(f"it would call {name}; nothing was run")
         if made.pairs or made.items:  # a class made of dict or list; what it holds is what counts
             return dict(self.pairs(made.pairs)) or [self.build(item) for item in made.items]
-        attributes: dict[Any, Any] = {}
-        self.done[id(made)] = foreign = Foreign(name, attributes)
+        self.done[id(made)] = foreign = Foreign(name, {})
         for part in made.state if isinstance(made.state, tuple) else (made.state,):
             if isinstance(part, dict):  # attributes, or (attributes, slots)
-                attributes.update(self.pairs(part.items()))
+                foreign.state.update(self.pairs(part.items()))
         return foreign
 
     def left_out(self, what: str) -> Foreign:
         """What stands for data that are not read here, where objects are dropped."""
         if not self.drop:
-            how = "" if self.data is None else "; drop_objects=True leaves it out"
-            raise PickleRefused(f"it holds {what}, not read here{how}")
+            raise NotSupported(f"it holds {what}, not read here")
         self.not_read[what] = None
         return Foreign(what)
 
-    def storage(self, storage: Any, dtype: torch.dtype) -> tuple[int, Tensor | None]:
-        key = storage.key
-        low, high = self.parsed.spans[key]
+    def storage(self, storage: _Storage, dtype: torch.dtype) -> Tensor:
+        key, held = storage.key, self.parsed.held[storage.key]
         size_bytes = storage.size * storage.dtype.itemsize
-        if size_bytes > high - low:
-            raise PickleRefused(f"storage {key!r} has {high - low} of its {size_bytes} bytes")
-        if self.data is not None and key not in self.storages:
-            buffer: Any = memoryview(self.data)[low : low + size_bytes]
-            if not (self.mapped and low % 8 == 0):
-                buffer = bytearray(buffer)
-            whole = torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0)
-            self.storages[key] = whole
-        num_elements = size_bytes // dtype.itemsize
-        if self.data is None:
-            return num_elements, None
-        values = self.storages[key][: num_elements * dtype.itemsize]
-        return num_elements, values.view(dtype) if num_elements else torch.empty(0, dtype=dtype)
+        if size_bytes > len(held):
+            raise PickleRefused(f"storage {key!r} has {len(held)} of its {size_bytes} bytes")
+        if key not in self.storages:
+            device = "meta" if self.mapped is None else "cpu"
+            whole = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+            if size_bytes and device == "cpu":
+                whole = torch.frombuffer(held, dtype=torch.uint8, count=size_bytes)
+            self.storages[key] = (
+                whole if self.mapped and whole.data_ptr() % 8 == 0 else whole.clone()
+            )
+        return self.storages[key][: size_bytes // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 def _tensor(builder: _Builder, made: _Made) -> Any:
@@ -605,23 +610,18 @@ def _tensor(builder: _Builder, made: _Made) -> Any:
     if made.state is not None or any(rest[3:] if v3 else rest[2:]) or "q" in str(storage.dtype):
         return builder.left_out("a tensor that is conjugated, negated, quantized or has attributes")
     dtype = _DTYPES[rest[2].path] if v3 else storage.dtype
-    num_elements, values = builder.storage(storage, dtype)
+    values = builder.storage(storage, dtype)
     shape, strides = builder.build(shape), builder.build(strides)
     if len(shape) > 64 or not all(map(_is_size, (offset, *shape, *strides))):
         raise PickleRefused("a tensor has sizes or strides that no tensor has")
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    if (0 not in shape and last >= num_elements) or math.prod(shape) >= 1 << 60:
-        raise PickleRefused(f"a tensor {shape} reaches beyond its storage of {num_elements}")
-    if values is None:
-        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    if (0 not in shape and last >= len(values)) or math.prod(shape) >= 1 << 60:
+        raise PickleRefused(f"a tensor {shape} reaches beyond its storage of {len(values)}")
     return values.as_strided(shape, strides, 0 if 0 in shape else offset)
 
 
 def _data(builder: _Builder, made: _Made) -> Any:
-    value = builder.build(made.args[0])  # Parameter(data, requires_grad ...)
-    if not isinstance(value, Tensor | Foreign):
-        raise PickleRefused(f"{made.maker.path} of no tensor")
-    return value
+    return builder.build(made.args[0])  # Parameter(data, requires_grad ...)
 
 
 def _typed(builder: _Builder, made: _Made) -> Any:
@@ -701,8 +701,8 @@ _MAKERS: dict[str, Callable[[_Builder, _Made], Any]] = {
     "builtins.complex": lambda b, made: complex(*map(float, made.args)),
     "builtins.bytearray": lambda b, made: bytearray(_raw(*map(b.build, made.args))),
     "builtins.bytes": lambda b, made: _raw(*made.args), "_codecs.encode": lambda b, made: _raw(made.args[0]),
-    "argparse.Namespace": lambda b, made: dict(b.pairs((made.state or {}).items())),
-    "types.SimpleNamespace": lambda b, made: dict(b.pairs((made.state or {}).items())),
+    **dict.fromkeys(("argparse.Namespace", "types.SimpleNamespace"),
+                    lambda b, made: dict(b.pairs((made.state or {}).items()))),
     "pathlib.PosixPath": lambda b, made: str(PurePosixPath(*made.args)),
     "numpy.dtype": _numpy_dtype, "numpy._core.multiarray._reconstruct": _numpy_array,
     "numpy._core.multiarray.scalar": _scalar,
@@ -714,7 +714,7 @@ _MAKERS: dict[str, Callable[[_Builder, _Made], Any]] = {
 _OLD_NAMES = {n.replace("._core.", ".core.").replace("builtins", "__builtin__"): n for n in _MAKERS}
 _ARGUMENTS = {  # only ever an argument of the above, or of one of the ways to make an object
     "numpy.ndarray", "torch.Tensor", "copy_reg._reconstructor", "copyreg._reconstructor",
-    "torch.serialization._get_layout", "torch.per_tensor_affine", "torch.per_channel_affine",
+    "torch.serialization._get_layout", "torch.per_tensor_affine", "torch.per_channel_affine", _LOADER.path,
     # Python 3 writes the int and str of a defaultdict under their names of Python 2.
     *(f"{b}.{t}" for b in ("__builtin__", "builtins")
       for t in ("object", "list", "dict", "int", "long", "float", "str", "unicode", "bool", "tuple")),

@@ -15,7 +15,7 @@ from flambeau.recipes.models.freezing import count_frozen, freeze
 from flambeau.recipes.models.layer_decay import group_table, layerwise_lr
 from flambeau.recipes.models.param_groups import param_groups
 from flambeau.train.settings.settings import ResolvedSettings
-from flambeau.train.weights.readers import open_weights, plain_names
+from flambeau.train.weights.readers import open_weights, plain_names, shown
 
 BACKBONE = "backbone"
 """The value of `--freeze` for everything but the head."""
@@ -54,7 +54,9 @@ def load_weights(model: nn.Module, path: str) -> str:
             .replace("less than min_share=0.5", "less than half")
         )
         raise InputError(f"weights = {path!r} ({weights.source}): {why}") from error
-    return f"{weights.source}: {loaded}"
+    gone = weights.unlisted
+    more = f"; {len(gone)} not listed by the index, such as {shown(gone[0])}" if gone else ""
+    return f"{weights.source}: {loaded}{more}"
 
 
 def freeze_parts(model: nn.Module, what: str) -> None:

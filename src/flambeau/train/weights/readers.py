@@ -30,6 +30,8 @@ from flambeau.recipes.checkpoints.safe_pickle import (
 from flambeau.recipes.checkpoints.state_dict_prefixes import strip_prefixes
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.weights.npz_file import read_npz
+from flambeau.train.weights.other_files import no_file_of_weights, not_read
 
 SAFETENSORS_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -51,6 +53,7 @@ class Weights:
         others: keys under which there are other weights.
         dropped: what the file names and was not made.
         lost: the places where it would have stood, such as 'w (torch._utils._rebuild_sparse_tensor)'.
+        unlisted: tensors of the files of an index that it does not list, such as 'model-1.bin: w'.
     """
 
     tensors: Mapping[str, Tensor]
@@ -58,6 +61,7 @@ class Weights:
     others: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    unlisted: tuple[str, ...] = ()
 
 
 def shown(text: str) -> str:
@@ -65,56 +69,52 @@ def shown(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def no_file_of_weights(path: Path) -> str | None:
-    """What a file is that stands in the place of weights after a download that went wrong."""
-    with path.open("rb") as file:
-        head = file.read(200).lstrip().lower()
-    if head.startswith(b"version https://git-lfs"):
-        return "a pointer of Git LFS and not the weights: fetch them by `git lfs pull`"
-    if head.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "a web page and not the weights: open it to see what the server said, download anew"
-    return None
-
-
 def weights_kind(path: Path) -> str:
-    """'safetensors', 'index' (of a model in several files) or 'pickle', by what a file begins with."""
-    if path.suffix == ".json":
-        return "index"
+    """'safetensors', 'index' (of a model in several files), 'npz' or 'pickle', by what a file begins with."""
+    if path.suffix in (".json", ".npz"):
+        return "index" if path.suffix == ".json" else "npz"
     with path.open("rb") as file:
         head = file.read(9)
-    begins = head[8:] == b"{" and int.from_bytes(head[:8], "little") <= MAX_HEADER
-    return "safetensors" if begins or path.suffix == ".safetensors" else "pickle"
+    is_header = int.from_bytes(head[:8], "little") <= MAX_HEADER
+    is_pickle = head[:4] == b"PK\3\4" or (head[:1] == b"\x80" and not is_header)
+    named = path.suffix == ".safetensors" and not is_pickle
+    return "safetensors" if named or (head[8:] == b"{" and is_header) else "pickle"
 
 
 def open_weights(path: Path, *, key: str | None = None, drop_objects: bool = False) -> Weights:
     """The weights of a file, or of the folder of a run or checkpoint.
 
     Args:
-        path: .pth, .pt, .pth.tar, .bin, .safetensors, the .index.json of several of them, the folder of
-            a run, or of one checkpoint.
+        path: .pth, .pt, .pth.tar, .bin, .safetensors, .npz, the .index.json of several of them, the folder
+            of a run, or of one checkpoint.
         key: which of several: a key of the dict in the file; 'model' or 'ema' of a checkpoint.
         drop_objects: take the weights of a file that names other objects too, such as a whole model.
 
     Raises:
         InputError: not there, damaged, no weights, or it names objects.
     """
-    if not path.exists():
-        raise InputError(f"{path} does not exist")
     if path.is_dir():
         return _of_folder(path, key)
-    if not path.is_file():
+    if path.exists() and not path.is_file():
         raise InputError(f"{path} is no regular file")
-    other = no_file_of_weights(path)
+    other = no_file_of_weights(path) if path.exists() or path.is_symlink() else None
     if other is not None:
         raise InputError(f"{path} is {other}")
+    if not path.exists():
+        raise InputError(f"{path} does not exist: give a file of weights, or the folder of a run")
     kind = weights_kind(path)
     if kind == "index":
         return _of_index(path, key, drop_objects)
     if kind == "safetensors":
         if key is not None:
             raise InputError(f"{path} is a safetensors file, which has no keys: leave --key out")
-        return Weights(read_safetensors(path), path.name)
-    return _of_pickle(path, key, drop_objects)
+        tensors = read_safetensors(path)
+        if not tensors:
+            raise InputError(f"{path} holds no weights: it is whole, and lists no tensor")
+        return Weights(tensors, path.name)
+    return (
+        _of_npz(path, key, drop_objects) if kind == "npz" else _of_pickle(path, key, drop_objects)
+    )
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -149,13 +149,34 @@ def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
                 f"{path} names {names}: a whole model or other objects; nothing was run\n"
                 "`flambeau convert --drop-objects` takes the weights, and still runs nothing"
             )
-        value = with_tensors(load_pickle(path, drop_objects=drop_objects, mapped=True))
-        found = weights_in(value)
+        value = load_pickle(path, drop_objects=drop_objects, mapped=True)
     except PickleRefused as error:
-        raise InputError(str(error)) from error
+        other = not_read(path, error)
+        raise InputError(f"{path} is {other}" if other else str(error)) from error
+    return _of_value(path, value, key, refused)
+
+
+def _of_npz(path: Path, key: str | None, drop_objects: bool) -> Weights:
+    try:
+        value = read_npz(path)
+    except InputError:
+        raise
     except ValueError as error:
-        if isinstance(error, InputError):
-            raise
+        raise InputError(f"{path} is damaged: {str(error).removeprefix(f'{path}: ')}") from error
+    weights = _of_value(path, value, key, ())
+    if weights.lost and not drop_objects:
+        raise InputError(
+            f"{path} holds what is no number: {shown(', '.join(weights.lost))[:200]}\n"
+            "`flambeau convert --drop-objects` takes the rest, and names what it leaves out"
+        )
+    return weights
+
+
+def _of_value(path: Path, value: Any, key: str | None, refused: tuple[str, ...]) -> Weights:
+    value = with_tensors(value)
+    try:
+        found = weights_in(value)
+    except ValueError as error:
         raise InputError(f"{path}: {error}") from error
     taken, tensors = _chosen(path, found, key)
     source = f"{path.name}, key {taken}" if taken else path.name
@@ -226,6 +247,10 @@ def _of_index(path: Path, key: str | None, drop_objects: bool) -> Weights:
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         files = dict.fromkeys(weight_map.values())
+        if not files:
+            raise InputError(f"{path} lists no weights: its weight_map is empty")
+    except InputError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"{path} is no index of weights (a JSON object with weight_map)"
@@ -242,8 +267,14 @@ def _of_index(path: Path, key: str | None, drop_objects: bool) -> Weights:
     tensors = {name: held[file].tensors[name] for name, file in weight_map.items()}
     dropped = dict.fromkeys(name for weights in held.values() for name in weights.dropped)
     lost = tuple(f"{file}: {place}" for file, weights in held.items() for place in weights.lost)
+    unlisted = tuple(
+        f"{file}: {name}"
+        for file, weights in held.items()
+        for name in weights.tensors
+        if name not in tensors
+    )
     source = f"{path.name}, {len(files)} files"
-    return Weights(tensors, source, dropped=tuple(dropped), lost=lost)
+    return Weights(tensors, source, dropped=tuple(dropped), lost=lost, unlisted=unlisted)
 
 
 def _of_folder(path: Path, key: str | None) -> Weights:

@@ -1,6 +1,7 @@
 """What `flambeau verify` says of a file of weights: whole or not, what unpickling it would run, NaNs."""
 
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,20 +16,25 @@ from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.checkpoint_tensors import tensors_in
 from flambeau.recipes.checkpoints.safe_pickle import (
     Contents,
+    Foreign,
     PickleRefused,
     load_pickle,
     pickle_contents,
 )
+from flambeau.train.weights.npz_file import is_of_weights, read_npz
+from flambeau.train.weights.other_files import no_file_of_weights, not_read
 from flambeau.train.weights.readers import (
     MAX_HEADER,
-    no_file_of_weights,
     read_safetensors,
     weights_in,
     weights_kind,
     with_tensors,
 )
 
-_ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle")
+_ENDINGS = (
+    ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle", ".npz", ".npy",
+    ".pt2", ".onnx", ".gguf", ".keras", ".tflite",  # of other programs: named, and not read
+)  # fmt: skip
 _CHUNK = 1 << 24  # elements that are looked at in one go
 
 
@@ -37,9 +43,11 @@ class WeightsReport:
     """What was found in a file of weights.
 
     Attributes:
-        container: 'safetensors', or what `safe_pickle` calls it.
+        container: 'safetensors', 'npz', or what `safe_pickle` calls it.
         num_tensors, num_bytes: of its tensors.
         damaged: what is not whole, one sentence each.
+        other: what the file is, where it is none of weights that are read here.
+        checksums: whether the file has them, all of which were right.
         not_read: what is whole as far as it can be told, and no code, and yet not read.
         names: globals that unpickling would import or call, beyond weights and plain data.
         convertible: whether there are weights by name, which `flambeau convert` takes.
@@ -52,6 +60,8 @@ class WeightsReport:
     num_tensors: int = 0
     num_bytes: int = 0
     damaged: list[str] = field(default_factory=list)
+    other: str = ""
+    checksums: bool = False
     not_read: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     convertible: bool = True
@@ -61,18 +71,23 @@ class WeightsReport:
     @property
     def good(self) -> bool:
         """Whole, nothing in it would run, and no NaN; masks hold infinities on purpose."""
-        return not (self.damaged or self.names or any(nan for nan, _ in self.not_finite.values()))
+        is_read = not (self.damaged or self.other or self.names)
+        return is_read and not any(nan for nan, _ in self.not_finite.values())
 
 
 def is_weights(path: Path) -> bool:
     """Whether a file is one of weights and not of images, by its content; a damaged .pth is weights.
 
     Args:
-        path: any path.
+        path: any path; a link of git-annex to weights that have not been fetched counts.
     """
-    if not path.is_file() or not path.name.endswith((*_ENDINGS, ".pth.tar")):
+    is_annexed = path.is_symlink() and not path.exists() and no_file_of_weights(path) is not None
+    named = path.name.endswith((*_ENDINGS, ".pth.tar", ".index.json"))
+    if not named or not (path.is_file() or is_annexed):
         return False
-    if path.suffix not in (".pth", ".pt"):
+    if path.suffix in (".npz", ".npy"):
+        return path.exists() and is_of_weights(path)
+    if path.suffix not in (".pth", ".pt") or not path.exists():
         return True
     if path.with_name(f"{path.name}.pack.json").exists():
         return False
@@ -107,19 +122,42 @@ def report_weights(path: Path) -> WeightsReport:
     """
     other = no_file_of_weights(path)
     if other is not None:
-        return WeightsReport(path, "no weights", damaged=[f"this is {other}"], convertible=False)
-    return _safetensors(path) if weights_kind(path) == "safetensors" else _pickle(path)
+        return WeightsReport(path, "no weights", other=other, convertible=False)
+    kind = weights_kind(path)
+    if kind == "index":
+        what = "an index of several files of weights: verify each; `flambeau convert` reads them as one"
+        return WeightsReport(path, "index", other=what)
+    if kind == "npz":
+        return _npz(path)
+    return _safetensors(path) if kind == "safetensors" else _pickle(path)
+
+
+def _npz(path: Path) -> WeightsReport:
+    report = WeightsReport(path, "npz", checksums=_has_checksums(path))
+    try:
+        value = with_tensors(read_npz(path))
+        report.convertible, tensors = bool(weights_in(value)), tensors_in(value)
+    except ValueError as error:
+        report.damaged.append(str(error).removeprefix(f"{path}: "))
+        return report
+    names = {item.name: None for item in value.values() if isinstance(item, Foreign)}
+    report.not_read = tuple(names)
+    _count(report, tensors)
+    return report
 
 
 def _pickle(path: Path) -> WeightsReport:
     try:
         contents = pickle_contents(path)
     except PickleRefused as error:
+        other = not_read(path, error)
+        if other is not None:
+            return WeightsReport(path, "no weights", other=other, convertible=False)
         what = str(error).removeprefix(f"{path}: ")
         tool = f"; {RECOVERY['pth']}" if "zip file" in what else ""
-        container = "tar" if what.startswith("a tar archive") else "pickle"
-        return WeightsReport(path, container, damaged=[what + tool])
+        return WeightsReport(path, "pickle", damaged=[what + tool])
     report = WeightsReport(path, contents.container, names=contents.refused)
+    report.checksums = _has_checksums(path)
     report.not_read = contents.not_read
     report.weights_only = contents.weights_only
     try:
@@ -132,6 +170,15 @@ def _pickle(path: Path) -> WeightsReport:
     return report
 
 
+def _has_checksums(path: Path) -> bool:
+    """Of a zip file the CRC-32 of its records; torch.serialization.set_crc32_options(False) writes zeros."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(record.CRC for record in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+        return False
+
+
 def _count(report: WeightsReport, tensors: Mapping[str, Tensor]) -> None:
     report.num_tensors = len(tensors)
     waiting: dict[torch.dtype, dict[str, Tensor]] = {}  # small ones, looked at together
@@ -139,13 +186,16 @@ def _count(report: WeightsReport, tensors: Mapping[str, Tensor]) -> None:
         report.num_bytes += tensor.numel() * tensor.element_size()
         is_checked = tensor.is_floating_point() and tensor.dtype is not torch.float4_e2m1fn_x2
         if is_checked or tensor.is_complex():  # float4 has neither NaN nor infinity
-            flat, group = _each_once(tensor), waiting.setdefault(tensor.dtype, {})
+            # Of complex32 torch makes none without a warning.
+            pairs = tensor.dtype is torch.complex32
+            flat = _each_once(torch.view_as_real(tensor) if pairs else tensor)
+            group = waiting.setdefault(flat.dtype, {})
             if len(flat) > _CHUNK // 1000:
                 _look(report, name, flat)
             else:
                 group[name] = flat
             if len(group) == 1000:
-                _look_at_all(report, waiting.pop(tensor.dtype))
+                _look_at_all(report, waiting.pop(flat.dtype))
     for group in waiting.values():
         _look_at_all(report, group)
 

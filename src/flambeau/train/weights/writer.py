@@ -1,6 +1,5 @@
 """Weights into one new file, whole or not at all."""
 
-import errno
 import json
 import os
 import re
@@ -126,7 +125,7 @@ def _save_safetensors(
             number = re.search(r"os error (\d+)", str(error))
             if number is None:
                 raise
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(out)) from error
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
     return _write_atomically(out, write, disk)
 
@@ -138,10 +137,13 @@ def _save(out: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, d
         place: Any = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         place = place if tensor.numel() else name  # what is empty has no place
         if place not in made:
-            whole = tensor.detach().to(_wanted(tensor, dtype)).contiguous()
+            # Of complex32 torch makes none without a warning.
+            pairs = tensor.dtype is torch.complex32
+            whole = torch.view_as_real(tensor) if pairs else tensor
+            whole = whole.detach().to(_wanted(whole, None if pairs else dtype)).contiguous()
             if whole.untyped_storage().nbytes() > whole.numel() * whole.element_size():
                 whole = whole.clone()  # else torch.save writes all of what it is a part of
-            made[place] = whole
+            made[place] = torch.view_as_complex(whole) if pairs else whole
         plain[name] = made[place]
 
     def write(put: Callable[[bytes | memoryview], int], _: Path) -> None:
@@ -169,23 +171,18 @@ class _Sink:
 def _write_atomically(
     out: Path, write: Callable[[Callable[[bytes | memoryview], int], Path], None], disk: Disk
 ) -> int:
-    try:
-        with replacing(out, disk=disk) as temporary:
-            file = disk.create(temporary)
+    with replacing(out, disk=disk) as temporary:
+        file = disk.create(temporary)
 
-            def put(data: bytes | memoryview) -> int:
-                left = memoryview(data).cast("B")
-                while left:
-                    left = left[disk.write(file, left) :]
-                return len(data)
+        def put(data: bytes | memoryview) -> int:
+            left = memoryview(data).cast("B")
+            while left:
+                left = left[disk.write(file, left) :]
+            return len(data)
 
-            try:
-                write(put, temporary)
-                disk.sync(file)
-                return temporary.stat().st_size
-            finally:
-                disk.close(file)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EIO):
-            error.filename = str(out)
-        raise
+        try:
+            write(put, temporary)
+            disk.sync(file)
+            return temporary.stat().st_size
+        finally:
+            disk.close(file)

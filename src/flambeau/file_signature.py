@@ -1,0 +1,133 @@
+"""What a file looks like by its first bytes, for the message where it is not what its name says.
+
+Source: the signatures that the formats themselves define; of ONNX, which has none, the first fields of its
+ModelProto. Not for deciding that a file is good: whoever reads it checks all that it claims.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+_HEAD = 4096  # bytes that are looked at
+_QUOTED = 60  # characters of a text that a message shows
+
+# Kinds that stand where a file should be, after a checkout or a download that has not brought it.
+STAND_INS = frozenset({"git-lfs", "git-annex", "web page", "empty"})
+
+
+class Signature(NamedTuple):
+    """What a file looks like.
+
+    Attributes:
+        kind: 'git-lfs', 'git-annex', 'web page', 'empty', 'zip', 'gzip', 'hdf5', 'json', 'text' and so on.
+        what: the same for people: 'a gzip file'.
+        cure: what to do about it.
+    """
+
+    kind: str
+    what: str
+    cure: str
+
+    @property
+    def sentence(self) -> str:
+        """As a message ends: '... is a gzip file: unpack it with `gunzip`'."""
+        return f"{self.what}: {self.cure}"
+
+
+_PACKED = "unpack it with `{}`, and give what was in it"
+_SIGNATURES = [
+    (0, b"\x1f\x8b", "gzip", "a gzip file", _PACKED.format("gzip -dc FILE > NEW")),
+    (0, b"BZh", "bzip2", "a bzip2 file", _PACKED.format("bzip2 -dc FILE > NEW")),
+    (0, b"\xfd7zXZ\0", "xz", "an xz file", _PACKED.format("xz -dc FILE > NEW")),
+    (0, b"\x28\xb5\x2f\xfd", "zstd", "a Zstandard file", _PACKED.format("zstd -dc FILE > NEW")),
+    (0, b"7z\xbc\xaf\x27\x1c", "7z", "a 7z archive", _PACKED.format("7z x FILE")),
+    (0, b"Rar!\x1a\x07", "rar", "a RAR archive", _PACKED.format("unrar x FILE")),
+    (0, b"PK\3\4", "zip", "a zip archive", _PACKED.format("unzip FILE")),
+    (0, b"PK\5\6", "zip", "an empty zip archive", "copy or make it again"),
+    (257, b"ustar", "tar", "a tar archive", _PACKED.format("tar xf FILE")),
+    (0, b"\x89HDF\r\n\x1a\n", "hdf5", "an HDF5 file", "h5py reads it, or Keras if it saved a model"),
+    (0, b"\x93NUMPY", "npy", "an array of NumPy", "numpy.load reads it"),
+    (0, b"GGUF", "gguf", "a GGUF model of llama.cpp", "the package gguf reads it"),
+    (4, b"TFL3", "tflite", "a model of TensorFlow Lite", "the package ai-edge-litert runs it"),
+    (0, b"\x12\x01" + bytes(6), "mxnet", "weights of MXNet", "mxnet.nd.load reads it"),
+    (0, b"\x89PNG\r\n\x1a\n", "png", "a PNG image", "give a file of the kind that its name says"),
+    (0, b"\xff\xd8\xff", "jpeg", "a JPEG image", "give a file of the kind that its name says"),
+    (0, b"%PDF-", "pdf", "a PDF document", "give a file of the kind that its name says"),
+    (0, b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9", "torch",
+     "a file of torch.save before PyTorch 1.6", "torch.load reads it"),
+    *((0, bytes((128, n)), "pickle", "a pickle", "read it with what has written it") for n in range(2, 6)),
+]  # fmt: skip
+
+
+def signature(path: Path) -> Signature | None:
+    """What a file looks like; None where its first bytes say nothing.
+
+    Args:
+        path: a file, or a link of git-annex to one that has not been fetched.
+
+    Raises:
+        OSError: it cannot be read.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder, "a.pth")
+        ...     _ = file.write_text("version https://git-lfs.github.com/spec/v1")
+        ...     signature(file).sentence
+        'a pointer of Git LFS, and not the file itself: fetch that with `git lfs pull`'
+    """
+    if path.is_symlink() and not path.exists():
+        head = str(path.readlink()).encode()
+        return _pointer(head) if b"annex/objects/" in head else None
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return _stand_in(head) or _binary(head) or _text(head)
+
+
+def _stand_in(head: bytes) -> Signature | None:
+    if not head:
+        return Signature("empty", "an empty file", "copy or download it again")
+    if head.lstrip()[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        what = "a web page, and not the file itself"
+        cure = "open it to see what the server said, and download the file again"
+        return Signature("web page", what, cure)
+    return _pointer(head)
+
+
+def _pointer(head: bytes) -> Signature | None:
+    if head.startswith(b"version https://git-lfs"):
+        what = "a pointer of Git LFS, and not the file itself"
+        return Signature("git-lfs", what, "fetch that with `git lfs pull`")
+    line = head.partition(b"\n")[0]
+    if b"annex/objects/" in line and line.startswith((b"/annex", b".git/", b"../")):
+        what = "a pointer of git-annex, and not the file itself"
+        return Signature("git-annex", what, "fetch that with `git annex get FILE`")
+    return None
+
+
+def _binary(head: bytes) -> Signature | None:
+    for place, magic, kind, what, cure in _SIGNATURES:
+        if head.startswith(magic, place):
+            return Signature(kind, what, cure)
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 30:
+        return Signature("safetensors", "a safetensors file", "name it NAME.safetensors")
+    # ir_version, of 3 or more, and then producer_name, which is text, or the graph.
+    start = head[:4].ljust(4, b"\0")
+    is_named = start[2] == 0x12 and head[4 : 4 + start[3]].isascii()
+    if start[0] == 8 and 3 <= start[1] < 32 and (is_named or start[2] == 0x3A):
+        return Signature("onnx", "a model of ONNX", "the packages onnx and onnxruntime read it")
+    return None
+
+
+def _text(head: bytes) -> Signature | None:
+    text = None
+    for cut in range(4):  # the last character may not be whole
+        with contextlib.suppress(UnicodeDecodeError):
+            text = head[: len(head) - cut].decode("utf-8-sig")
+            break
+    if text is None or not all(c.isprintable() or c in "\t\n\r\f" for c in text):
+        return None
+    if text.lstrip()[:1] in ("{", "["):
+        return Signature("json", "a JSON text", "open it to see what it is")
+    start = next((line.strip() for line in text.splitlines() if line.strip()), "")[:_QUOTED]
+    return Signature("text", f"a text that begins with {start!r}", "open it to see what it is")
