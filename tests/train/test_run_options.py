@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from flambeau.data.wrap import wrap
 from flambeau.errors import InputError
@@ -94,7 +95,35 @@ def test_names_that_are_wrong_or_missing(
             "best = 'val_x' does not tell whether more or less .* or is the name misspelt",
         ),
         ({"best": "log_likelihood_error"}, "give best_mode='max' or best_mode='min'"),
-        ({"best_mode": "lowest"}, "best_mode must be 'max' or 'min'.* got 'lowest'"),
+        ({"best_mode": "lowest"}, "best_mode must be 'max' or 'min', got 'lowest'"),
+        ({"batch_size": "64"}, "batch_size must be a whole number, got '64'"),
+        ({"batch_size": 2.5}, r"batch_size must be a whole number, got 2\.5"),
+        ({"accumulate": True}, "accumulate must be a whole number, got True"),
+        ({"seed": None}, "seed needs a value"),
+        ({"ema": "0.9"}, "ema must be a number, got '0.9'"),
+        ({"precision": "fp8"}, "precision must be 'fp32', 'bf16' or 'fp16', got 'fp8'"),
+        ({"best": ""}, "best is empty"),
+        ({"bar": 1}, "bar must be true or false, got 1"),
+        ({"collate": "stack"}, "collate must be a function, got 'stack'"),
+        ({"sampler": [0, 1]}, "sampler must be one of flambeau.recipes.data.samplers, or anything"),
+        (
+            {"schedule": 0.1},
+            "schedule must be a name, a function of the step, or a ReduceOnPlateau",
+        ),
+        ({"schedule": lambda step: None}, "schedule must give a factor .* for step 0 it gave None"),
+        ({"schedule": lambda step: -1.0}, "a number of at least 0; for step 0 it gave -1"),
+        ({"state": [nn.Linear(1, 1)]}, r"state must be a dict, got \[Linear"),
+        ({"state": {"seen": 3}}, r"state\['seen'\] must be an object with state_dict .* got 3"),
+        (
+            {"state": {"plateau": nn.Linear(1, 1)}, "schedule": "plateau"},
+            r"state\['plateau'\]: the schedule is saved by this name",
+        ),
+        ({"config": {1: 2}}, r"config\[1\] cannot stand in config.toml"),
+        ({"config": {"a": [torch.ones(1)]}}, r"config\['a'\] cannot .*'Tensor' is not TOML"),
+        ({"config": {"a": {"b": float("nan")}}}, r"config\['a'\] holds NaN"),
+        ({"attachments": {"../a": b""}}, "must be bytes by the plain name of a file, got '../a'"),
+        ({"attachments": {"a": "text"}}, "must be bytes by the plain name of a file, got 'a'"),
+        ({"replay_from": 3}, "replay_from must be a text or a Path, got 3"),
     ],
 )
 def test_ranges_are_those_of_the_settings(
@@ -264,6 +293,86 @@ def test_a_loss_that_is_no_single_tensor_is_refused(tmp_path: Path, loss: Any) -
                 run.step(loss)
 
 
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    start(tmp_path / "run", batch_size=np.int64(4), ema=np.float32(0.5), clip_norm=1).close()
+    stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text(encoding="utf-8"))
+    assert (stored["batch_size"], stored["ema"], stored["clip_norm"]) == (4, 0.5, 1.0)
+
+
+X, Y = torch.randn(8, 2), torch.arange(8) % 2
+
+
+class Streamed(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return zip(X, Y, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (iter([(X, Y)]), "a list_iterator can be read only once"),
+        ((X, Y), r"a tuple of 2 whole tensors is no Dataset: TensorDataset\(X, Y\) makes one"),
+        ([X, Y], "a list of 2 whole tensors is no Dataset"),
+        ({"x": X, "y": Y}, "a dict has no samples 0, 1, 2"),
+        ("photos", "'photos' is a name"),
+        (Path("photos"), "'photos'.* is a name"),
+        (None, "None has neither .i. nor batches"),
+        (TensorDataset, "has neither .i. nor batches to iterate over"),
+        (Streamed(), "Streamed has no samples by index"),
+        (DataLoader(Streamed()), "object of type 'Streamed' has no len.*write a __len__"),
+        (wrap(TensorDataset(X, Y), batch_size=4), "give the Dataset that was wrapped"),
+    ],
+)
+def test_what_is_no_data_is_said(tmp_path: Path, data: Any, message: str) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match=f"Run cannot read its data: .*{message}"):
+        Run(tmp_path / "run", model, optimizer, data, duration="1ep")
+    assert not (tmp_path / "run").exists()
+    run = start(tmp_path / "run")
+    with pytest.raises(InputError, match=f"run.evaluate cannot read its data: .*{message}"):
+        next(run.evaluate(data))
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("of_loader", "options", "message"),
+    [
+        ({}, {"batch_size": 64}, "batch_size would have no effect: the data are a loader"),
+        ({}, {"workers": 0, "on_bad": print}, "workers, on_bad would have no effect"),
+        ({"generator": torch.Generator()}, {}, "the loader has a generator=, whose state is in no"),
+        (
+            {"sampler": RandomSampler(X, generator=torch.Generator())},
+            {},
+            "the loader has a generator=",
+        ),
+        (
+            {"num_workers": 1, "persistent_workers": True},
+            {},
+            "the loader has persistent_workers=True",
+        ),
+    ],
+)
+def test_what_a_loader_makes_inexact_or_would_ignore_is_refused(
+    tmp_path: Path, of_loader: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4, **of_loader)
+    with pytest.raises(InputError, match=message):
+        Run(tmp_path / "run", model, optimizer, loader, duration="1ep", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_model_and_optimizer_are_torchs(tmp_path: Path) -> None:
+    model, data = nn.Linear(2, 2), TensorDataset(X, Y)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match=r"the model must be a torch.nn.Module, got 'resnet18'"):
+        Run(tmp_path / "run", "resnet18", optimizer, data, duration="1ep")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"the optimizer must be a torch.optim.Optimizer, got <cl"):
+        Run(tmp_path / "run", model, torch.optim.SGD, data, duration="1ep")  # type: ignore[arg-type]
+
+
 def test_epochs_is_told_its_name_here(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"no argument 'epochs'; the length is duration='8ep'"):
         start(tmp_path / "run", epochs=8)
@@ -344,7 +453,7 @@ def test_workers_have_a_bound(tmp_path: Path) -> None:
 
 def test_a_configuration_that_no_file_could_give_back_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="too large for a file: it has more than 262144 bytes"):
-        start(tmp_path / "run", config={"note": "x" * 2**20})
+        start(tmp_path / "run", config={f"note {number}": "x" * 2**17 for number in range(3)})
     assert not (tmp_path / "run" / "config.toml").exists()
 
 

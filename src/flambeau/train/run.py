@@ -76,7 +76,7 @@ class Run:
         self.model, self.optimizer = model, optimizer
         self._replays = told.replay_from is not None
         self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()
-        self._parts = parts = make_parts(model, optimizer, data, told, self._ranks)
+        self._parts = parts = make_parts(model, optimizer, data, told, self._ranks, given=options)
         self.plan, self.device = parts.plan, parts.amp.device
         self.progress = ProgressBar(shown=told.bar, silent=not self._ranks.is_first)
         self.result: Result | None = None
@@ -103,7 +103,7 @@ class Run:
                 layout=None if parts.shards is None else parts.shards[1],
             )  # fmt: skip
             if told.replay_from is not None:
-                self.state.load(restore(told.replay_from))
+                self.state.load(restore(Path(told.replay_from)))
             else:
                 resources.callback(self.folder.release)
                 self._recorder.claim(parts.identity, told.attachments or {})
