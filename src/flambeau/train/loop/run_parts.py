@@ -116,6 +116,11 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     ):
         if not isinstance(value, kind):
             raise InputError(f"the {what} must be a {name}, got {value!r:.100}")
+    if "step" in vars(optimizer) and "initial_lr" in optimizer.param_groups[0]:
+        raise InputError(
+            "the optimizer has a learning-rate scheduler of torch's, and Run sets the rate of each step "
+            "itself: leave it out and give schedule=, a name or a function from the step to a factor"
+        )
     ours = {id(parameter) for parameter in model.parameters()}
     if ours and ours.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
         raise InputError(
@@ -176,6 +181,7 @@ def make_state(
         optimizer: over them.
         options: of the run.
     """
+    optimizer.zero_grad(set_to_none=True)  # of a trial before the run: a resume would not have them
     own = parts.schedule.parts()
     for name in own.keys() & (options.state or {}).keys():
         raise InputError(f"state[{name!r}]: the schedule is saved by this name; choose another one")
