@@ -115,7 +115,8 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         ("optimizer", optimizer, Optimizer, "torch.optim.Optimizer"),
     ):
         if not isinstance(value, kind):
-            raise InputError(f"the {what} must be a {name}, got {value!r:.100}")
+            got = " ".join(repr(value).split())  # an optimizer shows itself on many lines
+            raise InputError(f"the {what} must be a {name}, got {got:.100}")
     if "step" in vars(optimizer) and "initial_lr" in optimizer.param_groups[0]:
         raise InputError(
             "the optimizer has a learning-rate scheduler of torch's, and Run sets the rate of each step "
