@@ -86,7 +86,8 @@ def test_a_whole_run(flambeau: Any, images: Path) -> None:
         "checkpoints", "config.toml", "dataset.json", "environment.json", "metrics.jsonl",
         "model.safetensors", "result.json",
     }  # fmt: skip
-    assert "16 images to train on, 8 to evaluate on; the run is in run" in err
+    assert "16 images to train on, 8 to evaluate on\n" in err
+    assert "the run is in run\n" in err
     result = json.loads((run / "result.json").read_text())
     assert out.startswith(f"finished: val_loss {result['metrics']['val_loss']:.4f}, val_accuracy ")
     for command in ("predict run IMAGE...", "evaluate run DATA", "verify run"):
@@ -100,6 +101,18 @@ def test_a_whole_run(flambeau: Any, images: Path) -> None:
     best = max(val_rows, key=lambda row: row["val_accuracy"])
     assert result["weights"] == "best"
     assert result["metrics"]["val_accuracy"] == best["val_accuracy"]
+
+
+@pytest.mark.parametrize(
+    "flags", ["--model nosuch", "--weights nosuch.pt", "--schedule one-cycle --warmup 0st"]
+)
+def test_a_start_that_fails_names_and_leaves_no_folder(
+    flambeau: Any, images: Path, flags: str
+) -> None:
+    code, _, err = flambeau("train", images, f"--out run --epochs 1 {flags}")
+    assert code == 2
+    assert "the run is in" not in err
+    assert not Path("run").exists()
 
 
 def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path) -> None:

@@ -87,8 +87,9 @@ def train(
         folder, model, make_optimizer(model),
         DataLoader(data, batch_size=8, shuffle=True) if own_loader else data,
         **{
-            "duration": "2ep", "batch_size": 8, "log_every": 2, "checkpoint_every": "3st",
-            "bar": False, "on_nan": "rollback", "state": {"batches": batches}, **settings,
+            "duration": "2ep", "log_every": 2, "checkpoint_every": "3st",
+            **({} if own_loader else {"batch_size": 8}), "bar": False, "on_nan": "rollback",
+            "state": {"batches": batches}, **settings,
         },
     )  # fmt: skip
     for _ in run.epochs():

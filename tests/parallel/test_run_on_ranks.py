@@ -54,7 +54,8 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
     run = Run(
         folder, model, optimizer, Rows() if data is None else data, duration=duration,
-        batch_size=batch_size, accumulate=accumulate, log_every=2, seed=5, **settings,
+        accumulate=accumulate, log_every=2, seed=5,
+        **({} if isinstance(data, DataLoader) else {"batch_size": batch_size}), **settings,
     )  # fmt: skip
     for _ in run.epochs():
         for rows, targets in run.batches():

@@ -1,6 +1,7 @@
 """`flambeau launch`: the same command on several processes, of one machine or of many."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,15 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Start the ranks and wait for them."""
     words = arguments.command[arguments.command[:1] == ["--"] :]
     command = _command(words, with_local_rank=arguments.local_rank)
-    nodes, procs = _nodes(arguments.nnodes), arguments.procs
-    if procs != "auto" and not procs.isdecimal():
-        raise InputError(f"--procs must be a number above 0, or auto; got {procs!r}")
+    nodes, procs = _nodes(arguments.nnodes), number_of_procs(arguments.procs)
 
-    from flambeau.parallel.launcher.launch import auto_procs, launch
+    from flambeau.parallel.launcher.launch import launch
 
     return launch(
         command,
-        procs=auto_procs() if procs == "auto" else int(procs),
+        procs=procs,
         nodes=nodes,
         rendezvous=arguments.rdzv,
         job_id=arguments.job_id,
@@ -80,6 +79,17 @@ def run(arguments: argparse.Namespace) -> int:
         join_timeout_s=arguments.join_timeout,
         say=_say,
     )
+
+
+def number_of_procs(text: str) -> int:
+    """The number of processes that --procs asks for."""
+    if text == "auto":
+        from flambeau.parallel.launcher.launch import auto_procs
+
+        return auto_procs()
+    if re.fullmatch("0*[1-9][0-9]{0,8}", text) is None:
+        raise InputError(f"--procs must be a number above 0, or auto; got {text!r:.50}")
+    return int(text)
 
 
 def _nodes(text: str) -> tuple[int, int]:

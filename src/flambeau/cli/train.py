@@ -6,12 +6,12 @@ import functools
 import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.launch import number_of_procs
 from flambeau.errors import InputError
 from flambeau.train.settings.config_file import canonical, from_stored, read_config
 from flambeau.train.settings.fields import allowed_types
@@ -156,13 +156,7 @@ def _procs(text: str) -> int:
         raise InputError(
             "--procs starts processes itself; leave it out under torchrun or `flambeau launch`"
         )
-    if text == "auto":
-        from flambeau.parallel.launcher.launch import auto_procs
-
-        return auto_procs()
-    if re.fullmatch("0*[1-9][0-9]{0,2}", text) is None:  # more would bring the machine to a halt
-        raise InputError(f"--procs must be a number from 1 to 999, or auto; got {text!r:.50}")
-    return int(text)
+    return number_of_procs(text)
 
 
 def _launch(words: Sequence[str], procs: int) -> int:
@@ -235,10 +229,10 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
     def before_run() -> None:
         if fresh and (aside := place.set_aside()) is not None:
             _say(f"the run that was in {folder} is now in {aside}")
+        _show(resolved, train_images=len(train), val_images=len(val))
 
-    if ranks.is_first:
-        _show(resolved, train_images=len(train), val_images=len(val), folder=folder)
     training = set_up(resolved, facts, train, val, folder=folder, before_run=before_run)
+    training.run.progress.say(f"the run is in {folder}")  # only now: nothing has prevented it
     _fit(training)
     if ranks.is_first:
         _report(place, resolved.data, already=False)
@@ -294,9 +288,9 @@ def _check_outside(folder: Path, data: str | None) -> None:
         )
 
 
-def _show(settings: Settings, *, train_images: int, val_images: int, folder: Path) -> None:
+def _show(settings: Settings, *, train_images: int, val_images: int) -> None:
     """Every setting with its value: nothing is hidden."""
-    _say(f"{train_images} images to train on, {val_images} to evaluate on; the run is in {folder}")
+    _say(f"{train_images} images to train on, {val_images} to evaluate on")
     by_group: dict[str, list[str]] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)

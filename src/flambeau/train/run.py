@@ -76,7 +76,7 @@ class Run:
         self.model, self.optimizer = model, optimizer
         self._replays = told.replay_from is not None
         self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()
-        self._parts = parts = make_parts(model, optimizer, data, told, self._ranks)
+        self._parts = parts = make_parts(model, optimizer, data, told, self._ranks, given=options)
         self.plan, self.device = parts.plan, parts.amp.device
         self.progress = ProgressBar(shown=told.bar, silent=not self._ranks.is_first)
         self.result: Result | None = None
@@ -103,7 +103,7 @@ class Run:
                 layout=None if parts.shards is None else parts.shards[1],
             )  # fmt: skip
             if told.replay_from is not None:
-                self.state.load(restore(told.replay_from))
+                self.state.load(restore(Path(told.replay_from)))
             else:
                 resources.callback(self.folder.release)
                 self._recorder.claim(parts.identity, told.attachments or {})
@@ -234,7 +234,7 @@ class Run:
                 self._recorder.saver.wait()  # as above
             loop.evaluated = means
             try:
-                with evaluation_mode(self.model, ema):
+                with evaluation_mode(self.model, ema, say=self.progress.say):
                     stream = loader.stream(epoch=0, position=0, epochs=1)
                     self._ranks.beat("evaluating")
                     for micro in self._parts.reader.to_device(stream):
@@ -294,7 +294,7 @@ class Run:
         self.progress.note(f"loss {row.get('train_loss', float('nan')):.4f}")
 
     def _record(self, figures: dict[str, float]) -> None:
-        """Write the line of an evaluation and see whether it is the best so far."""
+        """Write the line of an evaluation; the best so far gets a checkpoint, at an epoch's end later."""
         self.state.metrics = figures
         self.state.best.see(figures, step=self.state.step)
         self._parts.schedule.note(figures)
@@ -302,6 +302,8 @@ class Run:
         text = "  ".join(f"{name} {figure:.4f}" for name, figure in figures.items())
         place = f"epoch {self.state.epoch + 1}, step {self.state.step}/{self.plan.total_steps}"
         self.progress.say(f"{place}: {text}")
+        if self.state.best.step == self.state.step and self.state.position < self.state.data_length:
+            self._save()
 
     def _end_epoch(self) -> None:
         """The loop's body is done with an epoch, or with what of it belongs to the run."""
@@ -357,8 +359,7 @@ class Run:
             return
         if found is not None:
             self.progress.say(f"going on from step {self.state.step} of {self.plan.total_steps}")
-            compression = self._options.compression
-            for reason in self._recorder.why_not_exact(found, compression=compression):
+            for reason in self._recorder.why_not_exact(found, self._options):
                 self.progress.say(f"not to the same bits: {reason}")
         self._recorder.open_metrics(found)
 

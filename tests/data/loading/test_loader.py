@@ -131,6 +131,19 @@ def test_tensor_dataset_takes_the_fast_way_to_the_same_batches() -> None:
     assert torch.equal(torch.cat([p.data[1] for p in parts]), tensors[1][order])
 
 
+def test_a_tensor_dataset_with_samples_of_its_own_or_a_collate_is_read_by_them() -> None:
+    class Shifted(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+            return tuple(t + 100 for t in super().__getitem__(index))
+
+    (part,) = all_of(Loader(Shifted(torch.arange(3)), BatchLayout(3), shuffle=False), epochs=1)
+    assert part.data[0].tolist() == [100, 101, 102]
+    reading = ReadOptions(collate=lambda samples: torch.stack([x for (x,) in samples]) * 2)
+    data = TensorDataset(torch.arange(3))
+    (part,) = all_of(Loader(data, BatchLayout(3), shuffle=False, reading=reading), epochs=1)
+    assert part.data.tolist() == [0, 2, 4]
+
+
 def test_evaluation_visits_each_sample_once_in_order() -> None:
     parts = all_of(Loader(Seeded(), BatchLayout(5), shuffle=False), epochs=1)
     assert torch.cat([p.data[0] for p in parts]).tolist() == list(range(23))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch.utils.data import Sampler
 from flambeau.data.loading.micro_batch import share_of
 
 
+@runtime_checkable
 class Order(Protocol):
     """An order of samples that is a function of the epoch; see flambeau.recipes.data.samplers."""
 

@@ -267,7 +267,8 @@ class _Fetch(Dataset[Any]):
     def _read(self, part: BatchPart) -> _Fetched:
         indices = torch.from_numpy(part.indices[part.own])
         size = len(indices)
-        if isinstance(self._dataset, TensorDataset):
+        # A class of the user's may have a [i] of its own.
+        if type(self._dataset) is TensorDataset and self._collate is default_collate:
             return part, tuple(t[indices] for t in self._dataset.tensors), size, ()
         seeds = sample_seeds(indices, seed=self._seed, epoch=part.epoch)
         if isinstance(self._dataset, SeededDataset):

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flambeau.errors import InputError
 from flambeau.parallel.launcher.job_spec import JobSpec
 from flambeau.parallel.launcher.rendezvous_address import LOOPBACK, find_place
 
+_PROCS_PER_CPU = 8  # enough to try out a job on a small machine; chosen
 _FOLDER = "flambeau-launch-"  # begins the names of our folders among the temporary ones
 # A terminal that is closed sends SIGHUP, which no rank expects: to them it is SIGTERM.
 _FORWARDED_AS = {
@@ -78,6 +80,7 @@ def launch(
         join_timeout_s=join_timeout_s,
     )
     spec.check()
+    _check_procs(procs)
     with _noted_signals() as signals, _folder() as folder:
         code, line = _run(spec, signals, folder, say)
     if line is not None:
@@ -107,6 +110,18 @@ def _folder() -> Iterator[Path]:
             yield Path(folder)
         finally:
             os.close(handle)
+
+
+def _check_procs(procs: int) -> None:
+    """Refuse so many ranks that they would bring the machine to a halt; as many as it has GPUs may be."""
+    with _quiet_torch():
+        from flambeau.recipes.setup.environment import usable_cpus
+    limit = max(_PROCS_PER_CPU * usable_cpus(), auto_procs())
+    if procs > limit:
+        raise InputError(
+            f"{procs} processes are too many for this machine, which has {usable_cpus()} CPUs for them: "
+            f"at most {limit}, of which each is a Python with torch"
+        )
 
 
 def auto_procs() -> int:

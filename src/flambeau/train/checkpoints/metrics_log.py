@@ -26,7 +26,8 @@ class MetricsLog:
         self._path = path
         self.missing_bytes = 0
         """How many bytes the file is shorter than at the checkpoint."""
-        self.size = 0
+        self.size, self.crc32 = 0, 0
+        """The length of the file, and the CRC-32 of that much."""
         self.cut(keep_bytes)
         Disk().sync_folder(path.parent)  # of a new file the name, too, must outlast a power cut
 
@@ -36,6 +37,7 @@ class MetricsLog:
         if not self.missing_bytes:
             os.ftruncate(self._fd, keep_bytes)
         self.size = os.fstat(self._fd).st_size
+        self.crc32 = crc32_of(self._path, self.size) or 0
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
         """Append one line; numbers that JSON cannot express become null."""
@@ -47,7 +49,7 @@ class MetricsLog:
         except OSError as error:
             error.filename = str(self._path)  # an operation on a descriptor does not know it
             raise
-        self.size += len(line)
+        self.size, self.crc32 = self.size + len(line), zlib.crc32(line, self.crc32)
 
     def sync(self) -> None:
         """Return when all lines are on the disk."""

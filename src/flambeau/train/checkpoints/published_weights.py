@@ -47,6 +47,8 @@ class Best:
         self._metric, self._sign = metric, 1.0 if mode == "max" else -1.0
         self._value: float | None = None
         self._others: dict[str, float] | None = {}
+        self._seen_at: int | None = None
+        self._is_twice: bool | None = False  # None once it is said
         self.step: int | None = None
         self.metrics: dict[str, float] = {}
 
@@ -57,16 +59,25 @@ class Best:
         value = metrics.get(self._metric)
         if value is None or value != value:
             return
+        if self._seen_at == step and self._is_twice is False:
+            self._is_twice = True
+        self._seen_at = step
         if self._value is None or value * self._sign >= self._value * self._sign:
             self._value, self.step, self.metrics = value, step, dict(metrics)
 
     def end_epoch(self, *, say: Callable[[str], None], training: Container[str] = ()) -> None:
-        """After the first epoch with an evaluation, say so if the metric was not in one.
+        """Say once if the metric was in no evaluation of the epochs so far, or in two at one step.
 
         Args:
             say: takes a line for the user.
             training: the names that were logged elsewhere.
         """
+        if self._is_twice:
+            self._is_twice = None
+            say(
+                f"best = {self._metric!r} was logged by two evaluations of one epoch, and either may choose "
+                "the checkpoint: log the other one's by another name, such as test_accuracy"
+            )
         if self._others is None or self.step is not None or self._metric in self._others:
             return
         what = f"best = {self._metric!r} was not logged within run.evaluate(), so it chooses no checkpoint"
@@ -74,7 +85,7 @@ class Best:
             say(f"{what}: call run.log inside `for ... in run.evaluate(...)`, batch by batch")
         elif self._others:
             names = ", ".join(self._others)
-            say(f"{what}: give Run, in another folder, the name of what was logged ({names})")
+            say(f"{what}: give Run the name of what was logged ({names})")
         else:
             return
         self._others = None
@@ -86,6 +97,7 @@ class Best:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self._value, self.step, self.metrics = state["value"], state["step"], dict(state["metrics"])
+        self._seen_at = None
 
 
 def publish(

@@ -1,6 +1,7 @@
 """The folder of a run: what lies where, who may write in it, and whether a command fits it."""
 
 import contextlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,6 +104,8 @@ class RunFolder:
 
     def check_same(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Refuse a configuration under which a resume would not continue the same run."""
+        if "best" in stored and "best" in config and not self._has_logged(stored["best"]):
+            stored = {**stored, **{name: config[name] for name in ("best", "best_mode")}}
         different = differences(stored, config)
         if different:
             more = f" and {len(different) - 3} more" if len(different) > 3 else ""
@@ -110,6 +113,13 @@ class RunFolder:
                 f"{self.path} holds a run of another configuration ({'; '.join(different[:3])}{more}).\n"
                 f"Give the same settings to continue it, or another folder; or {START_AGAIN}."
             )
+
+    def _has_logged(self, metric: str) -> bool:
+        """Whether metrics.jsonl holds a figure, so that it may have chosen a checkpoint."""
+        try:
+            return f"{json.dumps(metric)}: ".encode() in self.metrics.read_bytes()
+        except OSError:
+            return True  # not known
 
     def set_aside(self) -> Path | None:
         """Rename the folder to NAME.old-N, if there is one; nothing is deleted."""

@@ -7,6 +7,7 @@ Where `differences` finds any, `RunFolder.check_same` refuses the resume.
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,17 +81,35 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
             found += _in_table(stored[name], wanted[name])
             continue
         if name == "param_groups" and name in stored and name in wanted:
-            there, now = (dict(enumerate(values[name])) for values in (stored, wanted))
-            found += [
-                f"parameter group {number}: {there.get(number)!r} there, {now.get(number)!r} now"
-                for number in {**there, **now}
-                if there.get(number) != now.get(number)
-            ]
+            found += _in_groups(stored[name], wanted[name])
             continue
+        if name == "optimizer" and "param_groups" in stored and "param_groups" in wanted:
+            kinds = [str(values.get(name)).split("(")[0] for values in (stored, wanted)]
+            if kinds[0] != kinds[1]:
+                found.append(f"optimizer: {kinds[0]} there, {kinds[1]} now")
+            continue  # its settings are those of the first group
         # What an older version did not know was as it is by default.
         there = stored.get(name, None if field is None else field.default)
         if there != wanted.get(name) and not (name in _SINCE_0_2 and name not in stored):
             found.append(f"{name}: {there!r} there, {wanted.get(name)!r} now")
+    return found
+
+
+def _in_groups(stored: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """What differs between parameter groups, one by one; each is 'name=value, name=value'."""
+    if len(stored) != len(wanted):
+        return [f"parameter groups: {len(stored)} there, {len(wanted)} now"]
+    found = []
+    for number, texts in enumerate(zip(stored, wanted, strict=True)):
+        there, now = (
+            dict(pair.split("=", 1) for pair in re.split(r", (?=\w+=)", text)) for text in texts
+        )
+        of_group = f" of parameter group {number}" if len(stored) > 1 else ""
+        found += [
+            f"{name}{of_group}: {there.get(name)} there, {now.get(name)} now"
+            for name in {**there, **now}
+            if there.get(name) != now.get(name)
+        ]
     return found
 
 

@@ -1,15 +1,19 @@
 """What a run reads its batches with, for training and for evaluation, and how they reach the device."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from flambeau.data.loading.batch_plan import BatchLayout, Order
 from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.loading.user_dataloader import UserDataLoader
+from flambeau.data.wrap import Batches
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.data.device_prefetch import prefetch_to_device
@@ -86,8 +90,12 @@ class BatchReader:
         """The loader of a Dataset, or of what makes ready batches.
 
         Raises:
-            InputError: a sampler for ready batches, or data that cannot be read in batches.
+            InputError: data that cannot be read in batches.
         """
+        if (why := _why_not(data)) is not None:
+            raise InputError(
+                f"{'run.evaluate' if evaluates else 'Run'} cannot read its data: {why}"
+            )
         # An evaluation has no gradients to share: a rank without a sample has nothing to do.
         keeps_empty = not evaluates or self._sharded
         if is_dataset(data):
@@ -102,8 +110,6 @@ class BatchReader:
                 reading=self._reading,
                 on_bad=self._bad.taker(on_bad),
             )
-        if sampler is not None:
-            raise InputError("a sampler needs a Dataset to choose from: give it to your own loader")
         return UserDataLoader(
             data,
             accumulate=accumulate,
@@ -138,3 +144,37 @@ class BatchReader:
             yield epoch, micro
             if micro.ends_batch:
                 return
+
+
+def _why_not(data: object) -> str | None:
+    """Why these are neither samples by index nor batches that each epoch makes anew; None if they are."""
+    kind, instead = type(data).__name__, "give a Dataset, or a DataLoader"
+    if isinstance(data, (str, bytes, PurePath)):
+        return f"{data!r:.100} is a name, and nothing opens it here: {instead}"
+    if isinstance(data, Mapping):
+        return f"a {kind} has no samples 0, 1, 2 ...: {instead}; perhaps it is one of its values"
+    if isinstance(data, (tuple, list)) and _is_columns(data):
+        return f"a {kind} of {len(data)} whole tensors is no Dataset: TensorDataset(X, Y) makes one"
+    if isinstance(data, Batches):
+        return "what wrap makes counts its epochs itself: give the Dataset that was wrapped"
+    if isinstance(data, IterableDataset):
+        return f"{kind} has no samples by index: give it a __len__, and DataLoader(it, batch_size=...) to Run"
+    if isinstance(data, Iterator):
+        return f"a {kind} can be read only once, and each epoch begins anew: {instead}"
+    if isinstance(data, type) or not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
+        return f"{data!r:.100} has neither [i] nor batches to iterate over: {instead}"
+    try:
+        len(data)  # type: ignore[arg-type]
+    except TypeError as error:
+        return f"{error}; it says how long an epoch is: write a __len__"
+    return None
+
+
+def _is_columns(data: Sequence[Any]) -> bool:
+    """Whether these look like all inputs and all targets, each in one tensor, rather than samples."""
+    if not data or not all(isinstance(value, (Tensor, np.ndarray)) for value in data):
+        return False
+    shapes = {tuple(value.shape) for value in data}
+    return isinstance(data, tuple) or (
+        len(shapes) > 1 and len({shape[:1] for shape in shapes}) == 1
+    )

@@ -19,7 +19,7 @@ class LoopState:
         saved_step: of the newest checkpoint; -1 before the first.
         stream: the batches of the epochs to come; None until they are asked for.
         micro: the batch that was yielded and waits for its step.
-        num_samples: of the last batch, for the means that are logged.
+        num_samples: of the last batch, for the means that are logged; -1 before the first.
         evaluated: the means of an evaluation under way.
     """
 
@@ -28,7 +28,7 @@ class LoopState:
     saved_step: int = -1
     stream: Iterator[MicroBatch] | None = None
     micro: MicroBatch | None = None
-    num_samples: int = 0
+    num_samples: int = -1
     evaluated: dict[str, MeanOnDevice] | None = None
 
     def restart(self, *, saved_step: int, next_event: int) -> None:

@@ -4,6 +4,8 @@ The formulas are the recipes training/schedules.py, cyclic_schedules.py and plat
 """
 
 import functools
+import math
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -121,7 +123,8 @@ def schedule_of(
         warmup: a duration, in which a named schedule rises to 1.
 
     Raises:
-        InputError: an unknown name, a warm-up as long as the run, or one beside a function.
+        InputError: an unknown name, a warm-up as long as the run, or one beside a function, which gives no
+            multiplier.
     """
     length = parse_duration(warmup, name="warmup", units="% ep st")
     if callable(name):
@@ -129,7 +132,9 @@ def schedule_of(
             raise InputError(
                 f"warmup = {warmup!r} would do nothing: the schedule is your own function"
             )
-        return name
+        own = functools.partial(_checked, name)
+        own(0)
+        return own
     if name not in SCHEDULES:
         known = ", ".join([*SCHEDULES, "plateau"])
         raise InputError(f"schedule must be {known} or a function, got {name!r}")
@@ -144,6 +149,17 @@ def schedule_of(
     except ValueError as error:
         raise InputError(f"schedule = {name!r} does not fit this run: {error}") from error
     return schedule
+
+
+def _checked(schedule: Callable[[int], float], step: int) -> float:
+    """What a function of the user's gives for a step."""
+    value = schedule(step)
+    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
+        raise InputError(
+            "schedule must give a factor of the learning rate, a number of at least 0; for step "
+            f"{step} it gave {value!r:.100}"
+        )
+    return float(value)
 
 
 def _settings(name: str, total_steps: int, warmup_steps: int) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.parallel.shard_layout import Layout
 from flambeau.recipes.setup.environment import environment
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, SaveFailed
-from flambeau.train.checkpoints.metrics_log import MetricsLog, crc32_of
+from flambeau.train.checkpoints.metrics_log import MetricsLog
 from flambeau.train.checkpoints.published_weights import Result, publish
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.loop.training_state import TrainingState
+from flambeau.train.settings.run_options import RunOptions
 
 
 class Recorder:
@@ -44,8 +45,8 @@ class Recorder:
         self._folder, self._state, self._ranks = folder, state, ranks
         self._layout, self._keep, self._say = layout, keep, say
         self._metrics_log: MetricsLog | None = None
-        # By epoch, the length of metrics.jsonl before its evaluations.
-        self._repeated: dict[int, int] = {}
+        # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
+        self._repeated: dict[int, tuple[int, int]] = {}
 
     def claim(self, identity: Mapping[str, Any], attachments: Mapping[str, bytes]) -> None:
         """Make the folder, or go on with it; from here on no other process writes there.
@@ -87,19 +88,19 @@ class Recorder:
         """The lines from here to the end of the epoch are of evaluations, which a resume makes again."""
         if self._metrics_log is not None:
             epoch = self._state.epoch  # perhaps told before: batches() may be asked for once more
-            self._repeated = {epoch: self._repeated.get(epoch, self._metrics_log.size)}
+            place = self._metrics_log.size, self._metrics_log.crc32
+            self._repeated = {epoch: self._repeated.get(epoch, place)}
 
     def save(self) -> None:
         """Copy the state and start writing it as a checkpoint."""
         if not self._ranks.is_first and self._layout is None:
             return
         best, metrics_log = self._state.best.step, self._metrics_log
-        size = 0 if metrics_log is None else metrics_log.size
-        size = self._repeated.get(self._state.epoch, size)
+        place = (0, 0) if metrics_log is None else (metrics_log.size, metrics_log.crc32)
         self.saver.save(
             checkpoint_name(self._state.step),
             self._state.snapshot(
-                metrics=(size, crc32_of(self._folder.metrics, size)), exactness=self.exactness
+                metrics=self._repeated.get(self._state.epoch, place), exactness=self.exactness
             ),
             best=None if best is None else checkpoint_name(best),
             before=(lambda: None) if metrics_log is None else metrics_log.sync,
@@ -126,10 +127,10 @@ class Recorder:
             )
         )
 
-    def why_not_exact(self, found: Restored, *, compression: str) -> list[str]:
+    def why_not_exact(self, found: Restored, options: RunOptions) -> list[str]:
         """What keeps a resume from giving the bits of a run that was never stopped, in words."""
         reasons = changes(found.meta["exactness"], self.exactness)
-        if self._ranks.world > 1 and compression == "powersgd":
+        if self._ranks.world > 1 and options.compression == "powersgd":
             reasons.append(POWERSGD_FORGETS)
         return reasons
 

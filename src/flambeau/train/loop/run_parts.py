@@ -1,6 +1,6 @@
 """The parts of a run, made from its options: what needs no other process, no file and no signal."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +64,15 @@ def make_parts(
     data: Dataset[Any] | Iterable[Any],
     options: RunOptions,
     ranks: Ranks,
+    *,
+    given: Mapping[str, object] = {},
 ) -> RunParts:
     """Make the parts; the optimizer's groups get their `initial_lr`.
+
+    Args:
+        model, optimizer, data, options: of the run.
+        ranks: of the job.
+        given: the options that are not left as they are by default.
 
     Raises:
         InputError: options that do not go together, or with the data.
@@ -73,8 +80,6 @@ def make_parts(
     plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     _check_optimizer(plain, optimizer)
     sharded = is_sharded(plain)
-    if sharded and options.compression != "none":
-        raise InputError(f"compression = {options.compression!r} has no effect on a sharded model")
     # Before all that looks at the optimizer's parameters, which are pieces from then on.
     shards = _shards(plain, optimizer, options, ranks) if sharded else None
     amp = AmpStep(
@@ -88,6 +93,7 @@ def make_parts(
     loader = reader.loader(
         data, accumulate=options.accumulate, on_bad=options.on_bad, sampler=options.sampler
     )
+    _check_ready_batches(loader, data, given)
     plan = StepPlan(
         steps_per_epoch=loader.batches_per_epoch, duration=options.duration,
         checkpoint_every=options.checkpoint_every, log_every=options.log_every,
@@ -104,6 +110,18 @@ def make_parts(
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    for what, value, kind, name in (
+        ("model", model, nn.Module, "torch.nn.Module"),
+        ("optimizer", optimizer, Optimizer, "torch.optim.Optimizer"),
+    ):
+        if not isinstance(value, kind):
+            got = " ".join(repr(value).split())  # an optimizer shows itself on many lines
+            raise InputError(f"the {what} must be a {name}, got {got:.100}")
+    if "step" in vars(optimizer) and "initial_lr" in optimizer.param_groups[0]:
+        raise InputError(
+            "the optimizer has a learning-rate scheduler of torch's, and Run sets the rate of each step "
+            "itself: leave it out and give schedule=, a name or a function from the step to a factor"
+        )
     ours = {id(parameter) for parameter in model.parameters()}
     if ours and ours.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
         raise InputError(
@@ -112,11 +130,43 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
+def _check_ready_batches(
+    loader: Loader | UserDataLoader, batches: Any, given: Mapping[str, object]
+) -> None:
+    """Refuse options that a loader of the user's would not see, and what of its state no checkpoint has."""
+    if isinstance(loader, Loader):
+        return
+    ignored = [
+        n
+        for n in ("batch_size", "workers", "collate", "sampler", "on_bad")
+        if given.get(n) is not None
+    ]
+    if ignored:
+        raise InputError(
+            f"{', '.join(ignored)} would have no effect: the data are a loader, which makes its own batches; "
+            "set it there, or give Run the Dataset"
+        )
+    samplers = [batches, getattr(batches, "sampler", None)]
+    samplers.append(getattr(getattr(batches, "batch_sampler", None), "sampler", None))
+    if any(getattr(owner, "generator", None) is not None for owner in samplers):
+        raise InputError(
+            "the loader has a generator=, whose state is in no checkpoint: leave it out, and `seed` of Run "
+            "decides the order"
+        )
+    if getattr(batches, "persistent_workers", False):
+        raise InputError(
+            "the loader has persistent_workers=True, and the state of their generators is in no checkpoint: "
+            "leave it out, or give Run the Dataset, with workers="
+        )
+
+
 def _shards(
     model: nn.Module, optimizer: Optimizer, options: RunOptions, ranks: Ranks
 ) -> "tuple[Shards, Layout]":
     from flambeau.parallel.fsdp import Shards  # imports what only sharded models need
 
+    if options.compression != "none":
+        raise InputError(f"compression = {options.compression!r} has no effect on a sharded model")
     shards = Shards(model, ranks, max_norm=options.clip_norm or None)
     return shards, shards.adopt(optimizer)
 
@@ -132,6 +182,10 @@ def make_state(
         optimizer: over them.
         options: of the run.
     """
+    optimizer.zero_grad(set_to_none=True)  # of a trial before the run: a resume would not have them
+    own = parts.schedule.parts()
+    for name in own.keys() & (options.state or {}).keys():
+        raise InputError(f"state[{name!r}]: the schedule is saved by this name; choose another one")
     return TrainingState(
         model=model,
         optimizer=optimizer,
@@ -139,7 +193,7 @@ def make_state(
         ema=EMA(model, decay=options.ema) if options.ema else None,
         window=StepMetrics(parts.amp.device),
         best=Best(options.best, options.better),
-        user={**(options.state or {}), **parts.schedule.parts()},
+        user={**(options.state or {}), **own},
         data_length=parts.loader.length,
     )
 

@@ -115,6 +115,9 @@ class StepMetrics:
         self.logged.clear()
 
 
+_OF_A_LINE = {"step", "epoch", "learning_rate", "images_per_s", "data_wait"}
+
+
 def add_value(
     means: dict[str, MeanOnDevice],
     name: str,
@@ -124,8 +127,17 @@ def add_value(
 ) -> None:
     """Count one value under a name, without waiting for the device; of (N, ...) the mean of each sample.
 
+    Args:
+        means: by name.
+        name: of the value.
+        value: 0-d or a number, of the batch; or (N, ...).
+        num_samples: N of the last batch; 0 of one that does not count, -1 where there was none.
+        device: of the run.
+
     Raises:
-        TypeError: neither a tensor nor a number.
+        TypeError: neither a tensor nor a number, or a tensor on another device.
+        ValueError: not one value per sample, or a name that a line has already.
+        RuntimeError: there was no batch.
     """
     dtype = torch.float32 if device.type == "mps" else torch.float64
     if not isinstance(value, Tensor):
@@ -136,12 +148,35 @@ def add_value(
                 f"run.log({name}=...) takes a number or a tensor, got {value!r:.100}"
             ) from error
         value = torch.full((), number, dtype=dtype, device=device)
+    _check(name, value, num_samples, device)
     if value.dim() > 1:
         value = value.detach().flatten(1).mean(1, dtype=dtype)
     if name not in means:
         means[name] = MeanOnDevice(device=device)
     if num_samples:
         means[name].update(value.detach(), None if value.dim() else num_samples)
+
+
+def _check(name: str, value: Tensor, num_samples: int, device: torch.device) -> None:
+    if name in _OF_A_LINE:
+        raise ValueError(
+            f"run.log({name}=...): each line of metrics.jsonl has {name!r} already; choose another name"
+        )
+    if num_samples < 0:
+        raise RuntimeError(
+            f"run.log({name}=...) is of a batch: call it inside `for ... in run.batches()` or run.evaluate"
+        )
+    on_device = value.device == device or (not value.dim() and value.device.type == "cpu")
+    if not on_device or value.is_complex():
+        raise TypeError(
+            f"run.log({name}=...) takes real values on the model's device, {device}; got {value.dtype} on "
+            f"{value.device}"
+        )
+    if num_samples and value.dim() and len(value) != num_samples:
+        raise ValueError(
+            f"run.log({name}=...) takes one value per sample or their mean: the batch has {num_samples} "
+            f"samples, got the shape {tuple(value.shape)}"
+        )
 
 
 def merged(sums: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, tuple[float, int]]:

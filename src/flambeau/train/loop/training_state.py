@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flambeau.errors import InputError
@@ -58,15 +58,33 @@ class TrainingState:
     rollbacks: int = 0
     lr_scale: float = 1.0
 
-    def snapshot(
-        self, *, metrics: tuple[int, int | None], exactness: Mapping[str, Any]
-    ) -> Snapshot:
-        """A copy of everything on the CPU; waits for the device.
+    def __post_init__(self) -> None:
+        self._shapes = _shapes(self.model)
+
+    def check_shapes(self) -> None:
+        """See that what is saved of the model still has the shapes that a new start will have.
+
+        Raises:
+            InputError: it has not, so no resume could put it back.
+        """
+        now = _shapes(self.model)
+        for name in {**self._shapes, **now}:
+            if self._shapes.get(name) != now.get(name):
+                raise InputError(
+                    f"'{name}' of the model was {self._shapes.get(name, 'missing')} when the run started and "
+                    f"is {now.get(name, 'missing')} now, so no resume could put it back: change the model "
+                    "before Run, or leave what the model makes again out of checkpoints, with "
+                    "register_buffer(..., persistent=False)"
+                )
+
+    def snapshot(self, *, metrics: tuple[int, int], exactness: Mapping[str, Any]) -> Snapshot:
+        """A copy of everything on the CPU; waits for the device. Raises InputError as `check_shapes` does.
 
         Args:
             metrics: the length of metrics.jsonl at this point, and the CRC-32 of that much of it.
             exactness: what else decides the bits, for a resume.
         """
+        self.check_shapes()
         place = {name: getattr(self, name) for name in _PLACE}
         metrics_bytes, metrics_crc32 = metrics
         state = {
@@ -145,6 +163,10 @@ class TrainingState:
         set_rng_state(state["rng"])
         for name in _PLACE:
             setattr(self, name, state.get(name, getattr(self, name)))
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {k: tuple(v.shape) for k, v in model.state_dict().items() if isinstance(v, Tensor)}
 
 
 _PLACE = ("step", "epoch", "position", "order_crc", "metrics", "rollbacks", "lr_scale")

@@ -14,6 +14,16 @@ from flambeau.train.loop.loop_state import LoopState
 from flambeau.train.loop.lr_schedule import LRSchedule
 from flambeau.train.loop.training_state import TrainingState
 
+_OWN_BACKWARD = (
+    "run.step(loss) does backward, the optimizer's step and zero_grad itself, and something else has been "
+    "backward through this batch or these parameters: remove loss.backward(), and detach what another loss "
+    "takes from the model"
+)
+_NO_GRADIENT = (
+    "the loss does not depend on any parameter of the optimizer: it was computed under torch.no_grad() or "
+    "from detached values, all of them are frozen, or the model was changed since the optimizer was made"
+)
+
 
 @dataclass
 class TrainingStep:
@@ -41,8 +51,20 @@ class TrainingStep:
             micro: the batch that it was computed from.
         """
         state = self.state
+        # The first of each group: to look at all costs microseconds, and a backward pass reaches most.
+        if micro.part == 1 and any(
+            g["params"][0].grad is not None for g in state.optimizer.param_groups
+        ):
+            raise RuntimeError(_OWN_BACKWARD)
         # Gradients are averaged over the ranks, and are to be the sum of their shares.
-        state.amp.backward(loss, weight=self.world * micro.size / micro.total)
+        try:
+            state.amp.backward(loss, weight=self.world * micro.size / micro.total)
+        except RuntimeError as error:
+            if "second time" in str(error):
+                raise RuntimeError(_OWN_BACKWARD) from error
+            if not loss.requires_grad:
+                raise RuntimeError(_NO_GRADIENT) from error
+            raise
         losses = state.window.add_loss(loss, micro.size)
         state.position = micro.position
         state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
@@ -52,11 +74,17 @@ class TrainingStep:
     def _finish(self, losses: list[Tensor]) -> None:
         state = self.state
         watch = [*losses, *self.sync.after_backward(scale=state.amp.scale)]
+        if all(p.grad is None for group in state.optimizer.param_groups for p in group["params"]):
+            raise RuntimeError(_NO_GRADIENT)
         multiplier = self.schedule(state.step) * state.lr_scale
         for group in state.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * multiplier
         state.amp.step(watch=watch)
         self.loop.halted_steps += state.amp.halted
         if state.ema is not None:
-            state.ema.update()
+            try:
+                state.ema.update()
+            except RuntimeError:
+                state.check_shapes()
+                raise
         state.step += 1

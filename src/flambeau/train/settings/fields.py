@@ -2,15 +2,20 @@
 
 import dataclasses
 import math
+import numbers
 import re
 import types
 import typing
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from flambeau.errors import InputError, nearest
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_TYPE_NAMES: dict[Any, str] = {
+    int: "a whole number", float: "a number", str: "a text", bool: "true or false", Mapping: "a dict",
+    Callable: "a function",
+}  # fmt: skip
 
 
 class Range(NamedTuple):
@@ -85,15 +90,22 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def allowed_types(field: dataclasses.Field[Any]) -> tuple[type, ...]:
-    """The types of a setting, without None."""
+def allowed_types(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
+    """The types of a setting, without None; of a generic one the class, and a Literal as it is."""
     hint = field.type
-    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return tuple(t for t in members if isinstance(t, type) and t is not type(None))
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    members = typing.get_args(hint) if is_union else (hint,)
+    return tuple(
+        member
+        if typing.get_origin(member) is typing.Literal
+        else typing.get_origin(member) or member
+        for member in members
+        if member is not type(None)
+    )
 
 
 def typed(field: dataclasses.Field[Any], value: Any) -> Any:
-    """The value in the field's type; whole numbers pass as floats, nothing else is converted.
+    """The value in the field's type; numbers of NumPy become Python's, whole ones pass as floats.
 
     Raises:
         InputError: another type, an empty text, or a text that is not UTF-8.
@@ -103,22 +115,39 @@ def typed(field: dataclasses.Field[Any], value: Any) -> Any:
             raise InputError(f"{field.name} needs a value")
         return None
     wanted = allowed_types(field)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if type(value) is int and abs(value) >= 2**100:  # which cannot always be shown, nor be a float
         raise InputError(
             f"{field.name} is a number of {value.bit_length()} bits; that is too large"
         )
     if float in wanted and type(value) is int:
         return float(value)
-    if type(value) not in wanted:
-        names = " or ".join(_TYPE_NAMES[kind] for kind in wanted)
-        raise InputError(f"{field.name} must be {names}, got {value!r}")
-    if value == "":
+    if not any(_is_of(value, kind) for kind in wanted):
+        what = field.metadata.get("what") or " or ".join(map(_type_name, wanted))
+        raise InputError(f"{field.name} must be {what}, got {value!r:.200}")
+    if isinstance(value, str) and not value:
         raise InputError(f"{field.name} is empty; give it a value or leave it out")
     if isinstance(value, str) and "\\udc" in ascii(value):  # bytes that are no text
         raise InputError(f"{field.name} must be UTF-8, got {value!r}; rename it")
     if isinstance(value, str) and CONTROL.search(value):  # a terminal would obey them
         raise InputError(f"{field.name} holds control characters: {value!r:.200}")
     return value
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if typing.get_origin(kind) is typing.Literal:
+        return isinstance(value, str) and value in typing.get_args(kind)
+    if kind in (int, float, bool):
+        return type(value) is kind
+    return callable(value) if kind is Callable else isinstance(value, kind)
+
+
+def _type_name(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        *words, last = map(repr, typing.get_args(kind))
+        return f"{', '.join(words)} or {last}"
+    return _TYPE_NAMES.get(kind) or f"a {kind.__name__}"
 
 
 def check_value(field: dataclasses.Field[Any], value: Any) -> None:

@@ -5,15 +5,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
+from flambeau.data.loading.batch_plan import Order
 from flambeau.errors import InputError, nearest
-from flambeau.train.settings.fields import check_value
+from flambeau.recipes.training.plateau import ReduceOnPlateau
+from flambeau.train.settings.config_file import as_toml, parse_toml
+from flambeau.train.settings.fields import check_value, typed
 from flambeau.train.settings.settings import FIELDS
-
-if TYPE_CHECKING:
-    from flambeau.data.loading.batch_plan import Order
-    from flambeau.recipes.training.plateau import ReduceOnPlateau
 
 OnBad = Callable[[Sequence[int]], None]
 """Takes the indices of samples that a data set could not read."""
@@ -30,6 +29,8 @@ _HIGHER_IS_BETTER = {  # 'f' and 'top' of f1 and top5
     "f", "map", "iou", "miou", "dice", "jaccard", "bleu", "rouge", "psnr", "ssim", "score", "kappa", "mcc",
     "correlation", "likelihood", "reward",
 }  # fmt: skip
+_DURATIONS = {"duration", "warmup", "checkpoint_every"}  # parse_duration says what one is
+_SAMPLER = "one of flambeau.recipes.data.samplers, or anything with len() and order(epoch)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class RunOptions:
         replay_from: a checkpoint folder: start there, and write nothing anywhere.
 
     Raises:
-        InputError: a value out of range.
+        InputError: a value of another type, or out of range.
     """
 
     duration: str
@@ -87,7 +88,10 @@ class RunOptions:
     seed: int = 0
     workers: int = 0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    schedule: "str | Callable[[int], float] | ReduceOnPlateau" = "constant"
+    schedule: str | Callable[[int], float] | ReduceOnPlateau = dataclasses.field(
+        default="constant",
+        metadata={"what": "a name, a function of the step, or a ReduceOnPlateau"},
+    )
     warmup: str = "0st"
     compression: str = "none"
     clip_norm: float = 0.0
@@ -99,7 +103,7 @@ class RunOptions:
     best_mode: Literal["max", "min"] | None = None
     on_nan: str = "stop"
     stall_timeout: float = 60.0
-    sampler: "Order | None" = None
+    sampler: Order | None = dataclasses.field(default=None, metadata={"what": _SAMPLER})
     collate: Callable[[list[Any]], Any] | None = None
     state: Mapping[str, Any] | None = None
     on_bad: OnBad | None = None
@@ -108,15 +112,32 @@ class RunOptions:
     settings: Mapping[str, Any] | None = None
     attachments: Mapping[str, bytes] | None = None
     bar: bool = True
-    replay_from: Path | None = None
+    replay_from: str | Path | None = None
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
-            value = getattr(self, option.name)
+            if option.name in _DURATIONS:
+                continue
+            value = typed(option, getattr(self, option.name))
+            object.__setattr__(self, option.name, value)
             if option.name in FIELDS and isinstance(value, (int, float)):
                 check_value(FIELDS[option.name], value)
         for name in ("compression", "on_nan"):
             check_value(FIELDS[name], getattr(self, name))
+        for name in ("config", "settings"):
+            for key, value in (getattr(self, name) or {}).items():
+                _check_storable(f"{name}[{key!r}]", key, value)
+        for key, value in (self.state or {}).items():
+            if not hasattr(value, "state_dict") or not hasattr(value, "load_state_dict"):
+                raise InputError(
+                    f"state[{key!r}] must be an object with state_dict and load_state_dict, to be saved and "
+                    f"put back; got {value!r:.100}"
+                )
+        for key, value in (self.attachments or {}).items():
+            if not isinstance(key, str) or Path(key).name != key or not isinstance(value, bytes):
+                raise InputError(
+                    f"attachments must be bytes by the plain name of a file, got {key!r}: {value!r:.50}"
+                )
         object.__setattr__(self, "best_mode", self.better)
 
     @property
@@ -124,20 +145,18 @@ class RunOptions:
         """Which values of `best` are better.
 
         Raises:
-            InputError: neither `best_mode` nor the name tells, or `best_mode` is another word.
+            InputError: neither `best_mode` nor the name tells.
         """
-        if self.best_mode == "max" or self.best_mode == "min":
+        if self.best_mode is not None:
             return self.best_mode
         words = set(re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.best).lower()))
         low, high = not words.isdisjoint(_LOWER_IS_BETTER), not words.isdisjoint(_HIGHER_IS_BETTER)
-        if self.best_mode is None and low != high:
+        if low != high:
             return "min" if low else "max"
-        if self.best_mode is None:
-            raise InputError(
-                f"best = {self.best!r} does not tell whether more or less of it is better: give "
-                "best_mode='max' or best_mode='min', or is the name misspelt?"
-            )
-        raise InputError(f"best_mode must be 'max' or 'min', got {self.best_mode!r}")
+        raise InputError(
+            f"best = {self.best!r} does not tell whether more or less of it is better: give "
+            "best_mode='max' or best_mode='min', or is the name misspelt?"
+        )
 
     @classmethod
     def of(cls, options: "RunKeywords") -> "RunOptions":
@@ -158,6 +177,26 @@ class RunOptions:
         return cls(**options)
 
 
+def _check_storable(what: str, key: object, value: object) -> None:
+    """Refuse what config.toml cannot hold, or could not be compared with on a resume.
+
+    Raises:
+        InputError: it is.
+    """
+    if value is None and isinstance(key, str):
+        return  # left out
+    try:
+        toml = as_toml({key: value})  # type: ignore[dict-item]
+        is_equal = parse_toml(toml) == parse_toml(toml)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{what} cannot stand in config.toml, which takes texts, numbers, true and false, dates, and "
+            f"lists and dicts of them by name: {error}"
+        ) from error
+    if not is_equal:
+        raise InputError(f"{what} holds NaN, which equals nothing: no resume would be recognised")
+
+
 class RunKeywords(TypedDict, total=False):
     """The fields of RunOptions as keyword arguments, for type checkers and editors."""
 
@@ -167,7 +206,7 @@ class RunKeywords(TypedDict, total=False):
     seed: int
     workers: int
     precision: Literal["fp32", "bf16", "fp16"]
-    schedule: "str | Callable[[int], float] | ReduceOnPlateau"
+    schedule: str | Callable[[int], float] | ReduceOnPlateau
     warmup: str
     compression: str
     clip_norm: float
@@ -179,7 +218,7 @@ class RunKeywords(TypedDict, total=False):
     best_mode: Literal["max", "min"] | None
     on_nan: str
     stall_timeout: float
-    sampler: "Order | None"
+    sampler: Order | None
     collate: Callable[[list[Any]], Any] | None
     state: Mapping[str, Any] | None
     on_bad: OnBad | None
@@ -188,4 +227,4 @@ class RunKeywords(TypedDict, total=False):
     settings: Mapping[str, Any] | None
     attachments: Mapping[str, bytes] | None
     bar: bool
-    replay_from: Path | None
+    replay_from: str | Path | None

@@ -1,4 +1,4 @@
-"""Against torch's profiler, which sees every allocation of a real step, and saved_tensors_hooks."""
+"""Estimates against torch's profiler, which sees every allocation of a real step, and saved_tensors_hooks."""
 
 import copy
 import itertools
