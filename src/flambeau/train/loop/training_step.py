@@ -15,9 +15,9 @@ from flambeau.train.loop.lr_schedule import LRSchedule
 from flambeau.train.loop.training_state import TrainingState
 
 _OWN_BACKWARD = (
-    "run.step(loss) does backward, the optimizer's step and zero_grad itself, and something else has been "
-    "backward through this batch or these parameters: remove loss.backward(), and detach what another loss "
-    "takes from the model"
+    "run.step(loss) does backward, the optimizer's step and zero_grad itself, and another backward pass "
+    "has been through this batch or these parameters: remove loss.backward(); where it is of another loss, "
+    "as in a GAN, detach what that takes from the model, or call optimizer.zero_grad() before run.step"
 )
 _NO_GRADIENT = (
     "the loss does not depend on any parameter of the optimizer: it was computed under torch.no_grad() or "
