@@ -45,6 +45,10 @@ class LMDBError(ValueError):
     """A damaged or unfit file; the message names the file, the byte offset and what is wrong there."""
 
 
+class LMDBUnfit(LMDBError):
+    """A file that is whole as far as it was read, and of a kind that is not read."""
+
+
 class LMDBIndex(NamedTuple):
     """Where the values are, in key order."""
 
@@ -140,7 +144,9 @@ class LMDBReader:
             if magic != _MAGIC or flags & _KINDS != _META_PAGE:
                 raise self._error(at, "no LMDB file, or a damaged one")
             if version != 1:
-                raise self._error(at, f"format {version} of LMDB; only 1, of LMDB 0.9, is known")
+                raise self._error(
+                    at, f"format {version} of LMDB; only 1, of LMDB 0.9, is known", LMDBUnfit
+                )
             if self._page_bytes not in ((at,) if at else (1 << n for n in range(9, 17))):
                 raise self._error(at, f"pages of {self._page_bytes} bytes: damaged")
             if facts[1] > _MAX_DEPTH:
@@ -152,7 +158,8 @@ class LMDBReader:
     def _walk(self) -> LMDBIndex:
         flags, depth, count, root, _ = self._meta
         if flags & 0x7F:
-            raise self._error(0, "several values per key, or keys not in the order of their bytes")
+            what = "several values per key, or keys not in the order of their bytes"
+            raise self._error(0, what, LMDBUnfit)
         keys: list[bytes] = []
         starts, sizes = array("Q"), array("Q")
         todo = [] if root == _NONE else [(root, depth)]
@@ -167,7 +174,8 @@ class LMDBReader:
                 start, size = node + _NODE.size + key_bytes, low | high << 16
                 key = page[start - key_bytes : start]
                 if flags & ~_LONG_VALUE:
-                    raise self._error(at + node, f"{key!r} is a named database or has many values")
+                    what = f"{key!r} is a named database or has many values"
+                    raise self._error(at + node, what, LMDBUnfit)
                 if keys and key <= keys[-1]:
                     raise self._error(at + node, f"key {key!r} comes after {keys[-1]!r}")
                 if start + (8 if flags else size) > len(page):
@@ -211,8 +219,8 @@ class LMDBReader:
             raise self._error(start + len(data), "the file ends here, it was longer when opened")
         return data
 
-    def _error(self, offset: int, reason: str) -> LMDBError:
-        return LMDBError(f"{self.path}, byte {offset}: {reason}")
+    def _error(self, offset: int, reason: str, kind: type[LMDBError] = LMDBError) -> LMDBError:
+        return kind(f"{self.path}, byte {offset}: {reason}")
 
 
 class LMDBWriter:

@@ -25,6 +25,7 @@ from flambeau.data.sources.arrays.npy_pth import (
     MemoryRows,
     RefusedRows,
     Rows,
+    absent_chunks,
     damaged,
     open_while,
     read_at,
@@ -161,6 +162,33 @@ def open_hdf5(path: Path) -> dict[str, Rows]:
     return found
 
 
+def stored_as(path: Path) -> tuple[bool, list[str]]:
+    """Whether all chunks of images have checksums; and a sentence for each array of which chunks are absent.
+
+    What was never written, or comes from another file that is not there, reads as the fill value.
+    """
+    checked, absent = True, []
+    with open_file(path) as file:
+        arrays: dict[str, Any] = {}
+        file.visititems(lambda name, node: arrays.update({name: node}))
+        for name, node in arrays.items():
+            if not hasattr(node, "shape") or not node.shape or not math.prod(node.shape):
+                continue
+            role = role_of(name)
+            if role is not None and role[1] == "images":
+                checked &= node.fletcher32
+            count, there = 1, bool(node.id.get_storage_size() or node.is_virtual or node.external)
+            if node.chunks:
+                count = math.prod(map(lambda n, step: -(-n // step), node.shape, node.chunks))
+                there = node.id.get_num_chunks()
+            for source in node.virtual_sources() if node.is_virtual else ():
+                if source.file_name != "." and not (path.parent / source.file_name).exists():
+                    absent.append(f"{name} takes from {source.file_name}, which is not there")
+            if there < count:
+                absent.append(absent_chunks(name, count - there, count))
+    return checked, absent
+
+
 def _first_line(error: Exception) -> str:
     return " ".join(str(error.args[0] if error.args else error).split())[:200]
 
@@ -206,7 +234,7 @@ def _rows(path: Path, dataset: Any, h5py: Any) -> Rows:
     needed = max(math.prod(dataset.chunks or (0,)), whole) * dtype.itemsize
     if needed > _most(size):
         reason = f"{dataset.name} has chunks of {needed} bytes, the file {size} bytes"
-        return RefusedRows(dataset.shape, str(damaged(path, reason)))
+        return RefusedRows(dataset.shape, damaged(path, reason))
     if is_heap:
         load = partial(_references, path, dataset.name)
         return HeapRows(path, LoadedRows(path, dataset.shape, _REFERENCE, load))
