@@ -215,7 +215,7 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
         if path.exists() and not arguments.fresh:
             raise InputError(f"{path} exists\nName another DST, or give --fresh to write it again")
     classes = parts[0][1].classes
-    place = place_for_classes(next(iter(texts)), classes, is_file=True)
+    place = place_for_classes(next(iter(texts)), classes)
     if place is not None:
         write_classes(place, classes)
     for path, text in texts.items():

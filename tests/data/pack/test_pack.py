@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -747,3 +748,24 @@ def test_crc_tells_class_and_image_apart() -> None:
     assert record_crc("a", b"bc") == zlib.crc32(b"a\0bc")
     assert record_crc("a", np.array([[98, 99]], np.uint8)) == zlib.crc32(b"a\0bc")
     assert record_crc("ab", b"c") != record_crc("a", b"bc")
+
+
+def test_names_with_dots_keep_their_classes_apart(tmp_path: Path, small: Path) -> None:
+    """Also from the name up to its first dot, where version 0.1 wrote the classes, and still finds them."""
+    (tmp_path / "other").mkdir()
+    for name in "xy":
+        shutil.copytree(small / "ant", tmp_path / "other" / name)
+    for dst, src, classes in (
+        ("a.v1.rec", small, NAMES), ("a.v2.rec", tmp_path / "other", ("x", "y")), ("a.rec", small, NAMES),
+        ("b.v1.rec", small, NAMES), ("b.train.rec", small, NAMES), ("b.v1.zarr", small, NAMES),
+    ):  # fmt: skip
+        if dst.endswith("zarr"):
+            pytest.importorskip("tensorstore")
+        packed(src, tmp_path / dst, RAW if dst.endswith("zarr") else KEEP)
+        assert open_sources(tmp_path / dst)[0].classes == classes
+    assert {path.name for path in tmp_path.glob("*.classes.txt")} == {
+        "a.classes.txt", "a.v1.classes.txt", "a.v2.classes.txt", "b.classes.txt", "b.v1.classes.txt",
+    }  # fmt: skip
+    (tmp_path / "b.v1.classes.txt").unlink()
+    (tmp_path / "b.classes.txt").write_text("one\ntwo\nthree\n")
+    assert open_sources(tmp_path / "b.v1.rec")[0].classes == ("one", "two", "three")

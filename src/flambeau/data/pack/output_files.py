@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from flambeau.data.pack.shard_plan import Unit
 from flambeau.data.sources.class_names import place_for_classes
-from flambeau.data.sources.format_table import FORMATS
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
@@ -241,9 +240,7 @@ class PackFiles:
     def _place_for_classes(self) -> Path | None:
         if self._kind == "folder":
             return None
-        return place_for_classes(
-            self._dst, self._classes, is_file=not FORMATS[self._kind].is_folder
-        )
+        return place_for_classes(self._dst, self._classes)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
