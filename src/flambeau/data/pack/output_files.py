@@ -1,6 +1,7 @@
 """The files of `flambeau pack`: the hidden folder they grow in, their final names, what is noted of them."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -18,6 +19,8 @@ _STAGING = ".packing"
 _PLAN = "plan.json"
 _FACTS = ".unit.json"
 _LOCK = "lock"
+_LITTLE = 1 << 20  # bytes that a file system may keep back
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 
 
 class Packed(NamedTuple):
@@ -49,6 +52,7 @@ class PackFiles:
         config: all that decides what the files will hold; plain values that JSON can hold.
 
     Attributes:
+        dst: what the user named.
         finals: what will be there: DST, or its parts and shards.
     """
 
@@ -60,7 +64,7 @@ class PackFiles:
         units: Sequence[Unit],
         config: Mapping[str, Any],
     ) -> None:
-        self._dst, self._kind, self._classes, self._units = dst, kind, classes, units
+        self.dst, self._kind, self._classes, self._units = dst, kind, classes, units
         self._config = json.loads(json.dumps(config))
         self._staging = dst.with_name(f".{dst.name}{_STAGING}")
         self._manifest = dst.with_name(dst.name + MANIFEST)
@@ -73,12 +77,12 @@ class PackFiles:
             InputError: something else is there.
         """
         facts = read_manifest(self._manifest) if self._manifest.exists() else None
-        files = [] if facts is None else [self._dst.with_name(name) for name in facts["files"]]
+        files = [] if facts is None else [self.dst.with_name(name) for name in facts["files"]]
         if facts is None or not any(path.exists() for path in files):
             if not (self._staging / _PLAN).exists():
                 _refuse_existing(self.finals)
             return None
-        self._check_same(facts["config"], f"{self._dst} is there")
+        self._check_same(facts["config"], f"{self.dst} is there")
         for path in files:
             if not path.exists():
                 raise InputError(f"{path} is missing\nMake it again with --fresh")
@@ -96,7 +100,7 @@ class PackFiles:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
-                    raise InputError(f"another process is packing {self._dst} now") from error
+                    raise InputError(f"another process is packing {self.dst} now") from error
             try:
                 yield
             finally:
@@ -109,7 +113,7 @@ class PackFiles:
         for path in self._staging.iterdir():
             if (path / _FACTS).exists():  # killed while files got their names
                 names = json.loads((path / _FACTS).read_text(encoding="utf-8"))["files"]
-                old += map(self._dst.with_name, names if self._kind != "folder" else ())
+                old += map(self.dst.with_name, names if self._kind != "folder" else ())
             if path.is_dir():
                 _remove(path)
             elif path.name != _LOCK:
@@ -117,10 +121,10 @@ class PackFiles:
         if self._manifest.exists():
             with contextlib.suppress(InputError):
                 facts = read_manifest(self._manifest)
-                old += map(self._dst.with_name, (*facts["files"], *facts["beside"]))
+                old += map(self.dst.with_name, (*facts["files"], *facts["beside"]))
         old = [path for path in dict.fromkeys(old) if path.exists()]
         number = 1
-        while (aside := self._dst.with_name(f"{self._dst.name}.old-{number}")).exists():
+        while (aside := self.dst.with_name(f"{self.dst.name}.old-{number}")).exists():
             number += 1
         if old:
             aside.mkdir()
@@ -138,7 +142,7 @@ class PackFiles:
             self._place_for_classes()  # which refuses
             return None
         stored = json.loads(plan.read_text(encoding="utf-8"))
-        self._check_same(stored["config"], f"an unfinished {self._dst.name} is there")
+        self._check_same(stored["config"], f"an unfinished {self.dst.name} is there")
         return stored["found"]
 
     def store_plan(self, found: Any) -> None:
@@ -195,12 +199,12 @@ class PackFiles:
         if (place := self._place_for_classes()) is not None:
             write_classes(place, self._classes)
         if tree.exists():
-            _refuse_existing([self._dst])
+            _refuse_existing([self.dst])
             for part in {unit.file for unit in self._units}:
                 for name in self._classes:  # one without any image is a class, too
                     (tree / part / name).mkdir(exist_ok=True)
-            tree.rename(self._dst)
-        Disk().sync_folder(self._dst.parent)
+            tree.rename(self.dst)
+        Disk().sync_folder(self.dst.parent)
         images = sum(entry["images"] for entry in files.values())
         told = {
             "config": self._config, "classes": list(self._classes), "images": images,
@@ -211,7 +215,7 @@ class PackFiles:
         return Packed(self.finals, images, bad, already=False)
 
     def _final(self, unit: Unit) -> Path:
-        return self._dst if self._kind == "folder" else self._dst.with_name(unit.file)
+        return self.dst if self._kind == "folder" else self.dst.with_name(unit.file)
 
     def _unit(self, number: int) -> Path:
         return self._staging / f"{number:05}"
@@ -220,9 +224,9 @@ class PackFiles:
         # What belongs beside the data goes first: alone it is no data, the data without it lack keys.
         found = [path for path in folder.iterdir() if path.name != _FACTS]
         found.sort(key=lambda path: (path.suffix != ".idx", path.name))
-        _refuse_existing(self._dst.with_name(path.name) for path in found)
+        _refuse_existing(self.dst.with_name(path.name) for path in found)
         for path in found:
-            path.rename(self._dst.with_name(path.name))
+            path.rename(self.dst.with_name(path.name))
 
     def _check_same(self, then: Mapping[str, Any], what: str) -> None:
         now = self._config
@@ -240,7 +244,39 @@ class PackFiles:
     def _place_for_classes(self) -> Path | None:
         if self._kind == "folder":
             return None
-        return place_for_classes(self._dst, self._classes)
+        return place_for_classes(self.dst, self._classes)
+
+
+@contextlib.contextmanager
+def disk_told(dst: Path, folder: Path) -> Iterator[None]:
+    """What hinders the disk is an OSError that names what the user asked for, and no hidden file.
+
+    Also where a library has its own errors for it (h5py, tensorstore, torch).
+
+    Args:
+        dst: what the user named.
+        folder: where it grows.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        number = _errno_of(error, folder)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(dst)) from error
+
+
+def _errno_of(error: Exception, folder: Path) -> int | None:
+    """Which error of the disk is behind another one; None where none is."""
+    number: int | None = getattr(error, "errno", None)
+    if number is None:
+        said = (number for number in _OF_THE_DISK if os.strerror(number) in str(error))
+        number = next(said, None)
+    if number in (None, errno.EIO) and shutil.disk_usage(folder).free < _LITTLE:
+        return errno.ENOSPC
+    return number
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from flambeau.data.images.decode import Picture, Stored, decode
 from flambeau.data.images.file_signature import stand_in_at
 from flambeau.data.pack.encode_images import Layout
-from flambeau.data.pack.output_files import MANIFEST, read_manifest
+from flambeau.data.pack.output_files import MANIFEST, disk_told, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
 from flambeau.data.pack.salvage_records import Found, index_keys
 from flambeau.data.pack.scan import in_one_line, scan
@@ -293,25 +293,26 @@ def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
     first = next(good, None)
     if first is None:
         return False
-    folder = dst.with_name(f".{dst.name}.salvaging")
-    if folder.exists():
-        shutil.rmtree(folder)  # of a salvage that was killed
-    folder.mkdir()
-    try:
-        target = folder / dst.name
-        if FORMATS[kind].is_walked:
-            _save_raw(path, itertools.chain([first], good), kind, target)
-        else:
-            _save_records(itertools.chain([first], good), first.image, kind, target)
-        classes = classes_file(path)
-        if kind != "folder" and classes.is_file():
-            shutil.copyfile(classes, folder / classes_file(target).name)
-        for made in sorted(folder.iterdir(), key=lambda made: made == target):
-            if not (made != target and dst.with_name(made.name).exists()):
-                made.rename(dst.with_name(made.name))
-        return True
-    finally:
-        shutil.rmtree(folder)
+    with disk_told(dst, dst.parent):
+        folder = dst.with_name(f".{dst.name}.salvaging")
+        if folder.exists():
+            shutil.rmtree(folder)  # of a salvage that was killed
+        folder.mkdir()
+        try:
+            target = folder / dst.name
+            if FORMATS[kind].is_walked:
+                _save_raw(path, itertools.chain([first], good), kind, target)
+            else:
+                _save_records(itertools.chain([first], good), first.image, kind, target)
+            classes = classes_file(path)
+            if kind != "folder" and classes.is_file():
+                shutil.copyfile(classes, folder / classes_file(target).name)
+            for made in sorted(folder.iterdir(), key=lambda made: made == target):
+                if not (made != target and dst.with_name(made.name).exists()):
+                    made.rename(dst.with_name(made.name))
+            return True
+        finally:
+            shutil.rmtree(folder)
 
 
 def _save_raw(path: Path, records: Iterator[Found], kind: str, target: Path) -> None:

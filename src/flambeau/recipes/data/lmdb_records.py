@@ -12,6 +12,8 @@ damage inside a value must be found: the format has no checksum (TFRecord has).
 """
 
 import bisect
+import contextlib
+import errno
 import operator
 import os
 import secrets
@@ -234,6 +236,7 @@ class LMDBWriter:
     Raises:
         FileExistsError: it exists.
         ImportError: lmdb is not installed.
+        OSError: of the disk, with what hinders it: full, a quota, a limit on the size of files.
 
     Example:
         >>> import tempfile
@@ -252,15 +255,16 @@ class LMDBWriter:
         self._path = Path(path).absolute()
         self._refuse_existing()
         self._temporary = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}.tmp")
-        self._full = lmdb.MapFullError
-        self._env = lmdb.open(
-            str(self._temporary),
-            subdir=False,
-            map_size=_FIRST_MAP_BYTES,
-            lock=False,
-            sync=False,
-            mode=0o644,
-        )
+        self._full, self._failed = lmdb.MapFullError, lmdb.Error
+        with self._disk_told():
+            self._env = lmdb.open(
+                str(self._temporary),
+                subdir=False,
+                map_size=_FIRST_MAP_BYTES,
+                lock=False,
+                sync=False,
+                mode=0o644,
+            )
         self._batch: dict[bytes, bytes] = {}
         self._batch_bytes, self._closed = 0, False
 
@@ -291,7 +295,8 @@ class LMDBWriter:
             return
         try:
             self._commit()
-            self._env.sync(True)  # a name must not outlive a power cut without its bytes
+            with self._disk_told():
+                self._env.sync(True)  # a name must not outlive a power cut without its bytes
             self._env.close()
             self._refuse_existing()
             self._temporary.rename(self._path)
@@ -312,13 +317,31 @@ class LMDBWriter:
     def _commit(self) -> None:
         while self._batch:
             try:
-                with self._env.begin(write=True) as transaction:
+                with self._disk_told(), self._env.begin(write=True) as transaction:
                     for key, value in sorted(self._batch.items()):
                         if not transaction.put(key, value, overwrite=False):
                             raise ValueError(f"key {key!r} is there already")
                 self._batch, self._batch_bytes = {}, 0
             except self._full:  # nothing of the batch has been written
                 self._env.set_mapsize(2 * self._env.info()["map_size"])
+
+    @contextlib.contextmanager
+    def _disk_told(self) -> Iterator[None]:
+        """LMDB calls a write that stops short an I/O error; one more write to the file says why it did."""
+        try:
+            yield
+        except self._full:
+            raise
+        except self._failed as error:
+            number = errno.EIO
+            try:
+                with self._temporary.open("ab") as file:
+                    file.write(bytes(_BATCH_BYTES))
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as found:
+                number = found.errno or number
+            raise OSError(number, os.strerror(number), str(self._path)) from error
 
     def _discard(self) -> None:
         self._env.close()

@@ -103,7 +103,7 @@ def write_store(folder: Path, driver: str, array: Array) -> None:
         OSError: of the disk.
     """
     data = str(array.filename) if isinstance(array, np.memmap) else array.tobytes()
-    _ask("write", str(folder), driver, data, array.shape, str(array.dtype))
+    _ask("write", str(folder.absolute()), driver, data, array.shape, str(array.dtype))
 
 
 def store_fingerprint(folder: Path, facts: str) -> str:
