@@ -688,6 +688,44 @@ def test_a_disk_that_takes_no_file(
     assert (answer.code, f"flambeau: {dst}: Read-only file system;" in answer.err) == (2, True)
 
 
+ENTRY = {"images": 1, "crc32": "00000000"}
+NOTES = {"config": {}, "classes": [], "images": 1, "bad_images": [], "beside": [], "files": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[" * 100_000, "[]", "3", "{}", '{"config": {}, "found": [1]}',
+        json.dumps({**NOTES, "files": ["a.rec"]}),
+        json.dumps({**NOTES, "files": {"a.rec": 3}}),
+        json.dumps({**NOTES, "files": {"a.rec": {"crc32": "zzzzzzzz"}}}),
+        json.dumps({**NOTES, "files": {"../a.rec": ENTRY}}),
+        json.dumps({**NOTES, "beside": ["/etc/passwd"]}),
+    ],
+)  # fmt: skip
+def test_files_of_our_own_that_are_damaged(
+    text: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst, staging = tmp_path / "a.rec", tmp_path / ".a.rec.packing"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(
+            output_files.PackFiles, "publish", lambda *_: signal.raise_signal(signal.SIGINT)
+        )
+        packed(small, dst)
+    for file in (staging / "00000" / ".unit.json", staging / "plan.json"):
+        file.write_text(text)
+        with pytest.raises(InputError, match=rf"{file.name} is damaged: .*\nGive --fresh"):
+            packed(small, dst)
+    assert packed(small, dst, fresh=True).exists()
+    notes = tmp_path / "a.rec.pack.json"
+    notes.write_text(text)
+    for use in (lambda: packed(small, dst), lambda: verify_file(dst, "rec")):
+        with pytest.raises(InputError, match=r"a\.rec\.pack\.json is damaged: .*\nRemove it"):
+            use()
+    assert packed(small, dst, fresh=True).exists()  # with its index, which stood in the way
+    assert verify_file(dst, "rec").damaged == []
+
+
 # ---------------------------------------------------------------- what is refused
 
 

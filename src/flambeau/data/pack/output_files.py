@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ _STAGING = ".packing"
 _PLAN = "plan.json"
 _FACTS = ".unit.json"
 _LOCK = "lock"
+_UNIT = {"files": list, "crc32": str, "bad": list}
+_START_AGAIN = "Give --fresh to start again"
+_MAX_FACTS = 1 << 28  # bytes; the checksums of 30 million images
 _LITTLE = 1 << 20  # bytes that a file system may keep back
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 
@@ -112,16 +116,20 @@ class PackFiles:
         old = [self._manifest, *self.finals]
         for path in self._staging.iterdir():
             if (path / _FACTS).exists():  # killed while files got their names
-                names = json.loads((path / _FACTS).read_text(encoding="utf-8"))["files"]
-                old += map(self.dst.with_name, names if self._kind != "folder" else ())
+                with contextlib.suppress(InputError):
+                    names = _read_facts(path / _FACTS, _UNIT, "")["files"]
+                    old += map(self.dst.with_name, names if self._kind != "folder" else ())
             if path.is_dir():
                 _remove(path)
             elif path.name != _LOCK:
                 path.unlink()
         if self._manifest.exists():
-            with contextlib.suppress(InputError):
+            try:
                 facts = read_manifest(self._manifest)
                 old += map(self.dst.with_name, (*facts["files"], *facts["beside"]))
+            except InputError:  # what belongs beside the files is known by name
+                old += [path.with_suffix(".idx") for path in self.finals]
+                old += [path.with_name(f"{path.stem}_labels.npy") for path in self.finals]
         old = [path for path in dict.fromkeys(old) if path.exists()]
         number = 1
         while (aside := self.dst.with_name(f"{self.dst.name}.old-{number}")).exists():
@@ -141,7 +149,9 @@ class PackFiles:
         if not plan.exists():
             self._place_for_classes()  # which refuses
             return None
-        stored = json.loads(plan.read_text(encoding="utf-8"))
+        stored = _read_facts(plan, {"config": dict, "found": list}, _START_AGAIN)
+        if len(stored["found"]) not in (0, 3):
+            raise InputError(f"{plan} is damaged: {stored['found']!r:.60}\n{_START_AGAIN}")
         self._check_same(stored["config"], f"an unfinished {self.dst.name} is there")
         return stored["found"]
 
@@ -152,7 +162,7 @@ class PackFiles:
     def unit_facts(self, number: int) -> dict[str, Any] | None:
         """What was noted of a unit that is whole; else None."""
         facts = self._unit(number) / _FACTS
-        return json.loads(facts.read_text(encoding="utf-8")) if facts.exists() else None
+        return _read_facts(facts, _UNIT, _START_AGAIN) if facts.exists() else None
 
     @contextlib.contextmanager
     def unit(self, number: int, facts: dict[str, Any]) -> Iterator[Path]:
@@ -285,14 +295,32 @@ def read_manifest(path: Path) -> dict[str, Any]:
     Raises:
         InputError: it is damaged.
     """
+    remedy = "Remove it: it only holds checksums and how the data were made"
+    kinds = {
+        "config": dict, "classes": list, "images": int, "bad_images": list, "beside": list, "files": dict,
+    }  # fmt: skip
+    facts = _read_facts(path, kinds, remedy)
+    for entry in facts["files"].values():
+        crcs = entry.get("crc32") if isinstance(entry, dict) else None
+        if not isinstance(crcs, str) or not re.fullmatch("(?:[0-9a-f]{8})*", crcs):
+            raise InputError(f"{path} is damaged: a checksum is missing\n{remedy}")
+    return facts
+
+
+def _read_facts(path: Path, kinds: Mapping[str, type], remedy: str) -> dict[str, Any]:
+    """What one of our JSON files holds; InputError where it is not as we write it."""
     try:
+        if path.stat().st_size > _MAX_FACTS:
+            raise ValueError(f"it has more than {_MAX_FACTS} bytes")
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not {"config", "classes", "images", "bad_images", "beside", "files"} <= facts.keys():
-            raise ValueError("entries are missing")
+        for key, kind in kinds.items():
+            if not isinstance(facts.get(key), kind):
+                raise ValueError(f"{key!r} is missing, or no {kind.__name__}")
+        for name in (*facts.get("files", ()), *facts.get("beside", ())):
+            if not isinstance(name, str) or Path(name).name != name or name == "..":
+                raise ValueError(f"{name!r:.60} is no name of a file beside it")
     except (ValueError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"{path} is damaged: {error}\nRemove it: it only holds checksums and how the data were made"
-        ) from error
+        raise InputError(f"{path} is damaged: {error}\n{remedy}") from error
     return facts
 
 
