@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from flambeau.data.pack.encode_images import Conversion
@@ -170,6 +171,11 @@ def test_arrays_of_another_kind(tmp_path: Path) -> None:
     not_read(tmp_path / "objects.npz", "pickled Python objects")
     np.savez(tmp_path / "float.npz", images=IMAGES - 0.5, labels=LABELS)
     not_read(tmp_path / "float.npz", "not all k / 255")
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "records.h5", "w") as file:
+        file["images"] = np.zeros(6, [("pixels", "u1", (8, 8)), ("id", "i4")])
+        file["labels"] = LABELS
+    not_read(tmp_path / "records.h5", "these are no images")
     np.save(tmp_path / "dict.npy", {"images": IMAGES}, allow_pickle=True)
     not_read(tmp_path / "dict.npy", "pickled Python objects")
     np.save(tmp_path / "late.npy", np.concatenate([IMAGES / 255] * 3 + [IMAGES / 200])[:20])
@@ -206,9 +212,16 @@ def test_what_has_no_checksums_is_said(tmp_path: Path, flambeau: Any) -> None:
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file.create_dataset("images", data=IMAGES, chunks=(1, 8, 8, 3), fletcher32=checked)
             file["labels"] = LABELS
+    tensors = {"images": torch.from_numpy(IMAGES), "labels": torch.from_numpy(LABELS)}
+    for name in ("summed.pth", "plain.pth"):
+        torch.serialization.set_crc32_options(name == "summed.pth")
+        torch.save(tensors, tmp_path / name)
+    torch.serialization.set_crc32_options(True)
     for name, said in (
         ("a.npy", True),
         ("a.npz", False),
+        ("plain.pth", True),
+        ("summed.pth", False),
         ("plain.h5", True),
         ("checked.h5", False),
     ):

@@ -20,6 +20,7 @@ import simplejpeg
 from tqdm import tqdm
 
 from flambeau.data.images.decode import Stored
+from flambeau.data.images.file_signature import why_unreadable
 from flambeau.data.pack.encode_images import (
     CannotStore,
     Conversion,
@@ -62,7 +63,7 @@ class _Bad(NamedTuple):
 
     @classmethod
     def of(cls, image: str, error: Exception) -> "_Bad":
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = why_unreadable(error) if isinstance(error, OSError) else str(error)
         if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
             return cls(f"{image}: the memory is too small for it", "Give fewer --workers")
         if isinstance(error, CannotStore):

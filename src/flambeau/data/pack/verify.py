@@ -230,6 +230,9 @@ def _checked(
 def _stored_as(path: Path, kind: str) -> tuple[bool, Sequence[str]]:
     """Whether each byte of an image has a checksum; and what is not there, and reads as the fill value."""
     checksums = FORMATS[kind].checksums
+    if FORMATS[kind].is_zip:
+        with zipfile.ZipFile(path) as archive:
+            return _has_crcs(archive), ()
     if checksums is not None:
         return checksums, ()
     return hdf5_stored_as(path) if kind == "hdf5" else store_stored_as(path)
@@ -265,9 +268,14 @@ def _bad_member(path: Path) -> str | None:
     """A member of a zip file whose CRC-32 does not match; None also where the file cannot be opened."""
     errors = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError)
     with contextlib.suppress(*errors), zipfile.ZipFile(path) as archive:
-        if any(info.CRC for info in archive.infolist()):  # torch can be told to write zeros
+        if _has_crcs(archive):
             return archive.testzip()
     return None
+
+
+def _has_crcs(archive: zipfile.ZipFile) -> bool:
+    """torch can be told to write zeros."""
+    return any(info.CRC for info in archive.infolist())
 
 
 # ---------------------------------------------------------------- saving what is good

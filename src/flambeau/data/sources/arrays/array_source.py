@@ -177,7 +177,7 @@ class ArraySource:
         if math.prod(shape[1:]) > 4 * MAX_PIXELS:
             raise InputError(f"{what}: no image has so many pixels; at most {MAX_PIXELS} are read")
         self._images.read(0, 1)  # what is loaded whole is loaded here, before any fork
-        if len(shape) == 1 and dtype.kind not in "SVO":
+        if len(shape) == 1 and (dtype.kind not in "SVO" or dtype.names):  # records
             raise InputError(f"{what}: these are no images; expected (N, H, W) or (N, H, W, C)")
         if len(shape) == 2:
             raise InputError(
