@@ -11,6 +11,10 @@ class InputError(ValueError):
     """
 
 
+class DamagedData(InputError):
+    """Data whose bytes are damaged; any other InputError may be about whole data that are not read."""
+
+
 class WorkerLost(RuntimeError):
     """A data worker has died or hangs; the message names it, and the sample that it read.
 
@@ -20,6 +24,10 @@ class WorkerLost(RuntimeError):
 
 class DecodeError(ValueError):
     """These bytes are no image that can be used; the message is the reason, without a path."""
+
+
+class UnsupportedImage(DecodeError):
+    """Bytes that are whole, and no image that can be used."""
 
 
 def unreadable(path: object, error: OSError) -> InputError:

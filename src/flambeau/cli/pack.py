@@ -204,7 +204,7 @@ def _split(arguments: argparse.Namespace) -> "Split":
 
 
 def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
-    from flambeau.data.pack.output_files import write_classes, write_whole
+    from flambeau.data.pack.output_files import disk_told, write_classes, write_whole
     from flambeau.data.pack.shard_plan import list_files, named_parts, remarks_on_classes
     from flambeau.data.sources.class_names import place_for_classes
     from flambeau.errors import InputError
@@ -215,11 +215,13 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
         if path.exists() and not arguments.fresh:
             raise InputError(f"{path} exists\nName another DST, or give --fresh to write it again")
     classes = parts[0][1].classes
-    place = place_for_classes(next(iter(texts)), classes, is_file=True)
-    if place is not None:
-        write_classes(place, classes)
+    place = place_for_classes(next(iter(texts)), classes)
+    with disk_told(dst, dst.parent):
+        if place is not None:
+            write_classes(place, classes)
+        for path, text in texts.items():
+            write_whole(path, text)
     for path, text in texts.items():
-        write_whole(path, text)
         print(f"{len(text.splitlines())} images: {path}")
     for remark in remarks_on_classes(parts, "list"):
         print(remark, file=sys.stderr)

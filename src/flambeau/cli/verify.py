@@ -201,7 +201,7 @@ def _verify_data(path: Path, arguments: argparse.Namespace) -> int:
     if salvage is not None and not arguments.json:
         saved = f"they are in {salvage}" if reports[0].saved else "nothing was saved"
         print(saved)
-    return 1 if any(report.damaged for report in reports) else 0
+    return 1 if any(report.damaged or report.not_read for report in reports) else 0
 
 
 def _line(damage: "Damage") -> str:
@@ -211,13 +211,22 @@ def _line(damage: "Damage") -> str:
 
 def _summary(report: "FileReport", deep: bool) -> str:
     how = ["pixels decoded" if deep else "headers read"]
-    how += ["compared with what was packed"] if report.checksums else []
-    if not report.damaged:
-        return f"{report.path}: {report.good} images, all whole ({', '.join(how)})"
-    places = f"{len(report.damaged)} place{'s' * (len(report.damaged) > 1)}"
-    if len(report.damaged) > _SHOWN:
-        places += f", of which the first {_SHOWN} are shown (--json lists all)"
-    return f"{report.path}: DAMAGED in {places}; {report.good} images are good"
+    if report.checksums:
+        how += ["compared with what was packed"]
+    elif not report.own_checksums and report.kind != "folder":
+        how += ["no checksums in this format"]
+    if not report.damaged and not report.not_read:
+        whole = f"{report.path}: {report.good} images, all whole ({', '.join(how)})"
+        return "; ".join([whole, *report.absent])
+    verdicts = (("DAMAGED", report.damaged), ("NOT READ", report.not_read))
+    text = " and ".join(
+        f"{verdict} in {len(found)} place{'s' * (len(found) > 1)}"
+        for verdict, found in verdicts
+        if found
+    )
+    if len(report.damaged) + len(report.not_read) > _SHOWN:
+        text += f", of which the first {_SHOWN} are shown (--json lists all)"
+    return f"{report.path}: {text}; {report.good} images are good"
 
 
 def _facts(report: "FileReport", arguments: argparse.Namespace) -> dict[str, Any]:
@@ -226,7 +235,10 @@ def _facts(report: "FileReport", arguments: argparse.Namespace) -> dict[str, Any
         "format": report.kind,
         "good": report.good,
         "damaged": [damage._asdict() for damage in report.damaged],
+        "not_read": [damage._asdict() for damage in report.not_read],
         "decoded": arguments.deep,
         "checksums": report.checksums,
+        "own_checksums": report.own_checksums,
+        "absent": report.absent,
         "salvaged": arguments.salvage if report.saved else None,
     }

@@ -242,7 +242,7 @@ def test_grey_is_told_from_color():
     ("data", "reason"),
     [
         (b"", "the file is empty"),
-        (b"<html>not found</html>", "not a JPEG, PNG"),
+        (b"<html>not found</html>", "this is a web page"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a JPEG, PNG"),
         (encode(photo(40, 40), "JPEG")[:-300], "(?i)truncated"),
         (encode(photo(40, 40), "PNG")[:-50], "(?i)truncated"),

@@ -1,17 +1,19 @@
 """`flambeau pack`: what comes out is what went in, whatever the format, the threads or the kills."""
 
+import errno
 import io
 import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ import pytest
 import torch
 from PIL import Image
 
+from flambeau.data.pack import output_files, writers
 from flambeau.data.pack import pack as pack_module
-from flambeau.data.pack import writers
 from flambeau.data.pack.encode_images import Conversion, common_layout, layout_of
 from flambeau.data.pack.pack import pack, record_crc
 from flambeau.data.pack.shard_plan import Split, deal, list_files, named_parts, record_paths
@@ -613,10 +615,115 @@ def test_a_full_disk_is_told_where_a_library_has_its_own_error(
     monkeypatch.setitem(writers._SAVERS, "npz", fail)
     with pytest.raises(RuntimeError, match="cannot write"):
         packed(small, tmp_path / "a.npz", RAW)
-    monkeypatch.setattr(pack_module, "_LITTLE", 1 << 60)  # so is every disk as good as full
+    monkeypatch.setattr(output_files, "_LITTLE", 1 << 60)  # so is every disk as good as full
     with pytest.raises(OSError, match="No space left") as told:
         packed(small, tmp_path / "a.npz", RAW)
-    assert told.value.filename == "a.npz"
+    assert told.value.filename == str(tmp_path / "a.npz")
+
+
+@pytest.fixture
+def limited() -> Iterator[Callable[[int], None]]:
+    """A function that limits the size of files, which is undone."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("ending", ["rec", "tfrecord", "tar", "lmdb", "npz", "npy", "pth", ""])
+def test_what_hinders_the_disk_is_told_of_dst(
+    ending: str, small: Path, tmp_path: Path, limited: Callable[[int], None]
+) -> None:
+    """Never of a hidden file; also where the images fit, and what is around them does not."""
+    pytest.importorskip(PACKAGE.get(ending, "numpy"))
+    dst = tmp_path / f"a.{ending}".rstrip(".")
+    how = RAW if ending in ARRAYS else KEEP
+    for size in (100, 15 * 64 + 1) if ending in ("npz", "pth") else (100,):
+        limited(size)
+        with pytest.raises(OSError, match="File too large|Input/output") as told:  # noqa: RUF043
+            packed(small, dst, how)
+        limited(resource.RLIM_INFINITY)
+        assert told.value.filename == str(dst)
+        assert told.value.errno == errno.EFBIG or (ending, size) == ("pth", 961)
+    assert packed(small, dst, how).exists()
+
+
+LIMITED = """
+import resource, sys
+from flambeau.cli.command import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (15 * 64 + 1, -1))
+sys.exit(main(["pack", "small", "sub/a.h5"]))
+"""
+
+
+def test_what_hinders_hdf5_is_told_of_dst(small: Path, tmp_path: Path) -> None:
+    """In a process of its own: the library cannot be used any more where a file could not be closed."""
+    pytest.importorskip("h5py")
+    (tmp_path / "sub").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "flambeau: sub/a.h5: File too large; fix that" in done.stderr
+
+
+def test_a_disk_that_takes_no_file(
+    small: Path, tmp_path: Path, flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed(small, tmp_path / "a.rec")
+    (tmp_path / "target").mkdir()
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    for method in ("mkdir", "write_text"):
+        monkeypatch.setattr(Path, method, refuse)
+    dst = tmp_path / "target" / "b.rec"
+    for command in (("pack", small, dst), ("verify", tmp_path / "a.rec", "--salvage", dst)):
+        answer = flambeau(*command)
+        assert (answer.code, f"flambeau: {dst}: Read-only file system;" in answer.err) == (2, True)
+    dst = tmp_path / "target" / "b"
+    answer = flambeau("pack --list", small, dst)
+    assert (answer.code, f"flambeau: {dst}: Read-only file system;" in answer.err) == (2, True)
+
+
+ENTRY = {"images": 1, "crc32": "00000000"}
+NOTES = {"config": {}, "classes": [], "images": 1, "bad_images": [], "beside": [], "files": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[" * 100_000, "[]", "3", "{}", '{"config": {}, "found": [1]}',
+        json.dumps({**NOTES, "files": ["a.rec"]}),
+        json.dumps({**NOTES, "files": {"a.rec": 3}}),
+        json.dumps({**NOTES, "files": {"a.rec": {"crc32": "zzzzzzzz"}}}),
+        json.dumps({**NOTES, "files": {"../a.rec": ENTRY}}),
+        json.dumps({**NOTES, "beside": ["/etc/passwd"]}),
+    ],
+)  # fmt: skip
+def test_files_of_our_own_that_are_damaged(
+    text: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst, staging = tmp_path / "a.rec", tmp_path / ".a.rec.packing"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(
+            output_files.PackFiles, "publish", lambda *_: signal.raise_signal(signal.SIGINT)
+        )
+        packed(small, dst)
+    for file in (staging / "00000" / ".unit.json", staging / "plan.json"):
+        file.write_text(text)
+        with pytest.raises(InputError, match=rf"{file.name} is damaged: .*\nGive --fresh"):
+            packed(small, dst)
+    assert packed(small, dst, fresh=True).exists()
+    notes = tmp_path / "a.rec.pack.json"
+    notes.write_text(text)
+    for use in (lambda: packed(small, dst), lambda: verify_file(dst, "rec")):
+        with pytest.raises(InputError, match=r"a\.rec\.pack\.json is damaged: .*\nRemove it"):
+            use()
+    assert packed(small, dst, fresh=True).exists()  # with its index, which stood in the way
+    assert verify_file(dst, "rec").damaged == []
 
 
 # ---------------------------------------------------------------- what is refused
@@ -747,3 +854,24 @@ def test_crc_tells_class_and_image_apart() -> None:
     assert record_crc("a", b"bc") == zlib.crc32(b"a\0bc")
     assert record_crc("a", np.array([[98, 99]], np.uint8)) == zlib.crc32(b"a\0bc")
     assert record_crc("ab", b"c") != record_crc("a", b"bc")
+
+
+def test_names_with_dots_keep_their_classes_apart(tmp_path: Path, small: Path) -> None:
+    """Also from the name up to its first dot, where version 0.1 wrote the classes, and still finds them."""
+    (tmp_path / "other").mkdir()
+    for name in "xy":
+        shutil.copytree(small / "ant", tmp_path / "other" / name)
+    for dst, src, classes in (
+        ("a.v1.rec", small, NAMES), ("a.v2.rec", tmp_path / "other", ("x", "y")), ("a.rec", small, NAMES),
+        ("b.v1.rec", small, NAMES), ("b.train.rec", small, NAMES), ("b.v1.zarr", small, NAMES),
+    ):  # fmt: skip
+        if dst.endswith("zarr"):
+            pytest.importorskip("tensorstore")
+        packed(src, tmp_path / dst, RAW if dst.endswith("zarr") else KEEP)
+        assert open_sources(tmp_path / dst)[0].classes == classes
+    assert {path.name for path in tmp_path.glob("*.classes.txt")} == {
+        "a.classes.txt", "a.v1.classes.txt", "a.v2.classes.txt", "b.classes.txt", "b.v1.classes.txt",
+    }  # fmt: skip
+    (tmp_path / "b.v1.classes.txt").unlink()
+    (tmp_path / "b.classes.txt").write_text("one\ntwo\nthree\n")
+    assert open_sources(tmp_path / "b.v1.rec")[0].classes == ("one", "two", "three")

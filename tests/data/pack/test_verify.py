@@ -59,7 +59,7 @@ def packed(small: Path, folder: Path, ending: str) -> tuple[Path, str]:
 def verify(path: Path, kind: str, **settings: Any) -> FileReport:
     told: list[Damage] = []
     report = verify_file(path, kind, say=told.append, workers=2, **settings)
-    assert told == report.damaged
+    assert sorted(map(repr, told)) == sorted(map(repr, report.damaged + report.not_read))
     assert all(line.what and "\n" not in line.what for line in told)
     return report
 
@@ -224,14 +224,14 @@ def test_rec_before_damage(small: Path, tmp_path: Path, new: bytes) -> None:
 
 
 def test_rec_payloads_that_hold_magics(tmp_path: Path) -> None:
-    """Records of several parts are walked as one; their content is no image, which is said."""
+    """Records of several parts are walked as one; their content is no image, which is said, and no damage."""
     payloads = [b"\x0a\x23\xd7\xce" * n + bytes(n) for n in range(6)]
     with RecordWriter(tmp_path / "a.rec") as writer:
         for number, payload in enumerate(payloads):
             writer.write(pack_record(IRHeader(0, 1, number, 0), payload))
     report = verify(tmp_path / "a.rec", "rec")
-    assert len(report.damaged) == 6
-    assert all("not a JPEG" in d.what or "empty" in d.what for d in report.damaged)
+    assert (len(report.not_read), report.damaged) == (6, [])
+    assert all("not a JPEG" in d.what or "empty" in d.what for d in report.not_read)
 
 
 def test_rec_index_that_does_not_fit(small: Path, tmp_path: Path) -> None:
@@ -268,8 +268,12 @@ def test_tfrecord_of_others(tmp_path: Path) -> None:
         writer.write(build_example({"image": b"no image", "label": 3}))
     report = verify(tmp_path / "a.tfrecord", "tfrecord")
     assert report.good == 1
-    assert [line.record for line in report.damaged] == ["record 1", "record 2", "record 3"]
-    assert report.damaged[0].what == "no image in its Example"
+    assert [line.record for line in report.not_read] == [
+        "record 1",
+        "record 2",
+    ]  # their checksums fit
+    assert [line.record for line in report.damaged] == ["record 3"]
+    assert report.not_read[0].what == "no image in its Example"
 
 
 def test_tar_goes_on_behind_a_damaged_header(small: Path, tmp_path: Path) -> None:
@@ -338,14 +342,14 @@ def test_tar_is_refused_by_training_and_by_verify_alike(small: Path, tmp_path: P
             open_source(path, ("a", "b"))
         saved = tmp_path / f"{len(list(tmp_path.iterdir()))}.tar"
         report = verify(path, kind, salvage=saved)
-        assert report.damaged
+        assert report.damaged or report.not_read
         assert len(images_of(saved)) == report.good == good
 
 
 def test_what_training_refuses_is_not_whole(small: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(small / "a" / "0.png", "0.png")
-    (line,) = verify(tmp_path / "a.tar", "tar").damaged
+    (line,) = verify(tmp_path / "a.tar", "tar").not_read
     assert "training refuses it" in line.what
     assert "has no label" in line.what
     path, kind = without_notes(small, tmp_path, "rec")
@@ -509,10 +513,13 @@ def test_refused(small: Path, tmp_path: Path) -> None:
 
 
 def test_empty_file(tmp_path: Path) -> None:
-    for ending in ("rec", "tfrecord", "tar"):
+    for ending in ("rec", "tfrecord", "tar", "lmdb", "h5", "npz", "npy"):
         path = tmp_path / f"a.{ending}"
         path.write_bytes(b"")
-        assert verify(path, ending).damaged == [Damage("the file", 0, "it is empty")]
+        ((_, kind),) = packed_files(path)
+        assert verify(path, kind).damaged == [Damage("the file", 0, "it is empty")]
+        with pytest.raises(InputError, match=f"a.{ending} is empty\n"):
+            open_source(path, ("a", "b"))
 
 
 def test_pixels_in_tfrecords_are_whole_and_can_be_saved(tmp_path: Path) -> None:

@@ -220,6 +220,8 @@ BAD = {
     "an empty lst": ("l.lst", "\n\n", "holds no images"),
     "all missing": ("l.csv", "path,label\nx/1.jpg,0\nx/2.jpg,1\n",
                     "line 2) does not exist, nor does any other of the 2 listed images\nPaths start at"),
+    "paths of Windows": ("l.csv", "path,label\nx\\1.jpg,0\n",
+                         "l.csv, line 2) does not exist\nWrite / for each \\ of Windows; paths start"),
     "one missing": ("l.csv", "path,label\nx/1.jpg,0\n", "l.csv, line 2) does not exist\nPaths start"),
     "unknown header": ("l.csv", "id,breed\na,beagle\n",
                        "line 1 is no header that names path and label, nor an image and its class: 'id |"),

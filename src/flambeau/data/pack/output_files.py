@@ -1,8 +1,10 @@
 """The files of `flambeau pack`: the hidden folder they grow in, their final names, what is noted of them."""
 
 import contextlib
+import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +12,6 @@ from typing import Any, NamedTuple
 
 from flambeau.data.pack.shard_plan import Unit
 from flambeau.data.sources.class_names import place_for_classes
-from flambeau.data.sources.format_table import FORMATS
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
@@ -19,6 +20,11 @@ _STAGING = ".packing"
 _PLAN = "plan.json"
 _FACTS = ".unit.json"
 _LOCK = "lock"
+_UNIT = {"files": list, "crc32": str, "bad": list}
+_START_AGAIN = "Give --fresh to start again"
+_MAX_FACTS = 1 << 28  # bytes; the checksums of 30 million images
+_LITTLE = 1 << 20  # bytes that a file system may keep back
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 
 
 class Packed(NamedTuple):
@@ -50,6 +56,7 @@ class PackFiles:
         config: all that decides what the files will hold; plain values that JSON can hold.
 
     Attributes:
+        dst: what the user named.
         finals: what will be there: DST, or its parts and shards.
     """
 
@@ -61,7 +68,7 @@ class PackFiles:
         units: Sequence[Unit],
         config: Mapping[str, Any],
     ) -> None:
-        self._dst, self._kind, self._classes, self._units = dst, kind, classes, units
+        self.dst, self._kind, self._classes, self._units = dst, kind, classes, units
         self._config = json.loads(json.dumps(config))
         self._staging = dst.with_name(f".{dst.name}{_STAGING}")
         self._manifest = dst.with_name(dst.name + MANIFEST)
@@ -74,12 +81,12 @@ class PackFiles:
             InputError: something else is there.
         """
         facts = read_manifest(self._manifest) if self._manifest.exists() else None
-        files = [] if facts is None else [self._dst.with_name(name) for name in facts["files"]]
+        files = [] if facts is None else [self.dst.with_name(name) for name in facts["files"]]
         if facts is None or not any(path.exists() for path in files):
             if not (self._staging / _PLAN).exists():
                 _refuse_existing(self.finals)
             return None
-        self._check_same(facts["config"], f"{self._dst} is there")
+        self._check_same(facts["config"], f"{self.dst} is there")
         for path in files:
             if not path.exists():
                 raise InputError(f"{path} is missing\nMake it again with --fresh")
@@ -97,7 +104,7 @@ class PackFiles:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
-                    raise InputError(f"another process is packing {self._dst} now") from error
+                    raise InputError(f"another process is packing {self.dst} now") from error
             try:
                 yield
             finally:
@@ -109,19 +116,23 @@ class PackFiles:
         old = [self._manifest, *self.finals]
         for path in self._staging.iterdir():
             if (path / _FACTS).exists():  # killed while files got their names
-                names = json.loads((path / _FACTS).read_text(encoding="utf-8"))["files"]
-                old += map(self._dst.with_name, names if self._kind != "folder" else ())
+                with contextlib.suppress(InputError):
+                    names = _read_facts(path / _FACTS, _UNIT, "")["files"]
+                    old += map(self.dst.with_name, names if self._kind != "folder" else ())
             if path.is_dir():
                 _remove(path)
             elif path.name != _LOCK:
                 path.unlink()
         if self._manifest.exists():
-            with contextlib.suppress(InputError):
+            try:
                 facts = read_manifest(self._manifest)
-                old += map(self._dst.with_name, (*facts["files"], *facts["beside"]))
+                old += map(self.dst.with_name, (*facts["files"], *facts["beside"]))
+            except InputError:  # what belongs beside the files is known by name
+                old += [path.with_suffix(".idx") for path in self.finals]
+                old += [path.with_name(f"{path.stem}_labels.npy") for path in self.finals]
         old = [path for path in dict.fromkeys(old) if path.exists()]
         number = 1
-        while (aside := self._dst.with_name(f"{self._dst.name}.old-{number}")).exists():
+        while (aside := self.dst.with_name(f"{self.dst.name}.old-{number}")).exists():
             number += 1
         if old:
             aside.mkdir()
@@ -138,8 +149,10 @@ class PackFiles:
         if not plan.exists():
             self._place_for_classes()  # which refuses
             return None
-        stored = json.loads(plan.read_text(encoding="utf-8"))
-        self._check_same(stored["config"], f"an unfinished {self._dst.name} is there")
+        stored = _read_facts(plan, {"config": dict, "found": list}, _START_AGAIN)
+        if len(stored["found"]) not in (0, 3):
+            raise InputError(f"{plan} is damaged: {stored['found']!r:.60}\n{_START_AGAIN}")
+        self._check_same(stored["config"], f"an unfinished {self.dst.name} is there")
         return stored["found"]
 
     def store_plan(self, found: Any) -> None:
@@ -149,7 +162,7 @@ class PackFiles:
     def unit_facts(self, number: int) -> dict[str, Any] | None:
         """What was noted of a unit that is whole; else None."""
         facts = self._unit(number) / _FACTS
-        return json.loads(facts.read_text(encoding="utf-8")) if facts.exists() else None
+        return _read_facts(facts, _UNIT, _START_AGAIN) if facts.exists() else None
 
     @contextlib.contextmanager
     def unit(self, number: int, facts: dict[str, Any]) -> Iterator[Path]:
@@ -196,12 +209,12 @@ class PackFiles:
         if (place := self._place_for_classes()) is not None:
             write_classes(place, self._classes)
         if tree.exists():
-            _refuse_existing([self._dst])
+            _refuse_existing([self.dst])
             for part in {unit.file for unit in self._units}:
                 for name in self._classes:  # one without any image is a class, too
                     (tree / part / name).mkdir(exist_ok=True)
-            tree.rename(self._dst)
-        Disk().sync_folder(self._dst.parent)
+            tree.rename(self.dst)
+        Disk().sync_folder(self.dst.parent)
         images = sum(entry["images"] for entry in files.values())
         told = {
             "config": self._config, "classes": list(self._classes), "images": images,
@@ -212,7 +225,7 @@ class PackFiles:
         return Packed(self.finals, images, bad, already=False)
 
     def _final(self, unit: Unit) -> Path:
-        return self._dst if self._kind == "folder" else self._dst.with_name(unit.file)
+        return self.dst if self._kind == "folder" else self.dst.with_name(unit.file)
 
     def _unit(self, number: int) -> Path:
         return self._staging / f"{number:05}"
@@ -221,9 +234,9 @@ class PackFiles:
         # What belongs beside the data goes first: alone it is no data, the data without it lack keys.
         found = [path for path in folder.iterdir() if path.name != _FACTS]
         found.sort(key=lambda path: (path.suffix != ".idx", path.name))
-        _refuse_existing(self._dst.with_name(path.name) for path in found)
+        _refuse_existing(self.dst.with_name(path.name) for path in found)
         for path in found:
-            path.rename(self._dst.with_name(path.name))
+            path.rename(self.dst.with_name(path.name))
 
     def _check_same(self, then: Mapping[str, Any], what: str) -> None:
         now = self._config
@@ -241,9 +254,39 @@ class PackFiles:
     def _place_for_classes(self) -> Path | None:
         if self._kind == "folder":
             return None
-        return place_for_classes(
-            self._dst, self._classes, is_file=not FORMATS[self._kind].is_folder
-        )
+        return place_for_classes(self.dst, self._classes)
+
+
+@contextlib.contextmanager
+def disk_told(dst: Path, folder: Path) -> Iterator[None]:
+    """What hinders the disk is an OSError that names what the user asked for, and no hidden file.
+
+    Also where a library has its own errors for it (h5py, tensorstore, torch).
+
+    Args:
+        dst: what the user named.
+        folder: where it grows.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        number = _errno_of(error, folder)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(dst)) from error
+
+
+def _errno_of(error: Exception, folder: Path) -> int | None:
+    """Which error of the disk is behind another one; None where none is."""
+    number: int | None = getattr(error, "errno", None)
+    if number is None:
+        said = (number for number in _OF_THE_DISK if os.strerror(number) in str(error))
+        number = next(said, None)
+    if number in (None, errno.EIO) and shutil.disk_usage(folder).free < _LITTLE:
+        return errno.ENOSPC
+    return number
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -252,14 +295,32 @@ def read_manifest(path: Path) -> dict[str, Any]:
     Raises:
         InputError: it is damaged.
     """
+    remedy = "Remove it: it only holds checksums and how the data were made"
+    kinds = {
+        "config": dict, "classes": list, "images": int, "bad_images": list, "beside": list, "files": dict,
+    }  # fmt: skip
+    facts = _read_facts(path, kinds, remedy)
+    for entry in facts["files"].values():
+        crcs = entry.get("crc32") if isinstance(entry, dict) else None
+        if not isinstance(crcs, str) or not re.fullmatch("(?:[0-9a-f]{8})*", crcs):
+            raise InputError(f"{path} is damaged: a checksum is missing\n{remedy}")
+    return facts
+
+
+def _read_facts(path: Path, kinds: Mapping[str, type], remedy: str) -> dict[str, Any]:
+    """What one of our JSON files holds; InputError where it is not as we write it."""
     try:
+        if path.stat().st_size > _MAX_FACTS:
+            raise ValueError(f"it has more than {_MAX_FACTS} bytes")
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not {"config", "classes", "images", "bad_images", "beside", "files"} <= facts.keys():
-            raise ValueError("entries are missing")
+        for key, kind in kinds.items():
+            if not isinstance(facts.get(key), kind):
+                raise ValueError(f"{key!r} is missing, or no {kind.__name__}")
+        for name in (*facts.get("files", ()), *facts.get("beside", ())):
+            if not isinstance(name, str) or Path(name).name != name or name == "..":
+                raise ValueError(f"{name!r:.60} is no name of a file beside it")
     except (ValueError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"{path} is damaged: {error}\nRemove it: it only holds checksums and how the data were made"
-        ) from error
+        raise InputError(f"{path} is damaged: {error}\n{remedy}") from error
     return facts
 
 

@@ -8,9 +8,6 @@ image, which `flambeau verify` compares: most formats have no checksum of their 
 
 import contextlib
 import dataclasses
-import errno
-import os
-import shutil
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -23,6 +20,7 @@ import simplejpeg
 from tqdm import tqdm
 
 from flambeau.data.images.decode import Stored
+from flambeau.data.images.file_signature import why_unreadable
 from flambeau.data.pack.encode_images import (
     CannotStore,
     Conversion,
@@ -31,7 +29,7 @@ from flambeau.data.pack.encode_images import (
     layout_of,
 )
 from flambeau.data.pack.label_vectors import VectorRecords
-from flambeau.data.pack.output_files import Packed, PackFiles
+from flambeau.data.pack.output_files import Packed, PackFiles, disk_told
 from flambeau.data.pack.shard_plan import (
     Split,
     Unit,
@@ -51,7 +49,6 @@ from flambeau.data.sources.format_table import FORMATS, endings_of
 from flambeau.data.sources.source import Source
 from flambeau.errors import DecodeError, InputError
 
-_LITTLE = 1 << 20  # bytes that a file system may keep back
 _AHEAD = 4  # images in work for each thread, so that a large one does not hold up the others
 
 T = TypeVar("T")
@@ -66,7 +63,7 @@ class _Bad(NamedTuple):
 
     @classmethod
     def of(cls, image: str, error: Exception) -> "_Bad":
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = why_unreadable(error) if isinstance(error, OSError) else str(error)
         if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
             return cls(f"{image}: the memory is too small for it", "Give fewer --workers")
         if isinstance(error, CannotStore):
@@ -121,7 +118,7 @@ def pack(
     if not fresh and (made := files.finished()) is not None:
         return made._replace(remarks=remarks)
     total = sum(len(unit.indices) for unit in units)
-    with files.alone(), _bar(total, show=show) as bar:
+    with disk_told(dst, dst.parent), files.alone(), _bar(total, show=show) as bar:
         if fresh:
             files.set_aside()
         sources = [source for _, source in parts]
@@ -200,7 +197,7 @@ class _Work:
             return
         known = len(self.bad)
         facts: dict[str, Any] = {}
-        with files.unit(number, facts) as folder, _disk_told(folder, files.finals[0].name):
+        with files.unit(number, facts) as folder, disk_told(files.dst, folder):
             crcs = self._write(folder / ("" if self._kind == "folder" else unit.file), unit)
             facts["crc32"] = "".join(f"{crc:08x}" for crc in crcs)
             facts["bad"] = self.bad[known:]
@@ -292,22 +289,6 @@ def map_in_order(
     finally:
         for future in waiting:
             future.cancel()
-
-
-@contextlib.contextmanager
-def _disk_told(folder: Path, name: str) -> Generator[None, None, None]:
-    """A full disk is an OSError with a name, also where a library has its own errors for it (h5py, torch)."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        number = getattr(error, "errno", None)
-        if number is None and shutil.disk_usage(folder).free < _LITTLE:
-            number = errno.ENOSPC
-        if number is None or getattr(error, "filename", None) is not None:
-            raise
-        raise OSError(number, os.strerror(number), name) from error
 
 
 def _check_crop(parts: Sequence[tuple[str, Source]], how: Conversion) -> None:

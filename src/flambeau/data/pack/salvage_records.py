@@ -38,6 +38,7 @@ class Found(NamedTuple):
         label: number or name of its class; None where the record does not tell.
         content: what its format needs to write it again.
         damage: what is wrong with it; None if nothing is.
+        whole: of what is wrong: its bytes are whole all the same, and not read; None where nobody can tell.
         doubt: what may be wrong with it, where no checksum can tell.
     """
 
@@ -47,6 +48,7 @@ class Found(NamedTuple):
     label: int | str | None = None
     content: Any = None
     damage: str | None = None
+    whole: bool | None = False
     doubt: str | None = None
 
 
@@ -98,12 +100,12 @@ def _rec_record(name: str, at: int, key: int | None, payload: bytes) -> Found:
     try:
         header, image = unpack(payload)
     except RecordError as error:
-        return Found(name, at, damage=str(error))
+        return Found(name, at, damage=str(error), whole=None)
     label = header.label[0].item() if isinstance(header.label, Tensor) else header.label
     if isinstance(header.label, Tensor) and len(header.label) != 1:
         return Found(name, at, image, None, (payload, key))  # for a task with several labels
     if not float(label).is_integer() or label < 0:
-        return Found(name, at, damage=f"label {label:g} is no number of a class")
+        return Found(name, at, damage=f"label {label:g} is no number of a class", whole=None)
     return Found(name, at, image, int(label), (payload, key))
 
 
@@ -212,13 +214,14 @@ def walk_tfrecord(data: mmap.mmap) -> Iterator[Found]:
 
 
 def _tf_record(name: str, at: int, record: bytes) -> Found:
+    """A record whose checksum fits: whatever is wrong with it was written so."""
     try:
         features = parse_example(record)
     except ValueError as error:
-        return Found(name, at, damage=str(error))
+        return Found(name, at, damage=str(error), whole=True)
     image = next((v[0] for k in IMAGES if isinstance(v := features.get(k), list) and v), None)
     if image is None:
-        return Found(name, at, damage="no image in its Example")
+        return Found(name, at, damage="no image in its Example", whole=True)
     text = features.get("image/class/text")
     label: int | str | None = None
     if isinstance(text, list) and text:

@@ -21,6 +21,7 @@ _MAGIC_AT = 257  # of b"ustar", in a header
 # As tar_shards has it.
 _NAME = re.compile(r"(?!__[^/]*__(?:/|$))((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _NOT_ZERO = re.compile(rb"[^\0]")
+_NO_FILE = "no plain file, but a link or a sparse file"
 _TAIL = 16  # bytes at the end of a file: no image of the usual formats ends in so many zeros
 
 
@@ -54,14 +55,14 @@ class _Sample(NamedTuple):
 def walk_tar(data: mmap.mmap) -> Iterator[Found]:
     """Samples and damage of a tar, in its order.
 
-    A sample that lacks what names the class of the others has lost it, so it is damaged. Files without an
-    image are skipped in a whole tar, as training does; in a damaged one they have lost it.
+    A sample that lacks what names the class of the others has lost it where the tar is damaged. Files without
+    an image are skipped in a whole tar, as training does; in a damaged one they have lost it.
     """
     kinds: Counter[str] = Counter()
     broken = False
     for sample in _samples(data, {"json"}):
         if isinstance(sample, Found):
-            broken = True
+            broken |= not sample.whole
         elif sample.images():
             kinds[sample.label_kind()] += 1
     kind = max(kinds, key=lambda kind: kinds[kind], default="")
@@ -71,15 +72,17 @@ def walk_tar(data: mmap.mmap) -> Iterator[Found]:
             yield sample
         elif sample.key in taken:
             damage = "a sample of this name stands before it"
-            yield Found(_shown(f"sample {sample.key}"), sample.at, damage=damage)
+            yield Found(_shown(f"sample {sample.key}"), sample.at, damage=damage, whole=not broken)
         elif broken or sample.images():
-            yield _found(sample, kind)
+            found = _found(sample, kind)
+            yield found._replace(whole=False) if broken else found
             taken.add(sample.key)
 
 
 def _found(sample: _Sample, kind: str) -> Found:
     name, images, files = _shown(f"sample {sample.key}"), sample.images(), sample.files
     damage, label = None, None
+    whole: bool | None = True
     if not images:
         damage = f"no image in it, only .{_shown(', .'.join(files))}"
     elif len(images) > 1:
@@ -89,15 +92,15 @@ def _found(sample: _Sample, kind: str) -> Found:
         if "cls" not in files:
             damage = "no .cls in it, as others have"
         elif not re.fullmatch(rb"\d{1,8}", text):
-            damage = f"its .cls is no number of a class: {text[:40]!r}"
+            damage, whole = f"its .cls is no number of a class: {text[:40]!r}", None
         else:
             label = int(text)
     elif kind == "json" and _json_label(files) is None:
-        damage = "no label in a .json of it, as others have"
+        damage, whole = "no label in a .json of it, as others have", None
     elif kind == "txt" and "txt" not in files:
         damage = "no .txt in it, as others have"
     if damage is not None:
-        return Found(name, sample.at, damage=damage)
+        return Found(name, sample.at, damage=damage, whole=whole)
     return Found(name, sample.at, files[images[0]], label, (sample.key, files))
 
 
@@ -170,7 +173,7 @@ def _members(data: mmap.mmap) -> Iterator[_Member | Found]:
             elif info.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
                 last = _Member(at, name, slice(start, start + size))
             elif not info.isdir() and _NAME.fullmatch(name):
-                yield Found(_shown(name), at, damage="no plain file, but a link or a sparse file")
+                yield Found(_shown(name), at, damage=_NO_FILE, whole=True)
             long_name = None
         behind_damage = False
         at = start + -(-size // _BLOCK) * _BLOCK

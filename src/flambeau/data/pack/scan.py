@@ -1,16 +1,19 @@
 """Packed images one by one, past damage: what `flambeau verify` checks and `--salvage` keeps."""
 
+import errno
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from flambeau.data.images.file_signature import stand_in_at, why_unreadable
 from flambeau.data.pack.salvage_records import Found, walk_rec, walk_tfrecord
 from flambeau.data.pack.salvage_tar import walk_tar
+from flambeau.data.sources.arrays.array_source import UnfitPixels
 from flambeau.data.sources.folder import FolderSource, class_folders
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.formats import kind_of, open_path
 from flambeau.data.sources.source import Source
-from flambeau.errors import InputError
+from flambeau.errors import DamagedData, InputError
 
 # What may still get something out of a file that cannot be opened, by format.
 RECOVERY: Mapping[str, str] = {
@@ -21,6 +24,13 @@ RECOVERY: Mapping[str, str] = {
     "`h5clear -s` is for one whose writer was killed",
 }
 
+_OF_THE_SYSTEM = (
+    errno.ENOENT,
+    errno.ELOOP,
+    errno.EACCES,
+    errno.EPERM,
+)  # no damage: not here, or not allowed
+
 
 def scan(path: Path, kind: str) -> Iterator[Found]:
     """The records of a file, in its order.
@@ -29,18 +39,21 @@ def scan(path: Path, kind: str) -> Iterator[Found]:
         path: the file, or the folder of a format that is one.
         kind: as `formats.kind_of` calls it, or 'folder'.
     """
+    if path.is_file() and not path.stat().st_size:
+        yield Found("the file", 0, damage="it is empty")
+        return
     if not FORMATS[kind].is_walked:
         yield from _scan_source(path, kind)
         return
-    with path.open("rb") as file:
-        if not file.seek(0, 2):
-            yield Found("the file", 0, damage="it is empty")
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if kind == "rec":
-                yield from walk_rec(path, data)
-            else:
-                yield from walk_tfrecord(data) if kind == "tfrecord" else walk_tar(data)
+    other = stand_in_at(path)
+    if other is not None:
+        yield Found("the file", None, damage=f"this is {other}", whole=True)
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if kind == "rec":
+            yield from walk_rec(path, data)
+        else:
+            yield from walk_tfrecord(data) if kind == "tfrecord" else walk_tar(data)
 
 
 def _scan_source(path: Path, kind: str) -> Iterator[Found]:
@@ -48,9 +61,14 @@ def _scan_source(path: Path, kind: str) -> Iterator[Found]:
     try:
         parts = _parts(path)
     except InputError as error:
-        reason = _reason(error, path)
-        tool = f"; {RECOVERY[kind]}" if kind in RECOVERY and "damaged" in reason else ""
-        yield Found("the file", None, damage=reason + tool)
+        other, reason = stand_in_at(path), in_one_line(error, path)
+        if other is not None:
+            yield Found("the file", None, damage=f"this is {other}", whole=True)
+        elif isinstance(error, DamagedData):
+            tool = f"; {RECOVERY[kind]}" if kind in RECOVERY else ""
+            yield Found("the file", None, damage=reason + tool)
+        else:
+            yield Found("the file", None, damage=reason, whole=None)
         return
     for source in parts:
         labels, names = source.labels.tolist(), source.names
@@ -64,14 +82,21 @@ def _scan_source(path: Path, kind: str) -> Iterator[Found]:
             )
             try:
                 image = source.read(index)
-            except (OSError, InputError) as error:
-                yield Found(name, None, damage=str(error).splitlines()[0])
+            except OSError as error:
+                whole = isinstance(error, UnfitPixels) or error.errno in _OF_THE_SYSTEM
+                yield Found(name, None, damage=why_unreadable(error), whole=whole)
+                continue
+            except InputError as error:
+                cannot_tell = None if not isinstance(error, DamagedData) else False
+                yield Found(name, None, damage=in_one_line(error, path), whole=cannot_tell)
                 continue
             yield Found(name, None, image, source.classes[labels[index]], content)
 
 
-def _reason(error: Exception, path: Path) -> str:
-    return str(error).splitlines()[0].removeprefix(str(path)).lstrip(":, ").removeprefix("is ")
+def in_one_line(error: InputError, path: Path) -> str:
+    """What is wrong with a file, and what to do, without its path."""
+    problem = "; ".join(str(error).splitlines()).removeprefix(str(path)).lstrip(":, ")
+    return problem.removeprefix("is ")
 
 
 def _parts(path: Path) -> list[Source]:

@@ -5,7 +5,7 @@ import itertools
 import shutil
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,17 +13,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flambeau.data.images.decode import Picture, Stored, decode
+from flambeau.data.images.file_signature import stand_in_at
 from flambeau.data.pack.encode_images import Layout
-from flambeau.data.pack.output_files import MANIFEST, read_manifest
+from flambeau.data.pack.output_files import MANIFEST, disk_told, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
 from flambeau.data.pack.salvage_records import Found, index_keys
-from flambeau.data.pack.scan import scan
+from flambeau.data.pack.scan import in_one_line, scan
 from flambeau.data.pack.shard_plan import PACKED, target_kind
 from flambeau.data.pack.writers import Record, open_writer
+from flambeau.data.sources.arrays.hdf5_file import stored_as as hdf5_stored_as
+from flambeau.data.sources.arrays.tensorstore_file import stored_as as store_stored_as
 from flambeau.data.sources.class_names import classes_file, named_labels
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
-from flambeau.errors import DecodeError, InputError, unreadable
+from flambeau.errors import DamagedData, DecodeError, InputError, UnsupportedImage, unreadable
 from flambeau.recipes.data.recordio import RecordWriter
 from flambeau.recipes.data.tar_shards import TarWriter
 from flambeau.recipes.data.tfrecord import TFRecordWriter
@@ -45,6 +48,9 @@ class FileReport:
 
     Attributes:
         good: images that are whole.
+        own_checksums: the format has one of each byte of an image.
+        absent: a sentence for each array of which parts are not there, and read as the fill value.
+        not_read: what is wrong with what is whole, and not read: of another kind, or not supported.
         checksums: a DST.pack.json had a checksum of each.
         saved: good images were written into a new file.
     """
@@ -53,8 +59,11 @@ class FileReport:
     kind: str
     good: int = 0
     checksums: bool = False
+    own_checksums: bool = True
+    absent: Sequence[str] = ()
     saved: bool = False
     damaged: list[Damage] = field(default_factory=list)
+    not_read: list[Damage] = field(default_factory=list)
 
 
 def packed_files(path: Path) -> list[tuple[Path, str]]:
@@ -74,6 +83,9 @@ def packed_files(path: Path) -> list[tuple[Path, str]]:
     if shards := shards_of(path):
         return [(shard, str(kind_of(shard))) for shard in shards]
     if not path.is_dir():
+        other = stand_in_at(path)
+        if other is not None:
+            raise InputError(f"{path} is {other}")
         what = "is no packed file" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}\nExpected the folder of a run, or {PACKED}")
     inside = [(shard, str(kind_of(shard))) for shard in shards_in(path)]
@@ -96,7 +108,7 @@ def verify_file(
         kind: its format.
         deep: decode every pixel, too.
         workers: threads that look at images.
-        say: called with each damage when it is found.
+        say: called with each damage, and each thing that is not read, when it is found.
         salvage: a file to make of all good records.
 
     Raises:
@@ -107,25 +119,38 @@ def verify_file(
         checksums = _Checksums.beside(path)
         report.checksums = checksums is not None
 
+        told: list[tuple[Damage, bool | None]] = []
+
         def good() -> Iterator[Found]:
             for found in _checked(path, kind, checksums, deep, workers):
                 if found.damage is None:
                     report.good += 1
                     yield found
                 else:
-                    report.damaged.append(Damage(found.name, found.offset, found.damage))
-                    say(report.damaged[-1])
+                    told.append((Damage(found.name, found.offset, found.damage), found.whole))
+                    say(told[-1][0])
 
         if salvage is None:
             for _ in good():
                 pass
         else:
             report.saved = _save(good(), path, kind, salvage)
+        _judge(report, told)
+        if not told:
+            report.own_checksums, report.absent = _stored_as(path, kind)
     except OSError as error:
         if error.filename is None or Path(error.filename) != path:
             raise
         raise unreadable(path, error) from error
     return report
+
+
+def _judge(report: FileReport, told: Sequence[tuple[Damage, bool | None]]) -> None:
+    """What may be damage is some among what is good, else the file holds nothing that is read."""
+    either = not report.good and not any(whole is False for _, whole in told)
+    for damage, whole in told:
+        is_whole = either if whole is None else whole
+        (report.not_read if is_whole else report.damaged).append(damage)
 
 
 class _Checksums:
@@ -184,19 +209,33 @@ def _checked(
             damaged += damage is not None
             labelled &= kind != "rec" or found.label is not None  # else a vector, for another task
             closed |= found.damage is not None and found.name == "the file"
-            yield found._replace(damage=damage)
+            # What may be damage is some where there are notes: it was read when it was packed.
+            whole = False if checksums is not None and found.whole is None else found.whole
+            yield found._replace(damage=damage, whole=whole)
     if FORMATS[kind].is_zip and not damaged and (member := _bad_member(path)) is not None:
         yield Found(member, None, damage="its checksum does not match")
     if FORMATS[kind].is_walked and not damaged:
         try:
             open_path(path, labelled=labelled)
         except InputError as error:
-            reason = " ".join(str(error).split())
-            yield Found("the file", None, damage=f"training refuses it: {reason}")
+            reason = in_one_line(error, path)
+            whole = not isinstance(error, DamagedData)
+            yield Found("the file", None, damage=f"training refuses it: {reason}", whole=whole)
     missing = 0 if checksums is None or closed else checksums.missing() - damaged
     if missing > 0:
         what = "an image that was packed is" if missing == 1 else f"{missing} packed images are"
         yield Found("the file", None, damage=f"{what} missing")
+
+
+def _stored_as(path: Path, kind: str) -> tuple[bool, Sequence[str]]:
+    """Whether each byte of an image has a checksum; and what is not there, and reads as the fill value."""
+    checksums = FORMATS[kind].checksums
+    if FORMATS[kind].is_zip:
+        with zipfile.ZipFile(path) as archive:
+            return _has_crcs(archive), ()
+    if checksums is not None:
+        return checksums, ()
+    return hdf5_stored_as(path) if kind == "hdf5" else store_stored_as(path)
 
 
 def _num_classes(path: Path) -> int:
@@ -220,7 +259,8 @@ def _look(found: Found, *, deep: bool) -> Found:
         else:
             Picture(found.image)
     except DecodeError as error:
-        return found._replace(damage=str(error))
+        whole = isinstance(error, UnsupportedImage) or None
+        return found._replace(damage=str(error), whole=whole)
     return found
 
 
@@ -228,9 +268,14 @@ def _bad_member(path: Path) -> str | None:
     """A member of a zip file whose CRC-32 does not match; None also where the file cannot be opened."""
     errors = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError)
     with contextlib.suppress(*errors), zipfile.ZipFile(path) as archive:
-        if any(info.CRC for info in archive.infolist()):  # torch can be told to write zeros
+        if _has_crcs(archive):
             return archive.testzip()
     return None
+
+
+def _has_crcs(archive: zipfile.ZipFile) -> bool:
+    """torch can be told to write zeros."""
+    return any(info.CRC for info in archive.infolist())
 
 
 # ---------------------------------------------------------------- saving what is good
@@ -256,25 +301,26 @@ def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
     first = next(good, None)
     if first is None:
         return False
-    folder = dst.with_name(f".{dst.name}.salvaging")
-    if folder.exists():
-        shutil.rmtree(folder)  # of a salvage that was killed
-    folder.mkdir()
-    try:
-        target = folder / dst.name
-        if FORMATS[kind].is_walked:
-            _save_raw(path, itertools.chain([first], good), kind, target)
-        else:
-            _save_records(itertools.chain([first], good), first.image, kind, target)
-        classes = classes_file(path)
-        if kind != "folder" and classes.is_file():
-            shutil.copyfile(classes, folder / classes_file(target).name)
-        for made in sorted(folder.iterdir(), key=lambda made: made == target):
-            if not (made != target and dst.with_name(made.name).exists()):
-                made.rename(dst.with_name(made.name))
-        return True
-    finally:
-        shutil.rmtree(folder)
+    with disk_told(dst, dst.parent):
+        folder = dst.with_name(f".{dst.name}.salvaging")
+        if folder.exists():
+            shutil.rmtree(folder)  # of a salvage that was killed
+        folder.mkdir()
+        try:
+            target = folder / dst.name
+            if FORMATS[kind].is_walked:
+                _save_raw(path, itertools.chain([first], good), kind, target)
+            else:
+                _save_records(itertools.chain([first], good), first.image, kind, target)
+            classes = classes_file(path)
+            if kind != "folder" and classes.is_file():
+                shutil.copyfile(classes, folder / classes_file(target).name)
+            for made in sorted(folder.iterdir(), key=lambda made: made == target):
+                if not (made != target and dst.with_name(made.name).exists()):
+                    made.rename(dst.with_name(made.name))
+            return True
+        finally:
+            shutil.rmtree(folder)
 
 
 def _save_raw(path: Path, records: Iterator[Found], kind: str, target: Path) -> None:

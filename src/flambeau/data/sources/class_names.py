@@ -1,6 +1,7 @@
 """Class names of packed images: the lines of a text file beside them, or the labels themselves."""
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,19 +18,21 @@ def classes_file(path: Path) -> Path:
     """Where the class names of a packed file stand, or would stand.
 
     NAME.classes.txt beside NAME.EXT, NAME_train.EXT or NAME_val.EXT (with - or . for _, and a shard's number
-    after it); where that is not there, classes.txt in the same folder.
+    after it); where that is not there, what is called after NAME up to its first dot, as version 0.1 wrote it
+    for a file; then classes.txt in the same folder.
     """
-    named, shared = _places(path, is_file=path.is_file())
-    return shared if shared.exists() and not named.exists() else named
+    named, *others = _places(path)
+    if path.is_file():
+        others.insert(0, path.with_name(f"{_family(path.name.partition('.')[0])}.classes.txt"))
+    return next((place for place in (named, *others) if place.exists()), named)
 
 
-def place_for_classes(path: Path, classes: Sequence[str], *, is_file: bool) -> Path | None:
+def place_for_classes(path: Path, classes: Sequence[str]) -> Path | None:
     """Where the class names of a packed file have to be written; None where its readers find them already.
 
     Args:
         path: of the packed file, which need not be there.
         classes: in the order of their numbers.
-        is_file: False for a format that is a folder.
 
     Raises:
         InputError: there are other names in the place for them, or a name that is no line.
@@ -41,7 +44,7 @@ def place_for_classes(path: Path, classes: Sequence[str], *, is_file: bool) -> P
             raise InputError(
                 f"class {name!r} cannot be a line of a text file\nGive it another name"
             )
-    named, shared = _places(path, is_file=is_file)
+    named, shared = _places(path)
     known = _read(named)
     if known is not None and known != tuple(classes):
         raise InputError(f"{named} exists and names other classes\nName another DST")
@@ -50,18 +53,15 @@ def place_for_classes(path: Path, classes: Sequence[str], *, is_file: bool) -> P
     return None if known == tuple(classes) else named
 
 
-def _places(path: Path, *, is_file: bool) -> tuple[Path, Path]:
+def _places(path: Path) -> tuple[Path, Path]:
     """The classes file of a packed file alone, and that of all files in its folder."""
-    stem = path.name.partition(".")[0] if is_file else path.name.removesuffix(path.suffix)
+    stem = path.name.removesuffix(path.suffix)
     return path.with_name(f"{_family(stem)}.classes.txt"), path.with_name("classes.txt")
 
 
 def _family(stem: str) -> str:
     """A stem without the endings of shards and parts."""
-    parts = stem.replace("-", "_").split("_")
-    while len(parts) > 1 and (parts[-1].isdigit() or parts[-1] in ("of", "train", "val", "test")):
-        parts.pop()
-    return stem[: len("_".join(parts))]
+    return re.sub(r"([-_](\d+|of|train|val|test)|\.(train|val|test))+$", "", stem) or stem
 
 
 def named_labels(

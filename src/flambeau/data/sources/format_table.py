@@ -17,6 +17,7 @@ class Format:
         holds: 'files' of images, 'pixels', 'both', or 'paths' of files elsewhere; of the last none is packed.
         is_zip: with a CRC-32 for each member.
         is_walked: its records can be found behind damage, and are saved as they stand.
+        checksums: of each byte of an image; None where that depends on the file.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Format:
     holds: str = "files"
     is_zip: bool = False
     is_walked: bool = False
+    checksums: bool | None = False
 
     @property
     def is_array(self) -> bool:
@@ -40,15 +42,24 @@ FORMATS = {
     form.kind: form
     for form in (
         Format("rec", (".rec",), is_walked=True),
-        Format("tfrecord", (".tfrecord", ".tfrecords", ".tfrec"), is_walked=True),
+        Format("tfrecord", (".tfrecord", ".tfrecords", ".tfrec"), is_walked=True, checksums=True),
         Format("tar", (".tar",), is_walked=True),
         Format("lmdb", (".lmdb", ".mdb"), "lmdb", ("data.mdb",)),
-        Format("hdf5", (".h5", ".hdf5"), "h5py", holds="both"),
-        Format("n5", (".n5",), "tensorstore", ("attributes.json",), True, False, "pixels"),
-        Format("zarr", (".zarr",), "tensorstore", _ZARR, True, False, "pixels"),
-        Format("npz", (".npz",), holds="both", is_zip=True),
+        Format("hdf5", (".h5", ".hdf5"), "h5py", holds="both", checksums=None),
+        Format(
+            "n5",
+            (".n5",),
+            "tensorstore",
+            ("attributes.json",),
+            True,
+            False,
+            "pixels",
+            checksums=None,
+        ),
+        Format("zarr", (".zarr",), "tensorstore", _ZARR, True, False, "pixels", checksums=None),
+        Format("npz", (".npz",), holds="both", is_zip=True, checksums=True),
         Format("npy", (".npy",), holds="pixels"),
-        Format("pth", (".pth", ".pt"), holds="both", is_zip=True),
+        Format("pth", (".pth", ".pt"), holds="both", is_zip=True, checksums=True),
         Format("listing", (".csv", ".tsv", ".lst"), is_sharded=False, holds="paths"),
         Format("folder", (), is_folder=True, is_sharded=False),
     )

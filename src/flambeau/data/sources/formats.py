@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from flambeau.data.images.file_signature import stand_in_at
 from flambeau.data.sources.arrays.array_roles import is_of_labels
 from flambeau.data.sources.arrays.array_source import open_arrays
 from flambeau.data.sources.folder import FolderSource, class_folders
@@ -14,7 +15,7 @@ from flambeau.data.sources.recordio_file import RecordSource
 from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.data.sources.tar_file import open_tar
 from flambeau.data.sources.tfrecord_file import TFRecordSource
-from flambeau.errors import InputError
+from flambeau.errors import DamagedData, InputError
 
 # TensorFlow's train.tfrecord-00000-of-00010, and train-00000-of-00010.tfrecord.
 _SHARD = re.compile(r"-\d+-of-(\d+)(?=$|\.\w+$)")
@@ -119,6 +120,18 @@ def open_shards(paths: Sequence[Path], *, labelled: bool = True) -> tuple[Source
 
 
 def _open_kind(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | None]:
+    if path.is_file() and not path.stat().st_size:
+        raise DamagedData(f"{path} is empty\nCopy or make it again")
+    try:
+        return _open(path, kind, labelled)
+    except InputError as error:
+        other = stand_in_at(path)
+        if other is None:
+            raise
+        raise InputError(f"{path} is {other}") from error
+
+
+def _open(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | None]:
     if kind in _SOURCES:
         return _SOURCES[kind](path, labelled=labelled), None
     if kind == "tar":

@@ -125,9 +125,11 @@ class ListingSource:
         # Not Path.exists, which raises where a folder may not be entered or a name is too long.
         if not any(os.path.exists(self._file(index)) for index in range(len(self))):  # noqa: PTH110
             more = f", nor does any other of the {len(self)} listed images" if len(self) > 1 else ""
+            windows = "Write / for each \\ of Windows; " * ("\\" in self.names[0])
+            start = f"{windows}paths start at the folder of the listing"
             raise InputError(
                 f"{self.describe(0)} does not exist{more}\n"
-                f"Paths start at the folder of the listing, {self.path.parent}: move it, or fix the paths"
+                f"{start[:1].upper()}{start[1:]}, {self.path.parent}: move it, or fix the paths"
             )
 
 

@@ -18,9 +18,9 @@ from flambeau.data.images.decode import Stored
 from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import stored_index
-from flambeau.errors import InputError, unreadable
+from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.recipes.checkpoints.safe_pickle import plain_pickle
-from flambeau.recipes.data.lmdb_records import LMDBError, LMDBIndex, LMDBReader, lmdb_key
+from flambeau.recipes.data.lmdb_records import LMDBError, LMDBIndex, LMDBReader, LMDBUnfit, lmdb_key
 from flambeau.recipes.data.recordio import RecordError, unpack
 
 _INDEX = "lmdb 1"
@@ -79,7 +79,8 @@ class LMDBSource:
             facts = hashlib.sha256(b"%d " % len(keys) + joined + found["labels"].tobytes())
             self.fingerprint = file_fingerprint(file, f"{facts.hexdigest()} {self.classes}")
         except LMDBError as error:
-            raise InputError(
+            kind_of_error = InputError if isinstance(error, LMDBUnfit) else DamagedData
+            raise kind_of_error(
                 f"{error}\nCopy or make it again: flambeau pack writes LMDB files"
             ) from error
         except OSError as error:

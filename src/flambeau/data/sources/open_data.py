@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from flambeau.data.images.file_signature import stand_in_at
 from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,
     FolderSource,
@@ -266,6 +267,9 @@ def _require(path: Path, expected: str = _EXPECTED) -> None:
     try:
         if path.is_dir() or kind_of(path) is not None or shards_of(path):
             return
+        other = stand_in_at(path)
+        if other is not None:
+            raise InputError(f"{path} is {other}")
         if path.exists():
             problem = f"{path} is neither a folder nor a file of packed images"
         elif not path.parent.is_dir():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
-from flambeau.errors import InputError, unreadable
+from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack
 
 
@@ -42,7 +42,7 @@ class RecordSource:
             index = zip(self._reader.keys, labels, strict=True)
             self.fingerprint = file_fingerprint(path, f"{list(index)} {self.classes}")
         except RecordError as error:
-            raise InputError(f"{error}\nThe file is damaged: copy or make it again") from error
+            raise DamagedData(f"{error}\nThe file is damaged: copy or make it again") from error
         except OSError as error:
             raise unreadable(path, error) from error
 

@@ -19,7 +19,7 @@ from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import Arrays, joined, split_texts, stored_index
 from flambeau.data.sources.listing import numbers_or_words
-from flambeau.errors import InputError, unreadable
+from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.recipes.data.tf_example import parse_example
 from flambeau.recipes.data.tfrecord import TFRecordError, TFRecordReader
 
@@ -88,9 +88,8 @@ class TFRecordSource:
             self.classes, self.labels = named_labels(labels, path, self.describe, labelled=labelled)
             self.fingerprint = file_fingerprint(path, f"{self.names} {labels} {self.classes}")
         except TFRecordError as error:
-            problem, compressed, hint = str(error).partition("; if it is compressed")
-            advice = f"If it is compressed{hint}" if compressed else "Copy or make it again"
-            raise InputError(f"{problem}\n{advice}") from error
+            problem = str(error).partition("; if it is compressed")[0]
+            raise DamagedData(f"{problem}\nCopy or make it again") from error
         except OSError as error:
             raise unreadable(path, error) from error
 

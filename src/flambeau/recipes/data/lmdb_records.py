@@ -12,6 +12,8 @@ damage inside a value must be found: the format has no checksum (TFRecord has).
 """
 
 import bisect
+import contextlib
+import errno
 import operator
 import os
 import secrets
@@ -43,6 +45,10 @@ _BATCH_BYTES = 1 << 26  # a transaction; chosen, untested
 
 class LMDBError(ValueError):
     """A damaged or unfit file; the message names the file, the byte offset and what is wrong there."""
+
+
+class LMDBUnfit(LMDBError):
+    """A file that is whole as far as it was read, and of a kind that is not read."""
 
 
 class LMDBIndex(NamedTuple):
@@ -140,7 +146,9 @@ class LMDBReader:
             if magic != _MAGIC or flags & _KINDS != _META_PAGE:
                 raise self._error(at, "no LMDB file, or a damaged one")
             if version != 1:
-                raise self._error(at, f"format {version} of LMDB; only 1, of LMDB 0.9, is known")
+                raise self._error(
+                    at, f"format {version} of LMDB; only 1, of LMDB 0.9, is known", LMDBUnfit
+                )
             if self._page_bytes not in ((at,) if at else (1 << n for n in range(9, 17))):
                 raise self._error(at, f"pages of {self._page_bytes} bytes: damaged")
             if facts[1] > _MAX_DEPTH:
@@ -152,7 +160,8 @@ class LMDBReader:
     def _walk(self) -> LMDBIndex:
         flags, depth, count, root, _ = self._meta
         if flags & 0x7F:
-            raise self._error(0, "several values per key, or keys not in the order of their bytes")
+            what = "several values per key, or keys not in the order of their bytes"
+            raise self._error(0, what, LMDBUnfit)
         keys: list[bytes] = []
         starts, sizes = array("Q"), array("Q")
         todo = [] if root == _NONE else [(root, depth)]
@@ -167,7 +176,8 @@ class LMDBReader:
                 start, size = node + _NODE.size + key_bytes, low | high << 16
                 key = page[start - key_bytes : start]
                 if flags & ~_LONG_VALUE:
-                    raise self._error(at + node, f"{key!r} is a named database or has many values")
+                    what = f"{key!r} is a named database or has many values"
+                    raise self._error(at + node, what, LMDBUnfit)
                 if keys and key <= keys[-1]:
                     raise self._error(at + node, f"key {key!r} comes after {keys[-1]!r}")
                 if start + (8 if flags else size) > len(page):
@@ -211,8 +221,8 @@ class LMDBReader:
             raise self._error(start + len(data), "the file ends here, it was longer when opened")
         return data
 
-    def _error(self, offset: int, reason: str) -> LMDBError:
-        return LMDBError(f"{self.path}, byte {offset}: {reason}")
+    def _error(self, offset: int, reason: str, kind: type[LMDBError] = LMDBError) -> LMDBError:
+        return kind(f"{self.path}, byte {offset}: {reason}")
 
 
 class LMDBWriter:
@@ -226,6 +236,7 @@ class LMDBWriter:
     Raises:
         FileExistsError: it exists.
         ImportError: lmdb is not installed.
+        OSError: of the disk, with what hinders it: full, a quota, a limit on the size of files.
 
     Example:
         >>> import tempfile
@@ -244,15 +255,16 @@ class LMDBWriter:
         self._path = Path(path).absolute()
         self._refuse_existing()
         self._temporary = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}.tmp")
-        self._full = lmdb.MapFullError
-        self._env = lmdb.open(
-            str(self._temporary),
-            subdir=False,
-            map_size=_FIRST_MAP_BYTES,
-            lock=False,
-            sync=False,
-            mode=0o644,
-        )
+        self._full, self._failed = lmdb.MapFullError, lmdb.Error
+        with self._disk_told():
+            self._env = lmdb.open(
+                str(self._temporary),
+                subdir=False,
+                map_size=_FIRST_MAP_BYTES,
+                lock=False,
+                sync=False,
+                mode=0o644,
+            )
         self._batch: dict[bytes, bytes] = {}
         self._batch_bytes, self._closed = 0, False
 
@@ -283,7 +295,8 @@ class LMDBWriter:
             return
         try:
             self._commit()
-            self._env.sync(True)  # a name must not outlive a power cut without its bytes
+            with self._disk_told():
+                self._env.sync(True)  # a name must not outlive a power cut without its bytes
             self._env.close()
             self._refuse_existing()
             self._temporary.rename(self._path)
@@ -304,13 +317,31 @@ class LMDBWriter:
     def _commit(self) -> None:
         while self._batch:
             try:
-                with self._env.begin(write=True) as transaction:
+                with self._disk_told(), self._env.begin(write=True) as transaction:
                     for key, value in sorted(self._batch.items()):
                         if not transaction.put(key, value, overwrite=False):
                             raise ValueError(f"key {key!r} is there already")
                 self._batch, self._batch_bytes = {}, 0
             except self._full:  # nothing of the batch has been written
                 self._env.set_mapsize(2 * self._env.info()["map_size"])
+
+    @contextlib.contextmanager
+    def _disk_told(self) -> Iterator[None]:
+        """LMDB calls a write that stops short an I/O error; one more write to the file says why it did."""
+        try:
+            yield
+        except self._full:
+            raise
+        except self._failed as error:
+            number = errno.EIO
+            try:
+                with self._temporary.open("ab") as file:
+                    file.write(bytes(_BATCH_BYTES))
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as found:
+                number = found.errno or number
+            raise OSError(number, os.strerror(number), str(self._path)) from error
 
     def _discard(self) -> None:
         self._env.close()

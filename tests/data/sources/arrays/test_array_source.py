@@ -532,6 +532,49 @@ def test_links_into_other_files_are_named(tmp_path):
     assert "all is a link into another file, data.h5" in message
 
 
+def test_soft_links_are_found(tmp_path):
+    def opened(**links):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["raw/a"], file["raw/b"] = GREY, LABELS
+            for name, target in links.items():
+                file[name.replace("__", "/")] = h5py.SoftLink(target)
+        return open_arrays(tmp_path / "a.h5", "hdf5")
+
+    same(opened(images="/raw/a", labels="raw/b")[0], GREY, LABELS)
+    same(
+        opened(images="x", x="y", y="raw//./a", labels="/raw/b")[0], GREY, LABELS
+    )  # links to links
+    links = {"raw__images": "a", "raw__labels": "b", "train": "/raw", "val": "raw"}
+    for source in opened(**links):
+        same(source, GREY, LABELS)
+    loops = {"images": "/raw/a", "labels": "/raw/b", "raw__up": "/", "all": "/", "self": "/self"}
+    same(opened(**loops)[0], GREY, LABELS)
+    with pytest.raises(InputError, match=r"images is a link to /none, which is not found\nRepair"):
+        opened(images="/none", labels="/raw/b")
+
+
+def test_soft_links_do_not_open_other_files(tmp_path):
+    hdf5(tmp_path, GREY, LABELS)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["other"] = h5py.ExternalLink("data.h5", "/")
+        file["images"], file["labels"] = h5py.SoftLink("/other/images"), LABELS
+    assert "images is a link to /other/images" in complaint(open_arrays, tmp_path / "a.h5", "hdf5")
+
+
+def test_a_soft_link_beside_the_name_changes_nothing(tmp_path):
+    """Or the part, and with it the fingerprint, would be another one than before soft links were found."""
+    prints = []
+    for links in ({}, {"train": "/all", "x": "/all/images"}):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["all/images"], file["all/labels"] = GREY, LABELS
+            for name, target in links.items():
+                file[name] = h5py.SoftLink(target)
+        source, val = open_arrays(tmp_path / "a.h5", "hdf5")
+        assert val is None
+        prints.append(source.describe(0))
+    assert prints[0] == prints[1]
+
+
 @pytest.mark.parametrize("fletcher32", [False, True])
 def test_filters_that_a_chunk_leaves_out(tmp_path, fletcher32):
     with h5py.File(tmp_path / "a.h5", "w") as file:

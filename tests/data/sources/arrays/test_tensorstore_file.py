@@ -319,7 +319,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
         [sys.executable, "-c", BOMB, str(root)], capture_output=True, text=True, check=True
     )
     message, kib = done.stdout.splitlines()
-    assert "InputError" in message
+    assert "DamagedData" in message
     assert int(kib) < 200_000
 
 

@@ -29,7 +29,7 @@ from flambeau.data.sources.arrays.tensorstore_file import open_store, store_fing
 from flambeau.data.sources.class_names import unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.source import Source
-from flambeau.errors import InputError, unreadable
+from flambeau.errors import DamagedData, InputError, unreadable
 
 _OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {
     "npz": open_npz, "npy": open_npy, "hdf5": open_hdf5, "n5": open_store,
@@ -64,7 +64,8 @@ def open_arrays(path: Path, kind: str, *, labelled: bool = True) -> tuple[Source
             None if val is None else ArraySource(path, kind, val, arrays, labelled=labelled),
         )
     except OSError as error:
-        raise unreadable(path, error) from error
+        is_whole = error.errno is not None or isinstance(error, UnfitPixels)
+        raise (InputError if is_whole else DamagedData)(str(unreadable(path, error))) from error
 
 
 class ArraySource:
@@ -151,7 +152,7 @@ class ArraySource:
             return bytes(item)
         if item.ndim < 2:
             if item.dtype.kind != "V" and item.dtype != np.uint8:
-                raise OSError(f"bytes of an image as {item.dtype}; expected uint8")
+                raise UnfitPixels(f"bytes of an image as {item.dtype}; expected uint8")
             return bytes(item.tobytes())
         if item.ndim == 3 and _layout(item.shape) == "CHW":
             item = np.moveaxis(item, 0, -1)
@@ -159,9 +160,9 @@ class ArraySource:
             try:
                 return float_to_uint8(item)
             except ValueError as error:
-                raise OSError(f"{error}; save uint8 images, not normalized ones") from error
+                raise UnfitPixels(f"{error}; save uint8 images, not normalized ones") from error
         if not _holds_pixels(item.dtype):
-            raise OSError(f"pixels of {item.dtype}; expected uint8 or uint16")
+            raise UnfitPixels(f"pixels of {item.dtype}; expected uint8 or uint16")
         return np.ascontiguousarray(item, item.dtype.newbyteorder("="))
 
     def _check_images(self) -> None:
@@ -176,7 +177,7 @@ class ArraySource:
         if math.prod(shape[1:]) > 4 * MAX_PIXELS:
             raise InputError(f"{what}: no image has so many pixels; at most {MAX_PIXELS} are read")
         self._images.read(0, 1)  # what is loaded whole is loaded here, before any fork
-        if len(shape) == 1 and dtype.kind not in "SVO":
+        if len(shape) == 1 and (dtype.kind not in "SVO" or dtype.names):  # records
             raise InputError(f"{what}: these are no images; expected (N, H, W) or (N, H, W, C)")
         if len(shape) == 2:
             raise InputError(
@@ -195,7 +196,7 @@ class ArraySource:
                 count = min(len(self), _LOOKED_AT)
                 for index in (k * len(self) // count for k in range(count)):
                     self.read(index)
-        except _ShapeError as error:
+        except UnfitPixels as error:
             raise InputError(f"{what}: {error}") from error
 
     def _fingerprint(self, part: str) -> str:
@@ -206,8 +207,8 @@ class ArraySource:
         return file_fingerprint(self.path, facts)
 
 
-class _ShapeError(OSError):
-    """No shape of an image."""
+class UnfitPixels(OSError):
+    """Pixels of a shape or type that are no image, as whole as they may be."""
 
 
 class _Joined:
@@ -281,11 +282,11 @@ def _layout(shape: tuple[int, ...]) -> str:
     if len(shape) == 2:
         return "HW"
     if len(shape) != 3:
-        raise _ShapeError(
+        raise UnfitPixels(
             f"{shape} is no shape of an image; expected (H, W), (H, W, C) or (C, H, W)"
         )
     first, last = shape[0] in _CHANNELS, shape[2] in _CHANNELS
     if first == last:
         which = "either end" if first else "no end"
-        raise _ShapeError(f"the channels of {shape} may be at {which}; 1, 3 or 4 must stand at one")
+        raise UnfitPixels(f"the channels of {shape} may be at {which}; 1, 3 or 4 must stand at one")
     return "CHW" if first else "HWC"

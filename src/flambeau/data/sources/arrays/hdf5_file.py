@@ -10,7 +10,7 @@ What a file claims is compared with its size before memory is taken for it.
 import math
 import os
 import struct
-from collections.abc import Container
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from flambeau.data.sources.arrays.npy_pth import (
     MemoryRows,
     RefusedRows,
     Rows,
+    absent_chunks,
     damaged,
     open_while,
     read_at,
@@ -38,6 +39,7 @@ _OBJECT = struct.Struct("<H6xQ")  # index, size
 _MOST_PACKED = (
     1032  # bytes that one byte of deflated data unpacks to at most (zlib's technical details)
 )
+_MAX_GROUPS, _MAX_CHAIN = 64, 16  # groups to which soft links are followed; links to links
 _SMALL = 1 << 24  # bytes that any file may claim
 _CACHE = 1 << 27  # bytes of chunks that are kept: images read in order unpack each chunk once
 
@@ -153,7 +155,7 @@ def open_hdf5(path: Path) -> dict[str, Rows]:
             for name, node in nodes:
                 if isinstance(node, h5py.Dataset) and node.shape:
                     found[name] = _rows(path, node, h5py)
-            found |= _links(path, file, set(map(role_of, found)))
+            found |= _links(path, file, found, h5py)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
             if isinstance(error, InputError):
                 raise
@@ -161,24 +163,115 @@ def open_hdf5(path: Path) -> dict[str, Rows]:
     return found
 
 
+def stored_as(path: Path) -> tuple[bool, list[str]]:
+    """Whether all chunks of images have checksums; and a sentence for each array of which chunks are absent.
+
+    What was never written, or comes from another file that is not there, reads as the fill value.
+    """
+    checked: list[bool] = []
+    absent: list[str] = []
+    with open_file(path) as file:
+        nodes: dict[str, Any] = {}
+        file.visititems(lambda name, node: nodes.update({name: node}))
+        arrays = {
+            k: node for k, node in nodes.items() if math.prod(getattr(node, "shape", ()) or (0,))
+        }
+        for name, node in arrays.items():
+            role = role_of(name)
+            if role is None or role[1] == "images":
+                checked.append(node.fletcher32)
+            count, there = 1, bool(node.id.get_storage_size() or node.is_virtual or node.external)
+            if node.chunks:
+                count = math.prod(map(lambda n, step: -(-n // step), node.shape, node.chunks))
+                there = node.id.get_num_chunks()
+            for source in node.virtual_sources() if node.is_virtual else ():
+                if source.file_name != "." and not (path.parent / source.file_name).exists():
+                    absent.append(f"{name} takes from {source.file_name}, which is not there")
+            if there < count:
+                absent.append(absent_chunks(name, count - there, count))
+    return all(checked), absent
+
+
 def _first_line(error: Exception) -> str:
     return " ".join(str(error.args[0] if error.args else error).split())[:200]
 
 
-def _links(path: Path, file: Any, known: Container[tuple[str, str] | None]) -> dict[str, Rows]:
-    """Links into other files, which are not followed, by the names of the arrays that they may stand for."""
-    links: dict[str, str] = {}
-    file.visititems_links(lambda name, link: links.update({name: getattr(link, "filename", "")}))
-    found: dict[str, Rows] = {}
-    for name, other in links.items():
-        names = [name] if role_of(name) else [f"{name}/images", f"{name}/labels"]
-        reason = (
-            f"{path}: {name} is a link into another file, {other}, which is not followed\n"
-            "Name that file, or copy its data into this one"
-        )
-        missing = (name for name in names if other and role_of(name) not in known)
-        found |= dict.fromkeys(missing, RefusedRows((), reason))
-    return found
+def _links(path: Path, file: Any, found: Mapping[str, Rows], h5py: Any) -> dict[str, Rows]:
+    """What soft links and links into other files stand for, by the names that the arrays get from them.
+
+    An array of this file is read where it has no name of a role but by a link; other files are not opened.
+    """
+    links: dict[str, Any] = {}
+    file.visititems_links(lambda name, link: links.update({name: link}))
+    known = {None, *map(role_of, found)}
+    named = {_address(file[name], h5py) for name in found if role_of(name) and name in links}
+    linked: dict[str, Rows] = {}
+    refused: dict[str, Rows] = {}
+    groups = 0
+    for name, link in links.items():
+        if isinstance(link, h5py.HardLink):
+            continue
+        node = _target(file, links, name, h5py)
+        groups += isinstance(node, h5py.Group)
+        arrays = {} if groups > _MAX_GROUPS else _arrays_at(name, node, file, links, h5py)
+        for inner, array in arrays.items():
+            if role_of(inner) not in known and _address(array, h5py) not in named:
+                linked[inner] = _rows(path, array, h5py)
+                known.add(role_of(inner))
+        if node is None:
+            names = [name] if role_of(name) else [f"{name}/images", f"{name}/labels"]
+            refused |= dict.fromkeys(names, RefusedRows((), _where_to(path, name, link)))
+    for name, rows in refused.items():
+        if role_of(name) not in known:
+            linked[name] = rows
+            known.add(role_of(name))
+    return linked
+
+
+def _target(file: Any, links: Mapping[str, Any], name: str, h5py: Any) -> Any:
+    """What a name leads to in this file; None where that is nothing, itself, or in another file.
+
+    Not by the library, which would open the other file.
+    """
+    for _ in range(_MAX_CHAIN):
+        link = links.get(name)
+        if isinstance(link, h5py.HardLink):
+            return file[name]
+        if not isinstance(link, h5py.SoftLink):
+            return None
+        start = "" if link.path.startswith("/") else name.rpartition("/")[0]
+        name = "/".join(part for part in f"{start}/{link.path}".split("/") if part not in ("", "."))
+        if not name:
+            return file["/"]
+    return None
+
+
+def _arrays_at(
+    name: str, node: Any, file: Any, links: Mapping[str, Any], h5py: Any
+) -> dict[str, Any]:
+    """The arrays that a link leads to, itself or as a group, of which links to groups are not followed."""
+    found = {name: node}
+    if isinstance(node, h5py.Group):
+        above = f"{node.name}/".lstrip("/")
+        below = (other for other in links if other.startswith(above))
+        for other in below:
+            found[f"{name}/{other.removeprefix(above)}"] = _target(file, links, other, h5py)
+    return {k: one for k, one in found.items() if isinstance(one, h5py.Dataset) and one.shape}
+
+
+def _address(node: Any, h5py: Any) -> int:
+    """Of an object in its file, whatever its names."""
+    return int(h5py.h5o.get_info(node.id).addr)
+
+
+def _where_to(path: Path, name: str, link: Any) -> str:
+    other = getattr(link, "filename", None)
+    if other is None:
+        return f"{path}: {name} is a link to {link.path}, which is not found\nRepair or remove it"
+    return (
+        f"{path}: {name} is a link into another file, {other}, which is not followed\n"
+        "Name that file, or copy its data into this one"
+    )
 
 
 def _rows(path: Path, dataset: Any, h5py: Any) -> Rows:
@@ -206,7 +299,7 @@ def _rows(path: Path, dataset: Any, h5py: Any) -> Rows:
     needed = max(math.prod(dataset.chunks or (0,)), whole) * dtype.itemsize
     if needed > _most(size):
         reason = f"{dataset.name} has chunks of {needed} bytes, the file {size} bytes"
-        return RefusedRows(dataset.shape, str(damaged(path, reason)))
+        return RefusedRows(dataset.shape, damaged(path, reason))
     if is_heap:
         load = partial(_references, path, dataset.name)
         return HeapRows(path, LoadedRows(path, dataset.shape, _REFERENCE, load))

@@ -23,8 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flambeau.data.images.file_signature import stand_in_at
 from flambeau.data.sources.arrays.array_roles import labels_beside, role_of
-from flambeau.errors import InputError
+from flambeau.errors import DamagedData, InputError
 from flambeau.recipes.data.mapped_arrays import Header, npy_header, npz_members
 
 Array = NDArray[Any]
@@ -132,11 +133,11 @@ class MappedRows:
 class RefusedRows:
     """An array that is there but is not read; the reason comes when it is asked for."""
 
-    def __init__(self, shape: tuple[int, ...], reason: str) -> None:
+    def __init__(self, shape: tuple[int, ...], reason: str | InputError) -> None:
         self.shape, self.dtype, self._reason = shape, np.dtype(object), reason
 
     def read(self, start: int, stop: int) -> Array:
-        raise InputError(self._reason)
+        raise InputError(self._reason) if isinstance(self._reason, str) else self._reason
 
 
 def open_while(owner: object, path: Path) -> IO[bytes]:
@@ -169,7 +170,17 @@ def read_at(file: IO[bytes], start: int, length: int) -> bytes:
 
 
 def damaged(path: Path, how: str) -> InputError:
-    return InputError(f"{path} is damaged or cut short: {how}\nCopy or make it again")
+    other = stand_in_at(path)  # of labels beside the images, too
+    if other is not None:
+        return InputError(f"{path} is {other}")
+    return DamagedData(f"{path} is damaged or cut short: {how}\nCopy or make it again")
+
+
+def absent_chunks(name: str, lost: int, count: int) -> str:
+    """What to say of an array with chunks that are not there."""
+    parts = f"{lost} of {count} chunks" if count > 1 else "all"
+    verb = "are" if lost > 1 else "is"
+    return f"{parts} of {name} {verb} absent, never written or lost, and read as the fill value"
 
 
 def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
@@ -187,6 +198,8 @@ def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
         InputError: no labels, or a damaged file.
     """
     images = _npy_rows(path)
+    if isinstance(images, RefusedRows):
+        images.read(0, 1)  # says why
     if len(images.shape) < 3 and images.dtype.kind not in "SVO":
         raise InputError(
             f"{path} has shape {images.shape}, which is no array of images\n"
@@ -351,7 +364,8 @@ def _tensor_rows(path: Path, value: Any) -> Rows:
         try:
             return MappedRows(path, value.detach().numpy())
         except (TypeError, RuntimeError) as error:  # bfloat16, sparse, quantised
-            return RefusedRows(tuple(value.shape), f"{path} has a tensor {value.dtype}: {error}")
+            reason = f"{path} has a tensor {value.dtype}: {error}\nSave tensors of uint8 and int64"
+            return RefusedRows(tuple(value.shape), reason)
     if isinstance(value, list | tuple) and value:
         if all(isinstance(item, Tensor) and item.ndim for item in value):
             array = np.empty(len(value), object)

@@ -26,7 +26,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flambeau.data.sources.arrays.array_roles import role_of
-from flambeau.data.sources.arrays.npy_pth import Array, MemoryRows, RefusedRows, Rows, damaged
+from flambeau.data.sources.arrays.npy_pth import (
+    Array,
+    MemoryRows,
+    RefusedRows,
+    Rows,
+    absent_chunks,
+    damaged,
+)
 from flambeau.data.sources.optional_packages import extra
 from flambeau.errors import InputError
 
@@ -96,7 +103,7 @@ def write_store(folder: Path, driver: str, array: Array) -> None:
         OSError: of the disk.
     """
     data = str(array.filename) if isinstance(array, np.memmap) else array.tobytes()
-    _ask("write", str(folder), driver, data, array.shape, str(array.dtype))
+    _ask("write", str(folder.absolute()), driver, data, array.shape, str(array.dtype))
 
 
 def store_fingerprint(folder: Path, facts: str) -> str:
@@ -106,22 +113,34 @@ def store_fingerprint(folder: Path, facts: str) -> str:
     """
     node = _node(folder)
     assert node is not None
-    grid = [-(-side // step) for side, step in zip(node.sides, node.chunk, strict=True)]
-    metadata = (folder / _METADATA[node.driver]).read_bytes()
-    digest, count = hashlib.sha256(metadata), math.prod(grid)
+    digest, count = hashlib.sha256(_metadata(node)), math.prod(node.grid)
     for number in range(0, count, -(-count // _SIZES)):
-        place = []
-        rest = number
-        for side in grid:
-            rest, at = divmod(rest, side)
-            place.append(str(at))
         try:
-            size = (folder / (node.prefix + node.separator.join(place))).stat().st_size
+            size = node.chunk_file(number).stat().st_size
         except FileNotFoundError:
             size = -1
         digest.update(f"{size} ".encode())
     digest.update(facts.encode())
     return digest.hexdigest()
+
+
+def stored_as(folder: Path) -> tuple[bool, list[str]]:
+    """Whether all chunks of images have checksums; and a sentence for each array of which chunks are absent.
+
+    What is absent reads as the fill value of the array: a feature of the formats, and what a lost file looks
+    like. Chunks within a file of several (a shard) are not looked for.
+    """
+    checked, absent = True, []
+    for node in _nodes(folder):
+        name = node.folder.relative_to(folder).as_posix()
+        role = role_of(name)
+        if role is not None and role[1] == "images":
+            checked &= b"crc32c" in _metadata(node)
+        count = math.prod(node.grid) if node.sides else 0
+        lost = sum(not node.chunk_file(number).exists() for number in range(count))
+        if lost:
+            absent.append(absent_chunks(name, lost, count))
+    return checked, absent
 
 
 # ---------------------------------------------------------------- metadata
@@ -142,6 +161,23 @@ class _Node(NamedTuple):
     chunk: Sequence[int] = ()
     prefix: str = ""
     separator: str = "/"
+
+    @property
+    def grid(self) -> list[int]:
+        """How many files of chunks there may be along each side."""
+        return [-(-side // step) for side, step in zip(self.sides, self.chunk, strict=True)]
+
+    def chunk_file(self, number: int) -> Path:
+        """One of them, by its number."""
+        place = []
+        for side in self.grid:
+            number, at = divmod(number, side)
+            place.append(str(at))
+        return self.folder / (self.prefix + self.separator.join(place))
+
+
+def _metadata(node: _Node) -> bytes:
+    return (node.folder / _METADATA[node.driver]).read_bytes()
 
 
 def _nodes(folder: Path) -> Iterator[_Node]:
