@@ -5,6 +5,10 @@ ModelProto. Not for deciding that a file is good: whoever reads it checks all th
 """
 
 import contextlib
+import os
+import re
+import shlex
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,11 +39,18 @@ class Signature(NamedTuple):
 
 
 _PACKED = "unpack it with `{}`, and give what was in it"
+_COMPRESSORS = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+_BZIP2 = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")  # what follows the size: a block, or the end
+_ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
+_INFLATE = 'python -c "import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))" <'
+_UNPACKED = {".tgz": ".tar", ".gz": "", ".bz2": "", ".xz": "", ".zst": ""}  # behind the name within
+_NOT_READ = "it is not read here: save it as JPEG or PNG"
 _SIGNATURES = [
-    (0, b"\x1f\x8b", "gzip", "a gzip file", _PACKED.format("gzip -dc FILE > NEW")),
-    (0, b"BZh", "bzip2", "a bzip2 file", _PACKED.format("bzip2 -dc FILE > NEW")),
-    (0, b"\xfd7zXZ\0", "xz", "an xz file", _PACKED.format("xz -dc FILE > NEW")),
-    (0, b"\x28\xb5\x2f\xfd", "zstd", "a Zstandard file", _PACKED.format("zstd -dc FILE > NEW")),
     (0, b"7z\xbc\xaf\x27\x1c", "7z", "a 7z archive", _PACKED.format("7z x FILE")),
     (0, b"Rar!\x1a\x07", "rar", "a RAR archive", _PACKED.format("unrar x FILE")),
     (0, b"PK\3\4", "zip", "a zip archive", _PACKED.format("unzip FILE")),
@@ -52,11 +63,21 @@ _SIGNATURES = [
     (0, b"\x12\x01" + bytes(6), "mxnet", "weights of MXNet", "mxnet.nd.load reads it"),
     (0, b"\x89PNG\r\n\x1a\n", "png", "a PNG image", "give a file of the kind that its name says"),
     (0, b"\xff\xd8\xff", "jpeg", "a JPEG image", "give a file of the kind that its name says"),
+    *((4, b"ftyp" + brand, "heic", "a HEIC image", _NOT_READ) for brand in (b"heic", b"heix", b"mif1")),
+    *((4, b"ftyp" + brand, "avif", "an AVIF image", _NOT_READ) for brand in (b"avif", b"avis")),
     (0, b"%PDF-", "pdf", "a PDF document", "give a file of the kind that its name says"),
     (0, b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9", "torch",
      "a file of torch.save before PyTorch 1.6", "torch.load reads it"),
     *((0, bytes((128, n)), "pickle", "a pickle", "read it with what has written it") for n in range(2, 6)),
 ]  # fmt: skip
+
+
+ANNEXED = Signature(
+    "git-annex",
+    "a pointer of git-annex, and not the file itself",
+    "fetch that with `git annex get`",
+)
+_POINTER_OF_ANNEX = re.compile(rb"[./]*(\.git)?/annex/objects/\S")
 
 
 def signature(path: Path) -> Signature | None:
@@ -76,12 +97,27 @@ def signature(path: Path) -> Signature | None:
         ...     signature(file).sentence
         'a pointer of Git LFS, and not the file itself: fetch that with `git lfs pull`'
     """
+    if not path.exists() and is_annexed(path):
+        return ANNEXED
     if path.is_symlink() and not path.exists():
-        head = str(path.readlink()).encode()
-        return _pointer(head) if b"annex/objects/" in head else None
+        return None
     with path.open("rb") as file:
-        head = file.read(_HEAD)
-    return _stand_in(head) or _binary(head) or _text(head)
+        return signature_of(file.read(_HEAD), path)
+
+
+def signature_of(head: bytes, path: Path = Path("FILE")) -> Signature | None:
+    """The same of the first bytes of a file.
+
+    Args:
+        head: up to 4096 bytes; the whole file, if it has fewer.
+        path: of the file, for the command that unpacks it.
+    """
+    return _stand_in(head) or _compressed(head, path) or _binary(head, path) or _text(head)
+
+
+def is_annexed(path: Path) -> bool:
+    """Whether a link leads into the objects of git-annex, be they there or not."""
+    return "/.git/annex/objects/" in os.path.realpath(path).replace(os.sep, "/")
 
 
 def _stand_in(head: bytes) -> Signature | None:
@@ -98,17 +134,37 @@ def _pointer(head: bytes) -> Signature | None:
     if head.startswith(b"version https://git-lfs"):
         what = "a pointer of Git LFS, and not the file itself"
         return Signature("git-lfs", what, "fetch that with `git lfs pull`")
-    line = head.partition(b"\n")[0]
-    if b"annex/objects/" in line and line.startswith((b"/annex", b".git/", b"../")):
-        what = "a pointer of git-annex, and not the file itself"
-        return Signature("git-annex", what, "fetch that with `git annex get FILE`")
+    is_annex = _POINTER_OF_ANNEX.match(head) and b"\0" not in head
+    return ANNEXED if is_annex else None
+
+
+def _compressed(head: bytes, path: Path) -> Signature | None:
+    quoted = shlex.quote(str(path))
+    new = f"NEW{_UNPACKED.get(path.suffix, path.suffix) or Path(path.stem).suffix}"
+    name = next((name for magic, name in _COMPRESSORS.items() if head.startswith(magic)), None)
+    if name is not None and (name != "bzip2" or head[4:10] in _BZIP2):
+        article = "an" if name == "xz" else "a"
+        return Signature(
+            name, f"{article} {name} file", _PACKED.format(f"{name} -dc {quoted} > {new}")
+        )
+    if head.startswith(_ZLIB) and _inflates(head):
+        return Signature("zlib", "a zlib stream", _PACKED.format(f"{_INFLATE} {quoted} > {new}"))
     return None
 
 
-def _binary(head: bytes) -> Signature | None:
+def _inflates(head: bytes) -> bool:
+    """Whether it is deflated data: two bytes alone may be the length of a record of TFRecord."""
+    try:
+        zlib.decompressobj().decompress(head)
+    except zlib.error:
+        return False
+    return True
+
+
+def _binary(head: bytes, path: Path) -> Signature | None:
     for place, magic, kind, what, cure in _SIGNATURES:
         if head.startswith(magic, place):
-            return Signature(kind, what, cure)
+            return Signature(kind, what, cure.replace("FILE", shlex.quote(str(path))))
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 30:
         return Signature("safetensors", "a safetensors file", "name it NAME.safetensors")
     # ir_version, of 3 or more, and then producer_name, which is text, or the graph.

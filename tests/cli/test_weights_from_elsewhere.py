@@ -87,7 +87,7 @@ WHOLE: dict[str, tuple[Callable[[str], object], str]] = {
     "zipped.pth": (zipped, "a zip archive around 'plain.pth' and 1 more, and no file of torch.save"),
     "numpy.pth": (numpy_archive, "an archive of NumPy (.npz): name it NAME.npz"),
     "keras.pth": (hdf5, "an HDF5 file, as Keras saves weights: h5py reads it"),
-    "gzip.pth": (of(gzip.compress(b"x")), "a gzip file: unpack it with `gzip -dc FILE > NEW`"),
+    "gzip.pth": (of(gzip.compress(b"x")), "a gzip file: unpack it with `gzip -dc gzip.pth > NEW.pth`"),
     "json.pth": (of(b'{"error": "not found"}'), "a JSON text"),
     "text.pth": (of(b"Entry not found"), "a text that begins with 'Entry not found'"),
     "text2.safetensors": (of(b"Not Found"), "a text that begins with 'Not Found'"),

@@ -72,7 +72,7 @@ def test_pointers_and_packed_files(ending: str, tmp_path: Path, flambeau: Any) -
         (LFS, "a pointer of Git LFS"),
         (b"/annex/objects/MD5E-s1--0cc1\n", "a pointer of git-annex"),
         (b"<!DOCTYPE html><html>", "a web page"),
-        (gzip.compress(path.read_bytes()), "packed by gzip"),
+        (gzip.compress(path.read_bytes()), "a gzip file"),
     ):  # fmt: skip
         path.write_bytes(data)  # with its pack.json, as in a repository
         not_read(path, f"this is {words}")

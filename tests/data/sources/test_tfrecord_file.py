@@ -409,12 +409,13 @@ def test_files_that_are_refused(tmp_path):
     assert complaint(TFRecordSource, empty) == f"{empty} holds no images"
     packed = tmp_path / "packed.tfrecord"
     packed.write_bytes(gzip.compress(put(tmp_path / "a.tfrecord", *simple()).read_bytes()))
-    for data, packer in (
-        (packed.read_bytes(), "gzip"), (zlib.compress(gzip.decompress(packed.read_bytes())), "zlib"),
+    for data, what in (
+        (packed.read_bytes(), "gzip file"),
+        (zlib.compress(gzip.decompress(packed.read_bytes())), "zlib stream"),
     ):  # fmt: skip
         packed.write_bytes(data)
         message = complaint(open_path, packed)
-        assert f"{packed} is packed by {packer}: unpack it by `" in message
+        assert f"{packed} is a {what}: unpack it with `" in message
         subprocess.run(message.split("`")[1], shell=True, check=True, cwd=tmp_path)
         assert len(open_path(tmp_path / "NEW.tfrecord")[0]) == len(simple())
         (tmp_path / "NEW.tfrecord").unlink()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flambeau.data.datasets.decoded_images import DecodedImages, NothingReadable
 from flambeau.data.datasets.image_statistics import probe
-from flambeau.data.images.file_signature import why_unreadable
+from flambeau.data.images.stand_ins import why_unreadable
 from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.progress import reading

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from flambeau.data.images.decode import Picture, Stored, decode
-from flambeau.data.images.file_signature import why_unreadable
+from flambeau.data.images.stand_ins import why_unreadable
 from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.sources.source import Source
 from flambeau.errors import DecodeError, InputError

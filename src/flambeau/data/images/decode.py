@@ -22,7 +22,6 @@ from flambeau.data.images.exif_orientation import (
     swaps_sides,
     turn_upright,
 )
-from flambeau.data.images.file_signature import stand_in
 from flambeau.data.images.jpeg.headers import read_header
 from flambeau.data.images.jpeg.region_decode import (
     SCALES_EIGHTHS,
@@ -33,6 +32,7 @@ from flambeau.data.images.jpeg.region_decode import (
 from flambeau.data.images.native import kernel as native
 from flambeau.data.images.pillow_messages import silence_libtiff, silence_warnings
 from flambeau.data.images.pixels import Box, Pixels
+from flambeau.data.images.stand_ins import stand_in
 from flambeau.errors import DecodeError, UnsupportedImage
 
 Stored = bytes | NDArray[Any]

@@ -20,7 +20,7 @@ import simplejpeg
 from tqdm import tqdm
 
 from flambeau.data.images.decode import Stored
-from flambeau.data.images.file_signature import why_unreadable
+from flambeau.data.images.stand_ins import why_unreadable
 from flambeau.data.pack.encode_images import (
     CannotStore,
     Conversion,

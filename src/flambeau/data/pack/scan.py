@@ -5,7 +5,7 @@ import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from flambeau.data.images.file_signature import stand_in_at, why_unreadable
+from flambeau.data.images.stand_ins import stand_in_at, why_unreadable
 from flambeau.data.pack.salvage_records import Found, walk_rec, walk_tfrecord
 from flambeau.data.pack.salvage_tar import walk_tar
 from flambeau.data.sources.arrays.array_source import UnfitPixels

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flambeau.data.images.decode import Picture, Stored, decode
-from flambeau.data.images.file_signature import stand_in_at
+from flambeau.data.images.stand_ins import stand_in_at
 from flambeau.data.pack.encode_images import Layout
 from flambeau.data.pack.output_files import MANIFEST, disk_told, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc

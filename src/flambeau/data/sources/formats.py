@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flambeau.data.images.file_signature import stand_in_at
+from flambeau.data.images.stand_ins import stand_in_at
 from flambeau.data.sources.arrays.array_roles import is_of_labels
 from flambeau.data.sources.arrays.array_source import open_arrays
 from flambeau.data.sources.folder import FolderSource, class_folders

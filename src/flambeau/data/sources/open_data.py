@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from flambeau.data.images.file_signature import stand_in_at
+from flambeau.data.images.stand_ins import stand_in_at
 from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,
     FolderSource,

@@ -85,12 +85,12 @@ def is_weights(path: Path) -> bool:
     named = path.name.endswith((*_ENDINGS, ".pth.tar", ".index.json"))
     if not named or not (path.is_file() or is_annexed):
         return False
+    if path.with_name(f"{path.name}.pack.json").exists():
+        return False
     if path.suffix in (".npz", ".npy"):
         return path.exists() and is_of_weights(path)
     if path.suffix not in (".pth", ".pt") or not path.exists():
         return True
-    if path.with_name(f"{path.name}.pack.json").exists():
-        return False
     try:
         contents = pickle_contents(path)
         return bool(contents.refused) or not _holds_images(contents)

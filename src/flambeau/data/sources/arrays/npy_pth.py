@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.data.images.file_signature import stand_in_at
+from flambeau.data.images.stand_ins import stand_in_at
 from flambeau.data.sources.arrays.array_roles import labels_beside, role_of
 from flambeau.errors import DamagedData, InputError
 from flambeau.recipes.data.mapped_arrays import Header, npy_header, npz_members

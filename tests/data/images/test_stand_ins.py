@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flambeau.data.images.decode import Picture
-from flambeau.data.images.file_signature import stand_in, stand_in_at, why_unreadable
+from flambeau.data.images.stand_ins import stand_in, stand_in_at, why_unreadable
 from flambeau.errors import UnsupportedImage
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
@@ -24,11 +24,11 @@ HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
         (b"../../.git/annex/objects/aa/bb/x/x", "a.tar", ["git-annex"]),
         (b"\n<!DOCTYPE html>\n<html>", "a.h5", ["a web page"]),
         (b"<html>", "a.h5", ["a web page"]),
-        (gzip.compress(b"x" * 999), "a.tar", ["gzip", "`gzip -dc a.tar > NEW.tar`"]),
-        (gzip.compress(b"x" * 999), "a.tar.gz", ["`gzip -dc a.tar.gz > NEW.tar`"]),
-        (gzip.compress(b"x" * 999), "a.tgz", ["`gzip -dc a.tgz > NEW.tar`"]),
+        (gzip.compress(b"x" * 999, mtime=0), "a.tar", ["gzip", "`gzip -dc a.tar > NEW.tar`"]),
+        (gzip.compress(b"x" * 999, mtime=0), "a.tar.gz", ["`gzip -dc a.tar.gz > NEW.tar`"]),
+        (gzip.compress(b"x" * 999, mtime=0), "a.tgz", ["`gzip -dc a.tgz > NEW.tar`"]),
         (lzma.compress(b"x" * 999), "a.rec", ["`xz -dc a.rec > NEW.rec`"]),
-        (zlib.compress(b"x" * 999), "a.tfrecord", ["packed by zlib", "< a.tfrecord > NEW.tfrecord`"]),
+        (zlib.compress(b"x" * 999), "a.tfrecord", ["a zlib stream", "< a.tfrecord > NEW.tfrecord`"]),
         (b"PK\3\4\x14\0", "a.tar", ["a zip archive", "`unzip a.tar`"]),
         (HEIC, "a.jpg", ["a HEIC image", "JPEG or PNG"]),
     ],
