@@ -1,6 +1,7 @@
 """`flambeau train` from the first command to the weights that others load; twice, changed, and afresh."""
 
 import hashlib
+import itertools
 import json
 import signal
 import struct
@@ -496,3 +497,18 @@ def test_settings_of_several_processes_are_said_to_do_nothing_in_one(
     err = flambeau("train", images, "--out run --sync-bn --compression fp16", SHORT).err
     assert "sync_bn has no effect in one process" in err
     assert "compression = 'fp16' has no effect in one process" in err
+
+
+def test_early_stop_ends_a_run_that_gets_no_better(flambeau: Any, images: Path) -> None:
+    flags = "--lr 1e-12 --epochs 9 --early-stop 2 --out run"
+    answer = flambeau("train", images, flags, "--batch-size 4 --model small_convnet --workers 0")
+    assert answer.code == 0
+    assert "no better val_accuracy in 2 epochs" in answer.err
+    evaluations = [row for row in rows(Path("run")) if "val_accuracy" in row]
+    figures = [row["val_accuracy"] for row in evaluations]
+    improved = [k for k, figure in enumerate(figures) if figure > max(figures[:k], default=-1)]
+    assert len(figures) == improved[-1] + 3 < 9
+    assert all(later - earlier <= 2 for earlier, later in itertools.pairwise(improved))
+    assert all("train_accuracy" in row for row in rows(Path("run")) if "train_loss" in row)
+    assert flambeau("train", images, flags, "--batch-size 4 --model small_convnet").code == 0
+    assert [row for row in rows(Path("run")) if "val_accuracy" in row] == evaluations

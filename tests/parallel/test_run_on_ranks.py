@@ -306,3 +306,30 @@ def test_an_unknown_compression_is_refused(tmp_path: Path) -> None:
     ):
         train(tmp_path / "run", compression="zip")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("stop_at", [(1, 2), (1, 5), (0, 9)])
+def test_one_rank_may_end_the_run_for_all(
+    start_ranks: StartRanks, tmp_path: Path, stop_at: tuple[int, int]
+) -> None:
+    """37 rows are 5 batches of 8: the others learn of it at the end of the epoch."""
+
+    def work() -> tuple[int, Any]:
+        model, rank = make_model(), int(os.environ["RANK"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = Run(
+            tmp_path / "run", model, optimizer, Rows(), duration="3ep", batch_size=8, bar=False
+        )
+        for _ in run.epochs():
+            for rows, targets in run.batches():
+                run.step(cross_entropy(model(rows), targets))
+                if (rank, run.state.step) == stop_at:
+                    run.stop()
+            for rows, targets in run.evaluate(Rows(11)):
+                run.log(val_accuracy=model(rows).argmax(1) == targets)
+        return run.state.step, run.result
+
+    first, second = start_ranks(2, work).results()
+    assert first == second
+    assert first[0] == (5 if stop_at[1] <= 5 else 10)
+    assert first[1] is not None

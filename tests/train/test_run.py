@@ -766,3 +766,77 @@ def test_a_model_may_keep_what_an_evaluation_made(tmp_path: Path, buffer: bool) 
             assert not run.model(torch.ones(4, 6)).requires_grad
         for x, y in run.batches():
             run.step(F.cross_entropy(run.model(x), y))
+
+
+def train_until(run: Run, *, stop_at: int, die_at: int = -1) -> list[int]:
+    """Ends the run at a step; the steps of which an evaluation was seen."""
+    evaluated = []
+    for _ in run.epochs():
+        for x, y in run.batches():
+            if run.state.step + 1 == stop_at:
+                run.stop()  # with accumulation, perhaps in the middle of a step
+            run.step(F.cross_entropy(run.model(x), y))
+            if run.state.step == die_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+        for x, y in run.evaluate(data(19)):
+            run.log(val_loss=F.cross_entropy(run.model(x), y))
+        evaluated.append(run.state.step)
+    return evaluated
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 6, 7, 18])
+def test_stop_ends_the_run_as_a_finished_one(tmp_path: Path, capfd: Any, stop_at: int) -> None:
+    run = start(tmp_path / "run", ema=0.0, best="val_loss")
+    evaluated = train_until(run, stop_at=stop_at)
+    assert evaluated == [*range(6, stop_at, 6), stop_at]
+    assert run.result is not None
+    assert run.state.step == stop_at
+    assert run.epochs_since_best == (stop_at - (run.state.best.step or 0)) // 6
+    if stop_at < 18:
+        assert f"the run ends at step {stop_at} of 18" in capfd.readouterr().err
+    again = start(tmp_path / "run", ema=0.0, best="val_loss")
+    assert list(again.epochs()) == []
+    assert again.result == run.result
+
+
+def test_stop_is_kept_by_a_checkpoint(tmp_path: Path) -> None:
+    train_until(start(tmp_path / "whole"), stop_at=8)
+    with pytest.raises(SystemExit):
+        train_until(start(tmp_path / "run"), stop_at=8, die_at=8)
+    run = start(tmp_path / "run")
+    assert run.result is None
+    assert train_until(run, stop_at=-1) == [8]
+    assert_equal(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+def test_what_a_break_out_of_the_epochs_means(tmp_path: Path, capfd: Any) -> None:
+    run = start(tmp_path / "run")
+    for epoch in run.epochs():
+        for x, y in run.batches():
+            run.step(F.cross_entropy(run.model(x), y))
+        if epoch == 1:
+            break
+    err = capfd.readouterr().err
+    assert (
+        "left run.epochs() at step 12: the run is not finished, and goes on from step-0000000"
+        in err
+    )
+    assert "run.stop() ends a run early as a finished one" in err
+    assert run.result is None
+    train(start(tmp_path / "run"))
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_the_rates_of_all_groups_are_written(tmp_path: Path) -> None:
+    model = network()
+    groups = [{"params": [p]} for p in model.parameters()]
+    groups[0]["lr"] = 0.5  # type: ignore[assignment]
+    run = Run(
+        tmp_path, model, torch.optim.SGD(groups, lr=0.1), data(), duration="2ep", schedule="linear",
+        bar=False,
+    )  # fmt: skip
+    train(run)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (first, _) = [row for row in rows if "learning_rate" in row]
+    assert first["learning_rate"] == first["learning_rates"][0] == 0.5
+    assert first["learning_rates"][1:] == [0.1] * (len(groups) - 1)

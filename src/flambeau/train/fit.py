@@ -51,6 +51,7 @@ class Training:
     val: ImageDataset | DeviceDataset
     normalize: Callable[[Tensor], Tensor]
     loss_of: TrainingLoss
+    early_stop: int
     bad_images: BadImages
 
 
@@ -60,12 +61,18 @@ def fit(training: Training) -> None:
     bad_val_images = training.bad_images.report_to(training.val.describe)
     for _ in run.epochs():
         for images, targets in run.batches():
-            run.step(training.loss_of(images, targets, step=run.state.step))
+            loss, hits = training.loss_of.with_hits(images, targets, step=run.state.step)
+            if hits is not None:
+                run.log(train_accuracy=hits)
+            run.step(loss)
         for images, targets in run.evaluate(training.val, on_bad=bad_val_images):
             with run.autocast():
                 logits = model(normalize(images))
             losses = cross_entropy(logits, targets, reduction="none")
             run.log(val_loss=losses, val_accuracy=correct(logits, targets))
+        if 0 < training.early_stop <= run.epochs_since_best:
+            run.progress.say(f"no better val_accuracy in {run.epochs_since_best} epochs")
+            run.stop()
 
 
 def set_up(
@@ -120,7 +127,8 @@ def set_up(
     run = Run(folder, model, optimizer, train_data, **options)
     for line in lines if run.state.step == 0 else ():
         run.progress.say(line)
-    return Training(run, model, train_data, val_data, normalize, loss_of, bad_images)
+    early = settings.early_stop
+    return Training(run, model, train_data, val_data, normalize, loss_of, early, bad_images)
 
 
 def set_up_torch(settings: ResolvedSettings, device: torch.device) -> None:

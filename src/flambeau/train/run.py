@@ -36,9 +36,9 @@ from flambeau.train.checkpoints.checkpointer import Restored, restore
 from flambeau.train.checkpoints.published_weights import Result, published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.loop.batch_reader import BatchDraws
-from flambeau.train.loop.evaluation import evaluation_mode, generators_restored
+from flambeau.train.loop.evaluation import evaluated_batches, generators_restored
 from flambeau.train.loop.loop_state import LoopState
-from flambeau.train.loop.nan_guard import ROLLBACKS, SCALE_FLOOR, NanGuard
+from flambeau.train.loop.nan_guard import NanGuard
 from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.rank_checks import check_ranks, check_shares, gathered_means
 from flambeau.train.loop.recorder import Recorder
@@ -137,14 +137,36 @@ class Run:
             self._loop.next_event = self.plan.next_event(state.step)
             self.state.window.restart_clock()
             # A position in an epoch means that its evaluation may still be owed.
-            while state.step < self.plan.total_steps or state.position:
+            while not self._is_over or state.position:
                 self._preempt_if_asked()
                 yield state.epoch
                 self._end_epoch()
+            if state.stopped:
+                self.progress.say(f"the run ends at step {state.step} of {self.plan.total_steps}")
             if not self._replays:
                 self.result = self._recorder.publish()
         finally:
             self.close()
+
+    def stop(self) -> None:
+        """End the run here, as a finished one, which publishes its weights and is not trained again.
+
+        The step under way is the last, and the rest of the epoch's loop body is done. Of several processes
+        any may call it: the run then ends at the next checkpoint or end of an epoch, where they agree.
+        """
+        self._loop.asks_to_stop = True
+
+    @property
+    def epochs_since_best(self) -> int:
+        """Whole epochs since `best` was better than ever before; since the start where it never was."""
+        return (self.state.step - (self.state.best.improved_at or 0)) // self.plan.steps_per_epoch
+
+    @property
+    def _is_over(self) -> bool:
+        return self.state.stopped or self.state.step >= self.plan.total_steps
+
+    def _agree_to_stop(self) -> None:
+        self.state.stopped |= any(self._ranks.gather(self._loop.asks_to_stop))
 
     def batches(self) -> Iterator[Any]:
         """The rest of this epoch, batch after batch, on the model's device.
@@ -154,7 +176,7 @@ class Run:
         """
         state, loop, window = self.state, self._loop, self.state.window
         self._step.sync.start_epoch()
-        while state.position < state.data_length and state.step < self.plan.total_steps:
+        while state.position < state.data_length and not self._is_over:
             start = time.perf_counter()
             self._ranks.beat("waiting for data")
             if loop.stream is None:
@@ -201,6 +223,8 @@ class Run:
         if not micro.ends_batch:
             return
         self.progress.step()
+        if self._ranks.world == 1:
+            self._agree_to_stop()
         if state.step >= self._loop.next_event or micro.ends_epoch:
             self._at_event(ends_epoch=micro.ends_epoch)
         self._preempt_if_asked()
@@ -224,29 +248,21 @@ class Run:
         The averaged weights stand in the model meanwhile, if there are any. What is logged meanwhile
         becomes one line of metrics.jsonl. Randomness in here neither depends on training nor changes it.
         """
-        loop, ema, sharded = self._loop, self.state.ema, self._parts.shards is not None
-        means: dict[str, MeanOnDevice] = {}
-        with generators_restored():
-            self._draws.seed_evaluation(self.state.epoch)
-            self._step.sync.share_statistics(ema.shadow if ema else {})
-            loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
-            if loader.forks:
-                self._recorder.saver.wait()  # as above
-            loop.evaluated = means
-            try:
-                with evaluation_mode(self.model, ema, say=self.progress.say):
-                    stream = loader.stream(epoch=0, position=0, epochs=1)
-                    self._ranks.beat("evaluating")
-                    for micro in self._parts.reader.to_device(stream):
-                        if not micro.size and not sharded:
-                            continue  # all of them unreadable
-                        loop.num_samples = micro.size
-                        self._ranks.beat("evaluating")
-                        yield micro.data
-                        if not sharded and self._ranks.stops_next:
-                            break
-            finally:
-                loop.evaluated = None
+        ema = self.state.ema
+        self._loop.evaluated = means = dict[str, MeanOnDevice]()
+        try:
+            with generators_restored():
+                self._draws.seed_evaluation(self.state.epoch)
+                self._step.sync.share_statistics(ema.shadow if ema else {})
+                loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
+                if loader.forks:
+                    self._recorder.saver.wait()  # as above
+                yield from evaluated_batches(
+                    loader, self._parts, self._loop,
+                    ranks=self._ranks, model=self.model, ema=ema, say=self.progress.say,
+                )  # fmt: skip
+        finally:
+            self._loop.evaluated = None
         figures = gathered_means(means, self._ranks)
         self._parts.bad.report()
         self._preempt_if_asked()
@@ -277,19 +293,15 @@ class Run:
 
     def _flush(self) -> None:
         """Write the line of the steps since the last one; stop or go back if one of them went bad."""
-        window, amp = self.state.window, self._parts.amp
+        window = self.state.window
         self._parts.bad.report()
         window.settle(self._ranks)
         if window.empty:
             return
-        row, halted_steps = window.read(self._loop.halted_steps)
-        if amp.precision == "fp16":
-            row["loss_scale"] = amp.loss_scale()
-            halted_steps = halted_steps or int(row["loss_scale"] < SCALE_FLOOR)
+        row, halted_steps = self.state.read_window(self._loop.halted_steps)
         if halted_steps:
             self._roll_back(self.state.step - halted_steps)
             return
-        row["learning_rate"] = max(group["lr"] for group in self.optimizer.param_groups)
         self._recorder.write(row)
         self.progress.note(f"loss {row.get('train_loss', float('nan')):.4f}")
 
@@ -298,22 +310,20 @@ class Run:
         self.state.metrics = figures
         self.state.best.see(figures, step=self.state.step)
         self._parts.schedule.note(figures)
-        self._recorder.write(figures)
-        text = "  ".join(f"{name} {figure:.4f}" for name, figure in figures.items())
-        place = f"epoch {self.state.epoch + 1}, step {self.state.step}/{self.plan.total_steps}"
-        self.progress.say(f"{place}: {text}")
+        self._recorder.write_evaluation(figures, total_steps=self.plan.total_steps)
         if self.state.best.step == self.state.step and self.state.position < self.state.data_length:
             self._save()
 
     def _end_epoch(self) -> None:
         """The loop's body is done with an epoch, or with what of it belongs to the run."""
         state, say = self.state, self.progress.say
-        if state.position < state.data_length and state.step < self.plan.total_steps:
+        self._agree_to_stop()
+        if state.position < state.data_length and not self._is_over:
             raise RuntimeError("the loop left `for ... in run.batches()` before its end")
         self._parts.schedule.end_epoch(say=say)
         state.best.end_epoch(say=say, training=state.window.logged)
         state.epoch, state.position = state.epoch + 1, 0
-        due = state.step % self.plan.save_every == 0 or state.step == self.plan.total_steps
+        due = state.step % self.plan.save_every == 0 or self._is_over
         if due or state.best.step == state.step:
             self._save()
         self._preempt_if_asked()
@@ -342,6 +352,7 @@ class Run:
         if not self._replays and self._loop.saved_step != self.state.step:
             self._parts.bad.report()
             self.state.window.settle(self._ranks)
+            self._agree_to_stop()
             self._loop.saved_step = self.state.step
             self._recorder.save()
         if wait:
@@ -359,8 +370,7 @@ class Run:
             return
         if found is not None:
             self.progress.say(f"going on from step {self.state.step} of {self.plan.total_steps}")
-            for reason in self._recorder.why_not_exact(found, self._options):
-                self.progress.say(f"not to the same bits: {reason}")
+            self._recorder.say_if_not_exact(found, self._options)
         self._recorder.open_metrics(found)
 
     def _go_to(self, found: Restored) -> None:
@@ -374,24 +384,12 @@ class Run:
         self._recorder.saver.last_good = found.name
 
     def _roll_back(self, steps_before: int) -> None:
-        """Go back from a bad step to the newest checkpoint, as a new process would, or stop."""
+        """Go back from a bad step to the newest checkpoint, or stop."""
         self._loop.stream = None
-        why = self._nan_guard.record(steps_before, self._recorder.saver)
-        self._ranks.beat(SAVING)  # or reading, which takes as long
-        self._recorder.saver.wait()
-        found = self._recorder.newest()
-        assert found is not None  # the one of step 0, at least
-        lines = self._nan_guard.roll_back(steps_before, found, self._go_to)
+        why = self._nan_guard.roll_back(steps_before, self._recorder, self._go_to)
         self._step.sync.roll_back()
-        self._recorder.cut_metrics(found)
-        for line in lines:
-            self._recorder.write(line)
-        state = self.state
-        self.progress.go_back(done=state.step)
-        self.progress.say(
-            f"{why}\nrollback {state.rollbacks} of {ROLLBACKS}: going on from step {state.step} with "
-            f"{state.lr_scale:g} of the learning rate"
-        )
+        self.progress.go_back(done=self.state.step)
+        self.progress.say(why)
 
 
 def _release(resources: contextlib.ExitStack, process: int) -> None:

@@ -50,6 +50,8 @@ class Best:
         self._seen_at: int | None = None
         self._is_twice: bool | None = False  # None once it is said
         self.step: int | None = None
+        self.improved_at: int | None = None
+        """The step of the last evaluation that was better than all before, and not as good as one."""
         self.metrics: dict[str, float] = {}
 
     def see(self, metrics: Mapping[str, float], *, step: int) -> None:
@@ -62,6 +64,8 @@ class Best:
         if self._seen_at == step and self._is_twice is False:
             self._is_twice = True
         self._seen_at = step
+        if self._value is None or value * self._sign > self._value * self._sign:
+            self.improved_at = step
         if self._value is None or value * self._sign >= self._value * self._sign:
             self._value, self.step, self.metrics = value, step, dict(metrics)
 
@@ -92,11 +96,15 @@ class Best:
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return {"value": self._value, "step": self.step, "metrics": self.metrics}
+        return {
+            "value": self._value, "step": self.step, "improved_at": self.improved_at,
+            "metrics": self.metrics,
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self._value, self.step, self.metrics = state["value"], state["step"], dict(state["metrics"])
+        self.improved_at = state.get("improved_at", self.step)  # version 0.1 knew no other
         self._seen_at = None
 
 

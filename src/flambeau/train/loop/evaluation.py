@@ -2,12 +2,52 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
+from flambeau.data.loading.loader import Loader
+from flambeau.data.loading.user_dataloader import UserDataLoader
+from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.ema import EMA
+from flambeau.train.loop.loop_state import LoopState
+from flambeau.train.loop.run_parts import RunParts
+
+
+def evaluated_batches(
+    loader: Loader | UserDataLoader,
+    parts: RunParts,
+    loop: LoopState,
+    *,
+    ranks: Ranks,
+    model: nn.Module,
+    ema: EMA | None,
+    say: Callable[[str], None],
+) -> Iterator[Any]:
+    """All batches of a loader, each sample once, with the model as it is evaluated.
+
+    Args:
+        loader: of the data.
+        parts: of the run.
+        loop: learns the size of each batch.
+        ranks: among which the data are shared.
+        model: to evaluate.
+        ema: its average, which stands in the model meanwhile.
+        say: takes a line for the user where the loop is left early.
+    """
+    is_sharded = parts.shards is not None
+    with evaluation_mode(model, ema, say=say):
+        ranks.beat("evaluating")
+        for micro in parts.reader.to_device(loader.stream(epoch=0, position=0, epochs=1)):
+            if not micro.size and not is_sharded:
+                continue  # all of them unreadable
+            loop.num_samples = micro.size
+            ranks.beat("evaluating")
+            yield micro.data
+            if not is_sharded and ranks.stops_next:
+                break
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ class LoopState:
         stream: the batches of the epochs to come; None until they are asked for.
         micro: the batch that was yielded and waits for its step.
         num_samples: of the last batch, for the means that are logged; -1 before the first.
+        asks_to_stop: this process has called `run.stop()`, and the others may not know it yet.
         evaluated: the means of an evaluation under way.
     """
 
@@ -29,6 +30,7 @@ class LoopState:
     stream: Iterator[MicroBatch] | None = None
     micro: MicroBatch | None = None
     num_samples: int = -1
+    asks_to_stop: bool = False
     evaluated: dict[str, MeanOnDevice] | None = None
 
     def restart(self, *, saved_step: int, next_event: int) -> None:
@@ -36,4 +38,5 @@ class LoopState:
         self.halted_steps.zero_()
         self.next_event, self.saved_step = next_event, saved_step
         self.stream = self.micro = self.evaluated = None
+        self.asks_to_stop = False
         self.num_samples = 0

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
+from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.debugging.first_not_finite import first_not_finite
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored
 from flambeau.train.loop.batch_reader import BatchDraws
+from flambeau.train.loop.recorder import Recorder
 from flambeau.train.loop.run_parts import RunParts
 from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.run_options import RunOptions
@@ -27,8 +29,6 @@ LR_FACTOR = 0.5
 """What a rollback multiplies the learning rate by. Chosen."""
 CURES = "Usual cures: a smaller learning rate, clip_norm=1.0, on_nan='rollback'"
 """What a message advises; a command names its flags."""
-SCALE_FLOOR = 2.0**-20
-"""An fp16 loss scale below it: no step has worked for long. Chosen, untested."""
 
 
 class NotFinite(InputError):
@@ -119,32 +119,28 @@ class NanGuard:
         self._explain = options.explain
         self._lines: list[dict[str, float]] = []
 
-    def record(self, steps_before: int, saver: Checkpointer) -> str:
-        """Write down the step after `steps_before` steps; returns a sentence about it, if the run goes back.
+    def roll_back(
+        self, steps_before: int, recorder: Recorder, go_to: Callable[[Restored], None]
+    ) -> str:
+        """Write down a bad step; then go back to the newest checkpoint, as a new process would, or stop.
 
         Args:
             steps_before: steps of the run before the bad one.
-            saver: which knows the newest checkpoint.
+            recorder: of the run; metrics.jsonl gets a line about this rollback.
+            go_to: puts a checkpoint back; the learning rate is lower from there.
+
+        Returns:
+            What has happened, for the user.
 
         Raises:
             NotFinite: if the run stops.
         """
         findings = list(map(str, self._explained(steps_before)))
-        return self._ranks.first(lambda: self._record(steps_before, saver, findings))
-
-    def roll_back(
-        self, steps_before: int, found: Restored, go_to: Callable[[Restored], None]
-    ) -> list[dict[str, float]]:
-        """Go back to a checkpoint, and on from there with a lower learning rate.
-
-        Args:
-            steps_before: steps of the run before the bad one.
-            found: the newest checkpoint.
-            go_to: puts a checkpoint back.
-
-        Returns:
-            The lines of metrics.jsonl about this rollback, and about those after the checkpoint.
-        """
+        why = self._ranks.first(lambda: self._record(steps_before, recorder.saver, findings))
+        self._ranks.beat(SAVING)  # or reading, which takes as long
+        recorder.saver.wait()
+        found = recorder.newest()
+        assert found is not None  # the one of step 0, at least
         state = self._state
         rollbacks, lr_scale = state.rollbacks + 1, state.lr_scale * LR_FACTOR
         go_to(found)
@@ -152,8 +148,15 @@ class NanGuard:
         self._lines.append(
             {"rollback": rollbacks, "bad_step": steps_before + 1, "lr_scale": lr_scale}
         )
+        recorder.cut_metrics(found)
         told = found.state.get("rollbacks", 0)  # the lines of the others were cut off
-        return [line for line in self._lines if line["rollback"] > told]
+        for line in self._lines:
+            if line["rollback"] > told:
+                recorder.write(line)
+        return (
+            f"{why}\nrollback {rollbacks} of {ROLLBACKS}: going on from step {state.step} with {lr_scale:g} "
+            "of the learning rate"
+        )
 
     def _record(self, steps_before: int, saver: Checkpointer, findings: Sequence[str]) -> str:
         saver.wait()

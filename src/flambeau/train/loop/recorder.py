@@ -84,6 +84,13 @@ class Recorder:
         if self._metrics_log is not None:
             self._metrics_log.write({"step": self._state.step, "epoch": self._state.epoch, **row})
 
+    def write_evaluation(self, figures: Mapping[str, float], *, total_steps: int) -> None:
+        """Append a line to metrics.jsonl, and show it."""
+        self.write(figures)
+        text = "  ".join(f"{name} {figure:.4f}" for name, figure in figures.items())
+        state = self._state
+        self._say(f"epoch {state.epoch + 1}, step {state.step}/{total_steps}: {text}")
+
     def end_batches(self) -> None:
         """The lines from here to the end of the epoch are of evaluations, which a resume makes again."""
         if self._metrics_log is not None:
@@ -127,12 +134,13 @@ class Recorder:
             )
         )
 
-    def why_not_exact(self, found: Restored, options: RunOptions) -> list[str]:
-        """What keeps a resume from giving the bits of a run that was never stopped, in words."""
+    def say_if_not_exact(self, found: Restored, options: RunOptions) -> None:
+        """What keeps a resume from giving the bits of a run that was never stopped, if something does."""
         reasons = changes(found.meta["exactness"], self.exactness)
         if self._ranks.world > 1 and options.compression == "powersgd":
             reasons.append(POWERSGD_FORGETS)
-        return reasons
+        for reason in reasons:
+            self._say(f"not to the same bits: {reason}")
 
     def end_saves(self) -> None:
         """Wait for the checkpoint under way; where the loop was left, its failure is told, not raised.
@@ -140,6 +148,14 @@ class Recorder:
         By `break` or another error: the generator that is closed then cannot raise anything.
         """
         left = isinstance(sys.exception(), GeneratorExit)
+        if (
+            left and self._metrics_log is not None
+        ):  # and not closed before, by a stop that was asked for
+            self._say(
+                f"the loop left run.epochs() at step {self._state.step}: the run is not finished, and goes "
+                f"on from {self.saver.last_good} when it is started again; run.stop() ends a run early as a "
+                "finished one"
+            )
         try:
             self.saver.wait()
         except (SaveFailed, FailedElsewhere) as error:

@@ -115,7 +115,7 @@ class StepMetrics:
         self.logged.clear()
 
 
-_OF_A_LINE = {"step", "epoch", "learning_rate", "images_per_s", "data_wait"}
+_OF_A_LINE = {"step", "epoch", "learning_rate", "learning_rates", "images_per_s", "data_wait"}
 
 
 def add_value(

@@ -24,6 +24,9 @@ from flambeau.train.checkpoints.metrics_log import json_numbers
 from flambeau.train.checkpoints.published_weights import Best, Result
 from flambeau.train.loop.step_metrics import StepMetrics
 
+_SCALE_FLOOR = 2.0**-20
+"""An fp16 loss scale below it: no step has worked for long. Chosen, untested."""
+
 
 @dataclass
 class TrainingState:
@@ -40,6 +43,7 @@ class TrainingState:
         metrics: of the last evaluation.
         rollbacks: how often the run went back from a step that was not finite.
         lr_scale: what they have made of the learning rate.
+        stopped: the run was ended by `run.stop()`.
     """
 
     model: nn.Module
@@ -57,6 +61,7 @@ class TrainingState:
     metrics: dict[str, float] = field(default_factory=dict)
     rollbacks: int = 0
     lr_scale: float = 1.0
+    stopped: bool = False
 
     def __post_init__(self) -> None:
         self._shapes = _shapes(self.model)
@@ -114,6 +119,19 @@ class TrainingState:
             meta=meta,
         )
 
+    def read_window(self, halted_steps: Tensor) -> tuple[dict[str, Any], int]:
+        """The line of the steps since the last one, and how many of them are undone; waits for the device."""
+        figures, halted = self.window.read(halted_steps)
+        row: dict[str, Any] = {**figures}
+        if self.amp.precision == "fp16":
+            row["loss_scale"] = self.amp.loss_scale()
+            halted = halted or int(row["loss_scale"] < _SCALE_FLOOR)
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        row["learning_rate"] = max(rates)
+        if len(set(rates)) > 1:
+            row["learning_rates"] = rates
+        return row, halted
+
     def results(self) -> list[Result]:
         """Which weights the run publishes, the preferred first: the averaged, or the best, or the last."""
         last = Result(weights="last", step=self.step, metrics=self.metrics)
@@ -169,4 +187,6 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {k: tuple(v.shape) for k, v in model.state_dict().items() if isinstance(v, Tensor)}
 
 
-_PLACE = ("step", "epoch", "position", "order_crc", "metrics", "rollbacks", "lr_scale")
+_PLACE = (
+    "step", "epoch", "position", "order_crc", "metrics", "rollbacks", "lr_scale", "stopped",
+)  # fmt: skip

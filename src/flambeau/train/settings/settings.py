@@ -156,6 +156,10 @@ class Settings:
         range=AT_LEAST_1,
         auto="128 for small images, 64 for others and the embedded data, less for few",
     )
+    early_stop: int = setting(
+        0, "end the run after this many epochs without a better val_accuracy; 0 never does",
+        group="length", range=AT_LEAST_0,
+    )  # fmt: skip
     accumulate: int = setting(
         1, "forward passes per optimizer step", group="length", range=AT_LEAST_1
     )
