@@ -120,7 +120,9 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
     err = flambeau("train", images, "--out run", SHORT).err
     config = config_of(Path("run"))
     unused = {"epochs", "weights", "teacher", "teacher_weight", "temperature", "head_lr"}
-    unused |= {"crop_scale", "patience", "plateau_factor"}  # of photos, and of another schedule
+    unused |= {"crop_scale"}  # of photos
+    # Of another schedule or optimizer.
+    unused |= {"patience", "plateau_factor", "gamma", "milestones", "betas"}
     assert set(config) == set(FIELDS) - unused
     assert config["data"] == str(images)
     assert "auto" not in config.values()

@@ -108,7 +108,7 @@ def test_names_that_are_wrong_or_missing(
         ({"sampler": [0, 1]}, "sampler must be one of flambeau.recipes.data.samplers, or anything"),
         (
             {"schedule": 0.1},
-            "schedule must be a name, a function of the step, or a ReduceOnPlateau",
+            "schedule must be a name, a NamedSchedule, a function of the step, or a ReduceOnPlateau",
         ),
         ({"schedule": lambda step: None}, "schedule must give a factor .* for step 0 it gave None"),
         ({"schedule": lambda step: -1.0}, "a number of at least 0; for step 0 it gave -1"),

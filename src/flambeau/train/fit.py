@@ -37,6 +37,8 @@ from flambeau.train.loop.nan_guard import explain
 from flambeau.train.loss import TrainingLoss, make_teacher
 from flambeau.train.run import Run
 from flambeau.train.settings.config_file import as_dict
+from flambeau.train.settings.fields import parse_betas
+from flambeau.train.settings.named_schedule import NamedSchedule
 from flambeau.train.settings.run_options import RunKeywords
 from flambeau.train.settings.settings import ResolvedSettings
 
@@ -198,13 +200,15 @@ def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> Optimizer:
     """The optimizer of a run."""
     groups = parameter_groups(settings, model)
     return new_optimizer(
-        settings.optimizer, model, groups, lr=settings.lr, momentum=settings.momentum
-    )
+        settings.optimizer, model, groups, lr=settings.lr, momentum=settings.momentum,
+        betas=parse_betas(settings.betas),
+    )  # fmt: skip
 
 
-def make_schedule(settings: ResolvedSettings) -> str | ReduceOnPlateau:
+def make_schedule(settings: ResolvedSettings) -> str | NamedSchedule | ReduceOnPlateau:
     """What `Run` takes as the schedule."""
     if settings.plateau is None:
-        return settings.schedule
+        milestones = settings.milestones.split(",") if settings.milestones else None
+        return NamedSchedule(settings.schedule, gamma=settings.gamma, milestones=milestones)
     patience, factor = settings.plateau
     return ReduceOnPlateau(mode="max", patience=patience, factor=factor)

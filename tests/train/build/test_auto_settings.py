@@ -85,7 +85,8 @@ def test_what_is_given_is_kept() -> None:
 def test_nothing_is_left_open() -> None:
     settings, _ = resolve(Settings(), Memory(28, 28), Memory(28, 28))
     left_open = {f.name for f in dataclasses.fields(settings)} - as_dict(settings).keys()
-    of_others = {"patience", "plateau_factor"}  # without effect on this schedule
+    # Without effect on this schedule and optimizer.
+    of_others = {"patience", "plateau_factor", "gamma", "milestones", "betas"}
     of_others |= {"crop_scale"}  # these images are moved and not cropped
     of_others |= {"weights", "head_lr", "teacher", "teacher_weight", "temperature"}
     assert left_open == {"data", "epochs"} | of_others  # the embedded data; said as duration
@@ -133,6 +134,8 @@ def test_settings_of_an_optimizer_and_a_schedule() -> None:
     assert chosen(source, optimizer="muon").momentum == 0.95
     assert chosen(source, optimizer="muon", momentum=0.5).momentum == 0.5
     assert chosen(source, optimizer="nadam").momentum is None
+    assert chosen(source, optimizer="nadam").betas == "0.9,0.999"
+    assert chosen(source, schedule="exponential").gamma == 0.9
     assert chosen(source, batch_size=256, optimizer="muon").lr == 0.002
     assert chosen(Memory(28, 28, count=1000), batch_size=256, optimizer="muon").lr == 0.008
     plateau = chosen(source, schedule="plateau", patience=7)

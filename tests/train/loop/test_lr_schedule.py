@@ -1,6 +1,7 @@
 """The schedules of the command, over whole runs and at their borders; 'plateau' over kills."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch.utils.data import TensorDataset
 from flambeau.errors import InputError
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.fit import make_schedule
-from flambeau.train.loop.lr_schedule import SCHEDULES, schedule_of
+from flambeau.train.loop.lr_schedule import SCHEDULES, LRSchedule, schedule_of
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.run import Run
+from flambeau.train.settings.named_schedule import NamedSchedule
 from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
 
 
@@ -213,7 +215,61 @@ def test_settings_reach_the_plateau() -> None:
     )
     assert isinstance(made, ReduceOnPlateau)
     assert [made.step(0.5), made.step(0.5), made.step(0.6)] == [1.0, 0.5, 0.5]
-    assert make_schedule(ResolvedSettings(**RESOLVED, schedule="wsd")) == "wsd"
+    assert make_schedule(ResolvedSettings(**RESOLVED, schedule="wsd")) == NamedSchedule("wsd")
+    told = {"schedule": "multistep", "gamma": 0.2, "milestones": "2ep,75%"}
+    made = make_schedule(ResolvedSettings(**RESOLVED, **told))
+    assert str(made) == "multistep(gamma=0.2, milestones=2ep,75%)"
+
+
+PLAN = StepPlan(steps_per_epoch=10, duration="8ep", checkpoint_every="1ep", log_every=10)
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [
+        (
+            NamedSchedule("multistep", gamma=0.2, milestones=("2ep", "75%", "70st")),
+            lambda step: 0.2 ** ((step >= 20) + (step >= 60) + (step >= 70)),
+        ),
+        (NamedSchedule("multistep"), lambda step: 0.1 ** ((step >= 40) + (step >= 60))),
+        (NamedSchedule("exponential", gamma=0.7), lambda step: 0.7 ** (step / 10)),
+        (NamedSchedule("exponential"), lambda step: 0.9 ** (step / 10)),
+    ],
+)
+def test_schedules_with_numbers(told: NamedSchedule, wanted: Callable[[int], float]) -> None:
+    schedule = LRSchedule(PLAN, told, warmup="0st", metric="val_accuracy", mode="max")
+    assert [schedule(step) for step in range(80)] == pytest.approx(list(map(wanted, range(80))))
+
+
+def test_the_exponential_one_equals_torch_behind_a_warmup() -> None:
+    told = NamedSchedule("exponential", gamma=0.5)
+    schedule = LRSchedule(PLAN, told, warmup="1ep", metric="val_accuracy", mode="max")
+    peer = SGD(network().parameters(), lr=1.0)
+    scheduler = lr_scheduler.ExponentialLR(peer, gamma=0.5)
+    for epoch in range(1, 8):
+        assert schedule(10 * epoch) == pytest.approx(peer.param_groups[0]["lr"])
+        peer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "message"),
+    [
+        ("cosine", {"gamma": 0.5}, "gamma has no effect with schedule = 'cosine'"),
+        ("exponential", {"milestones": ["3ep"]}, "milestones has no effect with schedule = 'expo"),
+        ("multistep", {"gamma": 0.0}, "gamma must be above 0 and at most 1, got 0.0"),
+        ("multistep", {"milestones": ["3"]}, "milestones must be a duration such as"),
+        ("multistep", {"milestones": ["9ep"]}, "9ep is step 90, which is not after the warm-up"),
+        ("multistep", {"milestones": ["1st"]}, "1st is step 1, which is not after the warm-up"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(
+    name: str, numbers: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        LRSchedule(
+            PLAN, NamedSchedule(name, **numbers), warmup="1ep", metric="val_accuracy", mode="max"
+        )
 
 
 @pytest.mark.parametrize(
@@ -223,6 +279,11 @@ def test_settings_reach_the_plateau() -> None:
         ({"plateau_factor": 0.5}, "plateau_factor has no effect with schedule = 'cosine'"),
         ({"schedule": "plateau", "patience": -1}, "patience must be at least 0, got -1"),
         ({"schedule": "plateau", "plateau_factor": 1.0}, "above 0 and below 1, got 1.0"),
+        ({"gamma": 0.5}, "gamma has no effect with schedule = 'cosine'"),
+        ({"milestones": "3ep"}, "milestones has no effect with schedule = 'cosine'"),
+        ({"betas": "0.9,0.95"}, "betas has no effect with optimizer = 'sgd'"),
+        ({"optimizer": "adamw", "betas": "0.9"}, "betas must be two numbers from 0 to below 1"),
+        ({"optimizer": "adamw", "betas": "0.9,1"}, "betas must be two numbers from 0 to below 1"),
         ({"schedule": "one_cycle"}, "did you mean 'one-cycle'"),
     ],
 )

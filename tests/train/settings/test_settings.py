@@ -52,6 +52,7 @@ RANGES = {  # good, then refused
     "momentum": ([0, 0.9, 0.999], [1, 1.5]),
     "plateau_factor": ([1e-9, 0.5, 0.999], [0, 1, 1.5]),
     "crop_scale": ([1e-3, 0.08, 1], [0, 1.01]),
+    "gamma": ([0.1, 1], [0, 1.5]),
     "padding": ([0, 4, 63], [-1, 64]),
     "drop_path": ([0, 0.2, 0.999], [1]),
     "head_lr": ([1e-9, 0.1, 10], [0]),
@@ -62,6 +63,7 @@ RANGES = {  # good, then refused
 NEEDS: dict[str, dict[str, str]] = {  # what a setting has no effect without
     "patience": {"schedule": "plateau"},
     "plateau_factor": {"schedule": "plateau"},
+    "gamma": {"schedule": "multistep"},
     "teacher_weight": {"teacher": "runs/large"},
     "temperature": {"teacher": "runs/large"},
 }

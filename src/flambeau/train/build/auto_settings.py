@@ -20,7 +20,7 @@ from flambeau.train.build.device import pick_device
 from flambeau.train.build.model import SMALL, TINY, input_channels, pretrained_normalization
 from flambeau.train.build.optimizer import BASE_LR, SMALL_LR
 from flambeau.train.loop.lr_schedule import FACTOR, PATIENCE
-from flambeau.train.settings.settings import MOMENTUM, ResolvedSettings, Settings
+from flambeau.train.settings.settings import BETAS, GAMMA, MOMENTUM, ResolvedSettings, Settings
 
 EMBEDDED_EPOCHS = 6
 """Of tiny_convnet at a batch of 64: the least work that is safely above 88 %."""
@@ -155,6 +155,10 @@ def _of_choices(settings: Settings) -> dict[str, Any]:
         chosen["temperature"] = settings.temperature or 4.0
     if settings.momentum is None:
         chosen["momentum"] = MOMENTUM.get(settings.optimizer)
+    if settings.betas is None and settings.optimizer in BETAS:
+        chosen["betas"] = "0.9,0.999"
+    if settings.gamma is None:
+        chosen["gamma"] = GAMMA.get(settings.schedule)
     if settings.schedule == "plateau":
         if settings.patience is None:
             chosen["patience"] = PATIENCE

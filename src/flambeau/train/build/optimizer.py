@@ -34,6 +34,7 @@ def new_optimizer(
     *,
     lr: float,
     momentum: float | None = None,
+    betas: tuple[float, float] | None = None,
 ) -> Optimizer:
     """The optimizer of this name.
 
@@ -43,6 +44,7 @@ def new_optimizer(
         groups: parameter groups with `weight_decay`, and an `lr` of their own where it is another.
         lr: of the groups without one.
         momentum: for those of MOMENTUM; None is the one there.
+        betas: for those of BETAS; None is torch's (0.9, 0.999).
 
     Raises:
         InputError: the model has nothing that this optimizer is for.
@@ -52,7 +54,8 @@ def new_optimizer(
         assert momentum is not None
         return optim.SGD(groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=True)
     if name in ("adam", "adamw"):
-        return (optim.Adam if name == "adam" else optim.AdamW)(groups, lr=lr, fused=True)
+        kind = optim.Adam if name == "adam" else optim.AdamW
+        return kind(groups, lr=lr, betas=betas or (0.9, 0.999), fused=True)
     if name == "muon":
         matrices = hidden_matrices(model)
         if not matrices:
@@ -66,5 +69,7 @@ def new_optimizer(
     if name == "adagrad":
         return optim.Adagrad(groups, lr=lr, fused=device.type == "cpu")
     extra: dict[str, Any] = {"momentum": momentum} if name == "rmsprop" else {}
+    if betas is not None:
+        extra["betas"] = betas
     # On a GPU the step count lies there too: undoing a step that was not finite then never waits.
     return _PLAIN[name](groups, lr=lr, capturable=device.type == "cuda", **extra)

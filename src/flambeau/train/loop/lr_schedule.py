@@ -14,6 +14,8 @@ from flambeau.recipes.training import cyclic_schedules, schedules
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.settings.durations import parse_duration
+from flambeau.train.settings.named_schedule import NamedSchedule
+from flambeau.train.settings.settings import GAMMA
 
 PATIENCE = 3  # epochs; with 5 a run of 16 or 30 epochs would see few reductions; chosen
 FACTOR = 0.1  # torch's default
@@ -23,13 +25,13 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "linear": schedules.linear,
     "cosine": schedules.cosine,
     "multistep": schedules.multistep,
+    "exponential": schedules.exponential,
     "polynomial": schedules.polynomial,
     "wsd": schedules.wsd,
     "one-cycle": cyclic_schedules.one_cycle,
     "cosine-restarts": cyclic_schedules.cosine_restarts,
 }
-# Of the run, where multistep divides by 10, as for CIFAR in arXiv 1512.03385.
-_MILESTONES = (0.5, 0.75)
+_MILESTONES = ("50%", "75%")  # as for CIFAR in arXiv 1512.03385
 _WSD_DECAY = 0.2  # of the run: the most that arXiv 2405.18392, section 3, finds to be of use
 _CYCLES, _CYCLE_MULTIPLIER = (
     3,
@@ -42,7 +44,7 @@ class LRSchedule:
 
     Args:
         plan: of the run.
-        schedule: a name, a function of the step, or a ReduceOnPlateau with settings of one's own.
+        schedule: a name, alone or with numbers; a function of the step; a ReduceOnPlateau of one's own.
         warmup: a duration.
         metric: what 'plateau' watches.
         mode: 'max' or 'min', what is better.
@@ -54,7 +56,7 @@ class LRSchedule:
     def __init__(
         self,
         plan: StepPlan,
-        schedule: str | Callable[[int], float] | ReduceOnPlateau,
+        schedule: str | NamedSchedule | Callable[[int], float] | ReduceOnPlateau,
         *,
         warmup: str,
         metric: str,
@@ -62,7 +64,8 @@ class LRSchedule:
     ) -> None:
         if schedule == "plateau":
             schedule = ReduceOnPlateau(mode=mode, patience=PATIENCE, factor=FACTOR)
-        self.name = schedule if isinstance(schedule, str) else "function"
+        is_named = isinstance(schedule, (str, NamedSchedule))
+        self.name = str(schedule) if is_named else "function"
         """For the identity of the run."""
         self._plateau: ReduceOnPlateau | None = None
         if isinstance(schedule, ReduceOnPlateau):
@@ -113,13 +116,13 @@ class LRSchedule:
 
 
 def schedule_of(
-    plan: StepPlan, name: str | Callable[[int], float], *, warmup: str
+    plan: StepPlan, schedule: str | NamedSchedule | Callable[[int], float], *, warmup: str
 ) -> Callable[[int], float]:
     """The multiplier of the learning rate as a function of the step, from 0.
 
     Args:
         plan: of the run.
-        name: one of SCHEDULES; a function is taken as it is.
+        schedule: one of SCHEDULES; a function is taken as it is.
         warmup: a duration, in which a named schedule rises to 1.
 
     Raises:
@@ -127,14 +130,16 @@ def schedule_of(
             multiplier.
     """
     length = parse_duration(warmup, name="warmup", units="% ep st")
-    if callable(name):
+    if callable(schedule):
         if length.amount:
             raise InputError(
                 f"warmup = {warmup!r} would do nothing: the schedule is your own function"
             )
-        own = functools.partial(_checked, name)
+        own = functools.partial(_checked, schedule)
         own(0)
         return own
+    told = NamedSchedule(schedule) if isinstance(schedule, str) else schedule
+    name = told.name
     if name not in SCHEDULES:
         known = ", ".join([*SCHEDULES, "plateau"])
         raise InputError(f"schedule must be {known} or a function, got {name!r}")
@@ -143,12 +148,12 @@ def schedule_of(
         raise InputError(
             f"warmup = {warmup!r} is {steps} of the {plan.total_steps} steps: nothing is left"
         )
-    schedule = functools.partial(SCHEDULES[name], **_settings(name, plan.total_steps, steps))
+    multiplier = functools.partial(SCHEDULES[name], **_settings(told, plan, steps))
     try:
-        schedule(0)
+        multiplier(0)
     except ValueError as error:
         raise InputError(f"schedule = {name!r} does not fit this run: {error}") from error
-    return schedule
+    return multiplier
 
 
 def _checked(schedule: Callable[[int], float], step: int) -> float:
@@ -162,8 +167,10 @@ def _checked(schedule: Callable[[int], float], step: int) -> float:
     return float(value)
 
 
-def _settings(name: str, total_steps: int, warmup_steps: int) -> dict[str, Any]:
+def _settings(told: NamedSchedule, plan: StepPlan, warmup_steps: int) -> dict[str, Any]:
     """What a named schedule is called with."""
+    name, total_steps = told.name, plan.total_steps
+    gamma = GAMMA.get(name, 1.0) if told.gamma is None else told.gamma
     if name == "one-cycle":  # its rise is the warm-up
         if not warmup_steps:
             raise InputError(
@@ -173,11 +180,29 @@ def _settings(name: str, total_steps: int, warmup_steps: int) -> dict[str, Any]:
         return {"total_steps": total_steps, "rise": warmup_steps / total_steps}
     settings: dict[str, Any] = {"total_steps": total_steps, "warmup_steps": warmup_steps}
     if name == "multistep":
-        milestones = {round(share * total_steps) for share in _MILESTONES}
-        settings["milestones"] = sorted(m for m in milestones if warmup_steps <= m < total_steps)
+        settings |= {"gamma": gamma, "milestones": _milestones(told, plan, warmup_steps)}
+    elif name == "exponential":
+        epochs = (total_steps - warmup_steps) / plan.steps_per_epoch
+        settings["end"] = gamma**epochs
     elif name == "wsd":
         decay = max(1, round(_WSD_DECAY * total_steps))
         settings["decay_steps"] = min(decay, total_steps - warmup_steps)
     elif name == "cosine-restarts":
         settings |= {"cycles": _CYCLES, "cycle_multiplier": _CYCLE_MULTIPLIER}
     return settings
+
+
+def _milestones(told: NamedSchedule, plan: StepPlan, warmup_steps: int) -> list[int]:
+    """The steps at which 'multistep' lowers the rate."""
+    total_steps, steps = plan.total_steps, set[int]()
+    for text in told.milestones or _MILESTONES:
+        length = parse_duration(text, name="milestones", units="% ep st")
+        step = length.steps(steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
+        if warmup_steps <= step < total_steps:
+            steps.add(step)
+        elif told.milestones is not None:
+            raise InputError(
+                f"milestones = {','.join(told.milestones)!r}: {text} is step {step}, which is not after the "
+                f"warm-up ({warmup_steps} steps) and before the end of the run ({total_steps} steps)"
+            )
+    return sorted(steps)

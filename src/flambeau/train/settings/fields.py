@@ -170,3 +170,23 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> None:
 
 def _number(value: float) -> str:
     return "2**64" if value == 2**64 else f"{value:g}"
+
+
+def parse_betas(text: str | None) -> tuple[float, float] | None:
+    """The two numbers of `betas`.
+
+    Raises:
+        InputError: they are not two, or one is not from 0 to below 1.
+    """
+    if text is None:
+        return None
+    try:
+        first, second = map(float, text.split(","))
+        good = 0 <= first < 1 and 0 <= second < 1
+    except ValueError:
+        good = False
+    if not good:
+        raise InputError(
+            f"betas must be two numbers from 0 to below 1, such as 0.9,0.999; got {text!r}"
+        )
+    return first, second

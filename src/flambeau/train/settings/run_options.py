@@ -12,6 +12,7 @@ from flambeau.errors import InputError, nearest
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.settings.config_file import as_toml, parse_toml
 from flambeau.train.settings.fields import check_value, typed
+from flambeau.train.settings.named_schedule import NamedSchedule
 from flambeau.train.settings.settings import FIELDS
 
 OnBad = Callable[[Sequence[int]], None]
@@ -47,8 +48,9 @@ class RunOptions:
         seed: of sample order, augmentation and dropout.
         workers: processes that read a Dataset, for each process that trains.
         precision: of `autocast()`: 'fp32', 'bf16' or 'fp16'.
-        schedule: a name of `flambeau train --schedule`, or a function from the step (from 0) to the
-            multiplier of the learning rate; 'plateau', or a ReduceOnPlateau, needs `best` once per epoch.
+        schedule: a name of `flambeau train --schedule`, with gamma or milestones as a NamedSchedule
+            (train/settings/named_schedule.py); or a function from the step (from 0) to the multiplier of the
+            learning rate; 'plateau', or a ReduceOnPlateau, needs `best` once per epoch.
         warmup: such as '5%', '2ep', '500st'; for the named schedules.
         compression: of the gradients that processes exchange: 'none', 'fp16', 'bf16' or 'powersgd'.
         clip_norm: clip the norm of all gradients together to this; 0 does not.
@@ -88,9 +90,9 @@ class RunOptions:
     seed: int = 0
     workers: int = 0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    schedule: str | Callable[[int], float] | ReduceOnPlateau = dataclasses.field(
+    schedule: str | NamedSchedule | Callable[[int], float] | ReduceOnPlateau = dataclasses.field(
         default="constant",
-        metadata={"what": "a name, a function of the step, or a ReduceOnPlateau"},
+        metadata={"what": "a name, a NamedSchedule, a function of the step, or a ReduceOnPlateau"},
     )
     warmup: str = "0st"
     compression: str = "none"
@@ -206,7 +208,7 @@ class RunKeywords(TypedDict, total=False):
     seed: int
     workers: int
     precision: Literal["fp32", "bf16", "fp16"]
-    schedule: str | Callable[[int], float] | ReduceOnPlateau
+    schedule: str | NamedSchedule | Callable[[int], float] | ReduceOnPlateau
     warmup: str
     compression: str
     clip_norm: float

@@ -18,10 +18,15 @@ from flambeau.train.settings.fields import (
     SHARE_BELOW_1,
     Range,
     check_value,
+    parse_betas,
     setting,
     typed,
 )
 
+BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
+"""The optimizers that have betas."""
+GAMMA = {"multistep": 0.1, "exponential": 0.9}
+"""The factor of the schedules that have one, where it is left open."""
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
 """The momentum of the optimizers that have one, where it is left open."""
 _ALPHA = Range(1e-6, 1e6, or_zero=True)  # beyond, a Beta(alpha, alpha) cannot be drawn
@@ -174,6 +179,10 @@ class Settings:
         None, "of sgd, rmsprop and muon; from 0 to below 1", group="optimization", range=SHARE_BELOW_1,
         auto="sgd and rmsprop 0.9, muon 0.95",
     )  # fmt: skip
+    betas: str | None = setting(
+        None, "of adam, adamw, nadam, radam and adamax, such as 0.9,0.98: of the averages of the gradient "
+        "and of its square", group="optimization", auto="0.9,0.999",
+    )  # fmt: skip
     lr: float | None = setting(
         None, "peak learning rate", group="optimization", range=ABOVE_0,
         auto="grows with the batch; at 256: sgd 0.1 (small_convnet 0.4, tiny_convnet 1.6), adamw 0.001; "
@@ -186,12 +195,20 @@ class Settings:
         range=AT_LEAST_0,
     )
     schedule: str = setting(
-        "cosine", "of the learning rate; multistep divides by 10 at 50%% and 75%%",
+        "cosine", "of the learning rate",
         group="optimization",
         choices=(
-            "cosine", "linear", "multistep", "constant", "polynomial", "wsd", "one-cycle",
-            "cosine-restarts", "plateau",
+            "cosine", "linear", "multistep", "exponential", "constant", "polynomial", "wsd",
+            "one-cycle", "cosine-restarts", "plateau",
         ),
+    )  # fmt: skip
+    milestones: str | None = setting(
+        None, "for multistep: when the rate falls, such as 30ep,60ep or 50%%,75%%", group="optimization",
+        auto="50%%,75%%",
+    )  # fmt: skip
+    gamma: float | None = setting(
+        None, "for multistep and exponential: the factor of the rate at each milestone, or per epoch",
+        group="optimization", range=SHARE_ABOVE_0, auto="multistep 0.1, exponential 0.9",
     )  # fmt: skip
     warmup: str = setting("10%", "such as 5%%, 2ep or 500st", group="optimization")
     patience: int | None = setting(
@@ -303,15 +320,21 @@ class Settings:
 
     def _check_effects(self) -> None:
         """Refuse settings of something that is not chosen."""
-        for name in ("patience", "plateau_factor"):
-            if getattr(self, name) is not None and self.schedule != "plateau":
+        parts = {
+            "patience": ("plateau",), "plateau_factor": ("plateau",), "milestones": ("multistep",),
+            "gamma": tuple(GAMMA),
+        }  # fmt: skip
+        for name, schedules in parts.items():
+            if getattr(self, name) is not None and self.schedule not in schedules:
                 raise InputError(
                     f"{name} has no effect with schedule = {self.schedule!r}: leave it out"
                 )
-        if self.momentum is not None and self.optimizer not in MOMENTUM:
-            raise InputError(
-                f"momentum has no effect with optimizer = {self.optimizer!r}: leave it out"
-            )
+        for name, takers in (("momentum", MOMENTUM), ("betas", BETAS)):
+            if getattr(self, name) is not None and self.optimizer not in takers:
+                raise InputError(
+                    f"{name} has no effect with optimizer = {self.optimizer!r}: leave it out"
+                )
+        parse_betas(self.betas)
         for name in ("teacher_weight", "temperature"):
             if getattr(self, name) is not None and self.teacher is None:
                 raise InputError(f"{name} has no effect without a teacher: leave it out")
