@@ -3,8 +3,10 @@
 import hashlib
 import itertools
 import json
+import re
 import signal
 import struct
+import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -514,3 +516,36 @@ def test_early_stop_ends_a_run_that_gets_no_better(flambeau: Any, images: Path) 
     assert all("train_accuracy" in row for row in rows(Path("run")) if "train_loss" in row)
     assert flambeau("train", images, flags, "--batch-size 4 --model small_convnet").code == 0
     assert [row for row in rows(Path("run")) if "val_accuracy" in row] == evaluations
+
+
+def test_a_dry_run_leaves_nothing(
+    flambeau: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    answer = flambeau("train", images, "--dry-run --out run --epochs 30 --batch-size 4")
+    assert answer.code == 0, answer.err
+    assert "lr=" in answer.err
+    assert re.search(r"first step [\d.]+ s, then \S+ s per step \(median of 5 steps", answer.err)
+    assert "the run has 120 steps of 4 per epoch: about" in answer.err
+    assert re.search(r"memory at most \d+ MiB", answer.err)
+    assert "left run.epochs()" not in answer.err
+    assert not Path("run").exists()
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_dry_run_finds_what_would_prevent_the_run(flambeau: Any, images: Path) -> None:
+    answer = flambeau("train", images, "--dry-run --optimizer adamw --momentum 0.5")
+    assert (answer.code, "momentum has no effect" in answer.err) == (2, True)
+    Path("bad.py").write_text(
+        "import torch\n\n\ndef build(num_classes):\n    return torch.nn.Flatten()\n"
+    )
+    answer = flambeau("train", images, "--dry-run --model bad.py:build --out run")
+    assert (answer.code, Path("run").exists()) == (2, False)
+    assert "no parameter that can be trained" in answer.err
+    flambeau("train", images, "--out run --epochs 1 --batch-size 4")
+    before = sorted(p.name for p in Path("run").rglob("*"))
+    answer = flambeau("train", images, "--out run --epochs 2 --batch-size 4 --dry-run")
+    assert (answer.code, "another configuration" in answer.err) == (2, True)
+    assert flambeau("train", images, "--out run --fresh --dry-run --batch-size 4").code == 0
+    assert sorted(p.name for p in Path("run").rglob("*")) == before

@@ -18,6 +18,8 @@ from flambeau.train.settings.fields import allowed_types
 from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
 
 if TYPE_CHECKING:
+    from flambeau.data.sources.source import Source
+    from flambeau.train.build.data import DataFacts
     from flambeau.train.checkpoints.run_folder import RunFolder
     from flambeau.train.fit import Training
 
@@ -45,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     folder.add_argument(
         "--fresh", action="store_true", help="start again; an existing run is renamed, not deleted"
+    )
+    folder.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="train for a few steps, say what they cost and how long the run would take, and leave nothing",
     )
     folder.add_argument(
         "--replay-step",
@@ -126,13 +133,14 @@ def run(arguments: argparse.Namespace) -> int:
     folder = default_folder(settings, explicit) if arguments.out is None else Path(arguments.out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
-        return _watched_train(settings, explicit, folder, fresh=arguments.fresh)
+        flags = {"fresh": arguments.fresh, "dry_run": arguments.dry_run}
+        return _watched_train(settings, explicit, folder, **flags)
     finally:
         FLAG.restore(run)
 
 
 def _watched_train(
-    settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fresh: bool
+    settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fresh: bool, dry_run: bool
 ) -> int:
     """Train with the watchdog between the ranks from beginning to end."""
     from flambeau.parallel.ranks import join_ranks
@@ -141,7 +149,7 @@ def _watched_train(
     ranks = join_ranks()
     ranks.begin_watch(settings.stall_timeout)
     try:
-        return _train(settings, explicit, folder, fresh=fresh)
+        return _train(settings, explicit, folder, fresh=fresh, dry_run=dry_run)
     except InputError as error:
         if START_AGAIN not in str(error):
             raise
@@ -172,7 +180,7 @@ def _launch(words: Sequence[str], procs: int) -> int:
 
 
 def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
-    others = [f for f in ("out", "config", "fresh") if getattr(arguments, f)]
+    others = [f for f in ("out", "config", "fresh", "dry_run") if getattr(arguments, f)]
     if given or others:
         flag = _flag([*given, *others][0])
         raise InputError(f"--replay-step takes its settings from the run; leave {flag} out")
@@ -197,34 +205,30 @@ def default_folder(settings: Settings, explicit: Mapping[str, Any]) -> Path:
     return Path("runs") / name
 
 
-def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fresh: bool) -> int:
+def _train(
+    settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fresh: bool, dry_run: bool
+) -> int:
     from flambeau.parallel.ranks import join_ranks
+    from flambeau.train.checkpoints.published_weights import published
     from flambeau.train.checkpoints.run_folder import RunFolder
 
     place, ranks = RunFolder(folder), join_ranks()
-
     stored = None if fresh else ranks.first(lambda: _stored(explicit, place))
     ranks.first(lambda: _check_outside(folder, (stored or settings).data))
-
-    from flambeau.train.build.auto_settings import resolve
-    from flambeau.train.build.data import DataFacts, check_unchanged, open_data
-    from flambeau.train.checkpoints.published_weights import published
-    from flambeau.train.fit import set_up
-
-    told = stored or settings
-    if told.download:
-        ranks.first(lambda: bool(open_data(told)))  # one fetches, all read
-    train, val = ranks.each(lambda: open_data(told))
-    if stored is not None:
-        resolved, facts = stored, ranks.first(lambda: DataFacts.read(place.dataset))
-    else:
-        resolved, facts = ranks.first(lambda: resolve(settings, train, val))
-    moved = None if stored is None else ranks.first(lambda: _moved(place, stored.data))
-    ranks.each(lambda: check_unchanged(facts, train, val, model=resolved.model, moved=moved))
+    resolved, facts, train, val = _open(settings, stored, place)
     if stored is not None and ranks.first(lambda: published(place)) is not None:
         if ranks.is_first:
             _report(place, resolved.data, already=True)
         return 0
+
+    if dry_run:
+        from flambeau.train.dry_run import dry_run as train_briefly
+
+        if ranks.is_first:
+            _show(resolved, train_images=len(train), val_images=len(val))
+        train_briefly(resolved, facts, train, val, say=_say)
+        return 0
+    from flambeau.train.fit import set_up
 
     def before_run() -> None:
         if fresh and (aside := place.set_aside()) is not None:
@@ -237,6 +241,27 @@ def _train(settings: Settings, explicit: Mapping[str, Any], folder: Path, *, fre
     if ranks.is_first:
         _report(place, resolved.data, already=False)
     return 0
+
+
+def _open(
+    settings: Settings, stored: ResolvedSettings | None, place: "RunFolder"
+) -> "tuple[ResolvedSettings, DataFacts, Source, Source]":
+    """The data of a run, new or stored, its settings with nothing left open, and the facts of the data."""
+    from flambeau.parallel.ranks import join_ranks
+    from flambeau.train.build.auto_settings import resolve
+    from flambeau.train.build.data import DataFacts, check_unchanged, open_data
+
+    ranks, told = join_ranks(), stored or settings
+    if told.download:
+        ranks.first(lambda: bool(open_data(told)))  # one fetches, all read
+    train, val = ranks.each(lambda: open_data(told))
+    if stored is not None:
+        resolved, facts = stored, ranks.first(lambda: DataFacts.read(place.dataset))
+    else:
+        resolved, facts = ranks.first(lambda: resolve(settings, train, val))
+    moved = None if stored is None else ranks.first(lambda: _moved(place, stored.data))
+    ranks.each(lambda: check_unchanged(facts, train, val, model=resolved.model, moved=moved))
+    return resolved, facts, train, val
 
 
 def _moved(place: "RunFolder", data: str | None) -> str | None:

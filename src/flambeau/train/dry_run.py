@@ -1,0 +1,114 @@
+"""The first steps of a training without a trace: `flambeau train --dry-run`."""
+
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from flambeau.data.sources.source import Source
+from flambeau.parallel.ranks import join_ranks
+from flambeau.train.build.data import DataFacts
+from flambeau.train.fit import Training, set_up
+from flambeau.train.loop.progress_bar import ProgressBar
+from flambeau.train.settings.settings import ResolvedSettings
+
+_STEPS = 6
+_ENOUGH_S = 20.0  # of steps; the first one is made in any case
+
+
+def dry_run(
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    train: Source,
+    val: Source,
+    *,
+    say: Callable[[str], None],
+) -> None:
+    """Make all that a training needs, train for some steps in a folder that is removed, and say their cost.
+
+    Args:
+        settings, facts, train, val: as for `set_up`.
+        say: takes lines for the user.
+
+    Raises:
+        InputError: whatever would prevent the training.
+    """
+    ranks = join_ranks()
+    folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-dry-run-"))
+    try:
+        training = set_up(settings, facts, train, val, folder=Path(folder) / "run", bar=False)
+        training.run.progress = ProgressBar(
+            shown=False, silent=True
+        )  # Ctrl-C leaves nothing to go on
+        try:
+            seconds = _first_steps(training, world=ranks.world)
+        finally:
+            training.run.close()
+        if ranks.is_first:
+            for line in _report(training, seconds):
+                say(line)
+    finally:
+        if ranks.is_first:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _first_steps(training: Training, *, world: int) -> list[float]:
+    """Seconds of each of the first steps, with the wait for their data."""
+    run, seconds = training.run, list[float]()
+    for _ in run.epochs():
+        start = time.perf_counter()
+        for images, targets in run.batches():
+            step = run.state.step
+            run.step(training.loss_of(images, targets, step=step))
+            if run.state.step == step:
+                continue  # of several forward passes
+            if run.device.type != "cpu":
+                torch.accelerator.synchronize()
+            seconds.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            # Several ranks stop together, by the number of steps alone.
+            if len(seconds) == _STEPS or (world == 1 and sum(seconds) > _ENOUGH_S):
+                run.close()
+                return seconds
+    return seconds
+
+
+def _report(training: Training, seconds: list[float]) -> list[str]:
+    run = training.run
+    per_step = statistics.median(seconds[1:] or seconds)
+    left = per_step * run.plan.total_steps
+    of = (
+        "the first step alone" if len(seconds) == 1 else f"{len(seconds) - 1} steps after the first"
+    )
+    return [
+        f"first step {seconds[0]:.2f} s, then {per_step:.3g} s per step (median of {of})",
+        f"the run has {run.plan.total_steps} steps of {run.plan.steps_per_epoch} per epoch: about "
+        f"{_duration(left)}, without evaluations",
+        f"memory at most {_peak_bytes(run.device) / 2**20:.0f} MiB {_where(run.device)}",
+        "a dry run: nothing was written",
+    ]
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type != "cpu":
+        return int(torch.accelerator.max_memory_allocated())
+    import resource  # Unix alone has it
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _where(device: torch.device) -> str:
+    return "in this process" if device.type == "cpu" else f"on {device}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
