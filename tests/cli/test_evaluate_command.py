@@ -234,7 +234,10 @@ def test_pictures(flambeau: Any, root: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert len(np.unique(np.asarray(picture.convert("L")))) > 20
     assert flambeau(*command, "--plot sub/c.svg").code == 0
     assert b"<svg" in Path("sub/c.svg").read_bytes()[:400]
-    refused(flambeau(*command, "--plot c.bmp"), "c.bmp: a picture ends with .png, .pdf, .svg")
+    refused(
+        flambeau(*command, "--plot c.bmp"),
+        "c.bmp: the name of this file ends with .png or .pdf or .svg",
+    )
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     refused(flambeau(*command, "--plot c.png"), 'pip install "flambeau[plot]"')
     assert not Path("c.png").exists()
@@ -247,12 +250,16 @@ def test_nothing_is_overwritten_unasked(
     predict = ("predict", root / "two", root / "two_images" / "val" / "a")
     Path("p.csv").write_text("mine")
     Path("c.png").write_text("mine")
-    Path("folder").mkdir()
+    Path("folder.csv").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(Trained, "logits", None)  # refused before any image is looked at
         refused(flambeau(*evaluate, "--out p.csv"), "p.csv exists", "--force")
         refused(flambeau(*evaluate, "--plot c.png"), "c.png exists", "--force")
-        refused(flambeau(*evaluate, "--out folder --force"), "folder is a folder")
+        refused(flambeau(*evaluate, "--out folder.csv --force"), "folder.csv is there and no file")
+        refused(
+            flambeau(*evaluate, "--out /dev/null --force"), "/dev/null: the name of this file ends"
+        )
+        refused(flambeau(*predict, "--out p.txt"), "p.txt: the name of this file ends with .csv")
         refused(flambeau(*predict, "--out p.csv"), "p.csv exists", "--force")
         refused(flambeau(*predict, "--force"), "--force replaces the file of --out")
         refused(flambeau(*predict, "--out new.csv --json"), "--out", "--json")

@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=0, skip_bad_images=0)
     from flambeau.train.api import evaluate
     from flambeau.train.evaluation.confusion_plot import check_plot
-    from flambeau.train.evaluation.predictions_file import refuse_existing
+    from flambeau.train.evaluation.predictions_file import SUFFIXES, refuse_existing
 
     # Before an hour of work, not after it.
     if arguments.out is not None:
-        refuse_existing(arguments.out, force=arguments.force)
+        refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force)
     if arguments.plot is not None:
         check_plot(arguments.plot, force=arguments.force)
     evaluation = evaluate(
@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         say=say,
     )
     try:
-        figures = evaluation.as_dict()
-        print(json.dumps(figures) if arguments.json else printed(repr(evaluation)), flush=True)
+        text = json.dumps(evaluation.as_dict()) if arguments.json else printed(repr(evaluation))
+        print(text, flush=True)
     finally:  # also where nobody reads what is printed any more
         _write(evaluation, arguments)
     return 0

@@ -48,11 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, top=1, workers=0, skip_bad_images=0)
     if arguments.force and arguments.out is None:
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")
-    from flambeau.train.evaluation.predictions_file import refuse_existing
+    from flambeau.train.evaluation.predictions_file import SUFFIXES, refuse_existing
     from flambeau.train.inference import at_size, load_trained, predict
 
     if arguments.out is not None:
-        refuse_existing(arguments.out, force=arguments.force)
+        refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force)
     trained = at_size(load_trained(Path(arguments.folder), say=say), arguments.image_size)
     predictions = predict(
         trained,

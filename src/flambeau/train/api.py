@@ -25,6 +25,9 @@ from flambeau.train.inference import Trained, at_size, image_bar, load_trained, 
 from flambeau.train.predictor import Predictor
 
 _TOP = 5
+_ON_DEVICE = (
+    4096  # classes: of more, the table (8 bytes a cell) is kept on the host; chosen, untested
+)
 
 
 def load(
@@ -144,16 +147,25 @@ class _Counters:
     @classmethod
     def of(cls, trained: Trained) -> "_Counters":
         names, device = tuple(trained.facts.classes), trained.device
+        table_device = device if len(names) <= _ON_DEVICE else torch.device("cpu")
         return cls(
-            names, MeanOnDevice(device), MeanOnDevice(device),
-            ConfusionMatrix(len(names), device=device), CalibrationError(device=device), AUROC(),
-            [], [], [], [],
-        )  # fmt: skip
+            names,
+            loss=MeanOnDevice(device),
+            top5=MeanOnDevice(device),
+            confusion=ConfusionMatrix(len(names), device=table_device),
+            calibration=CalibrationError(device=device),
+            auroc=AUROC(),
+            labels=[],
+            ranked=[],
+            probabilities=[],
+            indices=[],
+        )
 
     def update(self, logits: Tensor, targets: Tensor, indices: list[int]) -> None:
         on_device = targets.to(logits.device)
         self.loss.update(cross_entropy(logits, on_device, reduction="none"))
-        self.confusion.update(logits, on_device)
+        predicted = logits.argmax(1).to(self.confusion.device)
+        self.confusion.update(predicted, targets.to(self.confusion.device))
         self.calibration.update(logits, on_device)
         if len(self.names) > _TOP:
             self.top5.update(correct(logits, on_device, k=_TOP))
@@ -190,7 +202,7 @@ class _Counters:
             auroc=None if auroc is None or math.isnan(auroc) else auroc,
             num_images=len(predictions),
             classes=tuple(_class_figures(name, k, each) for k, name in enumerate(self.names)),
-            confusion=tuple(map(tuple, self.confusion.counts.tolist())),
+            confusion=self.confusion.counts.cpu(),
             predictions=predictions,
             **facts,
         )

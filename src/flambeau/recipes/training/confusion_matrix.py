@@ -50,6 +50,11 @@ class ConfusionMatrix:
         self._cells = torch.zeros(num_classes**2 + 1, dtype=torch.int64, device=device)
 
     @property
+    def device(self) -> torch.device:
+        """Where the counts are."""
+        return self._cells.device
+
+    @property
     def counts(self) -> Tensor:
         """(C, C) int64 on the device, a copy: rows are the true classes, columns the predicted ones.
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.train.evaluation.predictions_file import refuse_existing
@@ -41,18 +43,16 @@ def check_plot(path: Path, *, force: bool) -> None:
             "a picture of the confusion matrix needs matplotlib\n"
             'Install it with: pip install "flambeau[plot]"'
         ) from error
-    if path.suffix.lower() not in _SUFFIXES:
-        raise InputError(f"{path}: a picture ends with {', '.join(_SUFFIXES)}")
-    refuse_existing(path, force=force)
+    refuse_existing(path, suffixes=_SUFFIXES, force=force)
 
 
 def plot_confusion(
-    counts: Sequence[Sequence[int]], classes: Sequence[str], path: Path, *, force: bool = False
+    counts: Tensor, classes: Sequence[str], path: Path, *, force: bool = False
 ) -> None:
     """Draw the table: colors are shares of each row, so that rare classes are as visible as frequent ones.
 
     Args:
-        counts: C rows of C; rows are the true classes, columns the predicted ones.
+        counts: (C, C) int64 on the CPU; rows are the true classes, columns the predicted ones.
         classes: C names.
         path: NAME.png, .pdf or .svg; written whole or not at all.
         force: replace a file.
@@ -76,8 +76,8 @@ def plot_confusion(
             figure
         )  # without it, figures would be drawn by whatever was chosen elsewhere
         axes = figure.add_subplot()
-        shares = [[count / max(sum(row), 1) for count in row] for row in counts]
-        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+        image = axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
         figure.colorbar(image, ax=axes, label="share of the images of the class", shrink=0.8)
         axes.set(xlabel="predicted", ylabel="label")
         if len(names) <= _NAMED:
@@ -85,7 +85,7 @@ def plot_confusion(
             axes.set_xticks(places, names, rotation=90, fontsize=size, parse_math=False)
             axes.set_yticks(places, names, fontsize=size, parse_math=False)
         if few:
-            _write_counts(axes, counts, shares)
+            _write_counts(axes, counts.tolist(), shares.tolist())
         picture = io.BytesIO()
         figure.savefig(picture, format=path.suffix.lower()[1:], dpi=150)
     write_file(path, picture.getvalue())

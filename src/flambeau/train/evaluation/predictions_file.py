@@ -12,17 +12,20 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
 Ranking = Sequence[tuple[str, float]]
 """(class, probability) pairs, the most probable first."""
 
+SUFFIXES = (".csv",)
 _AT_ONCE = 1 << 16  # characters that are kept before they are written
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
-    """Refuse to write over a file, unless that is wanted, and over a folder in any case.
+def refuse_existing(path: Path, *, suffixes: Sequence[str], force: bool) -> None:
+    """Refuse to write over a file, unless that is wanted, and over a folder or a device in any case.
 
     Raises:
-        InputError: there is something at `path`.
+        InputError: there is something at `path`, or it has another ending.
     """
-    if path.is_dir():
-        raise InputError(f"{path} is a folder\nName a file in it")
+    if path.suffix.lower() not in suffixes:
+        raise InputError(f"{path}: the name of this file ends with {' or '.join(suffixes)}")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is there and no file\nName another one")
     if path.exists() and not force:
         raise InputError(f"{path} exists\nName another file, or give --force (force=True)")
 
@@ -37,7 +40,7 @@ def predictions_file(
     is no text in a path stands as an escape.
 
     Args:
-        path: of the file; folders that do not exist are made.
+        path: NAME.csv; folders that do not exist are made.
         top: how many classes each row names.
         force: replace a file.
         disk: all file operations go through it.
@@ -46,10 +49,10 @@ def predictions_file(
         A function that takes the path of an image, its label (None if it is not known) and its ranking.
 
     Raises:
-        InputError: the file exists and not `force`.
+        InputError: another ending, or the file exists and not `force`.
         OSError: the disk is full or failing.
     """
-    refuse_existing(path, force=force)
+    refuse_existing(path, suffixes=SUFFIXES, force=force)
     disk = disk or Disk()
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

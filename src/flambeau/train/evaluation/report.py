@@ -91,7 +91,7 @@ class Evaluation:
         image_size: side of the images as the model saw them, pixels.
         flip_tta: each image and its mirror image were predicted, and their probabilities averaged.
         classes: figures of each class, in the order of the model's outputs.
-        confusion: C rows of C counts: rows are the labels, columns the predicted classes.
+        confusion: (C, C) int64 counts on the CPU: rows are the labels, columns the predicted classes.
         predictions: of each image.
     """
 
@@ -109,7 +109,7 @@ class Evaluation:
     image_size: int
     flip_tta: bool
     classes: tuple[ClassFigures, ...]
-    confusion: tuple[tuple[int, ...], ...]
+    confusion: Tensor
     predictions: ImagePredictions
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Evaluation:
             "image_size": self.image_size,
             "flip_tta": self.flip_tta,
             "classes": [asdict(one) for one in self.classes],
-            "confusion": [list(row) for row in self.confusion],
+            "confusion": self.confusion.tolist(),
         }
 
     def save_predictions(self, path: str | Path, *, force: bool = False) -> None:
@@ -154,10 +154,9 @@ class Evaluation:
 
     def __repr__(self) -> str:
         shown = [self._figures(), self._class_table()]
-        wrong = sum(map(sum, self.confusion)) - sum(r[k] for k, r in enumerate(self.confusion))
         if len(self.classes) <= _SHOWN:
             shown.append(self._confusion_table())
-        elif wrong:
+        elif self.accuracy < 1:
             shown.append(self._worst_confusions())
         return "\n\n".join(shown)
 
@@ -202,23 +201,22 @@ class Evaluation:
         if max(map(len, names)) > 8:  # long names stand before the rows only
             names = [f"{name} ({k})" for k, name in enumerate(names)]
             head = [f"({k})" for k in range(len(names))]
-        rows = [[name, *map(str, row)] for name, row in zip(names, self.confusion, strict=True)]
+        rows = [
+            [name, *map(str, row)] for name, row in zip(names, self.confusion.tolist(), strict=True)
+        ]
         title = "confusion matrix: a row per label, a column per predicted class\n"
         return title + _table(["", *head], rows, left=1)
 
     def _worst_confusions(self) -> str:
-        pairs = [
-            (count, one.name, self.classes[k].name, one.support)
-            for number, one in enumerate(self.classes)
-            for k, count in enumerate(self.confusion[number])
-            if count and k != number
-        ]
-        pairs.sort(key=lambda pair: -pair[0])
-        rows = [
-            [label, predicted, str(count), f"{count / support:.1%}"]
-            for count, label, predicted, support in pairs[:_SHOWN]
-        ]
-        title = f"the most frequent confusions, of {len(pairs)}\n"
+        wrong = self.confusion.clone().fill_diagonal_(0)
+        labels, predicted = wrong.nonzero(as_tuple=True)
+        counts, order = wrong[labels, predicted].sort(descending=True, stable=True)
+        rows = []
+        for count, pair in zip(counts[:_SHOWN].tolist(), order[:_SHOWN].tolist(), strict=True):
+            label = self.classes[int(labels[pair])]
+            other = self.classes[int(predicted[pair])].name
+            rows.append([label.name, other, str(count), f"{count / label.support:.1%}"])
+        title = f"the most frequent confusions, of {len(counts)}\n"
         return title + _table(["label", "predicted", "images", "of the class"], rows, left=2)
 
 
