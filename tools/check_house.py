@@ -105,12 +105,12 @@ STOREYS = {
     "train": [
         {"settings"},
         {"checkpoints"},
-        {"loop", "weights"},
+        {"loop", "weights", "evaluation"},
         {"build"},
         {"run.py", "inference.py", "verify_run.py"},
-        {"loss.py"},
+        {"loss.py", "predictor.py"},
         {"fit.py"},
-        {"dry_run.py", "replay_step.py"},
+        {"dry_run.py", "replay_step.py", "api.py"},
     ],
 }
 

@@ -247,14 +247,6 @@ def test_figures_are_those_of_the_predictions(flambeau: Any, run: Path, images: 
     assert figures["images"] == len(paths)
 
 
-def test_figures_for_people(flambeau: Any, run: Path, images: Path) -> None:
-    code, out, _ = flambeau("evaluate", run, images)
-    assert code == 0
-    words = out.split()
-    assert words[::2] == ["loss", "accuracy", "images", "bad_images"]
-    assert words[5::2] == ["8", "0"]
-
-
 def test_some_classes_are_enough_and_others_are_refused(
     flambeau: Any, run: Path, make_images: Callable[..., Path], tmp_path: Path
 ) -> None:

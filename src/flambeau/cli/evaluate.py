@@ -1,61 +1,77 @@
-"""`flambeau evaluate`: loss and accuracy of a trained run on labelled data."""
+"""`flambeau evaluate`: the figures of a trained run on labelled data."""
 
 import argparse
 import json
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flambeau.cli.reading_flags import add_reading_flags, check_at_least, printed, say
+
+if TYPE_CHECKING:
+    from flambeau.train.evaluation.report import Evaluation
 
 HELP = "measure the model of a run on labelled images"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN DATA and how to read and print."""
+    """RUN DATA, how to read, and what to print and write."""
     parser.add_argument("folder", metavar="RUN", help="folder of the run")
     parser.add_argument(
         "data",
         metavar="DATA",
         help="what `flambeau train` takes; its validation part counts, if any",
     )
+    add_reading_flags(parser)
+    parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
     parser.add_argument(
-        "--download", action="store_true", help="fetch what is missing of torchvision:NAME"
+        "--out", type=Path, metavar="FILE.csv", help="write the prediction of each image"
     )
     parser.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="processes that read data"
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw the confusion matrix (.png, .pdf or .svg; needs matplotlib)",
     )
     parser.add_argument(
-        "--skip-bad-images", type=int, default=0, metavar="N", help="unreadable images to leave out"
+        "--force", action="store_true", help="replace the files of --out and --plot if they exist"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures."""
-    from flambeau.errors import InputError
-    from flambeau.train.inference import evaluate, load_trained
+    check_at_least(arguments, workers=0, skip_bad_images=0)
+    from flambeau.train.api import evaluate
+    from flambeau.train.evaluation.confusion_plot import check_plot
+    from flambeau.train.evaluation.predictions_file import SUFFIXES, refuse_existing
 
-    for name in ("workers", "skip_bad_images"):
-        if getattr(arguments, name) < 0:
-            raise InputError(
-                f"--{name.replace('_', '-')} must be at least 0, got {getattr(arguments, name)}"
-            )
-    trained = load_trained(Path(arguments.folder), say=_say)
-    figures = evaluate(
-        trained,
-        Path(arguments.data),
+    # Before an hour of work, not after it.
+    if arguments.out is not None:
+        refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force)
+    if arguments.plot is not None:
+        check_plot(arguments.plot, force=arguments.force)
+    evaluation = evaluate(
+        arguments.folder,
+        arguments.data,
+        image_size=arguments.image_size,
+        flip_tta=arguments.flip_tta,
         workers=arguments.workers,
         skip_bad_images=arguments.skip_bad_images,
         download=arguments.download,
+        progress=True,
+        say=say,
     )
-    if arguments.json:
-        print(json.dumps(figures))
-    else:
-        print(
-            "  ".join(
-                f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items()
-            )
-        )
+    try:
+        text = json.dumps(evaluation.as_dict()) if arguments.json else printed(repr(evaluation))
+        print(text, flush=True)
+    finally:  # also where nobody reads what is printed any more
+        _write(evaluation, arguments)
     return 0
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+def _write(evaluation: "Evaluation", arguments: argparse.Namespace) -> None:
+    if arguments.out is not None:
+        evaluation.save_predictions(arguments.out, force=arguments.force)
+        say(f"predictions of {len(evaluation.predictions)} images: {arguments.out}")
+    if arguments.plot is not None:
+        evaluation.plot_confusion(arguments.plot, force=arguments.force)
+        say(f"confusion matrix: {arguments.plot}")

@@ -5,9 +5,11 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from flambeau.cli.reading_flags import add_reading_flags, check_at_least, printed, say
 
 if TYPE_CHECKING:
     from flambeau.train.inference import Sample
@@ -30,29 +32,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", type=int, default=5, metavar="N", help="classes to name (default: 5)"
     )
-    parser.add_argument(
-        "--download", action="store_true", help="fetch what is missing of torchvision:NAME"
+    add_reading_flags(parser)
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="one JSON object per image")
+    output.add_argument(
+        "--out", type=Path, metavar="FILE.csv", help="write a row per image, and print none"
     )
-    parser.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="processes that read data"
-    )
-    parser.add_argument(
-        "--skip-bad-images", type=int, default=0, metavar="N", help="unreadable images to leave out"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object per image")
+    parser.add_argument("--force", action="store_true", help="replace the file of --out")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the classes of each image."""
+    """Print the classes of each image, or write them."""
     from flambeau.errors import InputError
-    from flambeau.train.inference import load_trained, predict
 
-    for name, least in (("top", 1), ("workers", 0), ("skip_bad_images", 0)):
-        if getattr(arguments, name) < least:
-            raise InputError(
-                f"--{name.replace('_', '-')} must be at least {least}, got {getattr(arguments, name)}"
-            )
-    trained = load_trained(Path(arguments.folder), say=_say)
+    check_at_least(arguments, top=1, workers=0, skip_bad_images=0)
+    if arguments.force and arguments.out is None:
+        raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")
+    from flambeau.train.evaluation.predictions_file import SUFFIXES, refuse_existing
+    from flambeau.train.inference import at_size, load_trained, predict
+
+    if arguments.out is not None:
+        refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force)
+    trained = at_size(load_trained(Path(arguments.folder), say=say), arguments.image_size)
     predictions = predict(
         trained,
         [Path(what) for what in arguments.what],
@@ -60,15 +61,36 @@ def run(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         skip_bad_images=arguments.skip_bad_images,
         download=arguments.download,
-        say=_say,
+        flip_tta=arguments.flip_tta,
+        progress=arguments.out is not None or not sys.stdout.isatty(),
+        say=say,
     )
     with contextlib.closing(predictions):  # and so its workers end, whatever happens here
+        if arguments.out is not None:
+            _write(predictions, arguments, top=min(arguments.top, len(trained.facts.classes)))
+            return 0
         for sample, ranking in predictions:
             print(
                 _as_json(sample, ranking) if arguments.json else _as_text(sample, ranking),
                 flush=True,
             )
     return 0
+
+
+def _write(
+    predictions: "Iterable[tuple[Sample, list[tuple[str, float]]]]",
+    arguments: argparse.Namespace,
+    *,
+    top: int,
+) -> None:
+    from flambeau.train.evaluation.predictions_file import predictions_file
+
+    num_images = 0
+    with predictions_file(arguments.out, top=top, force=arguments.force) as add:
+        for sample, ranking in predictions:
+            add(sample.image, sample.label, ranking)
+            num_images += 1
+    say(f"predictions of {num_images} images: {arguments.out}")
 
 
 def _as_json(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
@@ -80,19 +102,9 @@ def _as_json(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
     row["classes"] = [{"class": name, "probability": round(share, 6)} for name, share in ranking]
     line = json.dumps(row, ensure_ascii=False)
     # What the terminal lacks, or bytes of a path that are no text, come as escapes that JSON reads back.
-    return line if _printed(line) == line else json.dumps(row)
+    return line if printed(line) == line else json.dumps(row)
 
 
 def _as_text(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
     image = _CONTROL.sub(lambda found: repr(found[0])[1:-1], sample.image)  # one line per image
-    return _printed(f"{image}: " + ", ".join(f"{name} {share:.1%}" for name, share in ranking))
-
-
-def _printed(text: str) -> str:
-    """As standard output can show it."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    return printed(f"{image}: " + ", ".join(f"{name} {share:.1%}" for name, share in ranking))

@@ -1,7 +1,8 @@
-"""A trained model out of a run folder: predictions for images of any kind, and evaluation."""
+"""A trained model out of a run folder, and its predictions for images of any kind."""
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,21 +12,20 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
-from flambeau.data.sources.open_data import Unlabelled, open_source, open_unlabelled
+from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
 from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.errors import InputError
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
-from flambeau.recipes.training.label_smoothing import cross_entropy
-from flambeau.recipes.training.metrics import MeanOnDevice, correct
 from flambeau.train.build.data import DataFacts, model_file_sha256
 from flambeau.train.build.device import use_float32, use_threads
-from flambeau.train.build.model import make_model, normalizer
+from flambeau.train.build.model import check_output, make_model, normalizer
 from flambeau.train.checkpoints.checkpointer import why_not_loadable
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
@@ -33,7 +33,8 @@ from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.settings import ResolvedSettings
 from flambeau.train.weights.readers import read_safetensors
 
-_BATCH = 64  # images per forward pass; chosen, untested
+MIN_SIDE, MAX_SIDE = 8, 2**14  # pixels, as of the setting image_size
+BATCH = 64  # images per forward pass; chosen, untested
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -48,15 +49,26 @@ class Trained:
     normalize: Callable[[Tensor], Tensor]
 
     @torch.inference_mode()
-    def logits(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) float32 of uint8 images (N, C, S, S), as the run itself evaluates."""
+    def logits(self, images: Tensor, *, flip_tta: bool = False) -> Tensor:
+        """Logits (N, classes) float32 of uint8 images (N, C, S, S), as the run itself evaluates.
+
+        With `flip_tta`, the logarithm of the mean probabilities of the images and their mirror images.
+        """
+        images = images.to(self.device)
+        logits = self._logits(images)
+        if not flip_tta:
+            return logits
+        mirrored = self._logits(images.flip(-1)).log_softmax(1)
+        return torch.logaddexp(logits.log_softmax(1), mirrored) - math.log(2)
+
+    def _logits(self, images: Tensor) -> Tensor:
         same_device = self.settings.device.startswith(self.device.type)
         precision = self.settings.precision if same_device else "fp32"
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if precision in _DTYPES:
             context = torch.autocast(self.device.type, _DTYPES[precision])
         with context:
-            logits: Tensor = self.model(self.normalize(images.to(self.device)))
+            logits: Tensor = self.model(self.normalize(images))
         return logits.float()
 
 
@@ -97,6 +109,33 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
     return Trained(model.eval(), settings, facts, device, normalizer(facts, device))
 
 
+def at_size(trained: Trained, image_size: int | None) -> Trained:
+    """The same model for images of another size than it was trained on; None for that one.
+
+    Raises:
+        InputError: a size out of range, or one that the model cannot take.
+    """
+    if image_size is None or image_size == trained.settings.image_size:
+        return trained
+    if not MIN_SIDE <= image_size <= MAX_SIDE:
+        raise InputError(f"image_size must be in {MIN_SIDE} .. {MAX_SIDE}, got {image_size}")
+    facts = trained.facts
+    try:
+        check_output(
+            trained.model,
+            num_classes=len(facts.classes),
+            channels=facts.channels,
+            image_size=image_size,
+        )
+    except InputError as error:
+        raise InputError(
+            f"{trained.settings.model} was trained at {trained.settings.image_size} pixels and cannot take "
+            f"image_size = {image_size}: {error}"
+        ) from error
+    settings = dataclasses.replace(trained.settings, image_size=image_size)
+    return dataclasses.replace(trained, settings=settings)
+
+
 def read_for(
     trained: Trained, source: Source, *, workers: int, skip_bad_images: int
 ) -> tuple[Loader, BadImages]:
@@ -119,7 +158,7 @@ def read_for(
     bad = BadImages(None, limit=skip_bad_images)
     loader = Loader(
         dataset,
-        BatchLayout(_BATCH),
+        BatchLayout(BATCH),
         shuffle=False,
         reading=ReadOptions(workers, pin_memory=trained.device.type == "cuda"),
         on_bad=bad.report_to(dataset.describe),
@@ -127,38 +166,13 @@ def read_for(
     return loader, bad
 
 
-def evaluate(
-    trained: Trained,
-    data: Path,
-    *,
-    workers: int = 0,
-    skip_bad_images: int = 0,
-    download: bool = False,
-) -> dict[str, float | int]:
-    """Loss and accuracy on a labelled data set, each image counted once.
-
-    Raises:
-        InputError: data that cannot be opened, classes that the run does not know, bad images.
-    """
-    source = open_source(data, trained.facts.classes, download=download)
-    loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
-    loss, accuracy, num_images = MeanOnDevice(trained.device), MeanOnDevice(trained.device), 0
-    for micro in loader.stream(epoch=0, position=0, epochs=1):
-        images, targets = micro.data
-        if not len(targets):
-            continue
-        logits, targets = trained.logits(images), targets.to(trained.device)
-        loss.update(cross_entropy(logits, targets, reduction="none"))
-        accuracy.update(correct(logits, targets))
-        num_images += len(targets)
-    if not num_images:
-        raise InputError(f"no image in {data} could be read")
-    return {
-        "loss": float(loss.compute()),
-        "accuracy": float(accuracy.compute()),
-        "images": num_images,
-        "bad_images": len(bad.names),
-    }
+def image_bar(total: int, *, shown: bool) -> "tqdm[Any]":
+    """A bar that counts images on standard error, if that is a terminal, and is gone at the end."""
+    if shown:
+        # tqdm's monitor is a thread, and workers are forked: no thread that is not needed.
+        tqdm.monitor_interval = 0
+    disable = None if shown else True  # None: unless it is a terminal
+    return tqdm(total=total, unit="image", disable=disable, leave=False, dynamic_ncols=True)
 
 
 def _newest(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:
@@ -200,6 +214,8 @@ def predict(
     workers: int = 0,
     skip_bad_images: int = 0,
     download: bool = False,
+    flip_tta: bool = False,
+    progress: bool = False,
     say: Callable[[str], object] = lambda _: None,
 ) -> Generator[tuple[Sample, list[tuple[str, float]]]]:
     """Classify images, batch after batch.
@@ -212,6 +228,8 @@ def predict(
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable ones to leave out.
         download: fetch what is missing of a data set by name.
+        flip_tta: average the probabilities of each image and its mirror image.
+        progress: show a bar on standard error, if that is a terminal.
         say: takes a line for each image that is left out.
 
     Yields:
@@ -228,16 +246,18 @@ def predict(
     samples = (sample for one in given for sample in _samples(one))
     loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     readable = 0
-    for micro in loader.stream(epoch=0, position=0, epochs=1):
-        here = list(islice(samples, len(micro.indices)))
-        left_out = {int(index) - int(micro.indices[0]) for index in micro.bad}
-        for place in sorted(left_out):
-            say(f"left out, because it cannot be read: {here[place].image}")
-        kept = [sample for place, sample in enumerate(here) if place not in left_out]
-        readable += len(kept)
-        if kept:
-            rankings = _rankings(trained.logits(micro.data[0]), classes, top)
-            yield from zip(kept, rankings, strict=True)
+    with image_bar(len(source), shown=progress) as bar:
+        for micro in loader.stream(epoch=0, position=0, epochs=1):
+            here = list(islice(samples, len(micro.indices)))
+            left_out = {int(index) - int(micro.indices[0]) for index in micro.bad}
+            for place in sorted(left_out):
+                say(f"left out, because it cannot be read: {here[place].image}")
+            kept = [sample for place, sample in enumerate(here) if place not in left_out]
+            readable += len(kept)
+            if kept:
+                logits = trained.logits(micro.data[0], flip_tta=flip_tta)
+                yield from zip(kept, rankings(logits, classes, top), strict=True)
+            bar.update(len(here))
     if not readable:
         raise InputError(f"none of the {len(source)} images could be read")
 
@@ -256,7 +276,7 @@ def _samples(given: Unlabelled) -> Iterator[Sample]:
         )
 
 
-def _rankings(logits: Tensor, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
+def rankings(logits: Tensor, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
     """The most probable classes of each of (N, C) logits."""
     # By logits: two probabilities may be rounded to the same number.
     best = logits.topk(min(top, len(classes))).indices

@@ -1,0 +1,55 @@
+"""What `flambeau evaluate` and `predict` share: flags on how images are read, and how lines are printed."""
+
+import argparse
+import sys
+
+from flambeau.errors import InputError
+
+
+def add_reading_flags(parser: argparse.ArgumentParser) -> None:
+    """How images are found, read and seen."""
+    parser.add_argument(
+        "--image-size",
+        type=int,
+        metavar="N",
+        help="side of the images as the model sees them (default: as in training)",
+    )
+    parser.add_argument(
+        "--flip-tta",
+        action="store_true",
+        help="average the probabilities of each image and its mirror image; twice the time",
+    )
+    parser.add_argument(
+        "--download", action="store_true", help="fetch what is missing of torchvision:NAME"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes that read data"
+    )
+    parser.add_argument(
+        "--skip-bad-images", type=int, default=0, metavar="N", help="unreadable images to leave out"
+    )
+
+
+def check_at_least(arguments: argparse.Namespace, **least: int) -> None:
+    """Refuse numbers that are too small, by the names of their flags.
+
+    Raises:
+        InputError: one of them.
+    """
+    for name, smallest in least.items():
+        if getattr(arguments, name) < smallest:
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} must be at least {smallest}, got {getattr(arguments, name)}")
+
+
+def printed(text: str) -> str:
+    """As standard output can show it."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def say(text: str) -> None:
+    """A line on standard error, above a progress bar if there is one."""
+    from tqdm import tqdm
+
+    tqdm.write(text, file=sys.stderr)

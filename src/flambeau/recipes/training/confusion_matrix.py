@@ -1,0 +1,181 @@
+"""Which class was taken for which: accuracy, precision, recall, F1 and IoU from one table of counts.
+
+哪一类被当成了哪一类：由一张计数表得到准确率、精确率、召回率、F1 和 IoU。
+
+Source: the definitions of scikit-learn's precision_recall_fscore_support with zero_division=0; mean IoU as
+PASCAL VOC's segmentation figure (Everingham et al., "The PASCAL Visual Object Classes (VOC) Challenge",
+IJCV 2010, section 4.2). Not for figures that need scores (area under a curve, calibration).
+
+N: samples, or any shape of pixels; C: classes.
+"""
+
+import torch
+from torch import Tensor
+
+
+class ConfusionMatrix:
+    """Counts of (true class, predicted class), which stay on the device and add up exactly over batches.
+
+    Args:
+        num_classes: C, at least 2.
+        ignore_index: the target of what does not count, such as 255 at the border of an object.
+        device: where the predictions and targets are.
+
+    Raises:
+        ValueError: fewer than two classes.
+
+    Example:
+        >>> matrix = ConfusionMatrix(2)
+        >>> matrix.update(torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([1, 1, 0]))
+        >>> matrix.counts  # rows are the true classes, columns the predicted ones
+        tensor([[0, 1],
+                [1, 1]])
+        >>> matrix.compute()["accuracy"]
+        tensor(0.3333, dtype=torch.float64)
+        >>> matrix.per_class()["precision"]
+        tensor([0.0000, 0.5000], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        ignore_index: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if num_classes < 2:
+            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+        self.num_classes, self._ignore_index = num_classes, ignore_index
+        # One cell more than the table has: how many were no classes, which is told when the counts are read.
+        self._cells = torch.zeros(num_classes**2 + 1, dtype=torch.int64, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the counts are."""
+        return self._cells.device
+
+    @property
+    def counts(self) -> Tensor:
+        """(C, C) int64 on the device, a copy: rows are the true classes, columns the predicted ones.
+
+        Raises:
+            ValueError: a target or a predicted class was outside [0, C). Asking waits for the device.
+        """
+        if num_outside := int(self._cells[-1]):
+            raise ValueError(
+                f"{num_outside} targets or predicted classes are outside [0, {self.num_classes}); "
+                "what is not to count needs ignore_index"
+            )
+        return self._cells[:-1].view(self.num_classes, self.num_classes).clone()
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        """Count a batch, without waiting for the device.
+
+        Args:
+            predictions: (N, C) floating, or (N, C, H, W) for targets (N, H, W): logits or probabilities, of
+                which the largest decides; or int64 classes of the shape of the targets.
+            targets: int64 classes in [0, C), or ignore_index.
+
+        Raises:
+            ValueError: shapes that do not fit.
+            TypeError: targets that are not int64.
+        """
+        shape = tuple(predictions.shape)
+        if predictions.is_floating_point():
+            fits = shape[1:2] == (self.num_classes,)
+            if not fits or shape[:1] + shape[2:] != tuple(targets.shape):
+                raise ValueError(
+                    f"logits must be (N, {self.num_classes}, ...) for targets (N, ...), "
+                    f"got {shape} and {tuple(targets.shape)}"
+                )
+            predictions = predictions.argmax(1)
+        elif shape != tuple(targets.shape):
+            raise ValueError(
+                "predicted classes must have the shape of the targets, "
+                f"got {shape} and {tuple(targets.shape)}"
+            )
+        if targets.dtype != torch.int64 or predictions.dtype != torch.int64:
+            raise TypeError(f"classes must be int64, got {predictions.dtype} and {targets.dtype}")
+        size = self.num_classes
+        inside = (targets >= 0) & (targets < size) & (predictions >= 0) & (predictions < size)
+        cells = torch.where(inside, targets * size + predictions, size * size).flatten()
+        counted = torch.ones_like(cells)
+        if self._ignore_index is not None:
+            counted = (targets != self._ignore_index).to(torch.int64).flatten()
+        # bincount would wait for the device to learn the length of its result.
+        self._cells.index_add_(0, cells, counted)
+
+    def per_class(self) -> dict[str, Tensor]:
+        """Figures of each class, (C,) on the device: float64 (float32 on MPS), the counts int64.
+
+        Returns:
+            `precision`, the share of what was predicted as the class that is of it; `recall`, the share of
+            what is of it that was predicted so; `f1`, their harmonic mean; `iou`, intersection over union;
+            `support`, how many are of it; `predicted`, how many were said to be. A class that has samples
+            and was never predicted has precision 0. Where a class has no sample its recall is NaN, and where
+            it was not predicted either, so are all of its figures.
+
+        Raises:
+            ValueError: as `counts`.
+        """
+        counts = self.counts
+        real = torch.float32 if counts.device.type == "mps" else torch.float64
+        hits, support, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+        either = support + predicted - hits  # the union
+        seen = either > 0
+        nan = torch.full((), torch.nan, dtype=real, device=counts.device)
+
+        def share(part: Tensor, whole: Tensor, defined: Tensor) -> Tensor:
+            return torch.where(defined, part.to(real) / whole.clamp(min=1).to(real), nan)
+
+        return {
+            "precision": share(hits, predicted, seen),
+            "recall": share(hits, support, support > 0),
+            "f1": share(2 * hits, support + predicted, seen),
+            "iou": share(hits, either, seen),
+            "support": support,
+            "predicted": predicted,
+        }
+
+    def compute(self) -> dict[str, Tensor]:
+        """Figures of all classes together, 0-d on the device; NaN where nothing was counted.
+
+        Returns:
+            `accuracy`; `macro_precision`, `macro_recall` (balanced accuracy) and `macro_f1`, means over the
+            classes that have samples; `mean_iou`, the mean over those that have samples or were predicted.
+
+        Raises:
+            ValueError: as `counts`.
+        """
+        figures = self.per_class()
+        recall, support = figures["recall"], figures["support"]
+        hits = self._cells[:-1].view(self.num_classes, self.num_classes).diagonal().sum()
+        result = {"accuracy": hits.to(recall.dtype) / support.sum().to(recall.dtype)}
+        for name in ("precision", "recall", "f1"):
+            result[f"macro_{name}"] = figures[name].where(support > 0, torch.nan).nanmean()
+        result["mean_iou"] = figures["iou"].nanmean()
+        return result
+
+    def reset(self) -> None:
+        """Forget all samples."""
+        self._cells.zero_()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """`cells`, (C * C + 1,) int64, a copy: the table row by row, then how many were no classes."""
+        return {"cells": self._cells.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take back what `state_dict` gave, from whatever device."""
+        self._cells.copy_(self._checked(state))
+
+    def merge(self, state: dict[str, Tensor]) -> None:
+        """Add what another one of the same classes has counted: its `state_dict`, such as another rank's."""
+        self._cells.add_(self._checked(state).to(self._cells.device))
+
+    def _checked(self, state: dict[str, Tensor]) -> Tensor:
+        if state.keys() != {"cells"} or state["cells"].shape != self._cells.shape:
+            shapes = {name: tuple(value.shape) for name, value in state.items()}
+            raise ValueError(
+                f"a state holds cells of shape {tuple(self._cells.shape)}, got {shapes}"
+            )
+        return state["cells"]

@@ -1,0 +1,223 @@
+"""Trained runs from Python: `load` gives a model to call on images, `evaluate` its figures on labelled ones.
+
+What the commands `flambeau predict` and `flambeau evaluate` print is found by the same functions.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.data.sources.open_data import open_source
+from flambeau.errors import InputError
+from flambeau.recipes.training.auroc import AUROC
+from flambeau.recipes.training.calibration_error import CalibrationError
+from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
+from flambeau.recipes.training.label_smoothing import cross_entropy
+from flambeau.recipes.training.metrics import MeanOnDevice, correct
+from flambeau.train.evaluation.report import ClassFigures, Evaluation, ImagePredictions
+from flambeau.train.inference import Trained, at_size, image_bar, load_trained, read_for
+from flambeau.train.predictor import Predictor
+
+_TOP = 5
+_ON_DEVICE = (
+    4096  # classes: of more, the table (8 bytes a cell) is kept on the host; chosen, untested
+)
+
+
+def load(
+    run: str | Path, *, image_size: int | None = None, say: Callable[[str], None] | None = None
+) -> Predictor:
+    """The model of a run, to be called on images.
+
+    Args:
+        run: folder of a run of `flambeau train`.
+        image_size: side of the images as the model shall see them, pixels; None for that of the training.
+        say: takes a line where the weights are not those of a finished run, or the file of its model has
+            changed; None for a warning.
+
+    Returns:
+        A function of images; see `Predictor`.
+
+    Raises:
+        InputError: not such a run, no weights yet, damaged ones, or a size that the model cannot take.
+
+    Example:
+        >>> predictor = load("runs/photos")  # doctest: +SKIP
+        >>> predictor("cat.jpg")  # doctest: +SKIP
+        Predictions('cat' 98.3%)
+    """
+    return Predictor(_loaded(run, image_size, say))
+
+
+def evaluate(
+    run: str | Path | Predictor,
+    data: str | Path,
+    *,
+    image_size: int | None = None,
+    flip_tta: bool = False,
+    workers: int = 0,
+    skip_bad_images: int = 0,
+    download: bool = False,
+    progress: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Evaluation:
+    """Measure a model on labelled images, each counted once.
+
+    Args:
+        run: folder of a run, or what `load` gave.
+        data: what `flambeau train` takes; its validation part counts, if any.
+        image_size: as of `load`.
+        flip_tta: average the probabilities of each image and its mirror image.
+        workers: processes that read; 0 reads in this one.
+        skip_bad_images: how many unreadable images to leave out.
+        download: fetch what is missing of a data set by name.
+        progress: show a bar on standard error, if that is a terminal.
+        say: as of `load`.
+
+    Returns:
+        The figures and the predictions; printing it shows them.
+
+    Raises:
+        InputError: a run or data that cannot be used, classes that the run does not know, bad images.
+
+    Example:
+        >>> evaluation = evaluate("runs/photos", "photos")  # doctest: +SKIP
+        >>> evaluation.accuracy, evaluation.classes[0].recall  # doctest: +SKIP
+        (0.93, 0.9)
+    """
+    for name, number in (("workers", workers), ("skip_bad_images", skip_bad_images)):
+        if number < 0:
+            raise InputError(f"{name} must be at least 0, got {number}")
+    trained = _loaded(run, image_size, say)
+    source = open_source(Path(data), trained.facts.classes, download=download)
+    loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
+    counters = _Counters.of(trained)
+    with image_bar(len(source), shown=progress) as bar:
+        for micro in loader.stream(epoch=0, position=0, epochs=1):
+            images, targets = micro.data
+            if len(targets):
+                left_out = set(map(int, micro.bad))
+                indices = [index for index in map(int, micro.indices) if index not in left_out]
+                logits = trained.logits(images, flip_tta=flip_tta)
+                counters.update(logits, targets, indices)
+            bar.update(len(micro.indices))
+    if not counters.indices:
+        raise InputError(f"no image in {data} could be read")
+    return counters.evaluation(
+        describe=source.describe,
+        num_bad=len(bad.names),
+        image_size=trained.settings.image_size,
+        flip_tta=flip_tta,
+    )
+
+
+def _loaded(
+    run: str | Path | Predictor, image_size: int | None, say: Callable[[str], None] | None
+) -> Trained:
+    if isinstance(run, Predictor):
+        return at_size(run.trained, image_size)
+    said: list[str] = []
+    trained = load_trained(Path(run), say=said.append if say is None else say)
+    for text in said:
+        warnings.warn(text, stacklevel=3)  # at the line that has called load or evaluate
+    return at_size(trained, image_size)
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """What is counted of each batch, on the device of the model."""
+
+    names: tuple[str, ...]
+    loss: MeanOnDevice
+    top5: MeanOnDevice
+    confusion: ConfusionMatrix
+    calibration: CalibrationError
+    auroc: AUROC
+    labels: list[Tensor]
+    ranked: list[Tensor]
+    probabilities: list[Tensor]
+    indices: list[int]
+
+    @classmethod
+    def of(cls, trained: Trained) -> "_Counters":
+        names, device = tuple(trained.facts.classes), trained.device
+        table_device = device if len(names) <= _ON_DEVICE else torch.device("cpu")
+        return cls(
+            names,
+            loss=MeanOnDevice(device),
+            top5=MeanOnDevice(device),
+            confusion=ConfusionMatrix(len(names), device=table_device),
+            calibration=CalibrationError(device=device),
+            auroc=AUROC(),
+            labels=[],
+            ranked=[],
+            probabilities=[],
+            indices=[],
+        )
+
+    def update(self, logits: Tensor, targets: Tensor, indices: list[int]) -> None:
+        on_device = targets.to(logits.device)
+        self.loss.update(cross_entropy(logits, on_device, reduction="none"))
+        predicted = logits.argmax(1).to(self.confusion.device)
+        self.confusion.update(predicted, targets.to(self.confusion.device))
+        self.calibration.update(logits, on_device)
+        if len(self.names) > _TOP:
+            self.top5.update(correct(logits, on_device, k=_TOP))
+        elif len(self.names) == 2:
+            self.auroc.update(logits, on_device)
+        ranked = logits.topk(min(_TOP, len(self.names))).indices
+        self.ranked.append(ranked)
+        self.probabilities.append(logits.softmax(1).gather(1, ranked))
+        self.labels.append(targets)
+        self.indices.extend(indices)
+
+    def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> Evaluation:
+        """All figures, read from the device."""
+        total = {name: float(value) for name, value in self.confusion.compute().items()}
+        each = {name: value.tolist() for name, value in self.confusion.per_class().items()}
+        auroc = float(self.auroc.compute()) if len(self.names) == 2 else None
+        predictions = ImagePredictions(
+            self.names,
+            torch.tensor(self.indices),
+            torch.cat(self.labels),
+            torch.cat(self.ranked).cpu(),
+            torch.cat(self.probabilities).cpu(),
+            describe,
+        )
+        return Evaluation(
+            loss=float(self.loss.compute()),
+            accuracy=total["accuracy"],
+            top5_accuracy=float(self.top5.compute()) if len(self.names) > _TOP else None,
+            macro_precision=total["macro_precision"],
+            macro_recall=total["macro_recall"],
+            macro_f1=total["macro_f1"],
+            calibration_error=float(self.calibration.compute()),
+            calibration_bins=self.calibration.num_bins,
+            auroc=None if auroc is None or math.isnan(auroc) else auroc,
+            num_images=len(predictions),
+            classes=tuple(_class_figures(name, k, each) for k, name in enumerate(self.names)),
+            confusion=self.confusion.counts.cpu(),
+            predictions=predictions,
+            **facts,
+        )
+
+
+def _class_figures(name: str, number: int, each: dict[str, list[Any]]) -> ClassFigures:
+    def figure(what: str) -> float | None:
+        value: float = each[what][number]
+        return None if math.isnan(value) else value
+
+    return ClassFigures(
+        name,
+        precision=figure("precision"),
+        recall=figure("recall"),
+        f1=figure("f1"),
+        support=each["support"][number],
+        predicted=each["predicted"][number],
+    )
