@@ -18,7 +18,7 @@ from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.version import __version__
 
 VERBS = (
-    "train", "launch", "runs", "predict", "evaluate", "pack", "convert", "verify", "recipes", "env",
+    "train", "launch", "runs", "models", "predict", "evaluate", "pack", "convert", "verify", "recipes", "env",
 )  # fmt: skip
 _USER_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
