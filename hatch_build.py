@@ -1,4 +1,4 @@
-"""Builds the optional C kernel of flambeau.data.images.native with the package.
+"""Builds the optional C kernel of flambeau.data.images.native with the package; adds the pages to a wheel.
 
 Source: own; hatchling's build hook interface.
 Without a compiler, or where it fails, the package is installed without the kernel: it works, only slower.
@@ -23,11 +23,16 @@ LIBRARY = FOLDER / "_kernel.so"
 OPTIONS = ("-std=c11", "-O3", "-ffp-contract=off")
 
 
-class KernelBuildHook(BuildHookInterface):
+class WheelBuildHook(BuildHookInterface):
     """Runs before a wheel, editable or not, is put together."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
+        if version == "standard":  # an editable install reads the pages of its checkout
+            for language in ("en", "zh"):
+                build_data["force_include"][str(root / "docs" / language)] = (
+                    f"flambeau/docs/{language}"
+                )
         reason = build(root)
         if reason:
             self.app.display_warning(f"flambeau is built without its C kernel: {reason}")

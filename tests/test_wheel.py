@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ def test_kernel_of_the_wheel_is_used_where_there_is_no_compiler(tmp_path: Path) 
     (tmp_path / "empty").mkdir()
     bare = {"PATH": str(tmp_path / "empty"), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     installed = tmp_path / "installed"
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"flambeau/docs/en/index.md", "flambeau/docs/zh/recipes/ema.md"} <= set(names)
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target"]
     subprocess.run([*pip, str(installed), str(wheel)], check=True, env=bare)
     there = answer(**bare, PYTHONPATH=str(installed))

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import json
 import os
 import re
 import subprocess
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from flambeau.cli import recipes
+from flambeau.cli import recipe_search, recipes
 from flambeau.cli.command import main
 from flambeau.errors import InputError
 
 FOLDER = Path(recipes.__file__).parents[1] / "recipes"
 SAMPLE_ORDER = FOLDER / "data" / "sample_order.py"
+AFTER = """  from sample_order import sample_order, sample_seeds, mix
+  page: flambeau recipes page sample_order
+"""
 
 
 def call(*words: str | Path) -> int:
@@ -80,13 +84,14 @@ def test_copy_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert call("copy", "sample_order", tmp_path) == 0
     copy = tmp_path / "sample_order.py"
     assert copy.read_bytes() == SAMPLE_ORDER.read_bytes()
-    assert capsys.readouterr().out == f"wrote {copy}\n"
+    assert capsys.readouterr().out == f"wrote {copy}\n{AFTER}"
 
 
 def test_copy_under_another_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("copy", "data/sample_order", tmp_path / "order.py") == 0
     assert (tmp_path / "order.py").read_bytes() == SAMPLE_ORDER.read_bytes()
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'order.py'}\n"
+    after = AFTER.replace("from sample_order", "from order")
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'order.py'}\n{after}"
 
 
 def test_copy_never_overwrites(tmp_path: Path) -> None:
@@ -151,3 +156,200 @@ def test_mistakes_end_with_2(
     assert said.out == ""
     assert message in said.err
     assert len(said.err.splitlines()) <= 2
+
+
+# ---------------------------------------------------------------- searching
+
+
+def found(words: str, capsys: pytest.CaptureFixture[str], *more: str) -> list[tuple[str, str]]:
+    assert main(["recipes", "find", *words.split(), "--json", *more]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(row["line"] for row in rows)
+    return [(row["kind"], row["name"]) for row in rows]
+
+
+ERRORS, OLD = (
+    ("page", f"errors_and_old_names.md#{mark}") for mark in ("error-messages", "old-names")
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("ema", ("recipe", "training/ema")),
+        ("moving average of weights", ("recipe", "training/ema")),
+        ("freezing layers", ("recipe", "models/freezing")),
+        ("accumulate gradients", ("recipe", "training/accumulation")),
+        ("SyncBatchNorm", ("recipe", "parallel/sync_batchnorm")),
+        ("pin_memory", ("recipe", "data/device_prefetch")),
+        ("torch.cuda.amp", ("recipe", "training/amp_step")),
+        ("torch.cuda.amp", OLD),
+        ("apex", ("page", "parallel/from_apex_and_old_launchers.md")),
+        ("apex amp", OLD),
+        ("volatile", OLD),
+        ("variable", OLD),
+        ("DataParallel", ("page", "parallel/data_parallel.md")),
+        ("CUDA out of memory", ("recipe", "memory/memory_budget")),
+        ("CUDA out of memory", ERRORS),
+        ("RuntimeError: Trying to backward through the graph a second time", ERRORS),
+        ("size mismatch for fc.weight", ERRORS),
+        ("Unexpected key(s) in state_dict", ERRORS),
+        ("label smoothing", ("flag", "flambeau train --label-smoothing")),
+        ("指数移动平均", ("recipe", "training/ema")),
+        ("冻结", ("recipe", "models/freezing")),
+        ("梯度累积", ("recipe", "training/accumulation")),
+        ("标签平滑", ("recipe", "training/label_smoothing")),
+        ("显存不足", ("page", "errors_and_old_names.md#错误信息")),
+        ("显存不足", ("recipe", "memory/activation_checkpointing")),
+        ("混合精度", ("recipe", "training/amp_step")),
+    ],
+)
+def test_questions_find_their_answers(
+    words: str, expected: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert expected in found(words, capsys)[:4]
+
+
+def test_the_name_of_a_recipe_finds_it() -> None:
+    index = recipe_search.Index(chinese=False)
+    for path in FOLDER.rglob("[!_]*.py"):
+        for words in (path.stem, path.stem.replace("_", " ")):
+            names = [entry.name for entry in index.search(words)]
+            assert f"{path.parent.name}/{path.stem}" in names[:3], words
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_page_that_is_found_can_be_printed(
+    language: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--zh"] if language == "zh" else []
+    pages = {
+        name for kind, name in found("torch", capsys, "--top", "9999", *words) if kind == "page"
+    }
+    assert len(pages) > 30
+    for name in pages:
+        assert main(["recipes", *words, "page", name]) == 0, name
+        assert capsys.readouterr().out.startswith("#")
+
+
+def test_find_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "find", "mixup", "--top", "2"]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[0].split() == ["what", "name", "line"]
+    assert re.match(r"recipe +training/mixup +Mixup: ", lines[1])
+    assert len(lines) == 3
+    assert "flambeau recipes page NAME" in said.err
+
+
+def test_nothing_found_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "find", "mixpu"]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        "",
+        "flambeau: nothing found for 'mixpu'; did you mean 'mixup'?\n",
+    )
+    for odd in ("?", "不存在的东西", "the", "x" * 10_000):
+        assert main(["recipes", "find", odd]) in (0, 1)
+
+
+def test_finding_needs_no_torch() -> None:
+    script = """
+import sys
+from flambeau.cli.command import main
+assert main(["recipes", "find", "ema"]) == main(["recipes", "page", "ema"]) == 0
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, check=True)
+
+
+# ---------------------------------------------------------------- pages, and several copies
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("ema", "en/recipes/ema.md"),
+        ("training/ema", "en/recipes/ema.md"),
+        ("recipes/ema.md", "en/recipes/ema.md"),
+        ("memory", "en/memory.md"),
+        ("parallel/fsdp", "en/parallel/fsdp.md"),
+        ("schedules", "en/recipes/schedules.md"),
+        ("schedules.md", "en/schedules.md"),
+        ("ema --zh", "zh/recipes/ema.md"),
+    ],
+)
+def test_page_prints_the_file(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "page", *name.split()]) == 0
+    text = (FOLDER.parents[2] / "docs" / file).read_text(encoding="utf-8")
+    assert capsys.readouterr().out == text
+
+
+def test_page_prints_the_part_below_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "page", "memory.md#del-loss"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("## del loss\n")
+    assert sum(line.startswith("## ") for line in out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["page", "emma"], "no recipe and no page is named 'emma'; did you mean 'ema'?"),
+        (["page", "memory#nothing"], "memory has no heading #nothing"),
+        (["page", "../../../pyproject.toml"], "no recipe and no page is named"),
+        (["find"], "WORD"),
+        (["find", "ema", "--top", "0"], "--top must be at least 1, got 0"),
+        (["copy", "ema"], "DEST"),
+        (["copy", "ema", "mixup", "both.py"], "both.py is no folder, which several recipes need"),
+        (["copy", "ema", "mixpu", "."], "no recipe is named 'mixpu'"),
+    ],
+)
+def test_wrong_words_end_with_2(
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", *words]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert message in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_pages_recipes_are_found_all_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (recipes, recipe_search):
+        monkeypatch.setattr(module, "docs_folder", lambda: None)
+    assert ("recipe", "training/ema") in found("moving average", capsys)
+    assert main(["recipes", "page", "ema"]) == 2
+    assert "the pages are not installed here" in capsys.readouterr().err
+
+
+def test_copy_several_and_import_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    assert call("copy", "ema", "training/mixup", "ema", "mine") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "wrote mine/ema.py",
+        "  from mine.ema import EMA",
+        "  page: flambeau recipes page ema",
+        "wrote mine/mixup.py",
+        "  from mine.mixup import mixup",
+        "  page: flambeau recipes page mixup",
+    ]
+    program = "from mine.ema import EMA\nfrom mine.mixup import mixup"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_copy_several_all_or_none(tmp_path: Path) -> None:
+    (tmp_path / "mixup.py").touch()
+    with pytest.raises(InputError, match=r"mixup\.py exists, and nothing was written"):
+        call("copy", "ema", "mixup", tmp_path)
+    assert not (tmp_path / "ema.py").exists()

@@ -17,7 +17,9 @@ from flambeau.errors import InputError, WorkerLost, nearest
 from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.version import __version__
 
-VERBS = ("train", "launch", "predict", "evaluate", "pack", "convert", "verify", "recipes", "env")
+VERBS = (
+    "train", "launch", "runs", "models", "predict", "evaluate", "pack", "convert", "verify", "recipes", "env",
+)  # fmt: skip
 _USER_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
     errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG,

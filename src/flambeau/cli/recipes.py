@@ -1,98 +1,206 @@
-"""`flambeau recipes`: list the recipes, show one, or copy one into your project."""
+"""`flambeau recipes`: list the recipes, search them and the pages, show one, or copy some."""
 
 import argparse
 import ast
 import difflib
+import sys
 from itertools import groupby
 from pathlib import Path
 
-HELP = "list the recipes, show one, or copy one into your project"
+from flambeau.cli.recipe_search import (
+    RECIPES,
+    Index,
+    docs_folder,
+    docstring,
+    is_chinese,
+    recipe_files,
+    recipe_name,
+    section,
+)
 
-_FOLDER = Path(__file__).resolve().parents[1] / "recipes"
+HELP = "list the recipes, search them and the pages, show one, or copy some into your project"
+
+_NAMED = 4  # names of a file in the line that imports them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the three actions; none of them means `list`."""
-    chinese = "describe the recipes in Chinese"
+    """Declare the actions; none of them means `list`."""
+    chinese = "in Chinese"
     parser.add_argument("--zh", action="store_true", help=chinese)
     actions = parser.add_subparsers(dest="action", title="actions")
     listing = actions.add_parser("list", help="name every recipe in one line (the default)")
-    # SUPPRESS: a default of the action's own would overwrite `recipes --zh list`.
-    listing.add_argument("--zh", action="store_true", default=argparse.SUPPRESS, help=chinese)
+    find = actions.add_parser("find", help="search recipes, pages and flags of train, best first")
+    find.add_argument(
+        "query",
+        metavar="WORD",
+        nargs="+",
+        help="such as moving average, torch.cuda.amp, 'CUDA out of memory'; or in Chinese",
+    )
+    find.add_argument("--top", type=int, default=10, metavar="N", help="rows (default: 10)")
+    find.add_argument("--json", action="store_true", help="one JSON object per line, for programs")
     name = "name of the recipe, such as ema or training/ema"
     show = actions.add_parser("show", help="print the source of a recipe")
     show.add_argument("name", metavar="NAME", help=name)
-    copy = actions.add_parser("copy", help="copy the file of a recipe; it needs only torch")
-    copy.add_argument("name", metavar="NAME", help=name)
-    copy.add_argument("dest", metavar="DEST", type=Path, help="a folder, or a new file NAME.py")
+    page = actions.add_parser("page", help="print the page of a recipe, or another page")
+    page.add_argument(
+        "name",
+        metavar="NAME",
+        help="of a recipe, or as `find` prints it, such as memory.md#del-loss",
+    )
+    copy = actions.add_parser("copy", help="copy the files of recipes; each needs only torch")
+    copy.add_argument("names", metavar="NAME", nargs="+", help=name)
+    copy.add_argument(
+        "dest", metavar="DEST", type=Path, help="a folder; for one, or a new file NAME.py"
+    )
+    for action in (listing, find, page):
+        # SUPPRESS: a default of the action's own would overwrite `recipes --zh list`.
+        action.add_argument("--zh", action="store_true", default=argparse.SUPPRESS, help=chinese)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what `flambeau recipes` was asked; the exit code."""
+    if arguments.action == "find":
+        return _search(arguments)
     if arguments.action == "copy":
-        text = f"wrote {_copy(_find(arguments.name), arguments.dest)}\n"
+        text = _copy(list(dict.fromkeys(map(_find, arguments.names))), arguments.dest)
     elif arguments.action == "show":
         text = _find(arguments.name).read_text(encoding="utf-8")
+    elif arguments.action == "page":
+        text = _page(arguments.name, language="zh" if arguments.zh else "en")
     else:
         text = _listing(chinese=arguments.zh)
     print(text, end="", flush=True)  # flushed here, where `| head` is handled by the command
     return 0
 
 
-def _recipes() -> list[Path]:
-    return sorted(path for path in _FOLDER.rglob("*.py") if path.name != "__init__.py")
+def _search(arguments: argparse.Namespace) -> int:
+    from flambeau.cli.table import print_json, print_table
+    from flambeau.errors import InputError, nearest
+
+    if arguments.top < 1:
+        raise InputError(f"--top must be at least 1, got {arguments.top}")
+    words = " ".join(arguments.query)
+    found = Index(chinese=arguments.zh or is_chinese(words)).search(words)[: arguments.top]
+    if not found:
+        hint = nearest(words, [path.stem for path in recipe_files()])
+        print(f"flambeau: nothing found for {words!r}{hint}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print_json({"kind": e.kind, "name": e.name, "line": e.line} for e in found)
+    else:
+        print_table(("what", "name", "line"), ((e.kind, e.name, e.line) for e in found))
+        print(
+            "next: flambeau recipes page NAME, or flambeau recipes show NAME",
+            file=sys.stderr,
+        )
+    return 0
 
 
 def _listing(*, chinese: bool) -> str:
-    paths = _recipes()
+    paths = recipe_files()
     width = max(len(path.stem) for path in paths)
     lines = []
     for folder, group in groupby(paths, key=lambda path: path.parent):
-        lines.append(folder.relative_to(_FOLDER).as_posix())
+        lines.append(folder.relative_to(RECIPES).as_posix())
         for path in group:
-            lines.append(f"  {path.stem:{width}}  {_summary(path, chinese=chinese)}")
+            summary = docstring(path).split("\n\n")[1 if chinese else 0]
+            lines.append(f"  {path.stem:{width}}  {summary}")
     return "\n".join(lines) + "\n"
-
-
-def _summary(path: Path, *, chinese: bool) -> str:
-    """The first paragraph of the docstring, or the second, which is the same in Chinese.
-
-    The file is parsed, not imported: importing it would import torch.
-    """
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert docstring, f"{path} has no docstring; tests/test_architecture.py should have said so"
-    return docstring.split("\n\n")[1 if chinese else 0]
 
 
 def _find(name: str) -> Path:
     from flambeau.errors import InputError
 
-    paths = {path.stem: path for path in _recipes()}
-    paths |= {path.relative_to(_FOLDER).with_suffix("").as_posix(): path for path in _recipes()}
+    paths = {path.stem: path for path in recipe_files()}
+    paths |= {recipe_name(path): path for path in recipe_files()}
     if name not in paths:
         near = difflib.get_close_matches(name, paths, n=3, cutoff=0.5)
         question = f"; did you mean {' or '.join(near)}?" if near else "."
-        raise InputError(f"no recipe is named {name!r}{question}\n`flambeau recipes` lists them.")
+        raise InputError(
+            f"no recipe is named {name!r}{question}\n"
+            "`flambeau recipes` lists them, `flambeau recipes find WORD` searches."
+        )
     return paths[name]
 
 
-def _copy(recipe: Path, dest: Path) -> Path:
+def _page(name: str, *, language: str) -> str:
+    """A page, or the part of one that an anchor names."""
+    from flambeau.errors import InputError, nearest
+
+    folder = docs_folder()
+    if folder is None:
+        raise InputError(
+            "the pages are not installed here; install flambeau again: its wheel has them"
+        )
+    files = sorted((folder / language).rglob("*.md"))
+    pages = {path.relative_to(folder / language).as_posix(): path for path in files}
+    short = {page.removesuffix(".md"): path for page, path in pages.items()}
+    recipes = {path.stem: pages[f"recipes/{path.stem}.md"] for path in recipe_files()}
+    recipes |= {recipe_name(path): recipes[path.stem] for path in recipe_files()}
+    known = (
+        short | pages | recipes
+    )  # `page schedules` is the recipe's, `page schedules.md` the other
+    wanted, _, mark = name.partition("#")
+    if wanted not in known:
+        raise InputError(
+            f"no recipe and no page is named {wanted!r}{nearest(wanted, known)} "
+            "(flambeau recipes find WORD searches)"
+        )
+    text = known[wanted].read_text(encoding="utf-8")
+    part = section(text, mark) if mark else text
+    if part is None:
+        raise InputError(f"{wanted} has no heading #{mark}; leave it out to print the whole page")
+    return part
+
+
+def _copy(recipes: list[Path], dest: Path) -> str:
+    """Copy them, all or none where that can be seen before; what to do with them."""
+    from flambeau.errors import InputError
+
+    targets = _targets(recipes, dest)
+    for target in targets:
+        if target.exists() or target.is_symlink():
+            raise InputError(
+                f"{target} exists, and nothing was written.\nRemove it, or name another place."
+            )
+    lines = []
+    for recipe, target in zip(recipes, targets, strict=True):
+        try:
+            with target.open("xb") as file:
+                file.write(recipe.read_bytes())
+        except OSError as error:
+            raise InputError(f"cannot write {target}: {error.strerror}") from error
+        lines += [f"wrote {target}", f"  {_import_line(recipe, target)}"]
+        lines += [f"  page: flambeau recipes page {recipe.stem}"]
+    return "\n".join(lines) + "\n"
+
+
+def _targets(recipes: list[Path], dest: Path) -> list[Path]:
+    """Where each is copied to."""
     from flambeau.errors import InputError
 
     if dest.is_dir():
-        dest = dest / recipe.name
-    elif dest.suffix != ".py":
+        return [dest / recipe.name for recipe in recipes]
+    if len(recipes) > 1:
+        raise InputError(f"{dest} is no folder, which several recipes need.\nMake it first.")
+    if dest.suffix != ".py":
         raise InputError(
             f"{dest} is neither a folder nor the name of a .py file.\n"
             f"Make the folder first, or name the file: {dest}.py"
         )
-    try:
-        with dest.open("xb") as file:
-            file.write(recipe.read_bytes())
-    except FileExistsError as error:
-        raise InputError(
-            f"{dest} exists, and nothing was written.\nRemove it, or name another file."
-        ) from error
-    except OSError as error:
-        raise InputError(f"cannot write {dest}: {error.strerror}") from error
-    return dest
+    return [dest]
+
+
+def _import_line(recipe: Path, target: Path) -> str:
+    """How the copy is imported by a script in the current folder."""
+    tree = ast.parse(recipe.read_text(encoding="utf-8"))
+    names = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_"
+    ]
+    parts = [target.stem]
+    if not target.is_absolute():
+        parts = [part for part in target.with_suffix("").parts if part != "."]
+    module = ".".join(parts) if all(part.isidentifier() for part in parts) else target.stem
+    return f"from {module} import {', '.join(names[:_NAMED])}"

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, write_file
 from flambeau.train.checkpoints.run_identity import differences
+from flambeau.train.checkpoints.run_lock import RunLock
 from flambeau.train.settings.config_file import as_toml, load_toml, parse_toml
 
 START_AGAIN = "move the folder of the run away to start again"
@@ -32,7 +32,7 @@ class RunFolder:
         self.weights = path / "model.safetensors"
         self.result = path / "result.json"
         self.bad_images = path / "bad_images.txt"
-        self._lock: int | None = None
+        self._lock = RunLock(path)
         self._new_config: bytes | None = None
 
     def read_config(self) -> dict[str, Any] | None:
@@ -87,7 +87,7 @@ class RunFolder:
         if stored is not None:
             self.check_same(stored, config)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self._take_lock()
+        self._lock.take()
         remove_leftovers(self.path)  # of files whose writing was killed
         if stored is None:
             for name, content in files.items():
@@ -126,7 +126,7 @@ class RunFolder:
         if not self.path.exists():
             return None
         self.read_config()
-        self._take_lock()
+        self._lock.take()
         path, number = self.path.absolute(), 1
         while (target := path.with_name(f"{path.name}.old-{number}")).exists():
             number += 1
@@ -138,47 +138,10 @@ class RunFolder:
         """Remove what a power cut has left in a finished run, unless a process is at work there."""
         if any(self.checkpoints.glob(".*.removed")):
             with contextlib.suppress(InputError):
-                self._take_lock()
+                self._lock.take()
                 remove_leftovers(self.checkpoints)
                 self.release()
 
     def release(self) -> None:
         """Let other processes write here again."""
-        if self._lock is not None:
-            _LOCKED.discard(_identity(os.fstat(self._lock)))
-            os.close(self._lock)
-            self._lock = None
-
-    def _take_lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # Windows: no lock, so two runs in one folder are the user's to avoid
-            return
-        # A process is never refused its own lock, and closing a second descriptor would give it up.
-        lock = self.path / ".lock"
-        if lock.exists() and _identity(lock.stat()) in _LOCKED:
-            raise InputError(
-                f"another Run of this process is training in {self.path}; call its close() first, or choose "
-                "another folder"
-            )
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            # A POSIX lock belongs to the process: forked workers that outlive a killed one do not hold it.
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = os.read(handle, 20).decode(errors="replace").strip()
-            os.close(handle)
-            raise InputError(
-                f"process {owner} is training in {self.path} right now; wait for it or choose another folder"
-            ) from None
-        os.truncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
-        self._lock = handle
-        _LOCKED.add(_identity(os.fstat(handle)))
-
-
-_LOCKED: set[tuple[int, int]] = set()  # by this process
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+        self._lock.release()

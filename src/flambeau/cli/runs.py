@@ -1,0 +1,226 @@
+"""`flambeau runs`: the runs below a folder, one per row."""
+
+import argparse
+import datetime
+import fnmatch
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flambeau.errors import InputError, nearest
+from flambeau.train.checkpoints.run_summary import STATES, RunSummary, Search, summarize
+
+HELP = "list the runs in a folder: data, model, state, best figure"
+
+_COLORS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red"}
+_KEYS: dict[str, Callable[[RunSummary], Any]] = {
+    "name": lambda run: run.name,
+    "data": lambda run: _last(run.data),
+    "model": lambda run: _last(run.model),
+    "state": lambda run: run.state,
+    "best": lambda run: run.best,
+    "step": lambda run: run.step,
+    "when": lambda run: run.changed,
+    "time": lambda run: run.seconds,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """DIR, and which rows in what order."""
+    parser.add_argument(
+        "folder", metavar="DIR", nargs="?", default="runs", help="where to look (default: runs)"
+    )
+    parser.add_argument(
+        "--state",
+        action="append",
+        metavar="STATE",
+        help=f"only these: {', '.join(STATES)}; may be given several times",
+    )
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="only runs with this setting, such as model=resnet18 or 'data=*photos'; several must all hold",
+    )
+    parser.add_argument(
+        "--sort",
+        metavar="COLUMN",
+        default="when",
+        help=f"{', '.join(_KEYS)} (default: when); --sort=-best begins with the highest",
+    )
+    parser.add_argument("--reverse", action="store_true", help="the other way round")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object per line, for programs"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table."""
+    from flambeau.cli.table import print_json, print_table
+
+    root = Path(arguments.folder)
+    key, down = _order(arguments.sort)
+    states = [_state(word) for word in arguments.state or []]
+    wanted = [_condition(text) for text in arguments.where]
+    if not root.is_dir():
+        what = "is not a folder" if root.exists() else "does not exist"
+        raise InputError(f"{root} {what}; name the folder that holds your runs: flambeau runs DIR")
+    search = Search(root)
+    found = [summarize(path, name=_name(path, root)) for path in search]
+    rows = [run for run in found if not states or run.state in states]
+    rows = [run for run in rows if all(_holds(run, *condition) for condition in wanted)]
+    rows = _sorted(rows, key, reverse=down != arguments.reverse)
+    if not rows:
+        _check_keys(found, [name for name, _ in wanted])
+        some = f"none of the {len(found)} runs in {root} is of this kind" if found else ""
+        _say(some or f"no runs in {root}; a run is a folder with a config.toml")
+    elif arguments.json:
+        print_json(map(_facts, rows))
+    else:
+        print_table([*_HEADINGS], map(_cells, rows), right=("time",), styles=_COLORS)
+    if search.is_cut:
+        _say(f"not all folders below {root} were looked into; name one of them: flambeau runs DIR")
+    return 0
+
+
+def _order(text: str) -> tuple[str, bool]:
+    """The column to sort by, and whether downwards."""
+    name, down = text.removeprefix("-"), text.startswith("-")
+    if name not in _KEYS:
+        raise InputError(
+            f"--sort {text}: unknown column{nearest(name, _KEYS)} (one of {', '.join(_KEYS)})"
+        )
+    return name, down
+
+
+def _state(word: str) -> str:
+    if word not in STATES:
+        raise InputError(
+            f"--state {word}: unknown state{nearest(word, STATES)} (one of {', '.join(STATES)})"
+        )
+    return word
+
+
+def _condition(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InputError(f"--where {text!r}: write KEY=VALUE, such as --where model=resnet18")
+    return name.strip().replace("-", "_"), value.strip()
+
+
+def _settings(run: RunSummary) -> Mapping[str, Any]:
+    """What --where knows: the settings, those of a script's own table, and the columns that are text."""
+    own = run.config.get("config")
+    columns = {"name": run.name, "kind": run.kind, "data": run.data, "model": run.model}
+    told = {k.replace("-", "_"): v for k, v in (own if isinstance(own, dict) else {}).items()}
+    return {**{k: v for k, v in columns.items() if v is not None}, **told, **run.config}
+
+
+def _holds(run: RunSummary, name: str, wanted: str) -> bool:
+    settings = _settings(run)
+    if name not in settings:
+        return False
+    value = settings[name]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return bool(value == float(wanted))
+        except ValueError:
+            return False
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    patterns = [text, _last(text) or text] if name in ("data", "model") else [text]
+    return any(text == wanted or fnmatch.fnmatchcase(text, wanted) for text in patterns)
+
+
+def _check_keys(runs: Sequence[RunSummary], names: Sequence[str]) -> None:
+    """Refuse a condition on what no run here has: it is most likely misspelt."""
+    known = {name for run in runs for name in _settings(run)}
+    for name in names:
+        if known and name not in known:
+            raise InputError(
+                f"--where {name}=...: no run here has this setting{nearest(name, known)}"
+            )
+
+
+def _sorted(runs: list[RunSummary], key: str, *, reverse: bool) -> list[RunSummary]:
+    """By a column; those that have no value there stand at the end."""
+    value = _KEYS[key]
+    known = [run for run in runs if value(run) is not None]
+    known.sort(key=lambda run: run.name)
+    known.sort(key=value, reverse=reverse)
+    return known + sorted((r for r in runs if value(r) is None), key=lambda run: run.name)
+
+
+_HEADINGS = ("name", "data", "model", "state", "best", "when", "time")
+
+
+def _cells(run: RunSummary) -> list[str | None]:
+    best = None if run.best is None else f"{run.metric} {run.best:.4g}"
+    if run.best is not None and 0.001 <= abs(run.best) < 1000:
+        best = f"{run.metric} {run.best:.4f}"
+    return [
+        run.name, _last(run.data), _last(run.model), _state_text(run), best,
+        _date(run.changed), _time(run.seconds),
+    ]  # fmt: skip
+
+
+def _state_text(run: RunSummary) -> str:
+    if run.why is not None:
+        return f"{run.state}: {run.why}"
+    if run.state == "finished" or run.step is None:
+        return run.state
+    of = f"/{run.steps}" if run.steps is not None else f" of {run.config['duration']}"
+    return f"{run.state}, step {run.step}{of}"
+
+
+def _last(text: str | None) -> str | None:
+    """The last part of a path, which in full would fill the table; a model or data by name as it is."""
+    return None if text is None else text.rstrip("/").rpartition("/")[2] or text
+
+
+def _date(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    try:
+        return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # a clock that was far off
+        return None
+
+
+def _time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+def _name(path: Path, root: Path) -> str:
+    """Below the folder that was searched; of this folder itself its own name."""
+    return root.resolve().name or str(root) if path == root else str(path.relative_to(root))
+
+
+def _facts(run: RunSummary) -> dict[str, Any]:
+    """For programs: with the whole path and all settings."""
+    when = _iso(run.changed)
+    return {
+        "name": run.name, "path": str(run.path), "kind": run.kind, "state": run.state, "why": run.why,
+        "data": run.data, "model": run.model, "metric": run.metric, "best": run.best, "step": run.step,
+        "steps": run.steps, "when": when, "seconds": run.seconds, "config": run.config,
+    }  # fmt: skip
+
+
+def _iso(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    try:
+        return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
