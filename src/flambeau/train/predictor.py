@@ -183,7 +183,7 @@ def _stored(image: Any) -> Stored:
 def _read(path: Path) -> bytes:
     if path.is_dir():
         raise InputError(
-            f"{path} is a folder; flambeau.predict(trained, [folder]) takes all images of one"
+            f"{path} is a folder; flambeau.predict(predictor.trained, [path]) takes all of its images"
         )
     if not path.exists():
         raise InputError(f"{path} does not exist")
