@@ -12,7 +12,7 @@ import flambeau as package
 from flambeau.cli.command import VERBS, main
 from flambeau.train.settings.settings import FIELDS
 
-HEAVY = ("torch", "numpy", "PIL", "timm", "torchvision", "safetensors", "tqdm")
+HEAVY = ("torch", "numpy", "PIL", "timm", "torchvision", "safetensors", "tqdm", "rich", "shtab")
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -43,7 +43,7 @@ def test_the_command_alone_prints_the_help(flambeau: Any) -> None:
     assert alone == asked
     assert alone.code == 0
     for verb in VERBS:
-        assert re.search(rf"^    {verb} +\w", alone.out, re.MULTILINE), verb
+        assert re.search(rf"^    {verb}\s+\w", alone.out, re.MULTILINE), verb
 
 
 def test_version(flambeau: Any) -> None:

@@ -19,6 +19,7 @@ from flambeau.version import __version__
 
 VERBS = (
     "train", "launch", "runs", "models", "predict", "evaluate", "pack", "convert", "verify", "recipes", "env",
+    "completion",
 )  # fmt: skip
 _USER_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
@@ -117,7 +118,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = _parser()
+    parser = build_parser()
     parser.set_defaults(parser=parser)
     verb = next((word for word in words if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
@@ -128,7 +129,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     return chosen
 
 
-def _parser() -> _Parser:
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
     parser = _Parser(
         prog="flambeau",
         description="Train an image classifier, check its run, copy recipes.",

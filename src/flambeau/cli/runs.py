@@ -14,7 +14,7 @@ from flambeau.train.checkpoints.run_summary import STATES, RunSummary, Search, s
 HELP = "list the runs in a folder: data, model, state, best figure"
 
 _COLORS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red"}
-_KEYS: dict[str, Callable[[RunSummary], Any]] = {
+COLUMNS: dict[str, Callable[[RunSummary], Any]] = {
     "name": lambda run: run.name,
     "data": lambda run: _last(run.data),
     "model": lambda run: _last(run.model),
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sort",
         metavar="COLUMN",
         default="when",
-        help=f"{', '.join(_KEYS)} (default: when); --sort=-best begins with the highest",
+        help=f"{', '.join(COLUMNS)} (default: when); --sort=-best begins with the highest",
     )
     parser.add_argument("--reverse", action="store_true", help="the other way round")
     parser.add_argument(
@@ -88,9 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _order(text: str) -> tuple[str, bool]:
     """The column to sort by, and whether downwards."""
     name, down = text.removeprefix("-"), text.startswith("-")
-    if name not in _KEYS:
+    if name not in COLUMNS:
         raise InputError(
-            f"--sort {text}: unknown column{nearest(name, _KEYS)} (one of {', '.join(_KEYS)})"
+            f"--sort {text}: unknown column{nearest(name, COLUMNS)} (one of {', '.join(COLUMNS)})"
         )
     return name, down
 
@@ -145,7 +145,7 @@ def _check_keys(runs: Sequence[RunSummary], names: Sequence[str]) -> None:
 
 def _sorted(runs: list[RunSummary], key: str, *, reverse: bool) -> list[RunSummary]:
     """By a column; those that have no value there stand at the end."""
-    value = _KEYS[key]
+    value = COLUMNS[key]
     known = [run for run in runs if value(run) is not None]
     known.sort(key=lambda run: run.name)
     known.sort(key=value, reverse=reverse)

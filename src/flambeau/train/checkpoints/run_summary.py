@@ -4,6 +4,7 @@ A folder may be damaged, of another program, or made to do harm: each file is a 
 a limit, what it claims is checked, and whatever is wrong is part of the answer.
 """
 
+import itertools
 import json
 import math
 import os
@@ -318,7 +319,7 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[int]:
     try:
-        names = [path.name for path in folder.iterdir()]
+        names = [path.name for path in itertools.islice(folder.iterdir(), _MAX_ENTRIES)]
     except OSError:
         return []
     return [int(match[1]) for name in names if (match := pattern.fullmatch(name))]
