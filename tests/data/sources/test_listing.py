@@ -4,6 +4,7 @@ import csv
 import os
 import pickle
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
