@@ -25,7 +25,7 @@ def test_nothing_is_loaded_before_it_is_used() -> None:
 @pytest.mark.parametrize("name", flambeau.__all__)
 def test_each_door_opens(name: str) -> None:
     thing = getattr(flambeau, name)
-    if name != "__version__":
+    if name not in ("__version__", "train"):
         assert getattr(sys.modules[thing.__module__], name) is thing
 
 
@@ -34,3 +34,24 @@ def test_other_names_are_refused() -> None:
         flambeau.Rum  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Rum'"):
         from flambeau import Rum  # type: ignore[attr-defined] # noqa: F401
+
+
+TRAIN = """
+import flambeau
+{first}
+assert callable(flambeau.train)
+from flambeau import train
+import flambeau.train.run
+assert train is flambeau.train
+try:
+    train("nothere", epoch=1)
+except TypeError as error:
+    assert str(error) == "train has no setting 'epoch'; did you mean 'epochs'?", error
+else:
+    raise AssertionError
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import flambeau.train.api", "from flambeau import Run"])
+def test_train_is_a_folder_and_a_function(first: str) -> None:
+    subprocess.run([sys.executable, "-c", TRAIN.format(first=first)], check=True)

@@ -110,7 +110,9 @@ STOREYS = {
         {"run.py", "inference.py", "verify_run.py"},
         {"loss.py", "predictor.py"},
         {"fit.py"},
-        {"dry_run.py", "replay_step.py", "api.py"},
+        {"dry_run.py", "replay_step.py"},
+        {"start.py"},
+        {"api.py"},
     ],
 }
 
@@ -327,9 +329,13 @@ def packages_behind(target: str) -> set[str]:
 # ---------------------------------------------------------------- what a module holds
 
 
+# Besides its docstring it holds a call: `flambeau.train(...)` is a door, and has the name of the folder.
+CALLABLE = PurePosixPath("train/__init__.py")
+
+
 def init_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """`__init__.py` is a docstring; the root's imports the version alone, and resolves its names lazily."""
-    if path.name != "__init__.py":
+    if path.name != "__init__.py" or path == CALLABLE:
         return
     if path == PurePosixPath("__init__.py"):
         for target, line, lazy in imports(path, parsed(source)):
@@ -344,7 +350,7 @@ def init_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
 
 def effect_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """Importing a module defines names and does nothing else."""
-    if path != PurePosixPath("__main__.py"):
+    if path not in (PurePosixPath("__main__.py"), CALLABLE):
         yield from effects(parsed(source).body)
 
 

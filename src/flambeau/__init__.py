@@ -11,11 +11,11 @@ from flambeau.version import __version__
 
 if TYPE_CHECKING:
     from flambeau.data.wrap import wrap
-    from flambeau.train.api import evaluate, load
+    from flambeau.train.api import evaluate, load, train
     from flambeau.train.inference import load_trained, predict
     from flambeau.train.run import Run
 
-__all__ = ["Run", "__version__", "evaluate", "load", "load_trained", "predict", "wrap"]
+__all__ = ["Run", "__version__", "evaluate", "load", "load_trained", "predict", "train", "wrap"]
 
 _FILES = {
     "Run": "flambeau.train.run",
@@ -28,6 +28,8 @@ _FILES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "train":  # a folder too, which is callable
+        return importlib.import_module("flambeau.train")
     if name not in _FILES:
         raise AttributeError(f"module 'flambeau' has no attribute {name!r}")
     return getattr(importlib.import_module(_FILES[name]), name)

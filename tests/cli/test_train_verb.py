@@ -19,11 +19,11 @@ import timm
 import torch
 import torchvision.models
 
-from flambeau.cli.train import default_folder
 from flambeau.recipes.checkpoints.atomic_checkpoint import from_bytes, read_checkpoint
 from flambeau.recipes.models.small_convnet import SmallConvNet
 from flambeau.train.run import Run
 from flambeau.train.settings.config_file import canonical
+from flambeau.train.settings.default_folder import default_folder
 from flambeau.train.settings.settings import FIELDS, Settings
 
 LINEAR = """

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from flambeau.cli.command import main
-from flambeau.cli.train import default_folder
 from flambeau.data.images.decode import decode
 from flambeau.data.sources.open_data import open_parts
 from flambeau.train.run import Run
 from flambeau.train.settings.config_file import canonical
+from flambeau.train.settings.default_folder import default_folder
 from flambeau.train.settings.settings import Settings
 
 DATA = """

@@ -2,6 +2,10 @@
 
 import contextlib
 import json
+import os
+import random
+import signal
+import typing
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +19,13 @@ from PIL import Image
 import flambeau
 from flambeau.cli.command import main
 from flambeau.errors import InputError
-from flambeau.train.api import evaluate, load
+from flambeau.train import start as start_module
+from flambeau.train.api import evaluate, load, train
+from flambeau.train.fit import Training, fit
 from flambeau.train.inference import load_trained, predict
 from flambeau.train.predictor import Predictor
+from flambeau.train.settings.keywords import SettingsKeywords
+from flambeau.train.settings.settings import FIELDS
 
 
 def picture(label: int, seed: int = 0, size: tuple[int, int] = (20, 24)) -> Image.Image:
@@ -218,3 +226,78 @@ def test_an_unfinished_run_warns_where_it_is_asked(root: Path) -> None:
 def test_the_doors() -> None:
     assert flambeau.load is load
     assert flambeau.evaluate is evaluate
+
+
+TINY: dict[str, Any] = {"batch_size": 8, "precision": "fp32", "image_size": 16, "bar": False}
+
+
+def test_keywords_are_the_settings() -> None:
+    hints = {name: field.type for name, field in FIELDS.items() if name != "data"}
+    assert list(SettingsKeywords.__annotations__) == list(hints)
+    assert typing.get_type_hints(SettingsKeywords) == hints
+
+
+def test_train_does_what_the_command_does(root: Path, tmp_path: Path) -> None:
+    result = train(root / "color_images", out=tmp_path / "run", duration="4st", **TINY)
+    assert result.folder == tmp_path / "run"
+    assert (result.step, set(result.metrics)) == (4, {"val_loss", "val_accuracy"})
+    theirs, ours = (root / "color" / "model.safetensors"), (result.folder / "model.safetensors")
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert train(root / "color_images", out=tmp_path / "run", **TINY) == result
+    assert load(result.folder).classes == ("ant", "bee", "cat")
+
+
+def test_train_leaves_the_process_as_it_was(root: Path, tmp_path: Path) -> None:
+    def state() -> tuple[Any, ...]:
+        return (
+            torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(),
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark,
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+            torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate(),
+            signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT),
+        )  # fmt: skip
+
+    before = state()
+    for seed in (1, 2):  # twice in one process
+        folder = tmp_path / str(seed)
+        train(root / "grey_images", out=folder, epochs=1, seed=seed, **TINY)
+        assert state() == before
+    assert (tmp_path / "1/model.safetensors").read_bytes() != (
+        tmp_path / "2/model.safetensors"
+    ).read_bytes()
+
+
+def test_errors_of_train_are_in_words_of_python(root: Path, tmp_path: Path) -> None:
+    images = root / "color_images"
+    with pytest.raises(TypeError, match="train has no setting 'epoch'; did you mean 'epochs'"):
+        train(images, epoch=1)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match=r"^epochs must be at least 1, got 0"):
+        train(images, epochs=0)
+    train(images, out=tmp_path / "run", epochs=1, **TINY)
+    with pytest.raises(InputError) as caught:
+        train(images, out=tmp_path / "run", epochs=2, **TINY)
+    assert "another configuration" in str(caught.value)
+    assert "fresh= sets it aside" in str(caught.value)
+    assert "--" not in str(caught.value)
+    train(images, out=tmp_path / "run", epochs=2, fresh=True, **TINY)
+    assert (tmp_path / "run.old-1").is_dir()
+    with pytest.raises(InputError, match="name another one with out="):
+        train(images, out=images / "run")
+
+
+def test_a_stop_asked_for_ends_train_with_a_checkpoint(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped_fit(training: Training) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        fit(training)
+
+    images = root / "color_images"
+    with monkeypatch.context() as patch:
+        patch.setattr(start_module, "fit", stopped_fit)
+        with pytest.raises(SystemExit) as stopped:
+            train(images, out=tmp_path / "run", duration="4st", **TINY)
+    assert stopped.value.code == 75
+    result = train(images, out=tmp_path / "run", **TINY)
+    ours = (result.folder / "model.safetensors").read_bytes()
+    assert ours == (root / "color" / "model.safetensors").read_bytes()

@@ -1,33 +1,154 @@
-"""Trained runs from Python: `load` gives a model to call on images, `evaluate` its figures on labelled ones.
+"""From Python: `train` trains a model, `load` gives it to call on images, `evaluate` its figures.
 
-What the commands `flambeau predict` and `flambeau evaluate` print is found by the same functions.
+What the commands `flambeau train`, `predict` and `evaluate` do is done by the same functions.
 """
 
+import contextlib
 import math
+import re
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from flambeau.data.sources.open_data import open_source
-from flambeau.errors import InputError
+from flambeau.errors import InputError, nearest
 from flambeau.recipes.training.auroc import AUROC
 from flambeau.recipes.training.calibration_error import CalibrationError
 from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
+from flambeau.train.checkpoints.published_weights import published
+from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.evaluation.report import ClassFigures, Evaluation, ImagePredictions
 from flambeau.train.inference import Trained, at_size, image_bar, load_trained, read_for
+from flambeau.train.loop.evaluation import generators_restored
 from flambeau.train.predictor import Predictor
+from flambeau.train.settings.config_file import canonical
+from flambeau.train.settings.default_folder import default_folder, told_settings
+from flambeau.train.settings.keywords import SettingsKeywords
+from flambeau.train.settings.settings import FIELDS, Settings
+from flambeau.train.start import start
 
 _TOP = 5
 _ON_DEVICE = (
     4096  # classes: of more, the table (8 bytes a cell) is kept on the host; chosen, untested
 )
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training has come to.
+
+    Attributes:
+        folder: of the run; `load` and `evaluate` take it.
+        weights: which ones were published in model.safetensors: the averaged, the best, or the last.
+        step: at which they were.
+        metrics: of the last evaluation of exactly these weights; None where one was not finite.
+    """
+
+    folder: Path
+    weights: Literal["ema", "best", "last"]
+    step: int
+    metrics: Mapping[str, float | None]
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    bar: bool = True,
+    **settings: Unpack[SettingsKeywords],
+) -> TrainingResult:
+    """Train an image classifier as `flambeau train` does; the same call again continues its run.
+
+    What it says goes to standard error. What it sets for the process (seeds, deterministic algorithms,
+    threads) is afterwards as it was.
+
+    Args:
+        data: what the command takes; None trains on the embedded Fashion-MNIST.
+        out: the run folder; None is that of the command: runs/NAME, and a hash if settings are given.
+        fresh: start again; an existing run is renamed, not deleted.
+        bar: show a progress bar on a terminal.
+        settings: the command's flags: `batch_size=64` is `--batch-size 64`, `flip=False` is `--no-flip`.
+
+    Returns:
+        What the run has published, also where it was finished before.
+
+    Raises:
+        InputError: whatever the user can fix; a folder that holds a run of other settings, say.
+        TypeError: a setting that there is not.
+        Preempted: SIGTERM, SIGUSR1 or SIGINT came, and the run is saved: the same call continues it. At a
+            prompt KeyboardInterrupt.
+
+    Example:
+        >>> result = train("photos/", model="resnet18", epochs=5)  # doctest: +SKIP
+        >>> load(result.folder)("cat.jpg")  # doctest: +SKIP
+        Predictions('cat' 98.3%)
+    """
+    for name in settings:
+        if name not in FIELDS:
+            raise TypeError(f"train has no setting {name!r}{nearest(name, FIELDS)}")
+    given: dict[str, Any] = {**settings}
+    if data is not None:
+        given["data"] = str(data)
+    with _in_words_of_python(), _process_restored():
+        chosen = canonical(Settings(**given))
+        told = told_settings(chosen, given)
+        folder = default_folder(chosen, told) if out is None else Path(out)
+        start(chosen, told, folder, say=_print, fresh=fresh, bar=bar)
+    result = published(RunFolder(folder))
+    assert result is not None
+    return TrainingResult(folder, result.weights, result.step, result.metrics)
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _in_words_of_python() -> Iterator[None]:
+    """Errors name the arguments of `train`, where those of the command would name its flags."""
+    try:
+        yield
+    except InputError as error:
+        text = re.sub(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)", _as_argument, str(error))
+        raise type(error)(text) from error
+
+
+def _as_argument(flag: re.Match[str]) -> str:
+    name = flag[1].replace("-", "_")
+    return f"{name}=" if name in FIELDS or name in ("out", "fresh") else flag[0]
+
+
+@contextlib.contextmanager
+def _process_restored() -> Iterator[None]:
+    """What a training sets for the whole process is put back; a notebook goes on with its own."""
+    deterministic = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    cudnn, threads = torch.backends.cudnn, torch.get_num_threads()
+    switches = cudnn.benchmark, cudnn.deterministic
+    products = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]  # type: ignore[attr-defined]
+    precisions = [product.fp32_precision for product in products]
+    try:
+        with generators_restored():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        cudnn.benchmark, cudnn.deterministic = switches
+        torch.set_num_threads(threads)
+        for product, precision in zip(products, precisions, strict=True):
+            product.fp32_precision = precision
 
 
 def load(

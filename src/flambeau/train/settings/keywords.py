@@ -1,0 +1,61 @@
+"""The settings of `flambeau train` as keyword arguments, for type checkers and editors."""
+
+from typing import TypedDict
+
+
+class SettingsKeywords(TypedDict, total=False):
+    """The fields of Settings but `data`; a test keeps the two equal."""
+
+    image_size: int | None
+    download: bool
+    skip_bad_images: int
+    flip: bool
+    crop_scale: float | None
+    padding: int | None
+    augment: str
+    color_jitter: float
+    random_erasing: float
+    workers: int | None
+    model: str | None
+    pretrained: bool
+    weights: str | None
+    drop_path: float
+    recompute: str
+    ema: float
+    freeze: str
+    head_lr: float | None
+    layer_decay: float
+    teacher: str | None
+    teacher_weight: float | None
+    temperature: float | None
+    epochs: int | None
+    duration: str | None
+    batch_size: int | None
+    early_stop: int
+    accumulate: int
+    optimizer: str
+    momentum: float | None
+    betas: str | None
+    lr: float | None
+    weight_decay: float
+    schedule: str
+    milestones: str | None
+    gamma: float | None
+    warmup: str
+    patience: int | None
+    plateau_factor: float | None
+    clip_norm: float
+    label_smoothing: float
+    mixup: float
+    cutmix: float
+    on_nan: str
+    precision: str
+    device: str
+    seed: int
+    sync_bn: bool
+    shard: str
+    compression: str
+    stall_timeout: float
+    checkpoint_every: str
+    keep: int
+    log_every: int

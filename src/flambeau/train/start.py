@@ -1,0 +1,158 @@
+"""A training from its settings to its end: what its folder holds already, its data, its loop.
+
+What the command `flambeau train` and `flambeau.train.api.train` have in common.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flambeau.data.sources.source import Source
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks, join_ranks
+from flambeau.train.build.auto_settings import resolve
+from flambeau.train.build.data import DataFacts, check_unchanged, open_data
+from flambeau.train.checkpoints.published_weights import published
+from flambeau.train.checkpoints.run_folder import START_AGAIN, RunFolder
+from flambeau.train.dry_run import dry_run as train_briefly
+from flambeau.train.fit import Training, fit, set_up
+from flambeau.train.loop.nan_guard import CURES, NotFinite
+from flambeau.train.settings.config_file import from_stored
+from flambeau.train.settings.default_folder import EMBEDDED_NAME
+from flambeau.train.settings.settings import ResolvedSettings, Settings
+
+
+def start(
+    settings: Settings,
+    told: Mapping[str, Any],
+    folder: Path,
+    *,
+    say: Callable[[str], None],
+    fresh: bool = False,
+    dry_run: bool = False,
+    bar: bool = True,
+) -> bool:
+    """Train, or continue, with the watchdog between the processes from beginning to end.
+
+    Args:
+        settings: canonical.
+        told: which of them were given.
+        folder: of the run.
+        say: takes lines for the user, on the first process.
+        fresh: set a run aside that is in the folder.
+        dry_run: train for some steps and leave nothing.
+        bar: show a progress bar on a terminal.
+
+    Returns:
+        Whether the run was finished before.
+
+    Raises:
+        InputError: whatever the user can fix.
+    """
+    ranks = join_ranks()
+    ranks.begin_watch(settings.stall_timeout)
+    try:
+        place = RunFolder(folder)
+        stored = None if fresh else ranks.first(lambda: _stored(told, place))
+        ranks.first(lambda: _check_outside(folder, (stored or settings).data))
+        opened = _open(settings, stored, place, ranks)
+        if stored is not None and ranks.first(lambda: published(place)) is not None:
+            return True
+        if dry_run:
+            ranks.first(lambda: _show(*opened, say=say))
+            train_briefly(*opened, say=say)
+            return False
+
+        def before_run() -> None:
+            if fresh and (aside := place.set_aside()) is not None:
+                say(f"the run that was in {folder} is now in {aside}")
+            _show(*opened, say=say)
+
+        training = set_up(*opened, folder=folder, bar=bar, before_run=before_run)
+        training.run.progress.say(f"the run is in {folder}")  # only now: nothing has prevented it
+        _fit(training)
+        return False
+    except InputError as error:
+        if START_AGAIN not in str(error):
+            raise
+        raise InputError(str(error).replace(START_AGAIN, "--fresh sets it aside")) from error
+    finally:
+        ranks.end_watch()
+
+
+def _open(
+    settings: Settings, stored: ResolvedSettings | None, place: RunFolder, ranks: Ranks
+) -> tuple[ResolvedSettings, DataFacts, Source, Source]:
+    """The settings of a run, new or stored, with nothing left open, the facts of its data, and these."""
+    told = stored or settings
+    if told.download:
+        ranks.first(lambda: bool(open_data(told)))  # one fetches, all read
+    train, val = ranks.each(lambda: open_data(told))
+    if stored is not None:
+        resolved, facts = stored, ranks.first(lambda: DataFacts.read(place.dataset))
+    else:
+        resolved, facts = ranks.first(lambda: resolve(settings, train, val))
+    moved = None if stored is None else ranks.first(lambda: _moved(place, stored.data))
+    ranks.each(lambda: check_unchanged(facts, train, val, model=resolved.model, moved=moved))
+    return resolved, facts, train, val
+
+
+def _moved(place: RunFolder, data: str | None) -> str | None:
+    """Where a run has its data from, and that they are asked for at another place now; None if not."""
+    before = (place.read_config() or {}).get("data")
+    if before == data:
+        return None
+    names = [EMBEDDED_NAME if path is None else path for path in (before, data)]
+    return f"the run in {place.path} is of {names[0]}, and {names[1]} is something else"
+
+
+def _fit(training: Training) -> None:
+    try:
+        fit(training)
+    except NotFinite as error:
+        text = str(error).replace(
+            CURES, "Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback"
+        )
+        raise InputError(
+            f"{text}; run it again with: flambeau train --replay-step {error.path}"
+        ) from error
+    finally:
+        training.run.close()
+
+
+def _stored(told: Mapping[str, Any], place: RunFolder) -> ResolvedSettings | None:
+    """The settings of the run that exists already: what is not said again is as it was. Else None."""
+    stored = place.read_config()
+    if stored is None:
+        return None
+    if "model" not in stored:
+        raise InputError(
+            f"{place.path} holds a run of a script, not of `flambeau train`\n"
+            "Choose another folder with --out, or set this one aside with --fresh"
+        )
+    # Also what a machine or an older default had chosen.
+    place.check_same({k: v for k, v in stored.items() if k in told}, told)
+    return dataclasses.replace(from_stored(stored, place.config), **told)
+
+
+def _check_outside(folder: Path, data: str | None) -> None:
+    if data is not None and folder.resolve().is_relative_to(data):
+        raise InputError(
+            f"the run folder {folder} would lie within the data {data}, as one more class of them; "
+            "name another one with --out"
+        )
+
+
+def _show(
+    settings: Settings, _: DataFacts, train: Source, val: Source, *, say: Callable[[str], None]
+) -> None:
+    """Every setting with its value: nothing is hidden."""
+    say(f"{len(train)} images to train on, {len(val)} to evaluate on")
+    by_group: dict[str, list[str]] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if value is not None and field.name != "data":
+            by_group.setdefault(field.metadata["group"], []).append(f"{field.name}={value}")
+    for group, texts in by_group.items():
+        say(f"  {group:<13} {' '.join(texts)}")
