@@ -4,6 +4,7 @@ Each launcher is a fork of this process, which has torch already; 'nodes' are la
 """
 
 import contextlib
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -138,6 +139,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
                 os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
             for (module, name), value in (patch or {}).items():
                 setattr(module, name, value)
+            faulthandler.dump_traceback_later(55, file=2)  # where it hangs, for the one who waits
             code = _launch(command, settings)
             Path("ended").write_text(str(time.monotonic()))
             os._exit(code)
