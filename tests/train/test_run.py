@@ -840,3 +840,11 @@ def test_the_rates_of_all_groups_are_written(tmp_path: Path) -> None:
     (first, _) = [row for row in rows if "learning_rate" in row]
     assert first["learning_rate"] == first["learning_rates"][0] == 0.5
     assert first["learning_rates"][1:] == [0.1] * (len(groups) - 1)
+
+
+def test_a_group_without_parameters_does_no_harm(tmp_path: Path) -> None:
+    model = network()
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": list(model.parameters())}]
+    run = Run(tmp_path, model, torch.optim.SGD(groups, lr=0.1), data(), duration="1ep", bar=False)
+    train(run)
+    assert run.result is not None

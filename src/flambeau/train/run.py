@@ -175,8 +175,9 @@ class Run:
         a resume, or in a replay, are those of a run that was never stopped.
         """
         state, loop, window = self.state, self._loop, self.state.window
+        total_steps = self.plan.total_steps
         self._step.sync.start_epoch()
-        while state.position < state.data_length and not self._is_over:
+        while state.position < state.data_length and state.step < total_steps and not state.stopped:
             start = time.perf_counter()
             self._ranks.beat("waiting for data")
             if loop.stream is None:
@@ -223,7 +224,7 @@ class Run:
         if not micro.ends_batch:
             return
         self.progress.step()
-        if self._ranks.world == 1:
+        if self._loop.asks_to_stop and self._ranks.world == 1:
             self._agree_to_stop()
         if state.step >= self._loop.next_event or micro.ends_epoch:
             self._at_event(ends_epoch=micro.ends_epoch)

@@ -51,11 +51,11 @@ class TrainingStep:
             micro: the batch that it was computed from.
         """
         state = self.state
-        # The first of each group: to look at all costs microseconds, and a backward pass reaches most.
-        if micro.part == 1 and any(
-            g["params"][0].grad is not None for g in state.optimizer.param_groups
-        ):
-            raise RuntimeError(_OWN_BACKWARD)
+        if micro.part == 1:
+            # The first of each group: to look at all costs microseconds, and a backward pass reaches most.
+            for group in state.optimizer.param_groups:
+                if group["params"] and group["params"][0].grad is not None:
+                    raise RuntimeError(_OWN_BACKWARD)
         # Gradients are averaged over the ranks, and are to be the sum of their shares.
         try:
             state.amp.backward(loss, weight=self.world * micro.size / micro.total)
@@ -74,10 +74,11 @@ class TrainingStep:
     def _finish(self, losses: list[Tensor]) -> None:
         state = self.state
         watch = [*losses, *self.sync.after_backward(scale=state.amp.scale)]
-        if all(p.grad is None for group in state.optimizer.param_groups for p in group["params"]):
+        groups = state.optimizer.param_groups
+        if all(p.grad is None for group in groups for p in group["params"]):
             raise RuntimeError(_NO_GRADIENT)
         multiplier = self.schedule(state.step) * state.lr_scale
-        for group in state.optimizer.param_groups:
+        for group in groups:
             group["lr"] = group["initial_lr"] * multiplier
         state.amp.step(watch=watch)
         self.loop.halted_steps += state.amp.halted
