@@ -79,6 +79,10 @@ def test_googlenet_gives_one_tensor_in_training() -> None:
         ("qqqqqqqqqqq", r"^unknown model 'qqqqqqqqqqq' \(timm names"),
         ("torchvision:resnet19", r"'torchvision:resnet19'; did you mean 'torchvision:resnet\d+'"),
         ("torchvision:", "unknown model 'torchvision:'"),
+        (
+            "torchvision:resnet18.IMAGENET1K_V2",
+            r"has no weights 'IMAGENET1K_V2'; did you mean '.*_V1'",
+        ),
         ("torchvision:fasterrcnn_resnet50_fpn", "unknown model .*a classifier of torchvision"),
         ("torchvision:raft_small", "unknown model .*a classifier of torchvision"),
         ("torchvision:quantized_resnet18", "unknown model .*a classifier of torchvision"),
@@ -122,6 +126,26 @@ def test_torchvision_starts_from_published_weights(
     same = {name for name, t in model.state_dict().items() if torch.equal(t, weights[name])}
     head = {"classifier.1.weight", "classifier.1.bias"}
     assert same == (set(weights) - head if num_classes == 3 else set(weights))
+
+
+def test_the_published_weights_that_the_name_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of resnet50 torchvision has two, and the default is the second."""
+    weights = torchvision.models.resnet50().state_dict()
+    url = torchvision.models.ResNet50_Weights.IMAGENET1K_V1.url
+    asked = []
+
+    def load(from_url: str, **_: Any) -> dict[str, torch.Tensor]:
+        asked.append(from_url)
+        return weights
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", load)
+    model = build_model("torchvision:resnet50.IMAGENET1K_V1", pretrained=True, **SHAPE)
+    assert asked == [url]
+    torch.testing.assert_close(model.state_dict()["conv1.weight"], weights["conv1.weight"])
+    build_model("torchvision:resnet50", pretrained=True, **SHAPE)
+    assert asked[1] != url
 
 
 def test_timm_starts_from_published_weights(monkeypatch: pytest.MonkeyPatch) -> None:

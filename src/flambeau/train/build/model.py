@@ -35,7 +35,9 @@ def build_model(
     """Make a classifier.
 
     Args:
-        name: a timm name, 'torchvision:NAME', 'small_convnet', 'tiny_convnet', or 'FILE.py:FUNCTION'.
+        name: a timm name, 'torchvision:NAME', 'small_convnet', 'tiny_convnet', or 'FILE.py:FUNCTION'. Behind
+            a dot stands which published weights, where there are several: 'resnet50.a1_in1k' of timm,
+            'torchvision:resnet50.IMAGENET1K_V1'.
         num_classes: length of its logits.
         channels: of its input, 1 or 3.
         image_size: side of its input; models with positions for patches are made for it.
@@ -171,10 +173,16 @@ def _torchvision(
     import torchvision.models
     from torchvision.models import get_model, get_model_weights, list_models
 
+    name, _, tag = name.partition(".")
     known = {f"torchvision:{n}" for n in list_models(module=torchvision.models)}  # classifiers
     if f"torchvision:{name}" not in known:
         hint = nearest(f"torchvision:{name}", known)
         raise InputError(f"unknown model 'torchvision:{name}'{hint} (a classifier of torchvision)")
+    offered = get_model_weights(name).__members__
+    if tag and tag not in offered:
+        raise InputError(
+            f"torchvision:{name} has no weights {tag!r}{nearest(tag, offered)} ({', '.join(offered)})"
+        )
     if channels != 3:
         raise InputError(f"torchvision:{name} takes 3 channels, got {channels}")
     extra: dict[str, Any] = {}
@@ -193,7 +201,7 @@ def _torchvision(
     assert isinstance(model, nn.Module)
     if pretrained:
         try:
-            weights = get_model_weights(name).DEFAULT.get_state_dict(check_hash=True)
+            weights = offered[tag or "DEFAULT"].get_state_dict(check_hash=True)
         except (OSError, RuntimeError, AttributeError) as error:
             raise InputError(
                 f"the published weights of 'torchvision:{name}' are not available: {first_line(error)}; "
