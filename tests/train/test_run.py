@@ -848,3 +848,23 @@ def test_a_group_without_parameters_does_no_harm(tmp_path: Path) -> None:
     run = Run(tmp_path, model, torch.optim.SGD(groups, lr=0.1), data(), duration="1ep", bar=False)
     train(run)
     assert run.result is not None
+
+
+def test_stop_after_a_step_is_the_last_one(tmp_path: Path) -> None:
+    run = start(tmp_path / "run")
+    for _ in run.epochs():
+        for x, y in run.batches():
+            run.step(F.cross_entropy(run.model(x), y))
+            if run.state.step == 4:
+                run.stop()
+    assert run.state.step == 4
+    assert run.result is not None
+
+
+def test_a_run_that_is_not_finite_has_not_left_its_loop(tmp_path: Path, capfd: Any) -> None:
+    run = start(tmp_path / "run")
+    with pytest.raises(NotFinite):
+        for _ in run.epochs():
+            for x, y in run.batches():
+                run.step(F.cross_entropy(run.model(x), y) * float("nan"))
+    assert "left run.epochs()" not in capfd.readouterr().err

@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         was_finished = start(
             settings, told, folder, say=_say, fresh=arguments.fresh, dry_run=arguments.dry_run
         )
-        if not arguments.dry_run:
+        if was_finished or not arguments.dry_run:
             _report(folder, already=was_finished)
         return 0
     finally:

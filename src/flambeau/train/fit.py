@@ -73,7 +73,9 @@ def fit(training: Training) -> None:
             losses = cross_entropy(logits, targets, reduction="none")
             run.log(val_loss=losses, val_accuracy=correct(logits, targets))
         if 0 < training.early_stop <= run.epochs_since_best:
-            run.progress.say(f"no better val_accuracy in {run.epochs_since_best} epochs")
+            run.progress.say(
+                f"no better val_accuracy since epoch {run.state.epoch + 1 - run.epochs_since_best}"
+            )
             run.stop()
 
 

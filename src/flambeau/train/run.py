@@ -194,6 +194,8 @@ class Run:
             yield micro.data
             if loop.micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
+            if loop.asks_to_stop and self._ranks.world == 1 and micro.ends_batch:
+                self._agree_to_stop()
         self._recorder.end_batches()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -224,8 +226,6 @@ class Run:
         if not micro.ends_batch:
             return
         self.progress.step()
-        if self._loop.asks_to_stop and self._ranks.world == 1:
-            self._agree_to_stop()
         if state.step >= self._loop.next_event or micro.ends_epoch:
             self._at_event(ends_epoch=micro.ends_epoch)
         self._preempt_if_asked()

@@ -200,17 +200,22 @@ def _torchvision(
         raise InputError(_without_effect(drop_path, f"torchvision:{name}")) from error
     assert isinstance(model, nn.Module)
     if pretrained:
-        try:
-            weights = offered[tag or "DEFAULT"].get_state_dict(check_hash=True)
-        except (OSError, RuntimeError, AttributeError) as error:
-            raise InputError(
-                f"the published weights of 'torchvision:{name}' are not available: {first_line(error)}; "
-                "check the connection, or leave --pretrained out"
-            ) from error
-        own = model.state_dict()
-        fitting = {k: v for k, v in weights.items() if k in own and own[k].shape == v.shape}
-        model.load_state_dict(fitting, strict=False)  # all but the head
+        _load_published(model, f"torchvision:{name}", offered.get(tag or "DEFAULT"))
     return model
+
+
+def _load_published(model: nn.Module, name: str, published: Any) -> None:
+    """Load weights of torchvision, all but a head of another shape; None where there are none."""
+    try:
+        weights = published.get_state_dict(check_hash=True)
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise InputError(
+            f"the published weights of '{name}' are not available: {first_line(error)}; "
+            "check the connection, or leave --pretrained out"
+        ) from error
+    own = model.state_dict()
+    fitting = {k: v for k, v in weights.items() if k in own and own[k].shape == v.shape}
+    model.load_state_dict(fitting, strict=False)
 
 
 def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> nn.Module:

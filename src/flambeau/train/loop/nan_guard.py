@@ -136,7 +136,11 @@ class NanGuard:
             NotFinite: if the run stops.
         """
         findings = list(map(str, self._explained(steps_before)))
-        why = self._ranks.first(lambda: self._record(steps_before, recorder.saver, findings))
+        try:
+            why = self._ranks.first(lambda: self._record(steps_before, recorder.saver, findings))
+        except NotFinite:
+            recorder.close()  # the run ends here, and not because its loop was left
+            raise
         self._ranks.beat(SAVING)  # or reading, which takes as long
         recorder.saver.wait()
         found = recorder.newest()

@@ -148,16 +148,15 @@ class Recorder:
         By `break` or another error: the generator that is closed then cannot raise anything.
         """
         left = isinstance(sys.exception(), GeneratorExit)
-        if (
-            left and self._metrics_log is not None
-        ):  # and not closed before, by a stop that was asked for
-            self._say(
-                f"the loop left run.epochs() at step {self._state.step}: the run is not finished, and goes "
-                f"on from {self.saver.last_good} when it is started again; run.stop() ends a run early as a "
-                "finished one"
-            )
+        is_open = self._metrics_log is not None  # not closed before, as by a signal
         try:
             self.saver.wait()
+            if left and is_open:
+                self._say(
+                    f"the loop left run.epochs() at step {self._state.step}: the run is not finished, and "
+                    f"goes on from {self.saver.last_good} when it is started again; run.stop() ends a run "
+                    "early as a finished one"
+                )
         except (SaveFailed, FailedElsewhere) as error:
             if not left:
                 raise
