@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from flambeau.data.loading.batch_samples import count_samples, some_samples
+from flambeau.data.loading.batch_samples import count_samples, is_tensor_per_sample, some_samples
 from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.data.loading.workers.transport import received, to_send
 from flambeau.errors import InputError
@@ -130,3 +131,74 @@ def test_a_user_dict_keeps_its_type_on_the_way_from_a_worker() -> None:
     assert type(got) is UserDict
     assert got["y"] == ["a", "b"]
     assert torch.equal(got["x"], batch["x"])
+
+
+def shares(loader: DataLoader[Any], world: int = 2) -> list[list[Any]]:
+    """Of each rank the data of its batches."""
+    found = []
+    for rank in range(world):
+        stream = UserDataLoader(loader, accumulate=1, seed=0, rank=rank, world=world)
+        found.append([micro.data for micro in stream.stream(epoch=0, position=0, epochs=1)])
+    return found
+
+
+def listed(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_list_of_image_tensors_is_shared_by_samples(side: int) -> None:
+    """Seven images of three channels, of one size or of several, in batches of 4: the last one has three."""
+    images = [torch.full((3, 5, 5 + side * n), float(n)) for n in range(7)]
+    loader: DataLoader[Any] = DataLoader(images, batch_size=4, collate_fn=listed)  # type: ignore[arg-type]
+    first, second = shares(loader)
+    assert [numbers_of(batch) for batch in first] == [[0, 1], [4, 5]]
+    assert [numbers_of(batch) for batch in second] == [[2, 3], [6]]
+    whole = UserDataLoader(loader, accumulate=2, seed=0)
+    sizes = [(m.size, m.total) for m in whole.stream(epoch=0, position=0, epochs=1)]
+    assert sizes == [(4, 7), (3, 7)]
+
+
+def test_as_many_images_as_channels_are_refused() -> None:
+    loader: DataLoader[Any] = DataLoader(torch.zeros(8, 4, 5, 5), batch_size=4, collate_fn=listed)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="cannot be shared by several processes"):
+        shares(loader)
+
+
+def pair_of(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+    tokens = torch.stack(rows)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+@pytest.mark.parametrize("batch_size", [2, 4])
+def test_two_tensors_of_all_samples_are_cut_by_samples(batch_size: int) -> None:
+    """Also where the batch has as many samples as tensors."""
+    rows = torch.arange(6)[:, None].expand(6, 9)
+    loader: DataLoader[Any] = DataLoader(rows, batch_size=batch_size, collate_fn=pair_of)  # type: ignore[arg-type]
+    first, second = shares(loader)
+    for (x, y), (x_other, y_other), number in zip(first, second, range(9), strict=False):
+        got = [*x[:, 0].tolist(), *x_other[:, 0].tolist()]
+        assert got == list(range(number * batch_size, min(6, (number + 1) * batch_size)))
+        assert x.shape == y.shape
+        assert x_other.shape == y_other.shape
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected", "listed"),
+    [
+        ([torch.zeros(3, 5, 5)] * 4, 4, True),
+        ([torch.zeros(4, 5, 5)] * 4, 4, None),
+        ([torch.zeros(3, 5, 5), torch.zeros(3, 6, 5)], 2, True),
+        ([torch.zeros(2, 4), torch.zeros(5, 4)], 2, True),  # boxes
+        ([torch.tensor(1.0)] * 3, 3, True),
+        ([torch.zeros(2, 9), torch.zeros(2, 9)], 2, False),  # tokens and targets
+        ([torch.zeros(6, 9), torch.zeros(6, 4)], 2, False),  # three rows of each sample
+        ([torch.zeros(2, 3, 5, 5), torch.zeros(2, 3, 5, 5)], 2, False),  # two views
+        ([torch.zeros(2, 3, 5, 5), torch.zeros(2)], 2, False),
+        ([torch.zeros(4, 3, 5, 5), torch.zeros(4)], 4, False),
+        (torch.zeros(2, 3), 2, False),
+        (["a", "b"], 2, False),
+    ],
+)
+def test_which_lists_hold_a_tensor_per_sample(batch: Any, expected: int, listed: Any) -> None:
+    assert is_tensor_per_sample(batch, expected) is listed

@@ -26,13 +26,36 @@ def count_samples(batch: Any) -> int:
     return _layout(batch)[1]
 
 
-def some_samples(batch: Any, own: slice, *, stacked: bool = False) -> Any:
+def is_tensor_per_sample(batch: Any, expected: int) -> bool | None:
+    """Whether a batch is a list with a tensor for each sample; None if it may be.
+
+    Args:
+        batch: of any containers.
+        expected: how many samples the loader was asked for.
+    """
+    if not _is_list(batch) or len(batch) != expected:
+        return False
+    if not all(isinstance(v, Tensor) for v in batch) or len({v.dim() for v in batch}) != 1:
+        return False
+    num_dims, sizes = batch[0].dim(), {len(v) if v.dim() else None for v in batch}
+    if len(sizes) > 1 or num_dims == 0:
+        return True
+    if num_dims < 3:
+        return False  # of so many rows each, which may be several of each sample
+    # Images (C, H, W): as many as they have channels, perhaps, or so many tensors of all samples.
+    return (None if expected in sizes else True) if num_dims == 3 else False
+
+
+def some_samples(
+    batch: Any, own: slice, *, stacked: bool = False, listed: bool | None = False
+) -> Any:
     """The same batch with these samples only; what is not per sample stays whole.
 
     Args:
         batch: of any containers.
         own: which samples.
         stacked: each tensor is known to hold all samples, as torch's default_collate makes them.
+        listed: as `is_tensor_per_sample` says.
 
     Raises:
         InputError: there is no tensor in it, or nothing shows which dimension counts the samples.
@@ -40,7 +63,9 @@ def some_samples(batch: Any, own: slice, *, stacked: bool = False) -> Any:
     layout, size = _layout(batch)
     if stacked:
         return _sliced(batch, own, size)
-    if layout == "unclear":
+    if listed:
+        return batch[own]
+    if layout == "unclear" or listed is None:
         raise InputError(
             "the loader's batches cannot be shared by several processes: a list of tensors in them may hold "
             f"one tensor per sample, or {size} samples in each tensor.\n"

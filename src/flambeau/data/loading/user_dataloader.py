@@ -1,13 +1,17 @@
 """Batches that a loader of the user's makes, with a place in the run and a share for each rank."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from flambeau.data.loading.batch_samples import count_samples, some_samples
+from flambeau.data.loading.batch_samples import (
+    count_samples,
+    is_tensor_per_sample,
+    some_samples,
+)
 from flambeau.data.loading.micro_batch import MicroBatch, settle_before_fork, share_of
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import mix
@@ -50,6 +54,7 @@ class UserDataLoader:
         if self.length == 0:
             raise InputError("the loader is empty: there is nothing to train on")
         self._batches, self._accumulate, self._seed = batches, accumulate, seed
+        self._listed: bool | None = None
 
     @property
     def are_shares(self) -> bool:
@@ -111,15 +116,18 @@ class UserDataLoader:
                     set_epoch(epoch)
             source = itertools.islice(self._read(epoch), position, None)
             while group := list(itertools.islice(source, self._accumulate)):
-                sizes = [count_samples(batch) for batch in group]
+                sizes = [
+                    len(batch) if self._is_listed(batch, number) else count_samples(batch)
+                    for number, batch in enumerate(group, start=position)
+                ]
                 # DistributedSampler gives all ranks as many.
                 total = sum(sizes) * (self._world if is_share else 1)
                 stop = position + len(group)
                 for part, (batch, whole) in enumerate(zip(group, sizes, strict=True), start=1):
-                    position += 1
                     data, size, all_have = (
-                        (batch, whole, True) if is_share else self._share(batch, whole)
+                        (batch, whole, True) if is_share else self._share(batch, whole, position)
                     )
+                    position += 1
                     if size or self._keeps_empty:
                         yield MicroBatch(
                             data, _NO_INDICES, size, total, part, position == stop,
@@ -132,12 +140,29 @@ class UserDataLoader:
                 )
             epoch, position = epoch + 1, 0
 
-    def _share(self, batch: Any, size: int) -> tuple[Any, int, bool]:
+    def _is_listed(self, batch: Any, number: int) -> bool | None:
+        """As `is_tensor_per_sample`; where a batch does not tell, as the ones before it."""
+        loader = self._batches
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            return False
+        size, sampler = loader.batch_size, loader.sampler
+        if size is None or not isinstance(sampler, Sized):
+            return False
+        expected = min(size, len(sampler) - number * size)
+        found = is_tensor_per_sample(batch, expected)
+        if found is not None:
+            self._listed = self._listed or found
+        elif self._listed is not None or expected < size:
+            return self._listed is not False
+        return found
+
+    def _share(self, batch: Any, size: int, number: int) -> tuple[Any, int, bool]:
         """This rank's samples of a batch, how many count, and whether each rank has some."""
         own, last = (
             share_of(size, rank=rank, world=self._world, usual=size)
             for rank in (self._rank, self._world - 1)
         )
         stacked = getattr(self._batches, "collate_fn", None) is default_collate
-        data = some_samples(batch, own or slice(0, 2), stacked=stacked)
+        listed = False if stacked else self._is_listed(batch, number)
+        data = some_samples(batch, own or slice(0, 2), stacked=stacked, listed=listed)
         return data, own.stop - own.start if own else 0, last is not None
