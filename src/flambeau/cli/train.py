@@ -178,6 +178,7 @@ def _report(folder: Path, *, already: bool) -> None:
     figures = ", ".join(
         f"{k} {'nan' if v is None else format(v, '.4f')}" for k, v in result.metrics.items()
     )
+    figures = figures or "nothing was evaluated"
     if already:
         place.tidy()
         print(f"this run is finished ({figures}); --fresh starts it again")

@@ -187,7 +187,8 @@ def test_conversion_leaves_what_is_no_pair() -> None:
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.LeakyReLU(0.1),
         nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4, affine=False), nn.LeakyReLU(0.1),
     )  # fmt: skip
-    assert use_inplace_abn(model, torch.randn(2, 3, 8, 8)) == []
+    with pytest.warns(UserWarning, match=r"relu_slope=0\.01 puts leaky ones in the place"):
+        assert use_inplace_abn(model, torch.randn(2, 3, 8, 8)) == []
     assert type(model[1]) is nn.BatchNorm2d
 
 
@@ -258,7 +259,8 @@ def test_relu_becomes_leaky_as_in_the_paper_where_a_slope_is_given() -> None:
 
     x = torch.randn(2, 3, 8, 8)
     model, state = network(nn.ReLU), network(nn.ReLU).state_dict()
-    assert use_inplace_abn(model, x) == []
+    with pytest.warns(UserWarning, match="a ReLU cannot be inverted"):
+        assert use_inplace_abn(model, x) == []
     assert use_inplace_abn(model, x, relu_slope=0.01) == ["1"]
     assert list(model.state_dict()) == list(state)
     assert isinstance(model[4], nn.ReLU)  # not behind a BatchNorm

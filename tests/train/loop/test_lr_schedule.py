@@ -259,6 +259,7 @@ def test_the_exponential_one_equals_torch_behind_a_warmup() -> None:
         ("exponential", {"milestones": ["3ep"]}, "milestones has no effect with schedule = 'expo"),
         ("multistep", {"gamma": 0.0}, "gamma must be above 0 and at most 1, got 0.0"),
         ("multistep", {"milestones": ["3"]}, "milestones must be a duration such as"),
+        ("multistep", {"milestones": ["50%", "4ep"]}, "'50%,4ep' name step 40 twice"),
         ("multistep", {"milestones": ["9ep"]}, "9ep is step 90, which is not after the warm-up"),
         ("multistep", {"milestones": ["1st"]}, "1st is step 1, which is not after the warm-up"),
     ],

@@ -10,6 +10,7 @@ be 0; in half precision the gradient of the scale is coarse.
 """
 
 import copy
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -155,7 +156,8 @@ def use_inplace_abn(model: nn.Module, *example: Any, relu_slope: float | None = 
             That is another network, to be trained from the start or for a while.
 
     Returns:
-        The names of the layers that are InPlaceABN now; empty where there is no such pair.
+        The names of the layers that are InPlaceABN now; empty where there is no such pair, with a UserWarning
+        where there are ReLUs.
 
     Raises:
         ValueError: the changed model would give something else, or a slope outside (0, 1]; the model is as it
@@ -174,6 +176,12 @@ def use_inplace_abn(model: nn.Module, *example: Any, relu_slope: float | None = 
     if relu_slope is not None and not 0 < relu_slope <= 1:
         raise ValueError(f"relu_slope must be in (0, 1], got {relu_slope}")
     pairs = _pairs(plain, inputs, relu_slope)
+    if not pairs and relu_slope is None and any(type(m) is nn.ReLU for m in model.modules()):
+        warnings.warn(
+            "no BatchNorm2d feeds a LeakyReLU here, and a ReLU cannot be inverted: relu_slope=0.01 puts "
+            "leaky ones in the place of the ReLUs behind them, as the paper does",
+            stacklevel=2,
+        )
     leaky = {plain.get_submodule(name) for name in pairs.values()}
     _swap(plain, {act: nn.LeakyReLU(_slope(act, relu_slope)) for act in leaky})
     changed = copy.deepcopy(plain)

@@ -198,6 +198,8 @@ def _milestones(told: NamedSchedule, plan: StepPlan, warmup_steps: int) -> list[
     for text in told.milestones or _MILESTONES:
         length = parse_duration(text, name="milestones", units="% ep st")
         step = length.steps(steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
+        if step in steps and told.milestones is not None:
+            raise InputError(f"milestones = {','.join(told.milestones)!r} name step {step} twice")
         if warmup_steps <= step < total_steps:
             steps.add(step)
         elif told.milestones is not None:
