@@ -29,7 +29,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.recipes.data.sample_order import sample_order
-from flambeau.train import fit
+from flambeau.train import start
 from flambeau.train.fit import Training
 
 LINEAR = """
@@ -240,14 +240,14 @@ def test_all_images_of_one_side_are_bad(
 def test_a_photo_that_vanishes_is_named(
     flambeau: Any, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = fit.set_up
+    original = start.set_up
 
     def set_up(*args: Any, **settings: Any) -> Training:
         training = original(*args, **settings)
         shutil.rmtree(photos / "bee")
         return training
 
-    monkeypatch.setattr(fit, "set_up", set_up)
+    monkeypatch.setattr(start, "set_up", set_up)
     refused(flambeau("train", photos, "--out run", PHOTOS), f"{photos}/bee/", "no such file")
 
 
@@ -483,13 +483,13 @@ def names_of(images: Path, samples: list[int]) -> list[str]:
 def trainings(monkeypatch: pytest.MonkeyPatch) -> list[Training]:
     """The runs that the command sets up from here on, to look into their memory."""
     found: list[Training] = []
-    original = fit.set_up
+    original = start.set_up
 
     def set_up(*args: Any, **settings: Any) -> Training:
         found.append(original(*args, **settings))
         return found[-1]
 
-    monkeypatch.setattr(fit, "set_up", set_up)
+    monkeypatch.setattr(start, "set_up", set_up)
     return found
 
 
