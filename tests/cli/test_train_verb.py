@@ -550,3 +550,11 @@ def test_a_dry_run_finds_what_would_prevent_the_run(flambeau: Any, images: Path)
     assert "this run is finished" in flambeau("train", images, "--out run --dry-run").out
     assert flambeau("train", images, "--out run --fresh --dry-run --batch-size 4").code == 0
     assert sorted(p.name for p in Path("run").rglob("*")) == before
+
+
+def test_a_dry_run_tells_of_a_loss_that_is_not_finite(flambeau: Any, images: Path) -> None:
+    flags = "--schedule constant --warmup 0st --label-smoothing 0 --batch-size 4 --precision fp32"
+    answer = flambeau("train", images, "--dry-run --lr 1e30 --out run", flags)
+    assert (answer.code, Path("run").exists()) == (2, False)
+    assert "within 6 steps the loss or a gradient was NaN or infinite" in answer.err
+    assert "a smaller --lr, --clip-norm 1" in answer.err

@@ -18,13 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the script."""
-    from flambeau.cli.command import build_parser
-    from flambeau.errors import InputError
+    import shtab
 
-    try:
-        import shtab
-    except ImportError as error:
-        raise InputError("completion needs shtab: pip install shtab") from error
+    from flambeau.cli.command import build_parser
 
     parser = build_parser()
     for action in list(_actions(parser)):

@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 
 from flambeau.data.sources.source import Source
+from flambeau.errors import InputError
 from flambeau.parallel.ranks import join_ranks
 from flambeau.train.build.data import DataFacts
 from flambeau.train.fit import Training, set_up
+from flambeau.train.loop.nan_guard import CURES, NotFinite
 from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.settings.settings import ResolvedSettings
 
@@ -42,13 +44,19 @@ def dry_run(
     folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-dry-run-"))
     try:
         training = set_up(settings, facts, train, val, folder=Path(folder) / "run", bar=False)
-        training.run.progress = ProgressBar(
-            shown=False, silent=True
-        )  # Ctrl-C leaves nothing to go on
+        # Silent from here: Ctrl-C leaves nothing to go on.
+        training.run.progress = ProgressBar(shown=False, silent=True)
         try:
             seconds = _first_steps(training, world=ranks.world)
+            is_finite = not training.run.state.amp.halted
+        except NotFinite:  # which names a file of the temporary folder
+            is_finite = False
         finally:
             training.run.close()
+        if not is_finite:
+            raise InputError(
+                f"within {_STEPS} steps the loss or a gradient was NaN or infinite\n{CURES}"
+            )
         if ranks.is_first:
             for line in _report(training, seconds):
                 say(line)

@@ -210,7 +210,6 @@ def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> Optimizer:
 def make_schedule(settings: ResolvedSettings) -> str | NamedSchedule | ReduceOnPlateau:
     """What `Run` takes as the schedule."""
     if settings.plateau is None:
-        milestones = settings.milestones.split(",") if settings.milestones else None
-        return NamedSchedule(settings.schedule, gamma=settings.gamma, milestones=milestones)
+        return settings.named_schedule()
     patience, factor = settings.plateau
     return ReduceOnPlateau(mode="max", patience=patience, factor=factor)

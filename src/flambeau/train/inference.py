@@ -30,10 +30,10 @@ from flambeau.train.checkpoints.checkpointer import why_not_loadable
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.settings.config_file import from_stored
-from flambeau.train.settings.settings import ResolvedSettings
+from flambeau.train.settings.fields import check_value
+from flambeau.train.settings.settings import FIELDS, ResolvedSettings
 from flambeau.train.weights.readers import read_safetensors
 
-MIN_SIDE, MAX_SIDE = 8, 2**14  # pixels, as of the setting image_size
 BATCH = 64  # images per forward pass; chosen, untested
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -117,8 +117,7 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
     """
     if image_size is None or image_size == trained.settings.image_size:
         return trained
-    if not MIN_SIDE <= image_size <= MAX_SIDE:
-        raise InputError(f"image_size must be in {MIN_SIDE} .. {MAX_SIDE}, got {image_size}")
+    check_value(FIELDS["image_size"], image_size)
     facts = trained.facts
     try:
         check_output(

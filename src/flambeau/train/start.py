@@ -22,6 +22,11 @@ from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.default_folder import EMBEDDED_NAME
 from flambeau.train.settings.settings import ResolvedSettings, Settings
 
+_BY_FLAGS = {
+    START_AGAIN: "--fresh sets it aside",
+    CURES: "Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback",
+}
+
 
 def start(
     settings: Settings,
@@ -74,11 +79,18 @@ def start(
         _fit(training)
         return False
     except InputError as error:
-        if START_AGAIN not in str(error):
+        if (text := _with_flags(str(error))) == str(error):
             raise
-        raise InputError(str(error).replace(START_AGAIN, "--fresh sets it aside")) from error
+        raise InputError(text) from error
     finally:
         ranks.end_watch()
+
+
+def _with_flags(text: str) -> str:
+    """Its advice in the words of the command instead of Python's."""
+    for advice, by_flags in _BY_FLAGS.items():
+        text = text.replace(advice, by_flags)
+    return text
 
 
 def _open(
@@ -111,11 +123,8 @@ def _fit(training: Training) -> None:
     try:
         fit(training)
     except NotFinite as error:
-        text = str(error).replace(
-            CURES, "Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback"
-        )
         raise InputError(
-            f"{text}; run it again with: flambeau train --replay-step {error.path}"
+            f"{error}; run it again with: flambeau train --replay-step {error.path}"
         ) from error
     finally:
         training.run.close()

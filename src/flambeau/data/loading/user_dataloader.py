@@ -116,18 +116,20 @@ class UserDataLoader:
                     set_epoch(epoch)
             source = itertools.islice(self._read(epoch), position, None)
             while group := list(itertools.islice(source, self._accumulate)):
+                listed = [self._is_listed(b, n) for n, b in enumerate(group, start=position)]
                 sizes = [
-                    len(batch) if self._is_listed(batch, number) else count_samples(batch)
-                    for number, batch in enumerate(group, start=position)
+                    len(batch) if is_listed else count_samples(batch)
+                    for batch, is_listed in zip(group, listed, strict=True)
                 ]
                 # DistributedSampler gives all ranks as many.
                 total = sum(sizes) * (self._world if is_share else 1)
                 stop = position + len(group)
-                for part, (batch, whole) in enumerate(zip(group, sizes, strict=True), start=1):
-                    data, size, all_have = (
-                        (batch, whole, True) if is_share else self._share(batch, whole, position)
-                    )
+                parts = zip(group, sizes, listed, strict=True)
+                for part, (batch, whole, is_listed) in enumerate(parts, start=1):
                     position += 1
+                    data, size, all_have = (
+                        (batch, whole, True) if is_share else self._share(batch, whole, is_listed)
+                    )
                     if size or self._keeps_empty:
                         yield MicroBatch(
                             data, _NO_INDICES, size, total, part, position == stop,
@@ -145,6 +147,8 @@ class UserDataLoader:
         loader = self._batches
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return False
+        if loader.collate_fn is default_collate:  # which puts all samples into each tensor
+            return False
         size, sampler = loader.batch_size, loader.sampler
         if size is None or not isinstance(sampler, Sized):
             return False
@@ -156,13 +160,12 @@ class UserDataLoader:
             return self._listed is not False
         return found
 
-    def _share(self, batch: Any, size: int, number: int) -> tuple[Any, int, bool]:
+    def _share(self, batch: Any, size: int, is_listed: bool | None) -> tuple[Any, int, bool]:
         """This rank's samples of a batch, how many count, and whether each rank has some."""
         own, last = (
             share_of(size, rank=rank, world=self._world, usual=size)
             for rank in (self._rank, self._world - 1)
         )
         stacked = getattr(self._batches, "collate_fn", None) is default_collate
-        listed = False if stacked else self._is_listed(batch, number)
-        data = some_samples(batch, own or slice(0, 2), stacked=stacked, listed=listed)
+        data = some_samples(batch, own or slice(0, 2), stacked=stacked, listed=is_listed)
         return data, own.stop - own.start if own else 0, last is not None

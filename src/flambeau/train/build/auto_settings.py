@@ -20,7 +20,8 @@ from flambeau.train.build.device import pick_device
 from flambeau.train.build.model import SMALL, TINY, input_channels, pretrained_normalization
 from flambeau.train.build.optimizer import BASE_LR, SMALL_LR
 from flambeau.train.loop.lr_schedule import FACTOR, PATIENCE
-from flambeau.train.settings.settings import BETAS, GAMMA, MOMENTUM, ResolvedSettings, Settings
+from flambeau.train.settings.named_schedule import GAMMA
+from flambeau.train.settings.settings import BETAS, MOMENTUM, ResolvedSettings, Settings
 
 EMBEDDED_EPOCHS = 6
 """Of tiny_convnet at a batch of 64: the least work that is safely above 88 %."""
@@ -44,7 +45,8 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
     probe(val)  # refused now rather than after the first epoch, if none of it can be read
     size = settings.image_size or _image_size(seen.same_size, seen.median_shorter_side)
     small = size <= SMALL_SIDE
-    model = settings.model or (SMALL if small and not settings.pretrained else "resnet18")
+    convnet = TINY if settings.data is None else SMALL
+    model = settings.model or (convnet if small and not settings.pretrained else "resnet18")
     channels = input_channels(model, grey=seen.grey)
     device = pick_device(settings.device)
     batch_size = settings.batch_size or _batch_size(len(train), settings.accumulate, small=small)
@@ -77,10 +79,8 @@ def _with_embedded(settings: Settings) -> Settings:
     """What suits the embedded data, where that is left open."""
     if settings.data is not None:
         return settings
-    model = settings.model or ("resnet18" if settings.pretrained else TINY)
     return dataclasses.replace(
         settings,
-        model=model,
         batch_size=settings.batch_size or 64,
         duration=settings.duration or f"{EMBEDDED_EPOCHS}ep",
     )

@@ -14,8 +14,7 @@ from flambeau.recipes.training import cyclic_schedules, schedules
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.settings.durations import parse_duration
-from flambeau.train.settings.named_schedule import NamedSchedule
-from flambeau.train.settings.settings import GAMMA
+from flambeau.train.settings.named_schedule import GAMMA, NamedSchedule
 
 PATIENCE = 3  # epochs; with 5 a run of 16 or 30 epochs would see few reductions; chosen
 FACTOR = 0.1  # torch's default

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from flambeau.errors import InputError
 from flambeau.train.settings.durations import parse_duration
 
+GAMMA = {"multistep": 0.1, "exponential": 0.9}
+"""The factor of the schedules that have one, where it is left open."""
+
 
 @dataclass(frozen=True)
 class NamedSchedule:
@@ -29,7 +32,7 @@ class NamedSchedule:
     milestones: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.gamma is not None and self.name not in ("multistep", "exponential"):
+        if self.gamma is not None and self.name not in GAMMA:
             raise InputError(f"gamma has no effect with schedule = {self.name!r}: leave it out")
         if self.gamma is not None and not 0 < self.gamma <= 1:
             raise InputError(f"gamma must be above 0 and at most 1, got {self.gamma}")

@@ -22,11 +22,10 @@ from flambeau.train.settings.fields import (
     setting,
     typed,
 )
+from flambeau.train.settings.named_schedule import NamedSchedule
 
 BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 """The optimizers that have betas."""
-GAMMA = {"multistep": 0.1, "exponential": 0.9}
-"""The factor of the schedules that have one, where it is left open."""
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
 """The momentum of the optimizers that have one, where it is left open."""
 _ALPHA = Range(1e-6, 1e6, or_zero=True)  # beyond, a Beta(alpha, alpha) cannot be drawn
@@ -318,17 +317,19 @@ class Settings:
         if parse_duration(self.checkpoint_every, name="checkpoint_every").amount <= 0:
             raise InputError(f"checkpoint_every must be above 0, got {self.checkpoint_every!r}")
 
+    def named_schedule(self) -> NamedSchedule:
+        """The schedule with its numbers; refuses those that it does not take."""
+        milestones = None if self.milestones is None else self.milestones.split(",")
+        return NamedSchedule(self.schedule, gamma=self.gamma, milestones=milestones)
+
     def _check_effects(self) -> None:
         """Refuse settings of something that is not chosen."""
-        parts = {
-            "patience": ("plateau",), "plateau_factor": ("plateau",), "milestones": ("multistep",),
-            "gamma": tuple(GAMMA),
-        }  # fmt: skip
-        for name, schedules in parts.items():
-            if getattr(self, name) is not None and self.schedule not in schedules:
+        for name in ("patience", "plateau_factor"):
+            if getattr(self, name) is not None and self.schedule != "plateau":
                 raise InputError(
                     f"{name} has no effect with schedule = {self.schedule!r}: leave it out"
                 )
+        self.named_schedule()
         for name, takers in (("momentum", MOMENTUM), ("betas", BETAS)):
             if getattr(self, name) is not None and self.optimizer not in takers:
                 raise InputError(
