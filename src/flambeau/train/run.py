@@ -175,9 +175,8 @@ class Run:
         a resume, or in a replay, are those of a run that was never stopped.
         """
         state, loop, window = self.state, self._loop, self.state.window
-        total_steps = self.plan.total_steps
         self._step.sync.start_epoch()
-        while state.position < state.data_length and state.step < total_steps and not state.stopped:
+        while state.position < state.data_length and not self._is_over:
             start = time.perf_counter()
             self._ranks.beat("waiting for data")
             if loop.stream is None:
@@ -217,9 +216,6 @@ class Run:
             raise RuntimeError(
                 "run.step(loss) belongs in `for ... in run.batches()`, once per batch"
             )
-        if not isinstance(loss, Tensor) or loss.dim():
-            got = tuple(loss.shape) if isinstance(loss, Tensor) else repr(loss)
-            raise ValueError(f"the loss must be 0-d, a tensor, a mean over the batch; got {got}")
         self._loop.micro = None
         self._ranks.beat("in backward and the optimizer's step")
         self._step(loss, micro)
@@ -234,12 +230,16 @@ class Run:
         """Count values of the last batch; their mean over samples is the figure in metrics.jsonl.
 
         Args:
-            values: by name; a mean over the batch (0-d or a number), or values of each sample (N, ...).
+            values: by name; a mean over the batch (0-d or a number), or values of each sample (N, ...). By
+                the name of one of `metrics`: what its update takes, such as (logits, targets).
         """
-        loop = self._loop
+        loop, metrics = self._loop, self._parts.metrics
         means = self.state.window.logged if loop.evaluated is None else loop.evaluated
         for name, value in values.items():
-            add_value(means, name, value, loop.num_samples, self.device)
+            if name in metrics:
+                metrics.update(name, value, loop.num_samples)
+            else:
+                add_value(means, name, value, loop.num_samples, self.device)
 
     def evaluate(
         self, data: Dataset[Any] | Iterable[Any], *, on_bad: OnBad | None = None
@@ -252,7 +252,7 @@ class Run:
         ema = self.state.ema
         self._loop.evaluated = means = dict[str, MeanOnDevice]()
         try:
-            with generators_restored():
+            with generators_restored(), self._parts.metrics.counting():
                 self._draws.seed_evaluation(self.state.epoch)
                 self._step.sync.share_statistics(ema.shadow if ema else {})
                 loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
@@ -264,7 +264,7 @@ class Run:
                 )  # fmt: skip
         finally:
             self._loop.evaluated = None
-        figures = gathered_means(means, self._ranks)
+        figures = self._parts.metrics.figures(gathered_means(means, self._ranks))
         self._parts.bad.report()
         self._preempt_if_asked()
         if figures:

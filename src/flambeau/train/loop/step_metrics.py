@@ -115,7 +115,8 @@ class StepMetrics:
         self.logged.clear()
 
 
-_OF_A_LINE = {"step", "epoch", "learning_rate", "learning_rates", "images_per_s", "data_wait"}
+OF_A_LINE = {"step", "epoch", "learning_rate", "learning_rates", "images_per_s", "data_wait"}
+"""Names that a line of metrics.jsonl has in any case."""
 
 
 def add_value(
@@ -158,7 +159,7 @@ def add_value(
 
 
 def _check(name: str, value: Tensor, num_samples: int, device: torch.device) -> None:
-    if name in _OF_A_LINE:
+    if name in OF_A_LINE:
         raise ValueError(
             f"run.log({name}=...): each line of metrics.jsonl has {name!r} already; choose another name"
         )

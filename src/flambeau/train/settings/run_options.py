@@ -58,6 +58,8 @@ class RunOptions:
         checkpoint_every: such as '1ep' or '500st'.
         keep: newest checkpoints kept, besides the best.
         log_every: steps per line of metrics.jsonl.
+        metrics: what is no mean, by name: objects with update, compute and reset, such as torchmetrics'.
+            In an evaluation `run.log(NAME=(logits, targets))` updates the one of that name.
         best: the metric of `run.evaluate` that chooses the best checkpoint.
         best_mode: 'max' or 'min', what is better; None reads it from the name: 'val_loss' is 'min'.
         config: what else identifies the run, in TOML's types; it stands in a table of its own in config.toml,
@@ -101,6 +103,7 @@ class RunOptions:
     checkpoint_every: str = "1ep"
     keep: int = 2
     log_every: int = 50
+    metrics: Mapping[str, Any] | None = None
     best: str = "val_accuracy"
     best_mode: Literal["max", "min"] | None = None
     on_nan: str = "stop"
@@ -216,6 +219,7 @@ class RunKeywords(TypedDict, total=False):
     checkpoint_every: str
     keep: int
     log_every: int
+    metrics: Mapping[str, Any] | None
     best: str
     best_mode: Literal["max", "min"] | None
     on_nan: str
