@@ -17,7 +17,7 @@ from flambeau.train.build.data import DataFacts
 from flambeau.train.fit import Training, set_up
 from flambeau.train.loop.nan_guard import CURES, NotFinite
 from flambeau.train.loop.progress_bar import ProgressBar
-from flambeau.train.settings.settings import ResolvedSettings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 
 _STEPS = 6
 _ENOUGH_S = 20.0  # of steps; the first one is made in any case

@@ -39,8 +39,8 @@ from flambeau.train.run import Run
 from flambeau.train.settings.config_file import as_dict
 from flambeau.train.settings.fields import parse_betas
 from flambeau.train.settings.named_schedule import NamedSchedule
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.run_options import RunKeywords
-from flambeau.train.settings.settings import ResolvedSettings
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.fields import check_value
-from flambeau.train.settings.settings import FIELDS, ResolvedSettings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.settings.settings import FIELDS
 from flambeau.train.weights.readers import read_safetensors
 
 BATCH = 64  # images per forward pass; chosen, untested

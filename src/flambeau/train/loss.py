@@ -17,7 +17,7 @@ from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.mixup import mixup
 from flambeau.train.build.data import DataFacts, teacher_sha256
 from flambeau.train.inference import Trained, load_trained
-from flambeau.train.settings.settings import ResolvedSettings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 
 
 class TrainingLoss:

@@ -20,7 +20,8 @@ from flambeau.train.fit import Training, fit, set_up
 from flambeau.train.loop.nan_guard import CURES, NotFinite
 from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.default_folder import EMBEDDED_NAME
-from flambeau.train.settings.settings import ResolvedSettings, Settings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.settings.settings import Settings
 
 _BY_FLAGS = {
     START_AGAIN: "--fresh sets it aside",

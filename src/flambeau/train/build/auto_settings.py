@@ -21,7 +21,8 @@ from flambeau.train.build.model import SMALL, TINY, input_channels, pretrained_n
 from flambeau.train.build.optimizer import BASE_LR, SMALL_LR
 from flambeau.train.loop.lr_schedule import FACTOR, PATIENCE
 from flambeau.train.settings.named_schedule import GAMMA
-from flambeau.train.settings.settings import BETAS, MOMENTUM, ResolvedSettings, Settings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.settings.settings import BETAS, MOMENTUM, Settings
 
 EMBEDDED_EPOCHS = 6
 """Of tiny_convnet at a batch of 64: the least work that is safely above 88 %."""

@@ -17,7 +17,8 @@ from flambeau.errors import InputError
 from flambeau.train.build.device import pick_device
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.settings.settings import ResolvedSettings, Settings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.settings.settings import Settings
 
 # Where small images are held. Not on a CPU, where it saves nothing: a batch of 128 of Fashion-MNIST takes
 # 0.79 ms instead of 0.82 ms, and its step over 100 ms (one core of an EPYC).

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flambeau.errors import InputError, nearest
 from flambeau.train.build.data import DataFacts
 from flambeau.train.build.device import pick_device
-from flambeau.train.settings.settings import ResolvedSettings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.user_code import first_line, is_function, load_function, naming
 
 SMALL, TINY = "small_convnet", "tiny_convnet"

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from flambeau.errors import InputError, nearest
 from flambeau.train.settings.durations import parse_duration
-from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.settings.settings import FIELDS, Settings
 
 _MAX_BYTES = 2**18  # config.toml of `flambeau train` has 2 kB; a script may add a table of its own
 _KEY_PART = r"""(?:"(?:[^"\\\n]|\\.){0,200}+"|'[^'\n]{0,200}+'|(?<![\w-])[\w-]++)"""
