@@ -70,7 +70,7 @@ class Settings:
     padding: int | None = setting(
         None, "pixels by which images of one small size are moved each way, at most",
         group="data", range=Range(0, 63),
-        auto="an eighth of their side; 1 for the embedded data",
+        auto="an eighth of their side; 0 for the embedded data",
     )  # fmt: skip
     augment: str = setting(
         "none", "random operations on training images, after crop and flip",
@@ -151,7 +151,7 @@ class Settings:
     epochs: int | None = setting(None, "short for --duration Nep", group="length", range=AT_LEAST_1)
     duration: str | None = setting(
         None, "such as 90ep or 5000st", group="length",
-        auto="6ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
+        auto="5ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
     )  # fmt: skip
     batch_size: int | None = setting(
         None,
