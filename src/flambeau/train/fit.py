@@ -22,6 +22,7 @@ from flambeau.recipes.setup.seeding import seed_everything
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.plateau import ReduceOnPlateau
+from flambeau.train.build.class_balance import balanced_sampler
 from flambeau.train.build.data import DataFacts, datasets
 from flambeau.train.build.device import pick_device, use_float32, use_threads
 from flambeau.train.build.fine_tuning import (
@@ -126,7 +127,7 @@ def set_up(
     options: RunKeywords = {
         **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
         "on_bad": bad_images.report_to(train_data.describe), "explain": explain_batch,
-        "bar": bar, "replay_from": replay_from,
+        "sampler": balanced_sampler(settings, train.labels), "bar": bar, "replay_from": replay_from,
     }  # fmt: skip
     run = Run(folder, model, optimizer, train_data, **options)
     for line in lines if run.state.step == 0 else ():

@@ -45,6 +45,8 @@ class TrainingLoss:
         self._model, self._settings = model, settings
         self._device, self._precision = device, settings.autocast
         self._num_classes = len(facts.classes)
+        weights = facts.class_weights
+        self._class_weights = None if weights is None else torch.tensor(weights, device=device)
         self._normalize, self._teacher = normalize, teacher
 
     def __call__(self, images: Tensor, targets: Tensor, *, step: int) -> Tensor:
@@ -67,7 +69,9 @@ class TrainingLoss:
             logits = self._model(x)
             if self._teacher is not None:
                 asked = self._teacher(x)
-        loss = cross_entropy(logits, targets, smoothing=settings.label_smoothing)
+        loss = cross_entropy(
+            logits, targets, smoothing=settings.label_smoothing, weight=self._class_weights
+        )
         hits = None if alpha else correct(logits.detach(), targets)
         if self._teacher is None:
             return loss, hits

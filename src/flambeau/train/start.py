@@ -12,6 +12,7 @@ from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.train.build.auto_settings import resolve
+from flambeau.train.build.class_balance import class_lines
 from flambeau.train.build.data import DataFacts, check_unchanged, open_data
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import START_AGAIN, RunFolder
@@ -107,7 +108,7 @@ def _open(
     else:
         resolved, facts = ranks.first(lambda: resolve(settings, train, val))
     moved = None if stored is None else ranks.first(lambda: _moved(place, stored.data))
-    ranks.each(lambda: check_unchanged(facts, train, val, model=resolved.model, moved=moved))
+    ranks.each(lambda: check_unchanged(facts, train, val, settings=resolved, moved=moved))
     return resolved, facts, train, val
 
 
@@ -159,6 +160,8 @@ def _show(
 ) -> None:
     """Every setting with its value: nothing is hidden."""
     say(f"{len(train)} images to train on, {len(val)} to evaluate on")
+    for line in class_lines(settings, train.labels, train.classes):
+        say(line)
     by_group: dict[str, list[str]] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)

@@ -87,7 +87,7 @@ def test_nothing_is_left_open() -> None:
     left_open = {f.name for f in dataclasses.fields(settings)} - as_dict(settings).keys()
     # Without effect on this schedule and optimizer.
     of_others = {"patience", "plateau_factor", "gamma", "milestones", "betas"}
-    of_others |= {"crop_scale"}  # these images are moved and not cropped
+    of_others |= {"crop_scale", "class_weights"}  # these images are moved, and of even classes
     of_others |= {"weights", "head_lr", "teacher", "teacher_weight", "temperature"}
     assert left_open == {"data", "epochs"} | of_others  # the embedded data; said as duration
     assert "auto" not in as_dict(settings).values()
@@ -238,7 +238,9 @@ def test_other_files_are_no_facts(content: bytes | None, tmp_path: Path) -> None
 
 
 def check(facts: DataFacts, images: Path, model: str = "small_convnet") -> None:
-    check_unchanged(facts, *open_sources(images), model=model)
+    train, val = open_sources(images)
+    settings, _ = resolve(Settings(data=str(images), **CPU), train, val)
+    check_unchanged(facts, train, val, settings=dataclasses.replace(settings, model=model))
 
 
 def test_changed_data_are_refused(images: Path) -> None:

@@ -11,6 +11,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.ranks import local_world
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.training.schedules import linear_scaled_lr
+from flambeau.train.build.class_balance import class_weights
 from flambeau.train.build.data import (
     DataFacts,
     model_file_sha256,
@@ -122,6 +123,7 @@ def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: 
         val_fingerprint=val.fingerprint,
         model_file_sha256=model_file_sha256(model),
         teacher_sha256=teacher_sha256(settings.teacher),
+        class_weights=class_weights(settings, train.labels, train.classes),
     )
 
 

@@ -14,6 +14,7 @@ from flambeau.data.sources.source import Source
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
+from flambeau.train.build.class_balance import class_weights
 from flambeau.train.build.device import pick_device
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
@@ -37,6 +38,7 @@ class DataFacts:
         train_fingerprint, val_fingerprint: hex SHA-256 of what the sources say of themselves.
         model_file_sha256: of FILE.py where the model comes from one, else None.
         teacher_sha256: of the weights of the teacher, where there is one.
+        class_weights: of each class in the loss, where they are not all 1.
     """
 
     classes: list[str]
@@ -49,6 +51,7 @@ class DataFacts:
     val_fingerprint: str
     model_file_sha256: str | None
     teacher_sha256: str | None = None
+    class_weights: list[float] | None = None
 
     def as_json(self) -> bytes:
         """The content of dataset.json."""
@@ -92,19 +95,24 @@ def reopen_data(settings: ResolvedSettings, facts_path: Path) -> tuple[Source, S
     """
     facts = DataFacts.read(facts_path)
     train, val = open_data(settings)
-    check_unchanged(facts, train, val, model=settings.model)
+    check_unchanged(facts, train, val, settings=settings)
     return train, val, facts
 
 
 def check_unchanged(
-    facts: DataFacts, train: Source, val: Source, *, model: str, moved: str | None = None
+    facts: DataFacts,
+    train: Source,
+    val: Source,
+    *,
+    settings: ResolvedSettings,
+    moved: str | None = None,
 ) -> None:
     """Refuse to continue a run on other data than it was started with.
 
     Args:
         facts: of the run.
         train, val: the sources now.
-        model: of the run.
+        settings: of the run.
         moved: a sentence on where the data were and are, if those are two places.
 
     Raises:
@@ -122,10 +130,16 @@ def check_unchanged(
                 else f"the {what} data have changed since the run was started {images}; restore them, or "
                 "start again with --fresh or another --out"
             )
+    model = settings.model
     if model_file_sha256(model) != facts.model_file_sha256:
         raise InputError(
             f"{model.rpartition(':')[0]} has changed since the run was started; "
             "restore it, or start again with --fresh or another --out"
+        )
+    if class_weights(settings, train.labels, train.classes) != facts.class_weights:
+        raise InputError(
+            f"the weights in {settings.class_weights} have changed since the run was started; restore them, "
+            "or start again with --fresh or another --out"
         )
 
 

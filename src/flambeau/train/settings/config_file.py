@@ -93,6 +93,7 @@ def canonical(settings: _AnySettings) -> _AnySettings:
         data=_full(settings.data),
         teacher=_full(settings.teacher),
         weights=_full(settings.weights),
+        class_weights=_full(settings.class_weights),
         model=model,
         epochs=None,
         duration=None if duration is None else str(parse_duration(duration, name="duration")),
@@ -102,8 +103,8 @@ def canonical(settings: _AnySettings) -> _AnySettings:
 
 
 def _full(data: str | None) -> str | None:
-    """A path in full; a data set by name stays what it is."""
-    if data is None or data.startswith("torchvision:"):
+    """A path in full; a data set by name, and 'auto', stay what they are."""
+    if data is None or data == "auto" or data.startswith("torchvision:"):
         return data
     return str(Path(data).resolve())
 

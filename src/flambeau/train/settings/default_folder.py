@@ -13,10 +13,14 @@ _PACKED_FOLDERS = (".lmdb", ".zarr", ".n5")  # whose suffix is no part of a name
 
 
 def told_settings(settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given, in their one spelling; 'auto' says as little as one that was not."""
+    """The settings that were given, in their one spelling; a default of 'auto' says as little as none."""
     names = dict.fromkeys(("duration", *given))
     values = {name: getattr(settings, name) for name in names}
-    return {name: v for name, v in values.items() if v is not None and v != "auto"}
+    return {
+        name: v
+        for name, v in values.items()
+        if v is not None and not v == FIELDS[name].default == "auto"
+    }
 
 
 def default_folder(settings: Settings, told: Mapping[str, Any]) -> Path:

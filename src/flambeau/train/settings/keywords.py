@@ -15,6 +15,7 @@ class SettingsKeywords(TypedDict, total=False):
     augment: str
     color_jitter: float
     random_erasing: float
+    balance: str
     workers: int | None
     model: str | None
     pretrained: bool
@@ -46,6 +47,7 @@ class SettingsKeywords(TypedDict, total=False):
     plateau_factor: float | None
     clip_norm: float
     label_smoothing: float
+    class_weights: str | None
     mixup: float
     cutmix: float
     on_nan: str

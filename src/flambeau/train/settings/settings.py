@@ -86,6 +86,10 @@ class Settings:
         group="data",
         range=SHARE,
     )
+    balance: str = setting(
+        "none", "draw the classes of an epoch evenly (full), or half-way to it (sqrt), with repetitions",
+        group="data", choices=("none", "sqrt", "full"),
+    )  # fmt: skip
     workers: int | None = setting(
         None, "processes that read data, for each that trains; 0 reads in the training process",
         group="data", range=Range(0, 1024), neutral=True,
@@ -230,6 +234,10 @@ class Settings:
     label_smoothing: float = setting(
         0.1, "from 0 to below 1", group="optimization", range=SHARE_BELOW_1
     )
+    class_weights: str | None = setting(
+        None, "weight of each class in the loss: auto takes the inverse of its share of the images; "
+        "or a JSON file with a number for each class", group="optimization",
+    )  # fmt: skip
     mixup: float = setting(0.0, "alpha of mixup; 0 is off", group="optimization", range=_ALPHA)
     cutmix: float = setting(
         0.0, "alpha of CutMix; 0 is off; with --mixup each batch gets one of the two",
@@ -290,6 +298,11 @@ class Settings:
         if self.epochs is not None and self.duration is not None:
             raise InputError(
                 f"epochs = {self.epochs} and duration = {self.duration!r} contradict each other: "
+                "give one of them"
+            )
+        if self.balance != "none" and self.class_weights == "auto":
+            raise InputError(
+                f"balance = {self.balance!r} and class_weights = 'auto' both make up for rare classes: "
                 "give one of them"
             )
         if self.pretrained and self.weights is not None:
