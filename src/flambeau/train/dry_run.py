@@ -1,5 +1,6 @@
 """The first steps of a training without a trace: `flambeau train --dry-run`."""
 
+import dataclasses
 import shutil
 import statistics
 import sys
@@ -43,6 +44,7 @@ def dry_run(
     ranks = join_ranks()
     folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-dry-run-"))
     try:
+        settings = dataclasses.replace(settings, extend=None)  # of the run that is in its folder
         training = set_up(settings, facts, train, val, folder=Path(folder) / "run", bar=False)
         # Silent from here: Ctrl-C leaves nothing to go on.
         training.run.progress = ProgressBar(shown=False, silent=True)

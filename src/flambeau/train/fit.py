@@ -188,7 +188,7 @@ def new_model(
 def run_options(settings: ResolvedSettings) -> RunKeywords:
     """The options of `Run` that are settings too, and all settings for config.toml."""
     return {
-        "duration": settings.duration, "batch_size": settings.batch_size,
+        "duration": settings.duration, "extend": settings.extend, "batch_size": settings.batch_size,
         "accumulate": settings.accumulate, "seed": settings.seed, "workers": settings.workers,
         "precision": settings.autocast, "warmup": settings.warmup,
         "compression": settings.compression, "clip_norm": settings.clip_norm, "ema": settings.ema,

@@ -33,7 +33,7 @@ from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.build.device import generators_of
 from flambeau.train.checkpoints.checkpointer import Restored, restore
-from flambeau.train.checkpoints.published_weights import Result, published
+from flambeau.train.checkpoints.published_weights import Result
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.evaluation import evaluated_batches, generators_restored
@@ -361,17 +361,16 @@ class Run:
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint that is whole, if there is any."""
-        self.result = self._ranks.first(lambda: published(self.folder))
         found = self._recorder.newest()
         if found is not None:
             self._go_to(found)
             if self.state.position and self._parts.loader.are_shares:
                 check_shares(found.meta["exactness"].get("processes", 1), self._ranks.world)
+        self.result = self._recorder.result(self.plan, self._options, self._parts.schedule)
         if self.result is not None:
             return
         if found is not None:
-            self.progress.say(f"going on from step {self.state.step} of {self.plan.total_steps}")
-            self._recorder.say_if_not_exact(found, self._options)
+            self._recorder.say_where(found, self.plan, self._options)
         self._recorder.open_metrics(found)
 
     def _go_to(self, found: Restored) -> None:

@@ -25,7 +25,7 @@ from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import Settings
 
 _BY_FLAGS = {
-    START_AGAIN: "--fresh sets it aside",
+    START_AGAIN: "--fresh sets it aside, and --weights RUN --out NEW begins another one from its weights",
     CURES: "Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback",
 }
 
@@ -64,7 +64,7 @@ def start(
         stored = None if fresh else ranks.first(lambda: _stored(told, place))
         ranks.first(lambda: _check_outside(folder, (stored or settings).data))
         opened = _open(settings, stored, place, ranks)
-        if stored is not None and ranks.first(lambda: published(place)) is not None:
+        if stored is not None and ranks.first(lambda: _is_finished(stored, place)):
             return True
         if dry_run:
             ranks.first(lambda: _show(*opened, say=say))
@@ -110,6 +110,12 @@ def _open(
     moved = None if stored is None else ranks.first(lambda: _moved(place, stored.data))
     ranks.each(lambda: check_unchanged(facts, train, val, settings=resolved, moved=moved))
     return resolved, facts, train, val
+
+
+def _is_finished(settings: ResolvedSettings, place: RunFolder) -> bool:
+    """Whether nothing is left to do, nor added now by `extend`."""
+    extended = (place.read_config() or {}).get("extend")
+    return published(place) is not None and settings.extend == extended
 
 
 def _moved(place: RunFolder, data: str | None) -> str | None:

@@ -292,6 +292,7 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "shard": "fsdp",
         "on_nan": "rollback",
         "recompute": "layer*.*",
+        "extend": "2ep",
     }
     assert differences(stored, {**stored, **neutral}) == []
     assert {n for n, f in FIELDS.items() if f.metadata["neutral"]} == set(neutral)

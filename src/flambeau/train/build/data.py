@@ -127,8 +127,9 @@ def check_unchanged(
             raise InputError(
                 f"{moved}: its {what} data are others {images}; name another folder with --out"
                 if moved
-                else f"the {what} data have changed since the run was started {images}; restore them, or "
-                "start again with --fresh or another --out"
+                else f"the {what} data have changed since the run was started {images}; restore them, "
+                "start again with --fresh or another --out, or let a run on the new data begin with what "
+                "this one has learned: --weights RUN --out NEW"
             )
     model = settings.model
     if model_file_sha256(model) != facts.model_file_sha256:

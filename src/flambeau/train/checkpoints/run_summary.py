@@ -17,7 +17,7 @@ from typing import Any, Literal
 from flambeau.errors import InputError
 from flambeau.train.checkpoints.run_lock import is_locked
 from flambeau.train.settings.config_file import load_toml
-from flambeau.train.settings.durations import parse_duration
+from flambeau.train.settings.durations import Duration, parse_duration
 
 State = Literal["finished", "running", "stopped", "failed", "damaged", "foreign"]
 STATES: tuple[State, ...] = ("finished", "running", "stopped", "failed", "damaged", "foreign")
@@ -225,11 +225,11 @@ class _Reader:
 
     def _total(self) -> int | None:
         """The steps of the whole run."""
-        duration = parse_duration(self._config["duration"], name="duration")
-        if duration.unit == "st":
-            return duration.steps(steps_per_epoch=0)
-        per_epoch = self._steps_per_epoch()
-        return None if per_epoch is None else max(1, duration.steps(steps_per_epoch=per_epoch))
+        lengths = _lengths(self._config)
+        per_epoch = 0 if {length.unit for length in lengths} == {"st"} else self._steps_per_epoch()
+        if per_epoch is None:
+            return None
+        return max(1, sum(length.steps(steps_per_epoch=per_epoch) for length in lengths))
 
     def _seconds(self) -> float | None:
         """Of training: the images between two lines, divided by their images_per_s, summed over all lines."""
@@ -253,9 +253,15 @@ class _Reader:
         return epoch * samples + min(in_epoch * batch, samples)
 
 
+def _lengths(config: Mapping[str, Any]) -> list[Duration]:
+    """The duration of a run, and by how much it was extended."""
+    told = [config["duration"], *([config["extend"]] if "extend" in config else [])]
+    return [parse_duration(text, name="duration") for text in told]
+
+
 def _is_of_a_run(config: Mapping[str, Any]) -> bool:
     try:
-        parse_duration(config["duration"], name="duration")
+        _lengths(config)
     except (KeyError, InputError, TypeError):
         return False
     return {"batch_size", "seed", "checkpoint_every"} <= config.keys()

@@ -5,14 +5,17 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from flambeau.errors import InputError
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.parallel.shard_layout import Layout
 from flambeau.recipes.setup.environment import environment
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, SaveFailed
 from flambeau.train.checkpoints.metrics_log import MetricsLog
-from flambeau.train.checkpoints.published_weights import Result, publish
+from flambeau.train.checkpoints.published_weights import Result, publish, published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
+from flambeau.train.loop.lr_schedule import LRSchedule
+from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.run_options import RunOptions
 
@@ -45,6 +48,7 @@ class Recorder:
         self._folder, self._state, self._ranks = folder, state, ranks
         self._layout, self._keep, self._say = layout, keep, say
         self._metrics_log: MetricsLog | None = None
+        self._extended: str | None = None  # by how much the run was before
         # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
         self._repeated: dict[int, tuple[int, int]] = {}
 
@@ -56,7 +60,8 @@ class Recorder:
         """
         report = json.dumps({**environment(), "exactness": self.exactness}, indent=2) + "\n"
         files = {"environment.json": report.encode(), **attachments}
-        self._ranks.first(lambda: self._folder.claim(identity, files))
+        stored = self._ranks.first(lambda: self._folder.claim(identity, files))
+        self._extended = None if stored is None else stored.get("extend")
         if self._layout is not None:
             from flambeau.train.checkpoints.sharded_checkpointer import ShardedCheckpointer
 
@@ -113,6 +118,41 @@ class Recorder:
             before=(lambda: None) if metrics_log is None else metrics_log.sync,
         )
 
+    def result(self, plan: StepPlan, options: RunOptions, schedule: LRSchedule) -> Result | None:
+        """What the run has published; None while it is not finished, or if it is to be longer from now on.
+
+        Args:
+            plan, options, schedule: of the run, as long as it is to be.
+
+        Raises:
+            InputError: a run that is not over is to be longer, or one is to be shorter.
+        """
+        state, extend = self._state, options.extend
+        before, now = plan.extension(self._extended), plan.extension(extend)
+        if now == before:
+            return self._ranks.first(lambda: published(self._folder))
+        steps = plan.total_steps - now + before
+        if now < before:
+            raise InputError(
+                f"the run has been extended by {self._extended}: give extend = {self._extended!r}, or more"
+            )
+        if not state.stopped and state.step < steps:
+            raise InputError(
+                f"extend = {extend!r} is for a finished run, and this one stands at step {state.step} of "
+                f"{steps}: let it finish first"
+            )
+        state.stopped = False
+        if state.best.improved_at is not None:
+            state.best.improved_at = state.step  # patience begins anew
+        # Before config.toml says so: a start that is killed in between finds a run at its end, and none that
+        # seems to be finished at its new length.
+        self._ranks.first(lambda: self._folder.result.unlink(missing_ok=True))
+        self._say(
+            f"the run of {steps} steps is extended by {extend}: the learning rate is that of a run of "
+            f"{plan.total_steps}, so now {schedule(state.step):.4g} of its peak"
+        )
+        return None
+
     def wait_for_all(self) -> None:
         """Return when the checkpoint is on the disk; a failure on rank 0 is one on all."""
         if self._layout is not None:
@@ -134,8 +174,9 @@ class Recorder:
             )
         )
 
-    def say_if_not_exact(self, found: Restored, options: RunOptions) -> None:
-        """What keeps a resume from giving the bits of a run that was never stopped, if something does."""
+    def say_where(self, found: Restored, plan: StepPlan, options: RunOptions) -> None:
+        """Where a resume goes on, and what keeps it from the bits of a run that was never stopped, if any."""
+        self._say(f"going on from step {self._state.step} of {plan.total_steps}")
         reasons = changes(found.meta["exactness"], self.exactness)
         if self._ranks.world > 1 and options.compression == "powersgd":
             reasons.append(POWERSGD_FORGETS)

@@ -98,7 +98,7 @@ def make_parts(
     )
     _check_ready_batches(loader, data, given)
     plan = StepPlan(
-        steps_per_epoch=loader.batches_per_epoch, duration=options.duration,
+        steps_per_epoch=loader.batches_per_epoch, duration=options.duration, extend=options.extend,
         checkpoint_every=options.checkpoint_every, log_every=options.log_every,
     )  # fmt: skip
     schedule = LRSchedule(

@@ -31,6 +31,7 @@ class SettingsKeywords(TypedDict, total=False):
     temperature: float | None
     epochs: int | None
     duration: str | None
+    extend: str | None
     batch_size: int | None
     early_stop: int
     accumulate: int

@@ -30,7 +30,7 @@ _HIGHER_IS_BETTER = {  # 'f' and 'top' of f1 and top5
     "f", "map", "iou", "miou", "dice", "jaccard", "bleu", "rouge", "psnr", "ssim", "score", "kappa", "mcc",
     "correlation", "likelihood", "reward",
 }  # fmt: skip
-_DURATIONS = {"duration", "warmup", "checkpoint_every"}  # parse_duration says what one is
+_DURATIONS = {"duration", "extend", "warmup", "checkpoint_every"}  # parse_duration says what one is
 _SAMPLER = "one of flambeau.recipes.data.samplers, or anything with len() and order(epoch)"
 
 
@@ -42,6 +42,8 @@ class RunOptions:
 
     Args:
         duration: such as '90ep' or '5000st'.
+        extend: train a finished run on, for so much more than `duration`, such as '10ep'; the schedule is
+            that of a run of the whole length.
         batch_size: samples per forward pass (of a Dataset), of all processes together.
         accumulate: forward passes per optimizer step. The last batch of an epoch may be smaller; each part
             is weighted so that the gradient is that of the mean loss over the whole batch.
@@ -87,6 +89,7 @@ class RunOptions:
     """
 
     duration: str
+    extend: str | None = None
     batch_size: int = 64
     accumulate: int = 1
     seed: int = 0
@@ -206,6 +209,7 @@ class RunKeywords(TypedDict, total=False):
     """The fields of RunOptions as keyword arguments, for type checkers and editors."""
 
     duration: str
+    extend: str | None
     batch_size: int
     accumulate: int
     seed: int

@@ -87,7 +87,7 @@ class Settings:
         range=SHARE,
     )
     balance: str = setting(
-        "none", "draw the classes of an epoch evenly (full), or half-way to it (sqrt), with repetitions",
+        "none", "draw the classes of an epoch evenly (full), or half of the way (sqrt), with repetitions",
         group="data", choices=("none", "sqrt", "full"),
     )  # fmt: skip
     workers: int | None = setting(
@@ -156,6 +156,10 @@ class Settings:
     duration: str | None = setting(
         None, "such as 90ep or 5000st", group="length",
         auto="5ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
+    )  # fmt: skip
+    extend: str | None = setting(
+        None, "train a finished run on, for so much more than its duration, such as 10ep", group="length",
+        neutral=True,
     )  # fmt: skip
     batch_size: int | None = setting(
         None,
@@ -327,6 +331,8 @@ class Settings:
                 )
         if warmup.unit == "%" and warmup.amount >= 100:
             raise InputError(f"warmup = {self.warmup!r} leaves nothing of the run")
+        if self.extend is not None and not parse_duration(self.extend, name="extend").amount:
+            raise InputError(f"extend must be above 0, got {self.extend!r}")
         if parse_duration(self.checkpoint_every, name="checkpoint_every").amount <= 0:
             raise InputError(f"checkpoint_every must be above 0, got {self.checkpoint_every!r}")
 
