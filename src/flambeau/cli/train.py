@@ -11,6 +11,7 @@ from typing import Any
 
 from flambeau.cli.launch import number_of_procs
 from flambeau.errors import InputError
+from flambeau.terminal import say
 from flambeau.train.settings.config_file import canonical, read_config
 from flambeau.train.settings.default_folder import default_folder, told_settings
 from flambeau.train.settings.fields import allowed_types
@@ -122,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
         from flambeau.train.start import start
 
         was_finished = start(
-            settings, told, folder, say=_say, fresh=arguments.fresh, dry_run=arguments.dry_run
+            settings, told, folder, say=say, fresh=arguments.fresh, dry_run=arguments.dry_run
         )
         if was_finished or not arguments.dry_run:
             _report(folder, already=was_finished)
@@ -149,7 +150,7 @@ def _launch(words: Sequence[str], procs: int) -> int:
         if not skip and word != "--procs" and not word.startswith("--procs="):
             kept.append(word)
         skip = word == "--procs"
-    return launch([sys.executable, "-m", "flambeau", *kept], procs=procs, say=_say)
+    return launch([sys.executable, "-m", "flambeau", *kept], procs=procs, say=say)
 
 
 def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
@@ -159,7 +160,7 @@ def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
         raise InputError(f"--replay-step takes its settings from the run; leave {flag} out")
     from flambeau.train.replay_step import replay_step
 
-    return replay_step(Path(arguments.replay_step), say=_say)
+    return replay_step(Path(arguments.replay_step), say=say)
 
 
 def _report(folder: Path, *, already: bool) -> None:
@@ -209,7 +210,3 @@ def _metavar(name: str, kind: type) -> str:
     if name in ("duration", "warmup", "checkpoint_every"):
         return "LENGTH"
     return {int: "N", float: "X", str: "NAME"}[kind]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
