@@ -56,6 +56,11 @@ def say(text: str, *, green: str = "") -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def columns() -> int:
+    """Of the terminal; 80 where there is none."""
+    return error_console().width if sys.stderr.isatty() else 80
+
+
 def error_console() -> "Console":
     """Standard error as rich sees it, as plain text but for styles that are asked for."""
     from rich.console import Console
