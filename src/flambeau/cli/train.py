@@ -12,6 +12,7 @@ from flambeau.cli.launch import number_of_procs
 from flambeau.cli.table import print_json
 from flambeau.cli.train_flags import add_flags, flag_of
 from flambeau.errors import InputError
+from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
 from flambeau.terminal import say
 from flambeau.train.settings.config_file import canonical, read_config
 from flambeau.train.settings.default_folder import default_folder, told_settings
@@ -27,8 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser, *, chinese: bool = False) -> 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, continue, or replay one step."""
-    from flambeau.parallel.preemption import FLAG
-
     if arguments.local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(arguments.local_rank))
     # cuBLAS reads it when CUDA starts, which looking for a device does: see recipes/setup/determinism.py.
@@ -47,7 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
         given = _with_file(arguments.config, given)
     settings = canonical(Settings(**given))
     if arguments.procs is not None and (procs := _procs(arguments.procs)) > 1:
-        return _launch(arguments.words, procs)
+        code = _launch(arguments.words, procs)
+        if arguments.json_lines and code not in (
+            0,
+            2,
+            EXIT_CODE,
+        ):  # of 2 the first process has told
+            why = "a process has ended; standard error says why"
+            print_json([{"event": "error", "message": why, "exit_code": code}])
+        return code
     told = told_settings(settings, given)
     folder = default_folder(settings, told) if arguments.out is None else Path(arguments.out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
@@ -83,8 +90,6 @@ def _told_to_a_program(
     if not wanted:
         yield None
         return
-    from flambeau.parallel.preemption import Preempted
-
     output = sys.stdout
     is_read = True
 
