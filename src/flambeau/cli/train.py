@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         given = _with_file(arguments.config, given)
     settings = canonical(Settings(**given))
     if arguments.procs is not None and (procs := _procs(arguments.procs)) > 1:
-        code = _launch(arguments.words, procs)
-        if arguments.json_lines and code not in (
-            0,
-            2,
-            EXIT_CODE,
-        ):  # of 2 the first process has told
-            why = "a process has ended; standard error says why"
-            print_json([{"event": "error", "message": why, "exit_code": code}])
-        return code
+        return _launch(arguments, procs)
     told = told_settings(settings, given)
     folder = default_folder(settings, told) if arguments.out is None else Path(arguments.out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
@@ -122,16 +114,20 @@ def _procs(text: str) -> int:
     return number_of_procs(text)
 
 
-def _launch(words: Sequence[str], procs: int) -> int:
+def _launch(arguments: argparse.Namespace, procs: int) -> int:
     """Run this command, without --procs, on several processes of this machine."""
     from flambeau.parallel.launcher.launch import launch
 
     kept, skip = [], False
-    for word in words:
+    for word in arguments.words:
         if not skip and word != "--procs" and not word.startswith("--procs="):
             kept.append(word)
         skip = word == "--procs"
-    return launch([sys.executable, "-m", "flambeau", *kept], procs=procs, say=say)
+    code = launch([sys.executable, "-m", "flambeau", *kept], procs=procs, say=say)
+    if arguments.json_lines and code not in (0, 2, EXIT_CODE):  # of 2 the first process has told
+        why = "a process has ended; standard error says why"
+        print_json([{"event": "error", "message": why, "exit_code": code}])
+    return code
 
 
 def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
