@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import flambeau as package
 from flambeau.cli.command import VERBS, main
+from flambeau.train.settings import chinese_help
 from flambeau.train.settings.settings import FIELDS
 
 HEAVY = ("torch", "numpy", "PIL", "timm", "torchvision", "safetensors", "tqdm", "rich", "shtab")
@@ -74,6 +76,56 @@ def test_every_setting_has_its_flag_and_its_text(flambeau: Any) -> None:
     assert "%%" not in text
 
 
+def test_what_matters_comes_first(flambeau: Any) -> None:
+    text = flambeau("train --help").out
+    head, _, rest = text.partition("what matters first:\n")
+    first, *others = re.split(r"^(?=\S.*:$)", rest, flags=re.MULTILINE)
+    shown = re.findall(r"^  (DATA|--[a-z-]+)", first, re.MULTILINE)
+    assert shown == [
+        "DATA", "--out", "--model", "--epochs", "--batch-size", "--lr", "--image-size", "--pretrained",
+        "--optimizer", "--schedule", "--augment", "--seed",
+    ]  # fmt: skip
+    assert "--lr" not in head
+    flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
+    assert len(flags) == len(set(flags))
+    headings = [other.splitlines()[0] for other in others]
+    assert headings == [
+        "data:", "model:", "fine-tuning:", "length:", "optimization:", "machine:", "processes:",
+        "run folder:",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", ["train --help --zh", "train --zh --help", "train --zh"])
+def test_the_help_of_train_in_chinese(flambeau: Any, words: str) -> None:
+    code, out, err = flambeau(words)
+    assert (code, err) == (0, "")
+    flags = re.compile(r"^  (?:-h, )?(--[a-z-]+|DATA)", re.MULTILINE)
+    assert flags.findall(out) == flags.findall(flambeau("train --help").out)
+    plain = re.sub(r"\s", "", out)
+    for name, (meaning, auto) in chinese_help.SETTINGS.items():
+        for text in (meaning, auto):
+            assert re.sub(r"\s", "", text.replace("%%", "%")) in plain, name
+    for text in [*chinese_help.FLAGS.values(), *chinese_help.HEADINGS.values()]:
+        assert re.sub(r"\s", "", text) in plain
+    assert not re.findall(r"\b(the|default|of|and)\b", out)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_chinese_lines_fit_the_terminal(
+    flambeau: Any, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", f"{columns}")
+    for line in flambeau("train --zh").out.splitlines()[1:]:
+        width = sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in line)
+        assert width <= columns + 1 or "{" in line or " " not in line.strip(), line
+        assert line.lstrip()[:1] not in "，。；：）" or not line
+
+
+def test_zh_is_a_flag_of_train_alone(flambeau: Any) -> None:
+    assert flambeau("evaluate --zh").code == 2
+    assert "measure the model" in flambeau("evaluate --help").out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -84,7 +136,7 @@ def test_every_setting_has_its_flag_and_its_text(flambeau: Any) -> None:
         ("train --epoch 3", "unknown flag --epoch; did you mean '--epochs'?"),
         ("train --btach-size=3", "unknown flag --btach-size; did you mean '--batch-size'?"),
         ("train --no-flop", "unknown flag --no-flop; did you mean '--no-flip'?"),
-        ("train --zzz", "unknown flag --zzz (flambeau train --help lists all)"),
+        ("train --qqq", "unknown flag --qqq (flambeau train --help lists all)"),
         ("train a b", "unexpected argument 'b'; see flambeau train --help"),
         ("predict run x.png --jsn", "unknown flag --jsn; did you mean '--json'?"),
         ("predict run", "WHAT"),

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.reading_flags import add_reading_flags, check_at_least, printed, say
+from flambeau.cli.reading_flags import add_reading_flags, check_at_least, printed
+from flambeau.terminal import say
 
 if TYPE_CHECKING:
     from flambeau.train.inference import Sample

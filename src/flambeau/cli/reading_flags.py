@@ -46,10 +46,3 @@ def printed(text: str) -> str:
     """As standard output can show it."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def say(text: str) -> None:
-    """A line on standard error, above a progress bar if there is one."""
-    from tqdm import tqdm
-
-    tqdm.write(text, file=sys.stderr)

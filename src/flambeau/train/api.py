@@ -6,7 +6,6 @@ What the commands `flambeau train`, `predict` and `evaluate` do is done by the s
 import contextlib
 import math
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,10 +22,12 @@ from flambeau.recipes.training.calibration_error import CalibrationError
 from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
+from flambeau.terminal import CountBar
+from flambeau.terminal import say as terminal_say
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.evaluation.report import ClassFigures, Evaluation, ImagePredictions
-from flambeau.train.inference import Trained, at_size, image_bar, load_trained, read_for
+from flambeau.train.inference import Trained, at_size, load_trained, read_for
 from flambeau.train.loop.evaluation import generators_restored
 from flambeau.train.predictor import Predictor
 from flambeau.train.settings.config_file import canonical
@@ -102,14 +103,10 @@ def train(
         chosen = canonical(Settings(**given))
         told = told_settings(chosen, given)
         folder = default_folder(chosen, told) if out is None else Path(out)
-        start(chosen, told, folder, say=_print, fresh=fresh, bar=bar)
+        start(chosen, told, folder, say=terminal_say, fresh=fresh, bar=bar)
     result = published(RunFolder(folder))
     assert result is not None
     return TrainingResult(folder, result.weights, result.step, result.metrics)
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -219,7 +216,7 @@ def evaluate(
     source = open_source(Path(data), trained.facts.classes, download=download)
     loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     counters = _Counters.of(trained)
-    with image_bar(len(source), shown=progress) as bar:
+    with CountBar(len(source), unit="images", shown=progress) as bar:
         for micro in loader.stream(epoch=0, position=0, epochs=1):
             images, targets = micro.data
             if len(targets):

@@ -12,7 +12,6 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.image_dataset import ImageDataset
@@ -23,6 +22,7 @@ from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.errors import InputError
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
+from flambeau.terminal import CountBar
 from flambeau.train.build.data import DataFacts, model_file_sha256
 from flambeau.train.build.device import use_float32, use_threads
 from flambeau.train.build.model import check_output, make_model, normalizer
@@ -166,15 +166,6 @@ def read_for(
     return loader, bad
 
 
-def image_bar(total: int, *, shown: bool) -> "tqdm[Any]":
-    """A bar that counts images on standard error, if that is a terminal, and is gone at the end."""
-    if shown:
-        # tqdm's monitor is a thread, and workers are forked: no thread that is not needed.
-        tqdm.monitor_interval = 0
-    disable = None if shown else True  # None: unless it is a terminal
-    return tqdm(total=total, unit="image", disable=disable, leave=False, dynamic_ncols=True)
-
-
 def _newest(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:
     checkpoint, damaged = latest_checkpoint(folder.checkpoints)
     for error in damaged:
@@ -246,7 +237,7 @@ def predict(
     samples = (sample for one in given for sample in _samples(one))
     loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     readable = 0
-    with image_bar(len(source), shown=progress) as bar:
+    with CountBar(len(source), unit="images", shown=progress) as bar:
         for micro in loader.stream(epoch=0, position=0, epochs=1):
             here = list(islice(samples, len(micro.indices)))
             left_out = {int(index) - int(micro.indices[0]) for index in micro.bad}

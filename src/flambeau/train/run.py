@@ -99,8 +99,8 @@ class Run:
                 self.state, self._loop, parts.schedule, SingleProcess(), self._ranks.world
             )
             self._recorder = Recorder(
-                self.folder, self.state, ranks=self._ranks, keep=told.keep, say=self.progress.say,
-                layout=None if parts.shards is None else parts.shards[1],
+                self.folder, self.state, ranks=self._ranks, options=told, plan=self.plan,
+                progress=self.progress, layout=None if parts.shards is None else parts.shards[1],
             )  # fmt: skip
             if told.replay_from is not None:
                 self.state.load(restore(Path(told.replay_from)))
@@ -133,13 +133,13 @@ class Run:
                 return
             if state.step == 0 and state.position == 0:
                 self._save(wait=True)  # the trial: better to learn now that the folder takes none
-            self.progress.start(done=state.step, total=self.plan.total_steps)
+            self.progress.start(state, self.plan, world=self._ranks.world)
             self._loop.next_event = self.plan.next_event(state.step)
             self.state.window.restart_clock()
             # A position in an epoch means that its evaluation may still be owed.
             while not self._is_over or state.position:
                 self._preempt_if_asked()
-                yield state.epoch
+                yield self._recorder.start_epoch()
                 self._end_epoch()
             if state.stopped:
                 self.progress.say(f"the run ends at step {state.step} of {self.plan.total_steps}")
@@ -260,7 +260,7 @@ class Run:
                     self._recorder.saver.wait()  # as above
                 yield from evaluated_batches(
                     loader, self._parts, self._loop,
-                    ranks=self._ranks, model=self.model, ema=ema, say=self.progress.say,
+                    ranks=self._ranks, model=self.model, ema=ema, progress=self.progress,
                 )  # fmt: skip
         finally:
             self._loop.evaluated = None
@@ -304,14 +304,14 @@ class Run:
             self._roll_back(self.state.step - halted_steps)
             return
         self._recorder.write(row)
-        self.progress.note(f"loss {row.get('train_loss', float('nan')):.4f}")
+        self.progress.note(row)
 
     def _record(self, figures: dict[str, float]) -> None:
         """Write the line of an evaluation; the best so far gets a checkpoint, at an epoch's end later."""
         self.state.metrics = figures
         self.state.best.see(figures, step=self.state.step)
         self._parts.schedule.note(figures)
-        self._recorder.write_evaluation(figures, total_steps=self.plan.total_steps)
+        self._recorder.write_evaluation(figures)
         if self.state.best.step == self.state.step and self.state.position < self.state.data_length:
             self._save()
 
@@ -388,7 +388,6 @@ class Run:
         self._loop.stream = None
         why = self._nan_guard.roll_back(steps_before, self._recorder, self._go_to)
         self._step.sync.roll_back()
-        self.progress.go_back(done=self.state.step)
         self.progress.say(why)
 
 

@@ -4,13 +4,14 @@ What the command `flambeau train` and `flambeau.train.api.train` have in common.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
+from flambeau.terminal import columns
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.class_balance import class_lines
 from flambeau.train.build.data import DataFacts, check_unchanged, open_data
@@ -19,7 +20,7 @@ from flambeau.train.checkpoints.run_folder import START_AGAIN, RunFolder
 from flambeau.train.dry_run import dry_run as train_briefly
 from flambeau.train.fit import Training, fit, set_up
 from flambeau.train.loop.nan_guard import CURES, NotFinite
-from flambeau.train.settings.config_file import from_stored
+from flambeau.train.settings.config_file import as_dict, from_stored
 from flambeau.train.settings.default_folder import EMBEDDED_NAME
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import Settings
@@ -39,6 +40,7 @@ def start(
     fresh: bool = False,
     dry_run: bool = False,
     bar: bool = True,
+    listener: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> bool:
     """Train, or continue, with the watchdog between the processes from beginning to end.
 
@@ -50,6 +52,7 @@ def start(
         fresh: set a run aside that is in the folder.
         dry_run: train for some steps and leave nothing.
         bar: show a progress bar on a terminal.
+        listener: takes what happens, as a program wants it, on the first process.
 
     Returns:
         Whether the run was finished before.
@@ -67,17 +70,17 @@ def start(
         if stored is not None and ranks.first(lambda: _is_finished(stored, place)):
             return True
         if dry_run:
-            ranks.first(lambda: _show(*opened, say=say))
+            ranks.first(lambda: _show(told, *opened, say=say))
             train_briefly(*opened, say=say)
             return False
 
         def before_run() -> None:
             if fresh and (aside := place.set_aside()) is not None:
                 say(f"the run that was in {folder} is now in {aside}")
-            _show(*opened, say=say)
 
         training = set_up(*opened, folder=folder, bar=bar, before_run=before_run)
-        training.run.progress.say(f"the run is in {folder}")  # only now: nothing has prevented it
+        # Only now: nothing has prevented it, and no error is lost below many lines.
+        _tell_start(training, told, *opened, folder=folder, listener=listener)
         _fit(training)
         return False
     except InputError as error:
@@ -161,17 +164,60 @@ def _check_outside(folder: Path, data: str | None) -> None:
         )
 
 
-def _show(
-    settings: Settings, _: DataFacts, train: Source, val: Source, *, say: Callable[[str], None]
+def _tell_start(
+    training: Training,
+    told: Mapping[str, Any],
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    train: Source,
+    val: Source,
+    *,
+    folder: Path,
+    listener: Callable[[Mapping[str, Any]], None] | None,
 ) -> None:
-    """Every setting with its value: nothing is hidden."""
+    """What is about to be trained, for the user and for a program that listens."""
+    progress, state = training.run.progress, training.run.state
+    progress.listener = listener
+    _show(told, settings, facts, train, val, say=progress.say)
+    progress.say(f"the run is in {folder}")
+    progress.tell(
+        {
+            "event": "start", "folder": str(folder), "step": state.step,
+            "steps": training.run.plan.total_steps, "train_images": len(train), "val_images": len(val),
+            "settings": as_dict(settings), "given": [*told],
+        }
+    )  # fmt: skip
+
+
+def _show(
+    told: Mapping[str, Any],
+    settings: Settings,
+    _: DataFacts,
+    train: Source,
+    val: Source,
+    *,
+    say: Callable[[str], None],
+) -> None:
+    """Every setting with its value, those that were given first: nothing is hidden."""
     say(f"{len(train)} images to train on, {len(val)} to evaluate on")
     for line in class_lines(settings, train.labels, train.classes):
         say(line)
     by_group: dict[str, list[str]] = {}
+    for name, value in told.items():
+        by_group.setdefault("given", []).append(f"{name}={value}")
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if value is not None and field.name != "data":
+        if value is not None and field.name not in ("data", *told):
             by_group.setdefault(field.metadata["group"], []).append(f"{field.name}={value}")
     for group, texts in by_group.items():
-        say(f"  {group:<13} {' '.join(texts)}")
+        say(_wrapped(f"  {group:<13} ", texts))
+
+
+def _wrapped(head: str, texts: Sequence[str]) -> str:
+    """Texts behind a heading, in lines that fit the terminal; none of them is broken."""
+    lines, width = [head.rstrip()], columns()
+    for text in texts:
+        if len(lines[-1]) + 1 + len(text) > width and len(lines[-1]) > len(head):
+            lines.append("")
+        lines[-1] = f"{lines[-1].ljust(len(head) - 1)} {text}"
+    return "\n".join(lines)

@@ -20,7 +20,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
-from tqdm import tqdm
 
 from flambeau.data.images.decode import Stored
 from flambeau.data.images.thread_pool import DecodePool
@@ -35,6 +34,7 @@ from flambeau.data.sources.user_samples import (
 )
 from flambeau.errors import DecodeError, InputError
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
+from flambeau.terminal import CountBar
 from flambeau.user_code import call_function, first_line, line_of, naming, read_source
 
 _PARTS = {1: ("",), 2: ("training ", "validation ")}
@@ -172,9 +172,7 @@ class UserSource:
                 ) from error
             bar.update()
 
-        with tqdm(
-            total=length, unit="sample", leave=False, disable=None if is_first else True
-        ) as bar:
+        with CountBar(length, unit="samples", shown=is_first) as bar:
             DecodePool(None if self._thread_safe else 1).each(length, work)
         return [labels[index] for index in range(length)]
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flambeau.errors import InputError
@@ -14,7 +14,9 @@ from flambeau.train.checkpoints.metrics_log import MetricsLog
 from flambeau.train.checkpoints.published_weights import Result, publish, published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
+from flambeau.train.loop.epoch_lines import EpochLines
 from flambeau.train.loop.lr_schedule import LRSchedule
+from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.run_options import RunOptions
@@ -28,8 +30,8 @@ class Recorder:
         state: of the run.
         ranks: of the job.
         layout: of a sharded model, of which each rank saves its pieces; else None.
-        keep: newest checkpoints kept, besides the best.
-        say: takes lines for the user.
+        options, plan: of the run.
+        progress: takes lines for the user, and events.
     """
 
     def __init__(
@@ -39,14 +41,18 @@ class Recorder:
         *,
         ranks: Ranks,
         layout: Layout | None,
-        keep: int,
-        say: Callable[[str], None],
+        options: RunOptions,
+        plan: StepPlan,
+        progress: ProgressBar,
     ) -> None:
-        self.saver = Checkpointer(folder.checkpoints, keep=keep)
+        self.saver = Checkpointer(folder.checkpoints, keep=options.keep)
         self.exactness = {**exactness_facts(state.amp.device), "processes": ranks.world}
         """What decides the bits besides a checkpoint, for whoever resumes."""
         self._folder, self._state, self._ranks = folder, state, ranks
-        self._layout, self._keep, self._say = layout, keep, say
+        self._layout, self._keep, self._say = layout, options.keep, progress.say
+        self._epoch_lines = EpochLines(state, plan, best=options.best, progress=progress)
+        self._progress = progress
+        self._told: str | None = None  # of the checkpoints that are on the disk
         self._metrics_log: MetricsLog | None = None
         self._extended: str | None = None  # by how much the run was before
         # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
@@ -81,20 +87,32 @@ class Recorder:
     def cut_metrics(self, found: Restored) -> None:
         """Remove the lines since a checkpoint."""
         self._repeated.clear()
+        self._epoch_lines.forget()
         if self._metrics_log is not None:
             self._metrics_log.cut(found.state["metrics_bytes"])
 
+    def start_epoch(self) -> int:
+        """An epoch begins, or is continued; returns its number."""
+        self._epoch_lines.start()
+        self._progress.start_epoch()
+        return self._state.epoch
+
     def write(self, row: Mapping[str, float]) -> None:
-        """Append a line to metrics.jsonl."""
+        """Append a line on the last steps to metrics.jsonl."""
+        self._epoch_lines.add(row)
+        self._progress.tell(
+            {"event": "log", "step": self._state.step, "epoch": self._state.epoch, **row}
+        )
+        self._append(row)
+
+    def _append(self, row: Mapping[str, float]) -> None:
         if self._metrics_log is not None:
             self._metrics_log.write({"step": self._state.step, "epoch": self._state.epoch, **row})
 
-    def write_evaluation(self, figures: Mapping[str, float], *, total_steps: int) -> None:
-        """Append a line to metrics.jsonl, and show it."""
-        self.write(figures)
-        text = "  ".join(f"{name} {figure:.4f}" for name, figure in figures.items())
-        state = self._state
-        self._say(f"epoch {state.epoch + 1}, step {state.step}/{total_steps}: {text}")
+    def write_evaluation(self, figures: Mapping[str, float]) -> None:
+        """Append the line of an evaluation to metrics.jsonl, and show it."""
+        self._append(figures)
+        self._epoch_lines.evaluation(figures)
 
     def end_batches(self) -> None:
         """The lines from here to the end of the epoch are of evaluations, which a resume makes again."""
@@ -107,6 +125,7 @@ class Recorder:
         """Copy the state and start writing it as a checkpoint."""
         if not self._ranks.is_first and self._layout is None:
             return
+        self._tell_saved()
         best, metrics_log = self._state.best.step, self._metrics_log
         place = (0, 0) if metrics_log is None else (metrics_log.size, metrics_log.crc32)
         self.saver.save(
@@ -158,6 +177,15 @@ class Recorder:
         if self._layout is not None:
             self.saver.wait()
         self._ranks.first(self.saver.wait)
+        self._tell_saved()
+
+    def _tell_saved(self) -> None:
+        """Tell of the newest checkpoint, which is on the disk."""
+        name = self.saver.last_good
+        if name is not None and name != self._told:
+            self._told = name
+            path = str(self._folder.checkpoints / name)
+            self._progress.tell({"event": "checkpoint", "path": path})
 
     def newest(self) -> Restored | None:
         """The newest checkpoint that is whole, if there is any; all ranks get the same."""
@@ -167,7 +195,9 @@ class Recorder:
 
     def publish(self) -> Result:
         """Copy the preferred weights of the finished run to model.safetensors."""
+        self._epoch_lines.end()
         self.saver.wait()
+        self._tell_saved()
         return self._ranks.first(
             lambda: publish(
                 self._folder, self._state.results(), name_of=checkpoint_name, say=self._say
