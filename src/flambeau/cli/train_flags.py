@@ -109,9 +109,15 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, texts: Texts) -> Non
         )
     else:
         metavar = "{" + ",".join(choices) + "}" if choices else _metavar(name, kind)
-        read = functools.partial(_read, name, kind)
+        bare = field.metadata["bare"]
         group.add_argument(
-            flag_of(name), type=read, default=argparse.SUPPRESS, metavar=metavar, help=text
+            flag_of(name),
+            type=functools.partial(_read, name, kind),
+            nargs=None if bare is None else "?",
+            const=bare,
+            default=argparse.SUPPRESS,
+            metavar=metavar,
+            help=text,
         )
 
 

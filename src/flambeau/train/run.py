@@ -100,7 +100,8 @@ class Run:
             )
             self._recorder = Recorder(
                 self.folder, self.state, ranks=self._ranks, options=told, plan=self.plan,
-                progress=self.progress, layout=None if parts.shards is None else parts.shards[1],
+                compiled=model is not parts.model, progress=self.progress,
+                layout=None if parts.shards is None else parts.shards[1],
             )  # fmt: skip
             if told.replay_from is not None:
                 self.state.load(restore(Path(told.replay_from)))
@@ -366,11 +367,11 @@ class Run:
             self._go_to(found)
             if self.state.position and self._parts.loader.are_shares:
                 check_shares(found.meta["exactness"].get("processes", 1), self._ranks.world)
-        self.result = self._recorder.result(self.plan, self._options, self._parts.schedule)
+        self.result = self._recorder.result(self._parts.schedule)
         if self.result is not None:
             return
         if found is not None:
-            self._recorder.say_where(found, self.plan, self._options)
+            self._recorder.say_where(found)
         self._recorder.open_metrics(found)
 
     def _go_to(self, found: Restored) -> None:

@@ -293,6 +293,7 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "on_nan": "rollback",
         "recompute": "layer*.*",
         "extend": "2ep",
+        "compile": "default",
     }
     assert differences(stored, {**stored, **neutral}) == []
     assert {n for n, f in FIELDS.items() if f.metadata["neutral"]} == set(neutral)

@@ -131,6 +131,15 @@ class BatchPlan(Sampler[BatchPart]):
             low = high
 
 
+def share_sizes(length: int, layout: BatchLayout) -> list[int]:
+    """How many samples this rank gets at once: each number once, in the order of an epoch of `length`."""
+    plan = BatchPlan(
+        layout, lambda epoch: np.arange(length), repeats=False, length=length, epoch=0, position=0,
+        epochs=1,
+    )  # fmt: skip
+    return list(dict.fromkeys(part.own.stop - part.own.start for part in plan))
+
+
 def _numbered(order: Indices) -> Indices:
     """The index of each sample, and beyond all of them where it was there before: as often as that."""
     by_index = np.argsort(order, kind="stable")

@@ -31,6 +31,7 @@ class Recorder:
         ranks: of the job.
         layout: of a sharded model, of which each rank saves its pieces; else None.
         options, plan: of the run.
+        compiled: its model is torch.compile's.
         progress: takes lines for the user, and events.
     """
 
@@ -43,13 +44,16 @@ class Recorder:
         layout: Layout | None,
         options: RunOptions,
         plan: StepPlan,
+        compiled: bool,
         progress: ProgressBar,
     ) -> None:
         self.saver = Checkpointer(folder.checkpoints, keep=options.keep)
-        self.exactness = {**exactness_facts(state.amp.device), "processes": ranks.world}
+        facts = exactness_facts(state.amp.device, compiled=compiled)
+        self.exactness = {**facts, "processes": ranks.world}
         """What decides the bits besides a checkpoint, for whoever resumes."""
         self._folder, self._state, self._ranks = folder, state, ranks
-        self._layout, self._keep, self._say = layout, options.keep, progress.say
+        self._layout, self._options, self._plan = layout, options, plan
+        self._say = progress.say
         self._epoch_lines = EpochLines(state, plan, best=options.best, progress=progress)
         self._progress = progress
         self._told: str | None = None  # of the checkpoints that are on the disk
@@ -72,7 +76,9 @@ class Recorder:
             from flambeau.train.checkpoints.sharded_checkpointer import ShardedCheckpointer
 
             root = self._folder.checkpoints
-            self.saver = ShardedCheckpointer(root, self._layout, self._ranks, keep=self._keep)
+            self.saver = ShardedCheckpointer(
+                root, self._layout, self._ranks, keep=self._options.keep
+            )
 
     def open_metrics(self, found: Restored | None) -> None:
         """Write lines from here on, behind those that a checkpoint has vouched for."""
@@ -137,16 +143,16 @@ class Recorder:
             before=(lambda: None) if metrics_log is None else metrics_log.sync,
         )
 
-    def result(self, plan: StepPlan, options: RunOptions, schedule: LRSchedule) -> Result | None:
+    def result(self, schedule: LRSchedule) -> Result | None:
         """What the run has published; None while it is not finished, or if it is to be longer from now on.
 
         Args:
-            plan, options, schedule: of the run, as long as it is to be.
+            schedule: of the run, as long as it is to be.
 
         Raises:
             InputError: a run that is not over is to be longer, or one is to be shorter.
         """
-        state, extend = self._state, options.extend
+        state, plan, extend = self._state, self._plan, self._options.extend
         before, now = plan.extension(self._extended), plan.extension(extend)
         if now == before:
             return self._ranks.first(lambda: published(self._folder))
@@ -204,11 +210,11 @@ class Recorder:
             )
         )
 
-    def say_where(self, found: Restored, plan: StepPlan, options: RunOptions) -> None:
+    def say_where(self, found: Restored) -> None:
         """Where a resume goes on, and what keeps it from the bits of a run that was never stopped, if any."""
-        self._say(f"going on from step {self._state.step} of {plan.total_steps}")
+        self._say(f"going on from step {self._state.step} of {self._plan.total_steps}")
         reasons = changes(found.meta["exactness"], self.exactness)
-        if self._ranks.world > 1 and options.compression == "powersgd":
+        if self._ranks.world > 1 and self._options.compression == "powersgd":
             reasons.append(POWERSGD_FORGETS)
         for reason in reasons:
             self._say(f"not to the same bits: {reason}")

@@ -31,6 +31,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "weights": ("从这个文件或运行的权重开始，能对上多少就用多少", ""),
     "drop_path": ("随机深度的概率，用于带有随机深度的模型；0 表示关闭", ""),
     "recompute": ("不保留激活的模块，如 layer*.* 或 blocks.*：内存更少，时间更多", ""),
+    "compile": ("让 torch.compile 以此模式为模型生成内核", ""),
     "ema": ("权重平均的衰减，例如 0.999；0 表示不平均", ""),
     "freeze": ("不训练的部分，连同其统计量：backbone，或名字如 stem,layer1,*.bn*", ""),
     "head_lr": ("最后一层的峰值学习率，与其他层不同时给出", ""),

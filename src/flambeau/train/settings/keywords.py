@@ -22,6 +22,7 @@ class SettingsKeywords(TypedDict, total=False):
     weights: str | None
     drop_path: float
     recompute: str
+    compile: str
     ema: float
     freeze: str
     head_lr: float | None

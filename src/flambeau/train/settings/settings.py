@@ -114,6 +114,10 @@ class Settings:
         "none", "modules that keep no activations, such as layer*.* or blocks.*: less memory, more time",
         group="model", neutral=True,
     )  # fmt: skip
+    compile: str = setting(
+        "none", "let torch.compile make kernels for the model, in this mode", group="model",
+        choices=("none", "default", "reduce-overhead", "max-autotune"), bare="default", neutral=True,
+    )  # fmt: skip
     ema: float = setting(
         0.0,
         "decay of the averaged weights, such as 0.999; 0 keeps none",
@@ -362,6 +366,10 @@ class Settings:
             raise InputError(
                 f"compression = {self.compression!r} has no effect with shard = {self.shard!r}: leave one "
                 "of them out"
+            )
+        if self.shard != "none" and self.compile != "none":
+            raise InputError(
+                f"shard = {self.shard!r} and compile = {self.compile!r} do not go together: leave one out"
             )
         if self.shard != "none" and self.optimizer == "muon":
             raise InputError(
