@@ -48,6 +48,7 @@ EVERYTHING = frozenset(
         "file_signature",
         "user_code",
         "terminal",
+        "html_table",
         "recipes",
         "data",
         "parallel",
@@ -75,6 +76,7 @@ FLOORS = {
     "file_signature.py": Floor(frozenset(), packages=frozenset()),
     "user_code.py": Floor(frozenset({"errors", "recipes"})),
     "terminal.py": Floor(frozenset()),
+    "html_table.py": Floor(frozenset(), packages=frozenset()),
     "recipes": Floor(frozenset(), packages=frozenset({"torch"})),
     "data": Floor(
         frozenset({"errors", "file_signature", "user_code", "terminal", "recipes", "data"})

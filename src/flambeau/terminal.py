@@ -118,7 +118,7 @@ class LiveLine:
 
 
 _NOTEBOOK_COLUMNS = 110  # chosen: fits the cell of a notebook on a usual screen
-_LEAST_BAR, _LONGEST_BAR = 8, 40  # columns; chosen
+_LEAST_BAR, _LONGEST_BAR = 8, 30  # columns; chosen
 
 
 class CountBar:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flambeau.data.sources.open_data import open_source
 from flambeau.errors import InputError, nearest
+from flambeau.html_table import html_table
 from flambeau.recipes.training.auroc import AUROC
 from flambeau.recipes.training.calibration_error import CalibrationError
 from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
@@ -57,6 +58,11 @@ class TrainingResult:
     weights: Literal["ema", "best", "last"]
     step: int
     metrics: Mapping[str, float | None]
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        rows = {"weights": self.weights, "step": self.step, **self.metrics, "folder": self.folder}
+        return html_table("finished run", rows)
 
 
 def train(

@@ -132,6 +132,8 @@ class Run:
         try:
             if self.result is not None:
                 return
+            if not self._finalizer.alive:
+                raise RuntimeError("this run is closed: make it again, with Run(...), to continue")
             if state.step == 0 and state.position == 0:
                 self._save(wait=True)  # the trial: better to learn now that the folder takes none
             self.progress.start(state, self.plan, world=self._ranks.world)
@@ -338,10 +340,7 @@ class Run:
         # Workers first: they have been signalled, too, and stay only for a while.
         self._loop.stream = None
         self._save(wait=True)
-        self.progress.say(
-            f"{signal}: saved at step {self.state.step} in {self.folder.path}; "
-            "the same command goes on from here"
-        )
+        self.progress.say_saved(signal, step=self.state.step, folder=self.folder.path)
         ending = FLAG.answer()
         self.close()
         raise ending

@@ -9,12 +9,15 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from flambeau.errors import InputError
+from flambeau.html_table import html_table
+from flambeau.terminal import clock
 from flambeau.train.checkpoints.run_lock import is_locked
 from flambeau.train.settings.config_file import load_toml
 from flambeau.train.settings.durations import Duration, parse_duration
@@ -64,6 +67,19 @@ class RunSummary:
     changed: float | None = None
     seconds: float | None = None
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        changed = (
+            None if self.changed is None else time.strftime("%F %R", time.localtime(self.changed))
+        )
+        step = None if self.step is None else f"{self.step}/{self.steps or '?'}"
+        seconds = None if self.seconds is None else clock(self.seconds)
+        rows = {
+            "state": self.state, "why": self.why, "data": self.data, "model": self.model, "step": step,
+            self.metric or "best": self.best, "when": changed, "time": seconds, "folder": self.path,
+        }  # fmt: skip
+        return html_table(self.name, rows)
 
 
 @dataclass

@@ -5,11 +5,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flambeau.terminal import REFRESH_S, LiveLine, bar_line, clock, say, shows_bars
+from flambeau.terminal import REFRESH_S, LiveLine, bar_line, clock, in_notebook, say, shows_bars
 from flambeau.train.loop.newest_loss import NewestLoss
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
@@ -30,6 +31,8 @@ class ProgressBar:
 
     def __init__(self, *, shown: bool, silent: bool = False) -> None:
         self._shown, self._silent = shown and not silent and shows_bars(), silent
+        self.is_in_notebook = self._shown and in_notebook()
+        """Whether a cell shows the bar, and may show more."""
         self._line: LiveLine | None = None
         self._figures: _Figures | None = None
         self._due = 0.0
@@ -45,7 +48,7 @@ class ProgressBar:
         """
         if self._shown and self._line is None and state.step < plan.total_steps:
             self._figures = _Figures(state, plan, world)
-            self._line = LiveLine(self._figures.draw, is_kept=False)
+            self._line = LiveLine(self._figures.draw, is_kept=self.is_in_notebook)
 
     def start_epoch(self) -> None:
         """What happened since the last step, such as an evaluation, was no training."""
@@ -87,6 +90,13 @@ class ProgressBar:
         """A line of its own, on standard error; `green` is the part of it to be shown in that color."""
         if not self._silent:
             say(text, green=green)
+
+    def say_saved(self, signal: str, *, step: int, folder: Path) -> None:
+        """The run has stopped, as a signal asked, and how it is continued."""
+        again = "the same command goes on from here"
+        if in_notebook():
+            again = "run the cell again, from train(...) or Run(...) on, to continue"
+        self.say(f"{signal}: saved at step {step} in {folder}; {again}")
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """What happened, for a program that listens."""

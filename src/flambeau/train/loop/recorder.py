@@ -16,6 +16,7 @@ from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.loop.epoch_lines import EpochLines
 from flambeau.train.loop.lr_schedule import LRSchedule
+from flambeau.train.loop.notebook_chart import NotebookChart
 from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
@@ -56,6 +57,9 @@ class Recorder:
         self._say = progress.say
         self._epoch_lines = EpochLines(state, plan, best=options.best, progress=progress)
         self._progress = progress
+        self._chart: NotebookChart | None = None
+        if progress.is_in_notebook:
+            self._chart = NotebookChart(steps_per_epoch=plan.steps_per_epoch)
         self._told: str | None = None  # of the checkpoints that are on the disk
         self._metrics_log: MetricsLog | None = None
         self._extended: str | None = None  # by how much the run was before
@@ -89,6 +93,8 @@ class Recorder:
         self._metrics_log = MetricsLog(self._folder.metrics, keep_bytes=keep_bytes)
         if self._metrics_log.missing_bytes:
             self._say(f"{self._folder.metrics} is shorter than at the checkpoint: lines are lost")
+        if self._chart is not None:
+            self._chart.load(self._folder.metrics)
 
     def cut_metrics(self, found: Restored) -> None:
         """Remove the lines since a checkpoint."""
@@ -96,10 +102,13 @@ class Recorder:
         self._epoch_lines.forget()
         if self._metrics_log is not None:
             self._metrics_log.cut(found.state["metrics_bytes"])
+            if self._chart is not None:
+                self._chart.load(self._folder.metrics)
 
     def start_epoch(self) -> int:
         """An epoch begins, or is continued; returns its number."""
         self._epoch_lines.start()
+        self._draw_chart()
         self._progress.start_epoch()
         return self._state.epoch
 
@@ -112,13 +121,21 @@ class Recorder:
         self._append(row)
 
     def _append(self, row: Mapping[str, float]) -> None:
+        line = {"step": self._state.step, "epoch": self._state.epoch, **row}
         if self._metrics_log is not None:
-            self._metrics_log.write({"step": self._state.step, "epoch": self._state.epoch, **row})
+            self._metrics_log.write(line)
+        if self._chart is not None:
+            self._chart.add(line)
+
+    def _draw_chart(self) -> None:
+        if self._chart is not None:
+            self._chart.draw()
 
     def write_evaluation(self, figures: Mapping[str, float]) -> None:
         """Append the line of an evaluation to metrics.jsonl, and show it."""
         self._append(figures)
         self._epoch_lines.evaluation(figures)
+        self._draw_chart()
 
     def end_batches(self) -> None:
         """The lines from here to the end of the epoch are of evaluations, which a resume makes again."""
@@ -202,6 +219,7 @@ class Recorder:
     def publish(self) -> Result:
         """Copy the preferred weights of the finished run to model.safetensors."""
         self._epoch_lines.end()
+        self._draw_chart()
         self.saver.wait()
         self._tell_saved()
         return self._ranks.first(
