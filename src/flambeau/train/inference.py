@@ -213,8 +213,8 @@ def predict(
 
     Args:
         trained: the model.
-        paths: each an image file, a folder of images, packed images, a listing, or torchvision:NAME; see
-            `open_unlabelled`.
+        paths: each an image file, a folder of images, packed images, a listing, torchvision:NAME or
+            hf:NAME; see `open_unlabelled`.
         top: how many classes to name for each image, the most probable first; at most all.
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable ones to leave out.
