@@ -155,6 +155,13 @@ def test_a_cut_arrow_file_keeps_what_is_before_the_cut(folder: Path, tmp_path: P
     assert len(report.damaged) == 1
 
 
+def test_the_folder_of_a_repository_is_verified_file_by_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "repository" / "data").mkdir(parents=True)
+    packed(folder, tmp_path / "repository" / "data" / "train.parquet")
+    (tmp_path / "repository" / "README.md").write_text("a card")
+    assert check(tmp_path / "repository").good == 12
+
+
 def test_verify_makes_no_copy(folder: Path, tmp_path: Path) -> None:
     table = packed(folder, tmp_path / "whole.parquet")
     assert check(table).good == 12

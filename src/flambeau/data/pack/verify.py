@@ -27,6 +27,7 @@ from flambeau.data.sources.arrays.tensorstore_file import stored_as as store_sto
 from flambeau.data.sources.class_names import classes_file, named_labels
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
+from flambeau.data.sources.open_data import only_folder
 from flambeau.data.sources.tables.hugging_face import saved_files
 from flambeau.errors import DamagedData, DecodeError, InputError, UnsupportedImage, unreadable
 from flambeau.recipes.data.recordio import RecordWriter
@@ -92,7 +93,7 @@ def packed_files(path: Path) -> list[tuple[Path, str]]:
             raise InputError(f"{path} is {other}")
         what = "is no packed file" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}\nExpected the folder of a run, or {PACKED}")
-    inside = [(shard, str(kind_of(shard))) for shard in shards_in(path)]
+    inside = [(shard, str(kind_of(shard))) for shard in shards_in(only_folder(path))]
     return inside or [(path, "folder")]
 
 

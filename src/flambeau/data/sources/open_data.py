@@ -105,7 +105,7 @@ def open_parts(path: Path, *, download: bool = False) -> tuple[Source, Source | 
     named = _open_named(path, download=download)
     if named is None:
         _require(path)
-    train, val = _parts_of(_only_folder(path)) if named is None else named
+    train, val = _parts_of(only_folder(path)) if named is None else named
     if val is not None:
         val = _with_classes(val, train.classes, "the training part")
     return train, val
@@ -130,7 +130,7 @@ def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -
     if named is not None:
         return _with_classes(named[1] or named[0], tuple(classes), "the model")
     _require(path)
-    path = _only_folder(path)
+    path = only_folder(path)
     source, val = _evaluated(_val_folder(path, classes) if path.is_dir() else path)
     return _with_classes(source if val is None else val, tuple(classes), "the model")
 
@@ -239,7 +239,7 @@ def _open_packed(path: Path, say: Callable[[str], object]) -> tuple[Source, Sour
 
 def _packed_in(folder: Path, classes: Sequence[str]) -> Path | None:
     """Where the packed files of a folder lie: there, or in its val/; None for a folder of images."""
-    places = (folder, _val_folder(folder, classes), _only_folder(folder))
+    places = (folder, _val_folder(folder, classes), only_folder(folder))
     packed = next((place for place in places if kind_of(place) or shards_in(place)), None)
     if packed is not None:
         names, _ = images_below(folder)
@@ -335,7 +335,7 @@ def _evaluated(path: Path, *, labelled: bool = True) -> tuple[Source, Source | N
     return open_path(path, labelled=labelled)
 
 
-def _only_folder(path: Path) -> Path:
+def only_folder(path: Path) -> Path:
     """The only folder in a folder, where it holds packed files, as data/ of the Hub does; else the path."""
     if not path.is_dir() or kind_of(path) is not None:
         return path

@@ -428,6 +428,8 @@ def test_names_of_the_hub(peer: Path, monkeypatch: pytest.MonkeyPatch, name: str
     train, val = open_sources(Path(f"hf:{name}"))
     assert (len(train), len(val), train.classes) == (20, 5, ("cat", "dog"))
     assert train.read(3) == png(3)
+    (opened,) = open_unlabelled([Path(f"hf:{name}")], ("cat", "dog"))
+    assert (len(opened.source), opened.source.classes) == (5, ("cat", "dog"))
 
 
 def test_a_name_that_is_not_there_says_how_it_gets_there(

@@ -41,7 +41,7 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
     Args:
         name: NAME or NAME:CONFIG of the Hub, or the folder of a data set, as `load_dataset` takes them.
         download: fetch what is missing; otherwise only what `datasets` has loaded before is read.
-        labelled: as for ArrowSource.
+        labelled: False leaves labels aside where they could not be trained on.
 
     Returns:
         The split `train` (or the only one), and `validation`, or `test` where there is none.
@@ -66,7 +66,12 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
                 f"hf:{name} is held in memory and not in files\nUnset HF_DATASETS_IN_MEMORY_MAX_SIZE"
             )
         splits = {split: list(map(Path, files)) for split, files in found.items()}
-        return _parts(f"hf:{name}", splits, labelled)
+        try:
+            return _parts(f"hf:{name}", splits, labelled=True)
+        except InputError:
+            if labelled:
+                raise
+        return _parts(f"hf:{name}", splits, labelled=False)
     reason = " ".join(str(found).split())[:300] if found else f"exit code {ran.returncode}"
     remedy = (
         "Look at the name and the connection to https://huggingface.co"
@@ -90,7 +95,7 @@ def open_saved(folder: Path, *, labelled: bool = True) -> tuple[Source, Source |
     splits = _saved_splits(folder)
     if "" in splits:
         return _joined(splits[""], labelled), None
-    return _parts(str(folder), splits, labelled)
+    return _parts(str(folder), splits, labelled=labelled)
 
 
 def saved_files(folder: Path) -> list[Path]:
@@ -99,7 +104,7 @@ def saved_files(folder: Path) -> list[Path]:
 
 
 def _parts(
-    what: str, splits: Mapping[str, Sequence[Path]], labelled: bool
+    what: str, splits: Mapping[str, Sequence[Path]], *, labelled: bool
 ) -> tuple[Source, Source | None]:
     train = next((name for name in TRAIN_PARTS if name in splits), None)
     val = next((name for name in VAL_PARTS if name in splits), None)
