@@ -248,7 +248,10 @@ def _classes_and_labels(table: _Table, path: Path, describe: Any) -> tuple[tuple
         return named_labels([0] * len(table.labels), path, describe, labelled=False)
     for index, label in enumerate(table.labels):
         if (reason := no_label(label, columns)) is not None:
-            raise InputError(f"{describe(index)}: {reason}\nGive it one, or remove the row")
+            raise InputError(
+                f"{describe(index)}: {reason}\n"
+                "Give it one, or leave the part without labels out; flambeau predict reads that"
+            )
     labels = [label for label in table.labels if label is not None]
     if columns.classes is None:
         return named_labels(labels, path, describe)
