@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         metavar="WHAT",
         nargs="+",
-        help="image files, folders of images at any depth, or packed images, torchvision:NAME and "
-        "FILE.py:FUNCTION as `flambeau evaluate` takes them; no labels are needed",
+        help="image files, folders of images at any depth, or packed images, torchvision:NAME, "
+        "hf:NAME and FILE.py:FUNCTION as `flambeau evaluate` takes them; no labels are needed",
     )
     parser.add_argument(
         "--top", type=int, default=5, metavar="N", help="classes to name (default: 5)"

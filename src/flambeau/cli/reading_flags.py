@@ -20,7 +20,9 @@ def add_reading_flags(parser: argparse.ArgumentParser) -> None:
         help="average the probabilities of each image and its mirror image; twice the time",
     )
     parser.add_argument(
-        "--download", action="store_true", help="fetch what is missing of torchvision:NAME"
+        "--download",
+        action="store_true",
+        help="fetch what is missing of torchvision:NAME or hf:NAME",
     )
     parser.add_argument(
         "--workers", type=int, default=0, metavar="N", help="processes that read data"

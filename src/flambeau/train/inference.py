@@ -18,7 +18,7 @@ from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
-from flambeau.data.sources.source import ConcatSource, Source
+from flambeau.data.sources.source import ConcatSource, Source, require_unit
 from flambeau.errors import InputError
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
@@ -142,11 +142,14 @@ def read_for(
     """Batches of a source as the model is evaluated on them, each image once and in order.
 
     Returns:
-        The loader, of uint8 images (N, C, S, S) and labels (N,); and the images that it has left out so far.
+        The loader, of images (N, C, S, S) uint8 or float32 and labels (N,); and the images that it has left
+        out so far.
 
     Raises:
-        InputError: while it is iterated: more than `skip_bad_images` cannot be read.
+        InputError: pixels of another unit than in training; or, while it is iterated: more than
+            `skip_bad_images` cannot be read.
     """
+    require_unit(source, trained.facts.pixels, "the training")
     dataset = ImageDataset(
         source,
         image_size=trained.settings.image_size,
@@ -213,8 +216,8 @@ def predict(
 
     Args:
         trained: the model.
-        paths: each an image file, a folder of images, packed images, a listing, or torchvision:NAME; see
-            `open_unlabelled`.
+        paths: each an image file, a folder of images, packed images, a listing, torchvision:NAME or
+            hf:NAME; see `open_unlabelled`.
         top: how many classes to name for each image, the most probable first; at most all.
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable ones to leave out.

@@ -91,7 +91,7 @@ class AskedTeacher:
         temperature: that softens the probabilities of both.
 
     Raises:
-        InputError: other classes, or another number of channels.
+        InputError: other classes, another number of channels, or pixels of another unit.
     """
 
     def __init__(
@@ -116,6 +116,11 @@ class AskedTeacher:
             raise InputError(
                 f"the teacher takes {theirs.channels} channels and this model {ours.channels}: choose models "
                 "that agree"
+            )
+        if theirs.pixels != ours.pixels and "float" in (theirs.pixels, ours.pixels):
+            raise InputError(
+                f"the teacher was trained on pixels of kind {theirs.pixels!r} and these are {ours.pixels!r}, "
+                "in another unit: train it on these images"
             )
         order = [theirs.classes.index(name) for name in ours.classes]
         self._order = None if theirs.classes == ours.classes else torch.tensor(order, device=device)

@@ -205,7 +205,7 @@ class _Work:
         images = self._map(lambda index: self._one(source, index), unit.indices)
         with (
             contextlib.closing(images),
-            open_writer(self._kind, target, self._layout) as write,
+            open_writer(self._kind, target, self._layout, source.classes) as write,
         ):
             for index, image in zip(unit.indices, images, strict=True):
                 self._advance(1)

@@ -5,7 +5,7 @@ from typing import Any
 
 from flambeau.data.datasets.image_dataset import SMALL_SIDE
 from flambeau.data.datasets.image_statistics import mean_std, probe
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import local_world
@@ -110,7 +110,11 @@ def _padding(settings: Settings, size: int) -> int:
 
 def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: int) -> DataFacts:
     model = settings.model
-    published = pretrained_normalization(model, channels=channels) if settings.pretrained else None
+    # Numbers in a unit of their own, maybe normalized before, get what weights expect by their own mean.
+    kind = pixel_kind(train)
+    published = None
+    if settings.pretrained and kind != "float":
+        published = pretrained_normalization(model, channels=channels)
     mean, std = published or mean_std(train, channels=channels)
     return DataFacts(
         classes=list(train.classes),
@@ -124,6 +128,7 @@ def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: 
         model_file_sha256=model_file_sha256(model),
         teacher_sha256=teacher_sha256(settings.teacher),
         class_weights=class_weights(settings, train.labels, train.classes),
+        pixels=kind,
     )
 
 

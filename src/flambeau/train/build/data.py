@@ -10,7 +10,7 @@ from typing import Any
 from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.open_data import open_sources
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import PixelKind, Source, pixel_kind, require_unit
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
@@ -39,6 +39,7 @@ class DataFacts:
         model_file_sha256: of FILE.py where the model comes from one, else None.
         teacher_sha256: of the weights of the teacher, where there is one.
         class_weights: of each class in the loss, where they are not all 1.
+        pixels: of what kind; mean and std of 'float' are in the unit of the data.
     """
 
     classes: list[str]
@@ -52,6 +53,7 @@ class DataFacts:
     model_file_sha256: str | None
     teacher_sha256: str | None = None
     class_weights: list[float] | None = None
+    pixels: PixelKind = "uint8"
 
     def as_json(self) -> bytes:
         """The content of dataset.json."""
@@ -148,6 +150,7 @@ def datasets(
     settings: ResolvedSettings, facts: DataFacts, train: Source, val: Source
 ) -> tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]:
     """The two data sets of a run: held on its device where that pays and nothing asks for the CPU."""
+    require_unit(val, pixel_kind(train), "the training images")
     shape: Mapping[str, Any] = {"image_size": settings.image_size, "channels": facts.channels}
     augmentation = Augmentation(settings.augment, settings.color_jitter)
     device = pick_device(settings.device)

@@ -6,11 +6,12 @@ Percent signs are doubled, as argparse wants.
 
 SETTINGS: dict[str, tuple[str, str]] = {
     "data": (
-        "每类一个子文件夹的文件夹（或 train/ 和 val/）、打包的图像、torchvision:NAME，或 FILE.py:FUNCTION",
+        "每类一个子文件夹的文件夹（或 train/ 和 val/）、打包的图像、torchvision:NAME、"
+        "hf:NAME，或 FILE.py:FUNCTION",
         "内置的 Fashion-MNIST",
     ),
     "image_size": ("正方形图像的边长", "由图像决定，最大 224"),
-    "download": ("下载 torchvision:NAME 缺少的部分", ""),
+    "download": ("下载 torchvision:NAME 或 hf:NAME 缺少的部分", ""),
     "skip_bad_images": ("允许替换多少张无法读取的图像，而不是停止", ""),
     "flip": ("左右翻转一半的训练图像；不适用于数字或文字", ""),
     "crop_scale": ("训练裁剪至少保留的面积比例", "0.25"),

@@ -105,7 +105,7 @@ def canonical(settings: _AnySettings) -> _AnySettings:
 
 def _full(data: str | None) -> str | None:
     """A path in full; a data set by name, and 'auto', stay what they are."""
-    if data is None or data == "auto" or data.startswith("torchvision:"):
+    if data is None or data == "auto" or data.startswith(("torchvision:", "hf:")):
         return data
     return str(Path(data).resolve())
 

@@ -36,8 +36,8 @@ class Settings:
     """Every setting of a training run, as given. None means: chosen from the data."""
 
     data: str | None = setting(
-        None, "folder with a sub-folder per class (or train/ and val/), packed images, torchvision:NAME, or "
-        "FILE.py:FUNCTION",
+        None, "folder with a sub-folder per class (or train/ and val/), packed images, torchvision:NAME, "
+        "hf:NAME, or FILE.py:FUNCTION",
         group="data", auto="the embedded Fashion-MNIST", neutral=True,
     )  # fmt: skip
     image_size: int | None = setting(
@@ -48,7 +48,7 @@ class Settings:
         auto="from the images, at most 224",
     )
     download: bool = setting(
-        False, "fetch what is missing of torchvision:NAME", group="data", neutral=True
+        False, "fetch what is missing of torchvision:NAME or hf:NAME", group="data", neutral=True
     )
     skip_bad_images: int = setting(
         0,
