@@ -82,7 +82,7 @@ def train(
         data: what the command takes; None trains on the embedded Fashion-MNIST.
         out: the run folder; None is that of the command: runs/NAME, and a hash if settings are given.
         fresh: start again; an existing run is renamed, not deleted.
-        bar: show a progress bar on a terminal.
+        bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
         settings: the command's flags: `batch_size=64` is `--batch-size 64`, `flip=False` is `--no-flip`.
 
     Returns:
