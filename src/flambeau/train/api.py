@@ -201,7 +201,7 @@ def evaluate(
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable images to leave out.
         download: fetch what is missing of a data set by name.
-        progress: show a bar on standard error, if that is a terminal.
+        progress: show a bar on a terminal or in a notebook.
         say: as of `load`.
 
     Returns:
