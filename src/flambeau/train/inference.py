@@ -223,7 +223,7 @@ def predict(
         skip_bad_images: how many unreadable ones to leave out.
         download: fetch what is missing of a data set by name.
         flip_tta: average the probabilities of each image and its mirror image.
-        progress: show a bar on standard error, if that is a terminal.
+        progress: show a bar on a terminal or in a notebook.
         say: takes a line for each image that is left out.
 
     Yields:

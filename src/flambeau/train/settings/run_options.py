@@ -81,7 +81,7 @@ class RunOptions:
             place of these.
         stall_timeout: seconds without progress after which a process of several, or a worker that still
             reads the same sample, is named and the job ends; 0 waits for ever.
-        bar: show a progress bar on a terminal.
+        bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
         replay_from: a checkpoint folder: start there, and write nothing anywhere.
 
     Raises:
