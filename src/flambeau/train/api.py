@@ -236,7 +236,7 @@ def evaluate(
     return counters.evaluation(
         describe=source.describe,
         num_bad=len(bad.names),
-        image_size=trained.settings.image_size,
+        image_size=trained.image_size,
         flip_tta=flip_tta,
     )
 

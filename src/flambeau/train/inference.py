@@ -19,6 +19,7 @@ from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
 from flambeau.data.sources.source import ConcatSource, Source, require_unit
+from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
@@ -48,6 +49,11 @@ class Trained:
     facts: DataFacts
     device: torch.device
     normalize: Callable[[Tensor], Tensor]
+
+    @property
+    def image_size(self) -> int:
+        """Side of the images as it is evaluated on them, pixels."""
+        return self.settings.eval_size or self.settings.image_size
 
     @torch.inference_mode()
     def logits(self, images: Tensor, *, flip_tta: bool = False) -> Tensor:
@@ -116,7 +122,7 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
     Raises:
         InputError: a size out of range, or one that the model cannot take.
     """
-    if image_size is None or image_size == trained.settings.image_size:
+    if image_size is None or image_size == trained.image_size:
         return trained
     check_value(FIELDS["image_size"], image_size)
     facts = trained.facts
@@ -132,7 +138,7 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
             f"{trained.settings.model} was trained at {trained.settings.image_size} pixels and cannot take "
             f"image_size = {image_size}: {error}"
         ) from error
-    settings = dataclasses.replace(trained.settings, image_size=image_size)
+    settings = dataclasses.replace(trained.settings, eval_size=image_size)
     return dataclasses.replace(trained, settings=settings)
 
 
@@ -152,9 +158,10 @@ def read_for(
     require_unit(source, trained.facts.pixels, "the training")
     dataset = ImageDataset(
         source,
-        image_size=trained.settings.image_size,
+        image_size=trained.image_size,
         channels=trained.facts.channels,
         train=False,
+        crop=TrainingCrop(interpolation=trained.settings.crop),
         skip_bad=skip_bad_images > 0,
         keep=False,
     )

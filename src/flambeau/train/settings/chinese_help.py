@@ -11,6 +11,8 @@ SETTINGS: dict[str, tuple[str, str]] = {
         "内置的 Fashion-MNIST",
     ),
     "image_size": ("正方形图像的边长", "由图像决定，最大 224"),
+    "eval_size": ("评估和预测时的边长，与训练不同时给出", ""),
+    "crop": ("缩放裁剪所用的滤波器，评估时也用它", ""),
     "download": ("下载 torchvision:NAME 或 hf:NAME 缺少的部分", ""),
     "skip_bad_images": ("允许替换多少张无法读取的图像，而不是停止", ""),
     "flip": ("左右翻转一半的训练图像；不适用于数字或文字", ""),

@@ -7,6 +7,8 @@ class SettingsKeywords(TypedDict, total=False):
     """The fields of Settings but `data`; a test keeps the two equal."""
 
     image_size: int | None
+    eval_size: int | None
+    crop: str
     download: bool
     skip_bad_images: int
     flip: bool

@@ -47,6 +47,14 @@ class Settings:
         range=Range(8, 2**14),
         auto="from the images, at most 224",
     )
+    eval_size: int | None = setting(
+        None, "the same in evaluations and predictions, if it is to be another one", group="data",
+        range=Range(8, 2**14),
+    )  # fmt: skip
+    crop: str = setting(
+        "bilinear", "filter by which crops are resized, in evaluations too", group="data",
+        choices=("bilinear", "bicubic"),
+    )  # fmt: skip
     download: bool = setting(
         False, "fetch what is missing of torchvision:NAME or hf:NAME", group="data", neutral=True
     )
