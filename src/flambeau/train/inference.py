@@ -32,7 +32,7 @@ from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.fields import check_value
 from flambeau.train.settings.settings import FIELDS, ResolvedSettings
-from flambeau.train.weights.readers import read_safetensors
+from flambeau.train.weights.safetensors_file import read_safetensors
 
 BATCH = 64  # images per forward pass; chosen, untested
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -20,7 +20,7 @@ from flambeau.train.checkpoints.published_weights import are_whole, published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.settings.config_file import from_stored
-from flambeau.train.weights.readers import read_safetensors
+from flambeau.train.weights.safetensors_file import read_safetensors
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
-from flambeau.train.weights.readers import MAX_HEADER, SAFETENSORS_DTYPES, shown
+from flambeau.train.weights.readers import SAFETENSORS_DTYPES, shown
+from flambeau.train.weights.safetensors_file import MAX_HEADER
 
 _PICKLES = (".pth", ".pt", ".bin")
 _ENTRY = 120  # bytes of a header beside a name: type, shape of four sides, two offsets
