@@ -308,7 +308,7 @@ HOSTILE = {
     "a deep key of quotes": (r""" "a \" b".'c d'.""" * 4500 + "e = 1", "more than 64 parts"),
     "a deep header": ("[" + " . ".join('"a"' for _ in range(9000)) + "]", "more than 64 parts"),
     "a large file": ("# a remark\n" * 100_000, "it has more than 262144 bytes"),
-    "a long number": ("seed = 1" + "0" * 5000, "cannot be read as TOML: Exceeds the limit"),
+    "a long number": ("seed = 1" + "0" * 5000, "TOML: a number in it has thousands of digits"),
     "a long number of 16": ("seed = 0x1" + "0" * 5000, "seed is a number of 20001 bits"),
     "a large number": ("lr = 1" + "0" * 400, "lr is a number of"),
     "an escape": ('model = "\\u001b[31mred"', r"model holds control characters: '\x1b[31mred'"),
@@ -336,7 +336,57 @@ def test_a_dataset_file_that_is_nested_deeply(
     flambeau: Any, stopped: tuple[str | Path, ...]
 ) -> None:
     Path("run/dataset.json").write_text("[" * 100_000, encoding="utf-8")
-    refused(flambeau(*stopped), "dataset.json")
+    message = refused(flambeau(*stopped), "run/dataset.json cannot be read: it is nested too")
+    assert "recursion" not in message
+    answer = flambeau("verify run")
+    assert (answer.code, "dataset.json cannot be read" in answer.out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[" * 100_000, "it is nested too deeply"),
+        ('{"step": ' + "9" * 5000 + "}", "it has a number of thousands of digits"),
+        ("[1]", "it is not what a run writes"),
+        ('{"weights": 3, "step": "x", "metrics": []}', "it is not what a run writes"),
+    ],
+    ids=["deep", "digits", "list", "types"],
+)
+def test_a_result_file_that_cannot_be_read(
+    content: str, why: str, flambeau: Any, images: Path
+) -> None:
+    assert flambeau("train", images, "--out run", SHORT).code == 0
+    Path("run/result.json").write_text(content, encoding="utf-8")
+    for words in ("verify run", "evaluate run images", "predict run images"):
+        message = refused(flambeau(words), f"run/result.json cannot be read: {why}")
+        assert not {"recursion", "sys.set_int", "mapping"} & set(message.split())
+
+
+def test_numbers_of_thousands_of_digits(flambeau: Any, images: Path) -> None:
+    digits = "9" * 5000
+    for flag in ("--seed", "--epochs", "--workers"):
+        part = f"argument {flag}: a number of 5000 digits is too large"
+        refused(flambeau("train", images, flag, digits), part)
+    refused(flambeau("predict run x.png --top", digits), "a number of 5000 digits is too large")
+    refused(flambeau("launch --nnodes", digits, "train"), "--nnodes must be a number")
+    refused(flambeau("launch --max-restarts x train"), "must be a whole number, got 'x'")
+    Path("my.toml").write_text(f"seed = {digits}\n", encoding="utf-8")
+    refused(flambeau("train", images, "--config my.toml"), "a number in it has thousands of digits")
+
+
+@pytest.mark.parametrize("facts", [None, "[" * 100_000, '{"classes": 3}'])
+def test_a_finished_run_whose_dataset_file_cannot_be_read(
+    facts: str | None, flambeau: Any, images: Path
+) -> None:
+    assert flambeau("train", images, "--out run", SHORT).code == 0
+    assert flambeau("verify run").code == 0
+    Path("run/dataset.json").unlink()
+    if facts is not None:
+        Path("run/dataset.json").write_text(facts, encoding="utf-8")
+    answer = flambeau("verify run")
+    assert (answer.code, "DAMAGED: dataset.json cannot be read" in answer.out) == (1, True)
+    for verb in ("evaluate", "predict"):
+        refused(flambeau(verb, "run", images), "run/dataset.json cannot be read")
 
 
 def test_the_run_folder_does_not_become_a_class(

@@ -31,6 +31,11 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in two lines, and which flag or command was probably meant."""
 
     def error(self, message: str) -> NoReturn:
+        message = message.replace("invalid int value:", "must be a whole number, got")
+        message = message.replace("invalid float value:", "must be a number, got")
+        flag, _, what = message.partition(": must be ")
+        if what and (digits := re.search("[0-9]{4301,}", what)):  # which int() refuses
+            message = f"{flag}: a number of {len(digits[0])} digits is too large"
         raise InputError(message)
 
 

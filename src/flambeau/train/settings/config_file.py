@@ -56,6 +56,10 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # of int(), which takes no more than 4,300 digits
+        raise ValueError("a number in it has thousands of digits") from None
 
 
 def from_stored(values: Mapping[str, Any], path: Path) -> ResolvedSettings:

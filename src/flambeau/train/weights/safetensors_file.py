@@ -8,7 +8,7 @@ from typing import Any
 import safetensors
 from torch import Tensor
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, why_no_json
 
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, safetensors.SafetensorError)
@@ -84,14 +84,8 @@ def _parsed(text: bytes) -> Any:
         return json.loads(text, object_pairs_hook=_entry)
     except InputError:
         raise
-    except RecursionError as error:
-        raise InputError("the header is nested too deeply to be one of safetensors") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"the header is no text: byte {8 + error.start} is no UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise InputError(f"the header is no JSON: {error}"[:200]) from error
-    except ValueError as error:  # of int(), which takes no more than 4,300 digits
-        raise InputError("the header has a number of thousands of digits") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the header cannot be read: {why_no_json(error)}") from error
 
 
 def _entry(pairs: list[tuple[str, Any]]) -> Any:
