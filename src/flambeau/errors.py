@@ -3,6 +3,7 @@
 import difflib
 import json
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -39,6 +40,16 @@ def unreadable(path: object, error: OSError) -> InputError:
         InputError('a.rec cannot be read: no such file or directory')
     """
     return InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}")
+
+
+def require_folder(path: Path) -> None:
+    """Refuse to write a file into a folder that does not exist, which may be a typing error.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be made: there is no folder {path.parent}\nMake it first")
 
 
 def why_no_json(error: Exception) -> str:

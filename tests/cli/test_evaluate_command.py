@@ -232,6 +232,7 @@ def test_pictures(flambeau: Any, root: Path, monkeypatch: pytest.MonkeyPatch) ->
         with Image.open(f"{name}.png") as picture:
             assert 500 < picture.width < 4000
             assert len(np.unique(np.asarray(picture.convert("L")))) > 20
+    Path("sub").mkdir()
     assert flambeau(*command, "--plot sub/c.svg").code == 0
     assert b"<svg" in Path("sub/c.svg").read_bytes()[:400]
     refused(

@@ -818,8 +818,8 @@ def test_what_a_break_out_of_the_epochs_means(tmp_path: Path, capfd: Any) -> Non
             break
     err = capfd.readouterr().err
     assert (
-        "left run.epochs() at step 12: the run is not finished, and goes on from step-0000000"
-        in err
+        "run.epochs() was left at step 12, by `break` or by an error: the run is not finished, and goes "
+        "on from step-0000000" in err
     )
     assert "run.stop() ends a run early as a finished one" in err
     assert run.result is None
@@ -867,4 +867,4 @@ def test_a_run_that_is_not_finite_has_not_left_its_loop(tmp_path: Path, capfd: A
         for _ in run.epochs():
             for x, y in run.batches():
                 run.step(F.cross_entropy(run.model(x), y) * float("nan"))
-    assert "left run.epochs()" not in capfd.readouterr().err
+    assert "run.epochs() was left" not in capfd.readouterr().err

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from flambeau.data.sources.open_data import check_download
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
@@ -60,7 +61,8 @@ def start(
     try:
         place = RunFolder(folder)
         stored = None if fresh else ranks.first(lambda: _stored(told, place))
-        ranks.first(lambda: _check_outside(folder, (stored or settings).data))
+        data, download = (stored or settings).data, settings.download
+        ranks.first(lambda: _check_data(folder, data, download=download))
         opened = _open(settings, stored, place, ranks)
         if stored is not None and ranks.first(lambda: published(place)) is not None:
             return True
@@ -145,7 +147,8 @@ def _stored(told: Mapping[str, Any], place: RunFolder) -> ResolvedSettings | Non
     return dataclasses.replace(from_stored(stored, place.config), **told)
 
 
-def _check_outside(folder: Path, data: str | None) -> None:
+def _check_data(folder: Path, data: str | None, *, download: bool) -> None:
+    check_download(download, *([] if data is None else [data]))
     if data is not None and folder.resolve().is_relative_to(data):
         raise InputError(
             f"the run folder {folder} would lie within the data {data}, as one more class of them; "

@@ -39,11 +39,7 @@ def inspect_run(path: Path) -> Inspection:
         InputError: not a run folder.
     """
     folder = RunFolder(path)
-    if not path.exists():
-        raise InputError(f"{path} does not exist: give the folder of a run")
-    stored = folder.read_config()
-    if stored is None:
-        raise InputError(f"{path} is not a run folder: there is no config.toml in it")
+    stored = folder.read_existing()
     lines: list[str] = []
     damaged, newest = 0, None
     for checkpoint in checkpoint_folders(folder.checkpoints):

@@ -26,7 +26,14 @@ from flambeau.data.sources.arrays.tensorstore_file import stored_as as store_sto
 from flambeau.data.sources.class_names import classes_file, named_labels
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
-from flambeau.errors import DamagedData, DecodeError, InputError, UnsupportedImage, unreadable
+from flambeau.errors import (
+    DamagedData,
+    DecodeError,
+    InputError,
+    UnsupportedImage,
+    require_folder,
+    unreadable,
+)
 from flambeau.recipes.data.recordio import RecordWriter
 from flambeau.recipes.data.tar_shards import TarWriter
 from flambeau.recipes.data.tfrecord import TFRecordWriter
@@ -292,8 +299,7 @@ def check_salvage(path: Path, kind: str, dst: Path) -> None:
         )
     if dst.exists():
         raise InputError(f"{dst} exists\nName another file to save the good records in")
-    if not dst.parent.is_dir():
-        raise InputError(f"{dst} cannot be made: there is no folder {dst.parent}")
+    require_folder(dst)
 
 
 def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:

@@ -123,6 +123,7 @@ def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -
     Raises:
         InputError: a class that the model does not know, or whatever else is wrong with the data.
     """
+    check_download(download, path)
     named = _open_named(path, download=download)
     if named is not None:
         return _with_classes(named[1] or named[0], tuple(classes), "the model")
@@ -164,6 +165,7 @@ def open_unlabelled(
     Raises:
         InputError: whatever is wrong with one of the paths.
     """
+    check_download(download, *paths)
     opened = []
     for is_image, group in groupby(paths, _is_single_image):
         if is_image:
@@ -178,6 +180,17 @@ def open_unlabelled(
 def is_named(data: str | Path) -> bool:
     """Whether DATA is a data set by name, not a path."""
     return str(data).startswith(_NAMED)
+
+
+def check_download(download: bool, *data: str | Path) -> None:
+    """Refuse to fetch what is missing of data that have no name.
+
+    Raises:
+        InputError: `download`, and all of `data` are paths, or there are none.
+    """
+    if download and not any(map(is_named, data)):
+        given = f" with {data[0]}" if data else ""
+        raise InputError(f"download has no effect{given}, only with {_NAMED}NAME: leave it out")
 
 
 def _open_named(

@@ -64,6 +64,29 @@ class RunFolder:
                 )
         return None
 
+    def read_existing(self) -> dict[str, Any]:
+        """The configuration of a run that is to be read, and not trained.
+
+        Raises:
+            InputError: it is no folder of a run, or its configuration is unreadable.
+        """
+        path = self.path
+        if not path.exists():
+            raise InputError(
+                f"{path} does not exist: give the folder of a run, which `flambeau train` made"
+            )
+        run = run_around(path)
+        hint = f", such as {run}, in which it lies" if run else ""
+        if not path.is_dir():
+            raise InputError(f"{path} is a file: give the folder of a run{hint}")
+        try:
+            return load_toml(self.config)
+        except FileNotFoundError:
+            why = f"there is no {self.config.name} in it; give the folder of a run{hint}"
+            raise InputError(f"{path} is not a run folder: {why}") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.config} cannot be read: {error}") from error
+
     def claim(self, config: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Make the folder or continue in it; from here on no other process may write in it.
 
@@ -145,3 +168,12 @@ class RunFolder:
     def release(self) -> None:
         """Let other processes write here again."""
         self._lock.release()
+
+
+def run_around(path: Path) -> Path | None:
+    """The folder of a run in which a file or folder lies, at most three levels up."""
+    for folder in path.absolute().parents[:3]:
+        if (folder / "config.toml").is_file() and (folder / "checkpoints").is_dir():
+            here = Path.cwd()
+            return folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return None

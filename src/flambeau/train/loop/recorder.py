@@ -153,9 +153,9 @@ class Recorder:
             self.saver.wait()
             if left and is_open:
                 self._say(
-                    f"the loop left run.epochs() at step {self._state.step}: the run is not finished, and "
-                    f"goes on from {self.saver.last_good} when it is started again; run.stop() ends a run "
-                    "early as a finished one"
+                    f"run.epochs() was left at step {self._state.step}, by `break` or by an error: the run "
+                    f"is not finished, and goes on from {self.saver.last_good} when it is started again "
+                    "(run.stop() ends a run early as a finished one)"
                 )
         except (SaveFailed, FailedElsewhere) as error:
             if not left:

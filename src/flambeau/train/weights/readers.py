@@ -127,8 +127,10 @@ def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
             )
         if refused and not drop_objects:
             names = ", ".join(refused[:3]) + (" ..." if len(refused) > 3 else "")
+            what = "a TorchScript program, which torch.jit.load reads"
+            what = what if contents.container == "TorchScript" else "a whole model or other objects"
             raise InputError(
-                f"{path} names {names}: a whole model or other objects; nothing was run\n"
+                f"{path} names {names}: {what}; nothing was run\n"
                 "`flambeau convert --drop-objects` takes the weights, and still runs nothing"
             )
         value = load_pickle(path, drop_objects=drop_objects, mapped=True)

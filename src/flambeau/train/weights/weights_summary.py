@@ -99,12 +99,21 @@ def is_weights(path: Path) -> bool:
 def _holds_images(contents: Contents) -> bool:
     """Named or laid out as `flambeau pack` and `train` take arrays of images."""
     if isinstance(contents.value, list | tuple) and not _holds_states(contents.value):
-        return True
+        return not _holds_dicts(contents.value)
     for place, tensor in tensors_in(contents.value).items():
         name = role_of(place.replace(".", "/"))
         if name and name[1] == "images" and (tensor.dtype == torch.uint8 or tensor.dim() > 2):
             return True
     return False
+
+
+def _holds_dicts(values: Sequence[Any]) -> bool:
+    """At most two lists deep, as pairs of images and labels are."""
+    return any(
+        isinstance(item, dict)
+        or (isinstance(item, list | tuple) and any(isinstance(inner, dict) for inner in item))
+        for item in values
+    )
 
 
 def _holds_states(values: Sequence[Any]) -> bool:

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, require_folder
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
 from flambeau.train.weights.readers import SAFETENSORS_DTYPES, shown
 from flambeau.train.weights.safetensors_file import MAX_HEADER
@@ -64,6 +64,7 @@ def write_weights(
         raise InputError(f"{out}: OUT ends with .safetensors, .pth, .pt or .bin")
     if out.is_dir() or (out.exists() and not force):
         raise InputError(f"{out} exists\nName another OUT, or give --force to replace the file")
+    require_folder(out)
     for name, tensor in tensors.items():
         _check(name, tensor, dtype)
     if out.suffix == ".safetensors":
