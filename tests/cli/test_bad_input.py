@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ import safetensors.torch
 import torch
 from PIL import Image
 
+from flambeau.cli.command import check
+from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     Disk,
     checkpoint_folders,
@@ -108,7 +111,7 @@ def no_data(tmp_path: Path, make_images: Callable[..., Path]) -> dict[str, tuple
         "noise.rec": ("noise.rec", "damaged"),
         "single": ("no class has two images",),
         "strangers": ("class 'x', which", "lacks"),
-        '""': ("data is empty",),
+        '""': ("DATA is empty",),
     }
 
 
@@ -332,6 +335,40 @@ def test_a_hostile_file_is_one_message(
     shutil.copy("my.toml", "run/config.toml")
     assert "\x1b" not in refused(flambeau("train", images, "--out run"))
     refused(flambeau("predict run images/train/a/00.png"))
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("verify", ""), "RUN|FILE is empty: is a variable of the shell not set?"),
+        (("predict", "run", ""), "WHAT is empty"),
+        (("predict", "", "x.png"), "RUN is empty"),
+        (("evaluate", "run", ""), "DATA is empty"),
+        (("train", ""), "DATA is empty"),
+        (("pack", "", "a.rec"), "SRC is empty"),
+        (("pack", "images", ""), "DST is empty"),
+        (("convert", "", "a.pth"), "IN is empty"),
+        (("runs", ""), "DIR is empty"),
+    ],
+)
+def test_an_empty_argument_is_not_the_current_folder(words: tuple[str, ...], part: str) -> None:
+    with pytest.raises(InputError, match=re.escape(part)):
+        check(words)
+
+
+@pytest.mark.parametrize("address", ["http://example.com/x.tar", "file:///x/y", "s3://x/y"])
+def test_an_address_in_the_place_of_data(flambeau: Any, address: str) -> None:
+    for words in (f"train {address} --out run", f"pack {address} a.rec"):
+        refused(flambeau(words), "is an address: only torchvision:NAME is fetched")
+
+
+def test_folders_in_the_place_of_files(flambeau: Any, images: Path) -> None:
+    refused(flambeau("train", images, "--config images"), "images cannot be read: is a directory")
+    message = refused(flambeau("convert images a.pth"), "images is neither the folder of a run")
+    assert "choose another" not in message
+    (Path("odd") / "config.toml").mkdir(parents=True)
+    for words in ("verify odd", "evaluate odd images", "train images --out odd"):
+        assert "Errno" not in refused(flambeau(words), "odd/config.toml cannot be read: is a dir")
 
 
 def test_a_dataset_file_that_is_nested_deeply(

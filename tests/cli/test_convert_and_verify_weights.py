@@ -219,7 +219,7 @@ def test_nothing_is_replaced_unasked_and_a_full_disk_leaves_nothing(flambeau: An
             )
     assert sorted(p.name for p in Path().iterdir()) == ["in.pth", "out.safetensors"]
     assert flambeau("convert", "in.pth out.safetensors --force").code == 0
-    assert "OUT ends with" in flambeau("convert", "in.pth out.txt").err
+    assert "OUT must end with" in flambeau("convert", "in.pth out.txt").err
     assert "does not exist" in flambeau("convert", "no.pth out.safetensors --force").err
 
 

@@ -237,7 +237,7 @@ def test_pictures(flambeau: Any, root: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert b"<svg" in Path("sub/c.svg").read_bytes()[:400]
     refused(
         flambeau(*command, "--plot c.bmp"),
-        "c.bmp: the name of this file ends with .png or .pdf or .svg",
+        "c.bmp: the name of this file must end with .png or .pdf or .svg",
     )
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     refused(flambeau(*command, "--plot c.png"), 'pip install "flambeau[plot]"')
@@ -260,7 +260,9 @@ def test_nothing_is_overwritten_unasked(
         refused(
             flambeau(*evaluate, "--out /dev/null --force"), "/dev/null: the name of this file ends"
         )
-        refused(flambeau(*predict, "--out p.txt"), "p.txt: the name of this file ends with .csv")
+        refused(
+            flambeau(*predict, "--out p.txt"), "p.txt: the name of this file must end with .csv"
+        )
         refused(flambeau(*predict, "--out p.csv"), "p.csv exists", "--force")
         refused(flambeau(*predict, "--force"), "--force replaces the file of --out")
         refused(flambeau(*predict, "--out new.csv --json"), "--out", "--json")

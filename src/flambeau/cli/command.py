@@ -131,7 +131,18 @@ def _parse(words: list[str]) -> argparse.Namespace:
     chosen, rest = parser.parse_known_args(words)
     if rest:
         parser.error(_unknown(rest[0], chosen.parser))
+    if verb != "launch":  # what is launched may take what it wants
+        _refuse_empty(chosen)
     return chosen
+
+
+def _refuse_empty(chosen: argparse.Namespace) -> None:
+    """Of an argument without a flag: as a path it would be the current folder."""
+    for action in chosen.parser._actions:
+        given = getattr(chosen, action.dest, None)
+        if not action.option_strings and "" in (given if isinstance(given, list) else [given]):
+            name = action.metavar or action.dest
+            raise InputError(f"{name} is empty: is a variable of the shell not set?")
 
 
 def build_parser() -> argparse.ArgumentParser:

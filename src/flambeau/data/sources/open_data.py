@@ -44,6 +44,7 @@ _EXPECTED = (
 _TO_PREDICT = f"an image, a folder of images, or packed images: {_ENDINGS}"
 
 _NAMED = "torchvision:"
+_SCHEMES = {"http:", "https:", "ftp:", "file:", "s3:", "gs:", "hdfs:"}
 
 # Lower case; of several validation folders the first in this list is taken.
 _TRAIN_FOLDERS = ("train", "training")
@@ -285,6 +286,11 @@ def _require(path: Path, expected: str = _EXPECTED) -> None:
             raise InputError(f"{path} is {other}")
         if path.exists():
             problem = f"{path} is neither a folder nor a file of packed images"
+        elif any(part in _SCHEMES for part in path.parts):
+            named = f"only {_NAMED}NAME is fetched, with --download"
+            problem = (
+                f"{path} is an address: {named}; fetch it yourself, and give the file or folder"
+            )
         elif not path.parent.is_dir():
             problem = f"{path} does not exist, nor does its folder {path.parent}"
         else:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, write_file
 from flambeau.train.checkpoints.run_identity import differences
 from flambeau.train.checkpoints.run_lock import RunLock
@@ -49,8 +49,9 @@ class RunFolder:
             file = next(p for p in (self.path, *self.path.parents) if p.exists())
             raise InputError(f"{file} is not a folder; choose another folder for the run") from None
         except (OSError, ValueError) as error:
+            why = str(unreadable(self.config, error)) if isinstance(error, OSError) else None
             raise InputError(
-                f"{self.config} cannot be read: {error}; choose another folder"
+                f"{why or f'{self.config} cannot be read: {error}'}; choose another folder"
             ) from error
         if self.path.exists():
             ours = {"checkpoints", "environment.json", "dataset.json"}  # of a start that was killed
@@ -84,7 +85,9 @@ class RunFolder:
         except FileNotFoundError:
             why = f"there is no {self.config.name} in it; give the folder of a run{hint}"
             raise InputError(f"{path} is not a run folder: {why}") from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise unreadable(self.config, error) from error
+        except ValueError as error:
             raise InputError(f"{self.config} cannot be read: {error}") from error
 
     def claim(self, config: Mapping[str, Any], files: Mapping[str, bytes]) -> None:

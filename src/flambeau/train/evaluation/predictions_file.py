@@ -31,7 +31,7 @@ def refuse_existing(
         InputError: there is something at `path`, or it has another ending, or there is no folder for it.
     """
     if path.suffix.lower() not in suffixes:
-        raise InputError(f"{path}: the name of this file ends with {' or '.join(suffixes)}")
+        raise InputError(f"{path}: the name of this file must end with {' or '.join(suffixes)}")
     require_folder(path)
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is there and no file\nName another one")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flambeau.errors import InputError, nearest
+from flambeau.errors import InputError, nearest, unreadable
 from flambeau.train.settings.durations import parse_duration
 from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
 
@@ -27,7 +27,9 @@ def read_config(path: Path) -> dict[str, Any]:
         values = load_toml(path)
     except FileNotFoundError:
         raise InputError(f"--config {path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
         raise InputError(f"{path} cannot be read as TOML: {error}") from error
     _check_keys(values, path)
     return values

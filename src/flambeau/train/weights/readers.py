@@ -270,7 +270,7 @@ def _of_folder(path: Path, key: str | None) -> Weights:
             return _of_checkpoint(read_checkpoint(path).files, path.name, key)
         except CheckpointDamaged as error:
             raise InputError(str(error)) from error
-    if folder.read_config() is None:
+    if not folder.config.is_file():
         raise InputError(f"{path} is neither the folder of a run nor of a checkpoint")
     result = published(folder)
     if result is not None and key is None:

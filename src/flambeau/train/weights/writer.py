@@ -61,7 +61,7 @@ def write_weights(
             format has no type for.
     """
     if out.suffix != ".safetensors" and out.suffix not in _PICKLES:
-        raise InputError(f"{out}: OUT ends with .safetensors, .pth, .pt or .bin")
+        raise InputError(f"{out}: OUT must end with .safetensors, .pth, .pt or .bin")
     if out.is_dir() or (out.exists() and not force):
         raise InputError(f"{out} exists\nName another OUT, or give --force to replace the file")
     require_folder(out)
