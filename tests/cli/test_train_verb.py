@@ -529,7 +529,7 @@ def test_a_dry_run_leaves_nothing(
     assert re.search(r"first step [\d.]+ s, then \S+ s per step \(median of 5 steps", answer.err)
     assert "the run has 120 steps of 4 per epoch: about" in answer.err
     assert re.search(r"memory at most \d+ MiB", answer.err)
-    assert "run.epochs() was left" not in answer.err
+    assert "left run.epochs()" not in answer.err
     assert not Path("run").exists()
     assert list((tmp_path / "scratch").iterdir()) == []
 
