@@ -356,6 +356,16 @@ def test_an_empty_argument_is_not_the_current_folder(words: tuple[str, ...], par
         check(words)
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(flambeau: Any, images: Path) -> None:
+    os.mkfifo("a.rec")
+    for words in (
+        "verify a.rec", "train a.rec", "evaluate a.rec images", "predict a.rec x.png", "pack a.rec b.rec",
+        "convert a.rec b.pth", "predict run images a.rec",
+    ):  # fmt: skip
+        refused(flambeau(words), "a.rec is a pipe, and no file")
+
+
 @pytest.mark.parametrize("address", ["http://example.com/x.tar", "file:///x/y", "s3://x/y"])
 def test_an_address_in_the_place_of_data(flambeau: Any, address: str) -> None:
     for words in (f"train {address} --out run", f"pack {address} a.rec"):

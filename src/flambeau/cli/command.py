@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -132,17 +133,24 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if rest:
         parser.error(_unknown(rest[0], chosen.parser))
     if verb != "launch":  # what is launched may take what it wants
-        _refuse_empty(chosen)
+        for action in chosen.parser._actions:
+            given = getattr(chosen, action.dest, None)
+            if not action.option_strings:
+                _check_path(given if isinstance(given, list) else [given], action)
     return chosen
 
 
-def _refuse_empty(chosen: argparse.Namespace) -> None:
-    """Of an argument without a flag: as a path it would be the current folder."""
-    for action in chosen.parser._actions:
-        given = getattr(chosen, action.dest, None)
-        if not action.option_strings and "" in (given if isinstance(given, list) else [given]):
-            name = action.metavar or action.dest
-            raise InputError(f"{name} is empty: is a variable of the shell not set?")
+def _check_path(given: Sequence[object], action: argparse.Action) -> None:
+    """Refuse what is empty, which as a path would be the current folder, and a pipe, which is waited for."""
+    if "" in given:
+        name = action.metavar or action.dest
+        raise InputError(f"{name} is empty: is a variable of the shell not set?")
+    for word in given:
+        is_pipe = False
+        with contextlib.suppress(OSError, ValueError):  # no path at all
+            is_pipe = isinstance(word, str) and stat.S_ISFIFO(os.stat(word).st_mode)  # noqa: PTH116
+        if is_pipe:
+            raise InputError(f"{word} is a pipe, and no file: write it to a file first")
 
 
 def build_parser() -> argparse.ArgumentParser:
