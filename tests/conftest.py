@@ -52,6 +52,14 @@ _LONGEST = (
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Copies of Parquet files go where tests leave things, not into the user's cache."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FLAMBEAU_DATA", str(tmp_path_factory.mktemp("data_home")))
+        yield
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are cores: a quarter of the time the tests of processes only wait."""
     return len(os.sched_getaffinity(0)) + 1

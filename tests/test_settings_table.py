@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flambeau.train.settings import chinese_help
 from flambeau.train.settings.fields import Range
 from flambeau.train.settings.settings import FIELDS
 
@@ -18,7 +19,6 @@ TOOL = ROOT / "tools" / "settings_table.py"
 PAGE, CHINESE_PAGE = (
     (ROOT / "docs" / language / "train.md").read_text(encoding="utf-8") for language in ("en", "zh")
 )
-CHINESE_HEAD = "| 设置 | 默认值 | 范围 | 含义 | 恢复时 |"
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +59,27 @@ def test_table_says_what_the_settings_are(table: str) -> None:
     assert "sgd, adam, adamw" in cells["`--optimizer`"][2]
 
 
-def test_chinese_table_has_the_same_settings(table: str) -> None:
-    """Its words are written by hand, and so is each default that is a sentence."""
-    resume = {"may change": "可以改变", "stays": "不变"}
-    chinese = list(rows(CHINESE_PAGE[CHINESE_PAGE.index(CHINESE_HEAD) :]))
-    for english, translated in zip(rows(table), chinese, strict=True):
-        assert translated[0] == english[0]
-        assert translated[4] == resume[english[4]]
-        assert re.findall(r"[\d.e*+-]+", translated[2]) == re.findall(r"[\d.e*+-]*\d", english[2])
-        if english[1].startswith("`"):
-            assert translated[1] == english[1]
+def test_chinese_page_shows_the_table_of_the_same_help() -> None:
+    command = [sys.executable, str(TOOL), "--zh"]
+    table = subprocess.run(
+        command, check=True, capture_output=True, text=True, encoding="utf-8"
+    ).stdout
+    assert len(table.splitlines()) == 2 + len(FIELDS)
+    assert f"\n\n{table}\n" in CHINESE_PAGE, (
+        f"run `python {TOOL.relative_to(ROOT)} --zh` and put it in the page"
+    )
+
+
+def test_each_setting_has_its_help_in_chinese() -> None:
+    """And a default that is a sentence in English is one, with the same numbers."""
+    assert list(chinese_help.SETTINGS) == list(FIELDS)
+    assert chinese_help.HEADINGS.keys() == {"main", *(f.metadata["group"] for f in FIELDS.values())}
+    for name, (meaning, auto) in chinese_help.SETTINGS.items():
+        english = FIELDS[name].metadata["auto"]
+        assert re.search("[\u4e00-\u9fff]", meaning), name
+        assert bool(auto) == bool(english), name
+        digits = re.compile(r"(?<![a-z])\d+(?:\.\d+)?(?:ep|%%)?")
+        assert set(digits.findall(auto)) == set(digits.findall(english)), name
 
 
 def test_a_new_setting_changes_the_table(table: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,8 @@ EVERYTHING = frozenset(
         "errors",
         "file_signature",
         "user_code",
+        "terminal",
+        "html_table",
         "recipes",
         "data",
         "parallel",
@@ -73,10 +75,16 @@ FLOORS = {
     "errors.py": Floor(frozenset(), packages=frozenset()),
     "file_signature.py": Floor(frozenset(), packages=frozenset()),
     "user_code.py": Floor(frozenset({"errors", "recipes"})),
+    "terminal.py": Floor(frozenset()),
+    "html_table.py": Floor(frozenset(), packages=frozenset()),
     "recipes": Floor(frozenset(), packages=frozenset({"torch"})),
-    "data": Floor(frozenset({"errors", "file_signature", "user_code", "recipes", "data"})),
+    "data": Floor(
+        frozenset({"errors", "file_signature", "user_code", "terminal", "recipes", "data"})
+    ),
     "parallel": Floor(
-        frozenset({"errors", "file_signature", "user_code", "recipes", "data", "parallel"})
+        frozenset(
+            {"errors", "file_signature", "user_code", "terminal", "recipes", "data", "parallel"}
+        )
     ),
     "train": Floor(EVERYTHING - {"cli"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),

@@ -280,7 +280,7 @@ def test_wrong_settings_name_themselves(flambeau: Any, images: Path) -> None:
         ("--optimizer AdamW", "did you mean 'adamw'?"),
         ("--freeze backbon", "freeze = 'backbon': did you mean 'backbone'? 'backbon' matches"),
         ("--freeze zzz", "its parts are 'stem', 'stages', 'dropout', 'head'"),
-        ("--download", "download has no effect with ", "only with torchvision:NAME: leave it out"),
+        ("--download", "download has no effect with ", "only with torchvision:NAME or hf:NAME"),
         ("--model efficientnet", "did you mean 'efficientnet_b0'?"),
         ("--precision float16", "precision must be one of auto, fp32, tf32, bf16, fp16"),
         ("--duration 5", "duration must be a duration such as '10ep'"),
@@ -369,7 +369,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(flambeau: Any, images: 
 @pytest.mark.parametrize("address", ["http://example.com/x.tar", "file:///x/y", "s3://x/y"])
 def test_an_address_in_the_place_of_data(flambeau: Any, address: str) -> None:
     for words in (f"train {address} --out run", f"pack {address} a.rec"):
-        refused(flambeau(words), "is an address: only torchvision:NAME is fetched")
+        refused(flambeau(words), "is an address: only torchvision:NAME or hf:NAME is fetched")
 
 
 def test_folders_in_the_place_of_files(flambeau: Any, images: Path) -> None:

@@ -6,7 +6,6 @@ import re
 import select
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -130,10 +129,3 @@ def test_mistakes_end_with_2(words: str, message: str, flambeau: Any) -> None:
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
-
-
-def test_a_missing_package_is_named(flambeau: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    code, out, err = flambeau("completion bash")
-    assert (code, out) == (2, "")
-    assert "pip install shtab" in err

@@ -214,7 +214,7 @@ def test_another_image_size(flambeau: Any, root: Path) -> None:
     assert figures["image_size"] == 12
     assert figures_of(flambeau("evaluate", root / "two", data, "--json"))["image_size"] == 8
     assert flambeau("predict", root / "two", data / "val", "--image-size 12 --out p.csv").code == 0
-    refused(flambeau("evaluate", root / "two", data, "--image-size 4"), "8 .. 16384, got 4")
+    refused(flambeau("evaluate", root / "two", data, "--image-size 4"), "from 8 to 16384, got 4")
     refused(
         flambeau("evaluate", root / "many", root / "many_images", "--image-size 16"),
         "was trained at 8 pixels and cannot take image_size = 16: the model fails",
@@ -258,7 +258,7 @@ def test_nothing_is_overwritten_unasked(
         refused(flambeau(*evaluate, "--plot c.png"), "c.png exists", "--force")
         refused(flambeau(*evaluate, "--out folder.csv --force"), "folder.csv is there and no file")
         refused(
-            flambeau(*evaluate, "--out /dev/null --force"), "/dev/null: the name of this file ends"
+            flambeau(*evaluate, "--out /dev/null --force"), "/dev/null: the name of this file must end"
         )
         refused(
             flambeau(*predict, "--out p.txt"), "p.txt: the name of this file must end with .csv"
@@ -388,11 +388,12 @@ def test_a_bar_on_a_terminal_alone(
         ("predict", root / "two", data / "val", "--out p.csv --force"),
     )
     quiet = [flambeau(*command) for command in commands]
-    assert all("image/s" not in answer.err for answer in quiet)
+    assert all(
+        "80 images" not in answer.err.replace("predictions of 80 images", "") for answer in quiet
+    )
     for command, before in zip(commands, quiet, strict=True):
         with monkeypatch.context() as patch:
             patch.setattr(sys.stderr, "isatty", lambda: True)
             answer = flambeau(*command)
         assert (answer.code, answer.out) == (0, before.out)
-        assert "80" in answer.err
-        assert "image/s" in answer.err
+        assert "80 images" in answer.err

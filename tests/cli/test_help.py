@@ -1,8 +1,10 @@
 """Help and its neighbours: at once, without torch, and with the nearest name for a wrong word."""
 
+import os
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 import flambeau as package
 from flambeau.cli.command import VERBS, main
+from flambeau.train.settings import chinese_help
 from flambeau.train.settings.settings import FIELDS
 
 HEAVY = ("torch", "numpy", "PIL", "timm", "torchvision", "safetensors", "tqdm", "rich", "shtab")
@@ -63,7 +66,10 @@ def test_python_m_flambeau_is_the_command(tmp_path: Path) -> None:
     )
 
 
-def test_every_setting_has_its_flag_and_its_text(flambeau: Any) -> None:
+def test_every_setting_has_its_flag_and_its_text(
+    flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # a line that is broken may be so at a hyphen
     text = " ".join(flambeau("train --help").out.split())
     for name, field in FIELDS.items():
         flag = "DATA" if name == "data" else "--" + name.replace("_", "-")
@@ -72,6 +78,68 @@ def test_every_setting_has_its_flag_and_its_text(flambeau: Any) -> None:
         if field.default not in (None, False, True, 0):
             assert f"(default: {field.default})" in text, name
     assert "%%" not in text
+
+
+def test_what_matters_comes_first(flambeau: Any) -> None:
+    text = flambeau("train --help").out
+    head, _, rest = text.partition("what matters first:\n")
+    first, *others = re.split(r"^(?=\S.*:$)", rest, flags=re.MULTILINE)
+    shown = re.findall(r"^  (DATA|--[a-z-]+)", first, re.MULTILINE)
+    assert shown == [
+        "DATA", "--out", "--model", "--epochs", "--batch-size", "--lr", "--image-size", "--pretrained",
+        "--optimizer", "--schedule", "--augment", "--seed",
+    ]  # fmt: skip
+    assert "--lr" not in head
+    flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
+    assert len(flags) == len(set(flags))
+    headings = [other.splitlines()[0] for other in others]
+    assert headings == [
+        "data:", "model:", "fine-tuning:", "length:", "optimization:", "machine:", "processes:",
+        "run folder:",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", ["train --help --zh", "train --zh --help", "train --zh"])
+def test_the_help_of_train_in_chinese(flambeau: Any, words: str) -> None:
+    code, out, err = flambeau(words)
+    assert (code, err) == (0, "")
+    flags = re.compile(r"^  (?:-h, )?(--[a-z-]+|DATA)", re.MULTILINE)
+    assert flags.findall(out) == flags.findall(flambeau("train --help").out)
+    plain = re.sub(r"\s", "", out)
+    for name, (meaning, auto) in chinese_help.SETTINGS.items():
+        for text in (meaning, auto):
+            assert re.sub(r"\s", "", text.replace("%%", "%")) in plain, name
+    for text in [*chinese_help.FLAGS.values(), *chinese_help.HEADINGS.values()]:
+        assert re.sub(r"\s", "", text) in plain
+    assert not re.findall(r"\b(the|will|of|and)\b", out)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_chinese_lines_fit_the_terminal(
+    flambeau: Any, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", f"{columns}")
+    for line in flambeau("train --zh").out.splitlines()[1:]:
+        width = sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in line)
+        assert width <= columns + 1 or "{" in line or " " not in line.strip(), line
+        assert line.lstrip()[:1] not in "，。；：）" or not line
+
+
+def test_chinese_needs_an_encoding_that_has_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flambeau", "train", "--zh"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "flambeau: standard output is in ascii, which has no Chinese letters: set PYTHONUTF8=1, or leave "
+        "--zh out\n"
+    )
+
+
+def test_zh_is_a_flag_of_train_alone(flambeau: Any) -> None:
+    assert flambeau("evaluate --zh").code == 2
+    assert "measure the model" in flambeau("evaluate --help").out
 
 
 @pytest.mark.parametrize(
@@ -84,7 +152,7 @@ def test_every_setting_has_its_flag_and_its_text(flambeau: Any) -> None:
         ("train --epoch 3", "unknown flag --epoch; did you mean '--epochs'?"),
         ("train --btach-size=3", "unknown flag --btach-size; did you mean '--batch-size'?"),
         ("train --no-flop", "unknown flag --no-flop; did you mean '--no-flip'?"),
-        ("train --zzz", "unknown flag --zzz (flambeau train --help lists all)"),
+        ("train --qqq", "unknown flag --qqq (flambeau train --help lists all)"),
         ("train a b", "unexpected argument 'b'; see flambeau train --help"),
         ("predict run x.png --jsn", "unknown flag --jsn; did you mean '--json'?"),
         ("predict run", "WHAT"),

@@ -135,7 +135,10 @@ def test_bad_images_are_listed(flambeau: Any, photos: Path) -> None:
         ("photos a.rec --shuffle --seed -3", ["--seed must be at least 0, got -3"]),
         ("photos a --shuffle", ["--shuffle has no effect on a, whose order is that of its names"]),
         ("photos a.lmdb --shuffle --seed 3", ["--shuffle has no effect on a.lmdb"]),
-        ("photos a.rec --download", ["--download has no effect without torchvision:NAME"]),
+        (
+            "photos a.rec --download",
+            ["--download has no effect without torchvision:NAME or hf:NAME"],
+        ),
         ("photos a --list --workers 3", ["--workers has no effect with --list: leave it out"]),
         ("photos a --list --resize 9", ["--resize has no effect with --list: leave it out"]),
         ("photos", ["DST"]),

@@ -208,7 +208,7 @@ def test_a_file_that_exists_is_told_in_the_words_of_the_command(
 
 def test_download_without_a_data_set_by_name(flambeau: Any, run: Path, images: Path) -> None:
     for verb in ("evaluate", "predict"):
-        part = f"download has no effect with {images}, only with torchvision:NAME: leave it out"
+        part = f"download has no effect with {images}, only with torchvision:NAME or hf:NAME: leave it out"
         refused(flambeau(verb, run, images, "--download"), part)
 
 

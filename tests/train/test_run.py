@@ -889,3 +889,13 @@ def test_a_run_that_is_not_finite_has_not_left_its_loop(tmp_path: Path, capfd: A
             for x, y in run.batches():
                 run.step(F.cross_entropy(run.model(x), y) * float("nan"))
     assert "left run.epochs()" not in capfd.readouterr().err
+
+
+def test_a_closed_run_is_not_looped_over_again(tmp_path: Path) -> None:
+    """As in a notebook, where the cell with the loop alone is run again."""
+    run = start(tmp_path / "run")
+    for _ in run.epochs():
+        break
+    with pytest.raises(RuntimeError, match=r"make it again, with Run\(\.\.\.\), to continue"):
+        next(run.epochs())
+    train(start(tmp_path / "run"))

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
+from flambeau.cli.table import print_json
 from flambeau.errors import InputError, WorkerLost, nearest
 from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.version import __version__
@@ -54,14 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _ended_by_ctrl_c():
             return _dispatch(words)
     except InputError as error:
-        _complain(str(error))
-        return 2
+        return _complain(words, str(error), 2)
     except WorkerLost as error:
-        _complain(str(error))
-        return 1
+        return _complain(words, str(error), 1)
     except KeyboardInterrupt:
-        _complain("interrupted")
-        return INTERRUPTED
+        return _complain(words, "interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): nothing to say, and nobody to say it to.
         with contextlib.suppress(OSError):
@@ -69,11 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         if error.errno not in _USER_ERRNOS:
+            _tell_program(words, f"{type(error).__name__}: {error}", 1)
             raise
-        _complain(
+        why = (
             f"{error.filename or 'the disk'}: {error.strerror}; fix that and run the command again"
         )
-        return 2
+        return _complain(words, why, 2)
+    except Exception as error:
+        _tell_program(words, f"{type(error).__name__}: {error}", 1)
+        raise
 
 
 @contextlib.contextmanager
@@ -124,7 +126,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = build_parser()
+    parser = build_parser(words)
     parser.set_defaults(parser=parser)
     verb = next((word for word in words if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
@@ -153,8 +155,12 @@ def _check_path(given: Sequence[object], action: argparse.Action) -> None:
             raise InputError(f"{word} is a pipe, and no file: write it to a file first")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the whole command line.
+
+    Args:
+        words: that it will parse; `train --zh` asks for its help in another language.
+    """
     parser = _Parser(
         prog="flambeau",
         description="Train an image classifier, check its run, copy recipes.",
@@ -172,7 +178,10 @@ def build_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        verb.add_arguments(child)
+        if name == "train":
+            verb.add_arguments(child, chinese="train" in words and "--zh" in words)
+        else:
+            verb.add_arguments(child)
         child.set_defaults(run=verb.run, parser=child)
     return parser
 
@@ -185,7 +194,17 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
     return f"unknown flag {name}{nearest(name, flags)} ({parser.prog} --help lists all)"
 
 
-def _complain(message: str) -> None:
+def _complain(words: Sequence[str], message: str, exit_code: int) -> int:
+    """Say what is wrong; returns the exit code."""
     # What a file holds is quoted in a message, and is not to reach the terminal as a command.
     shown = re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: ascii(found[0])[1:-1], message)
     print(f"flambeau: {shown}", file=sys.stderr)
+    _tell_program(words, message, exit_code)
+    return exit_code
+
+
+def _tell_program(words: Sequence[str], message: str, exit_code: int) -> None:
+    """The last line of `flambeau train --json-lines`; of several processes that of the first."""
+    if "--json-lines" in words and os.environ.get("RANK", "0") == "0":
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            print_json([{"event": "error", "message": message, "exit_code": exit_code}])

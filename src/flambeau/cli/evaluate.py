@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flambeau.cli.reading_flags import add_reading_flags, check_at_least, printed, say
+from flambeau.cli.reading_flags import add_reading_flags, check_at_least, printed
+from flambeau.terminal import say
 
 if TYPE_CHECKING:
     from flambeau.train.evaluation.report import Evaluation

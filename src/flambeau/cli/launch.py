@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flambeau.errors import InputError, nearest
+from flambeau.terminal import say
 
 HELP = "run train, or a script, on several processes and machines"
 
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_restarts=arguments.max_restarts,
         local_addr=arguments.local_addr,
         join_timeout_s=arguments.join_timeout,
-        say=_say,
+        say=say,
     )
 
 
@@ -125,7 +126,3 @@ def _command(words: Sequence[str], *, with_local_rank: bool) -> list[str]:
     # Torch's agent puts the number in. Its place is that of the old launcher, before other arguments.
     local_rank = ["--local_rank=${local_rank}"] if with_local_rank else []
     return [*head, *words[:own], *local_rank, *words[own:]]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -3,12 +3,12 @@
 import argparse
 import dataclasses
 import fnmatch
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flambeau.errors import InputError, nearest
+from flambeau.terminal import say
 
 HELP = "list the models that --model takes, by name"
 
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if counts:
         rows = [_counted(row) for row in rows]
     if not rows:
-        _say(f"none of the {len(names)} models of this name has published weights")
+        say(f"none of the {len(names)} models of this name has published weights")
     elif arguments.json:
         print_json(map(dataclasses.asdict, rows))
     else:
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
         print_table(columns, cells, right=("parameters", "input"))
     if not counts:
-        _say(
+        say(
             f"the parameters of {uncounted} models are not counted; --sizes counts them, at about 0.1 s each"
         )
     return 0
@@ -187,7 +187,3 @@ def _counted(row: ModelFacts) -> ModelFacts:
             model = timm.create_model(row.name)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return dataclasses.replace(row, parameters=parameters)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, metavar="N", help="threads (default: one for each usable CPU)"
     )
     work.add_argument(
-        "--download", action="store_true", help="fetch what is missing of torchvision:NAME"
+        "--download",
+        action="store_true",
+        help="fetch what is missing of torchvision:NAME or hf:NAME",
     )
     work.add_argument(
         "--fresh", action="store_true", help="start again; a finished DST is renamed, not deleted"
@@ -126,11 +128,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_takes_effect(arguments: argparse.Namespace, dst: Path) -> None:
     """Refuse flags that would do nothing; those of the images are looked at by `_conversion`."""
     from flambeau.data.pack.shard_plan import target_kind
-    from flambeau.data.sources.open_data import is_named
+    from flambeau.data.sources.data_names import is_named
     from flambeau.errors import InputError
 
     if arguments.download and not is_named(arguments.src):
-        raise InputError("--download has no effect without torchvision:NAME: leave it out")
+        raise InputError(
+            "--download has no effect without torchvision:NAME or hf:NAME: leave it out"
+        )
     if arguments.list:
         for name in (
             "resize", "center_crop", "encode", "quality", "segments", "skip_bad_images", "workers",

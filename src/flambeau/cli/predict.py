@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.reading_flags import add_reading_flags, check_at_least, printed, say
+from flambeau.cli.reading_flags import add_reading_flags, check_at_least, printed
+from flambeau.terminal import say
 
 if TYPE_CHECKING:
     from flambeau.train.inference import Sample
@@ -26,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         metavar="WHAT",
         nargs="+",
-        help="image files, folders of images at any depth, or packed images, torchvision:NAME and "
-        "FILE.py:FUNCTION as `flambeau evaluate` takes them; no labels are needed",
+        help="image files, folders of images at any depth, or packed images, torchvision:NAME, "
+        "hf:NAME and FILE.py:FUNCTION as `flambeau evaluate` takes them; no labels are needed",
     )
     parser.add_argument(
         "--top", type=int, default=5, metavar="N", help="classes to name (default: 5)"

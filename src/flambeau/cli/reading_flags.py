@@ -20,7 +20,9 @@ def add_reading_flags(parser: argparse.ArgumentParser) -> None:
         help="average the probabilities of each image and its mirror image; twice the time",
     )
     parser.add_argument(
-        "--download", action="store_true", help="fetch what is missing of torchvision:NAME"
+        "--download",
+        action="store_true",
+        help="fetch what is missing of torchvision:NAME or hf:NAME",
     )
     parser.add_argument(
         "--workers", type=int, default=0, metavar="N", help="processes that read data"
@@ -46,10 +48,3 @@ def printed(text: str) -> str:
     """As standard output can show it."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def say(text: str) -> None:
-    """A line on standard error, above a progress bar if there is one."""
-    from tqdm import tqdm
-
-    tqdm.write(text, file=sys.stderr)

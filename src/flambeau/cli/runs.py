@@ -3,12 +3,12 @@
 import argparse
 import datetime
 import fnmatch
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flambeau.errors import InputError, nearest
+from flambeau.terminal import say
 from flambeau.train.checkpoints.run_summary import STATES, RunSummary, Search, summarize
 
 HELP = "list the runs in a folder: data, model, state, best figure"
@@ -75,13 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not rows:
         _check_keys(found, [name for name, _ in wanted])
         some = f"none of the {len(found)} runs in {root} is of this kind" if found else ""
-        _say(some or f"no runs in {root}; a run is a folder with a config.toml")
+        say(some or f"no runs in {root}; a run is a folder with a config.toml")
     elif arguments.json:
         print_json(map(_facts, rows))
     else:
         print_table([*_HEADINGS], map(_cells, rows), right=("time",), styles=_COLORS)
     if search.is_cut:
-        _say(f"not all folders below {root} were looked into; name one of them: flambeau runs DIR")
+        say(f"not all folders below {root} were looked into; name one of them: flambeau runs DIR")
     return 0
 
 
@@ -220,7 +220,3 @@ def _iso(seconds: float | None) -> str | None:
         return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
         return None
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 _LONGEST = 200  # characters of a cell: a name in a file may have any number
 
@@ -48,11 +48,11 @@ def print_table(
     print("\n".join(lines), file=sys.stdout, flush=True)
 
 
-def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print one JSON object per line."""
+def print_json(rows: Iterable[Mapping[str, Any]], *, file: TextIO | None = None) -> None:
+    """Print one JSON object per line, on standard output unless another file is named."""
     for row in rows:
-        print(json.dumps(_finite(row), default=str))
-    sys.stdout.flush()
+        print(json.dumps(_finite(row), default=str), file=file)
+    (file or sys.stdout).flush()
 
 
 def shown(text: str) -> str:

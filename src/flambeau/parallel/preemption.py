@@ -26,6 +26,14 @@ class Preempted(SystemExit):
         super().__init__(EXIT_CODE)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C at a prompt or in a notebook has stopped a run that has saved itself."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in the place of a traceback, which would tell nothing."""
+        return ["interrupted"]
+
+
 class StopFlag:
     """Set by SIGTERM, SIGUSR1 or SIGINT; a second SIGINT stops at once.
 
@@ -74,14 +82,14 @@ class StopFlag:
     def answer(self) -> BaseException:
         """A run has saved itself, and leaves by raising what this returns.
 
-        That is Preempted; after Ctrl-C at a prompt KeyboardInterrupt, so that the session and its variables
+        That is Preempted; after Ctrl-C at a prompt a KeyboardInterrupt, so that the session and its variables
         stay. Under the command the process ends now: no signal that comes late may change its exit code, so
         they are ignored from here on, and not given back by `restore`.
         """
         is_at_prompt = self.signal == "SIGINT" and hasattr(sys, "ps1") and not self._is_command
         self.signal = None
         self._ending = self._is_command
-        return KeyboardInterrupt() if is_at_prompt else Preempted()
+        return Interrupted() if is_at_prompt else Preempted()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._ending or os.getpid() != self._pid:

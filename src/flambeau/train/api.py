@@ -6,7 +6,6 @@ What the commands `flambeau train`, `predict` and `evaluate` do is done by the s
 import contextlib
 import math
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,15 +17,18 @@ from torch import Tensor
 
 from flambeau.data.sources.open_data import open_source
 from flambeau.errors import InputError, nearest
+from flambeau.html_table import html_table
 from flambeau.recipes.training.auroc import AUROC
 from flambeau.recipes.training.calibration_error import CalibrationError
 from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
+from flambeau.terminal import CountBar
+from flambeau.terminal import say as terminal_say
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.evaluation.report import ClassFigures, Evaluation, ImagePredictions
-from flambeau.train.inference import Trained, at_size, image_bar, load_trained, read_for
+from flambeau.train.inference import Trained, at_size, load_trained, read_for
 from flambeau.train.loop.evaluation import generators_restored
 from flambeau.train.predictor import Predictor
 from flambeau.train.settings.config_file import canonical
@@ -57,6 +59,11 @@ class TrainingResult:
     step: int
     metrics: Mapping[str, float | None]
 
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        rows = {"weights": self.weights, "step": self.step, **self.metrics, "folder": self.folder}
+        return html_table("finished run", rows)
+
 
 def train(
     data: str | Path | None = None,
@@ -75,7 +82,7 @@ def train(
         data: what the command takes; None trains on the embedded Fashion-MNIST.
         out: the run folder; None is that of the command: runs/NAME, and a hash if settings are given.
         fresh: start again; an existing run is renamed, not deleted.
-        bar: show a progress bar on a terminal.
+        bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
         settings: the command's flags: `batch_size=64` is `--batch-size 64`, `flip=False` is `--no-flip`.
 
     Returns:
@@ -102,14 +109,10 @@ def train(
         chosen = canonical(Settings(**given))
         told = told_settings(chosen, given)
         folder = default_folder(chosen, told) if out is None else Path(out)
-        start(chosen, told, folder, say=_print, fresh=fresh, bar=bar)
+        start(chosen, told, folder, say=terminal_say, fresh=fresh, bar=bar)
     result = published(RunFolder(folder))
     assert result is not None
     return TrainingResult(folder, result.weights, result.step, result.metrics)
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -198,7 +201,7 @@ def evaluate(
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable images to leave out.
         download: fetch what is missing of a data set by name.
-        progress: show a bar on standard error, if that is a terminal.
+        progress: show a bar on a terminal or in a notebook.
         say: as of `load`.
 
     Returns:
@@ -219,7 +222,7 @@ def evaluate(
     source = open_source(Path(data), trained.facts.classes, download=download)
     loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     counters = _Counters.of(trained)
-    with image_bar(len(source), shown=progress) as bar:
+    with CountBar(len(source), unit="images", shown=progress) as bar:
         for micro in loader.stream(epoch=0, position=0, epochs=1):
             images, targets = micro.data
             if len(targets):

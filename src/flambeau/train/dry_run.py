@@ -1,8 +1,8 @@
 """The first steps of a training without a trace: `flambeau train --dry-run`."""
 
+import dataclasses
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from flambeau.parallel.ranks import join_ranks
 from flambeau.train.build.data import DataFacts
 from flambeau.train.fit import Training, set_up
 from flambeau.train.loop.nan_guard import CURES, NotFinite
-from flambeau.train.loop.progress_bar import ProgressBar
-from flambeau.train.settings.settings import ResolvedSettings
+from flambeau.train.loop.progress_bar import ProgressBar, peak_bytes
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 
 _STEPS = 6
 _ENOUGH_S = 20.0  # of steps; the first one is made in any case
@@ -43,6 +43,7 @@ def dry_run(
     ranks = join_ranks()
     folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-dry-run-"))
     try:
+        settings = dataclasses.replace(settings, extend=None)  # of the run that is in its folder
         training = set_up(settings, facts, train, val, folder=Path(folder) / "run", bar=False)
         # Silent from here: Ctrl-C leaves nothing to go on.
         training.run.progress = ProgressBar(shown=False, silent=True)
@@ -97,18 +98,9 @@ def _report(training: Training, seconds: list[float]) -> list[str]:
         f"first step {seconds[0]:.2f} s, then {per_step:.3g} s per step (median of {of})",
         f"the run has {run.plan.total_steps} steps of {run.plan.steps_per_epoch} per epoch: about "
         f"{_duration(left)}, without evaluations",
-        f"memory at most {_peak_bytes(run.device) / 2**20:.0f} MiB {_where(run.device)}",
+        f"memory at most {peak_bytes(run.device) / 2**20:.0f} MiB {_where(run.device)}",
         "a dry run: nothing was written",
     ]
-
-
-def _peak_bytes(device: torch.device) -> int:
-    if device.type != "cpu":
-        return int(torch.accelerator.max_memory_allocated())
-    import resource  # Unix alone has it
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _where(device: torch.device) -> str:

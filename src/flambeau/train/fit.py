@@ -1,6 +1,7 @@
 """The training of `flambeau train`, from top to bottom; the loop uses nothing but Run's public verbs."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from flambeau.recipes.setup.seeding import seed_everything
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.plateau import ReduceOnPlateau
+from flambeau.train.build.class_balance import balanced_sampler
+from flambeau.train.build.compiled_model import compiled, warm_up
 from flambeau.train.build.data import DataFacts, datasets
 from flambeau.train.build.device import pick_device, use_float32, use_threads
 from flambeau.train.build.fine_tuning import (
@@ -39,8 +42,8 @@ from flambeau.train.run import Run
 from flambeau.train.settings.config_file import as_dict
 from flambeau.train.settings.fields import parse_betas
 from flambeau.train.settings.named_schedule import NamedSchedule
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.run_options import RunKeywords
-from flambeau.train.settings.settings import ResolvedSettings
 
 
 @dataclass(frozen=True)
@@ -109,30 +112,57 @@ def set_up(
     ranks = join_ranks()
     train_data, val_data = datasets(settings, facts, train, val)
     model, lines = new_model(settings, facts, ranks, folder=folder, replay_from=replay_from)
-    teacher = ranks.each(lambda: make_teacher(settings, facts, device))
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
     # Before Run, which may put pieces into the optimizer in the place of the model's parameters.
     lines += report(settings, model, optimizer)
-    ranks.first(before_run)
-    bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
     normalize = normalizer(facts, device)
-    loss_of = TrainingLoss(
-        model, settings, facts, device=device, normalize=normalize, teacher=teacher
+    data = train_data, val_data
+    called, loss_of, compile_line = make_loss(
+        model, settings, facts, data, ranks, normalize=normalize
     )
+    bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
+    ranks.first(before_run)
 
     def explain_batch(batch: Any, names: Sequence[str], step: int) -> list[str]:
-        return explain(model, lambda: loss_of(*batch, step=step), names)
+        with torch.compiler.set_stance("force_eager"):  # hooks see nothing inside a compiled model
+            return explain(model, lambda: loss_of(*batch, step=step), names)
 
     options: RunKeywords = {
         **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
         "on_bad": bad_images.report_to(train_data.describe), "explain": explain_batch,
-        "bar": bar, "replay_from": replay_from,
+        "sampler": balanced_sampler(settings, train.labels), "bar": bar, "replay_from": replay_from,
     }  # fmt: skip
-    run = Run(folder, model, optimizer, train_data, **options)
-    for line in lines if run.state.step == 0 else ():
+    run = Run(folder, called, optimizer, train_data, **options)
+    for line in [*(lines if run.state.step == 0 else ()), *compile_line]:
         run.progress.say(line)
-    early = settings.early_stop
-    return Training(run, model, train_data, val_data, normalize, loss_of, early, bad_images)
+    return Training(run, called, *data, normalize, loss_of, settings.early_stop, bad_images)
+
+
+def make_loss(
+    model: nn.Module,
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    data: tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset],
+    ranks: Ranks,
+    *,
+    normalize: Callable[[Tensor], Tensor],
+) -> tuple[nn.Module, TrainingLoss, list[str]]:
+    """The model as the loop calls it, its loss, and a line on what compiling took, if it was compiled."""
+    device = pick_device(settings.device)
+    teacher = ranks.each(lambda: make_teacher(settings, facts, device))
+    called = compiled(model, settings)
+    loss_of = TrainingLoss(
+        called, settings, facts, device=device, normalize=normalize, teacher=teacher
+    )
+    if called is model:
+        return called, loss_of, []
+    seconds = ranks.each(
+        lambda: warm_up(
+            called, settings, data, ranks, loss_of=functools.partial(loss_of, step=0),
+            logits_of=lambda images: called(normalize(images)), device=device,
+        )
+    )  # fmt: skip
+    return called, loss_of, [f"the model was compiled in {seconds:.0f} s"]
 
 
 def set_up_torch(settings: ResolvedSettings, device: torch.device) -> None:
@@ -187,7 +217,7 @@ def new_model(
 def run_options(settings: ResolvedSettings) -> RunKeywords:
     """The options of `Run` that are settings too, and all settings for config.toml."""
     return {
-        "duration": settings.duration, "batch_size": settings.batch_size,
+        "duration": settings.duration, "extend": settings.extend, "batch_size": settings.batch_size,
         "accumulate": settings.accumulate, "seed": settings.seed, "workers": settings.workers,
         "precision": settings.autocast, "warmup": settings.warmup,
         "compression": settings.compression, "clip_norm": settings.clip_norm, "ema": settings.ema,

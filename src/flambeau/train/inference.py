@@ -12,17 +12,17 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
-from flambeau.data.sources.source import ConcatSource, Source
+from flambeau.data.sources.source import ConcatSource, Source, require_unit
 from flambeau.errors import InputError
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
+from flambeau.terminal import CountBar
 from flambeau.train.build.data import DataFacts, model_file_sha256
 from flambeau.train.build.device import use_float32, use_threads
 from flambeau.train.build.model import check_output, make_model, normalizer
@@ -31,7 +31,8 @@ from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.fields import check_value
-from flambeau.train.settings.settings import FIELDS, ResolvedSettings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.settings.settings import FIELDS
 from flambeau.train.weights.safetensors_file import read_safetensors
 
 BATCH = 64  # images per forward pass; chosen, untested
@@ -135,11 +136,14 @@ def read_for(
     """Batches of a source as the model is evaluated on them, each image once and in order.
 
     Returns:
-        The loader, of uint8 images (N, C, S, S) and labels (N,); and the images that it has left out so far.
+        The loader, of images (N, C, S, S) uint8 or float32 and labels (N,); and the images that it has left
+        out so far.
 
     Raises:
-        InputError: while it is iterated: more than `skip_bad_images` cannot be read.
+        InputError: pixels of another unit than in training; or, while it is iterated: more than
+            `skip_bad_images` cannot be read.
     """
+    require_unit(source, trained.facts.pixels, "the training")
     dataset = ImageDataset(
         source,
         image_size=trained.settings.image_size,
@@ -157,15 +161,6 @@ def read_for(
         on_bad=bad.report_to(dataset.describe),
     )
     return loader, bad
-
-
-def image_bar(total: int, *, shown: bool) -> "tqdm[Any]":
-    """A bar that counts images on standard error, if that is a terminal, and is gone at the end."""
-    if shown:
-        # tqdm's monitor is a thread, and workers are forked: no thread that is not needed.
-        tqdm.monitor_interval = 0
-    disable = None if shown else True  # None: unless it is a terminal
-    return tqdm(total=total, unit="image", disable=disable, leave=False, dynamic_ncols=True)
 
 
 def _newest(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:
@@ -215,14 +210,14 @@ def predict(
 
     Args:
         trained: the model.
-        paths: each an image file, a folder of images, packed images, a listing, or torchvision:NAME; see
-            `open_unlabelled`.
+        paths: each an image file, a folder of images, packed images, a listing, torchvision:NAME or
+            hf:NAME; see `open_unlabelled`.
         top: how many classes to name for each image, the most probable first; at most all.
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable ones to leave out.
         download: fetch what is missing of a data set by name.
         flip_tta: average the probabilities of each image and its mirror image.
-        progress: show a bar on standard error, if that is a terminal.
+        progress: show a bar on a terminal or in a notebook.
         say: takes a line for each image that is left out.
 
     Yields:
@@ -239,7 +234,7 @@ def predict(
     samples = (sample for one in given for sample in _samples(one))
     loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     readable = 0
-    with image_bar(len(source), shown=progress) as bar:
+    with CountBar(len(source), unit="images", shown=progress) as bar:
         for micro in loader.stream(epoch=0, position=0, epochs=1):
             here = list(islice(samples, len(micro.indices)))
             left_out = {int(index) - int(micro.indices[0]) for index in micro.bad}

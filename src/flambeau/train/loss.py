@@ -17,7 +17,7 @@ from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.mixup import mixup
 from flambeau.train.build.data import DataFacts, teacher_sha256
 from flambeau.train.inference import Trained, load_trained
-from flambeau.train.settings.settings import ResolvedSettings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 
 
 class TrainingLoss:
@@ -45,6 +45,8 @@ class TrainingLoss:
         self._model, self._settings = model, settings
         self._device, self._precision = device, settings.autocast
         self._num_classes = len(facts.classes)
+        weights = facts.class_weights
+        self._class_weights = None if weights is None else torch.tensor(weights, device=device)
         self._normalize, self._teacher = normalize, teacher
 
     def __call__(self, images: Tensor, targets: Tensor, *, step: int) -> Tensor:
@@ -67,7 +69,9 @@ class TrainingLoss:
             logits = self._model(x)
             if self._teacher is not None:
                 asked = self._teacher(x)
-        loss = cross_entropy(logits, targets, smoothing=settings.label_smoothing)
+        loss = cross_entropy(
+            logits, targets, smoothing=settings.label_smoothing, weight=self._class_weights
+        )
         hits = None if alpha else correct(logits.detach(), targets)
         if self._teacher is None:
             return loss, hits
@@ -87,7 +91,7 @@ class AskedTeacher:
         temperature: that softens the probabilities of both.
 
     Raises:
-        InputError: other classes, or another number of channels.
+        InputError: other classes, another number of channels, or pixels of another unit.
     """
 
     def __init__(
@@ -112,6 +116,11 @@ class AskedTeacher:
             raise InputError(
                 f"the teacher takes {theirs.channels} channels and this model {ours.channels}: choose models "
                 "that agree"
+            )
+        if theirs.pixels != ours.pixels and "float" in (theirs.pixels, ours.pixels):
+            raise InputError(
+                f"the teacher was trained on pixels of kind {theirs.pixels!r} and these are {ours.pixels!r}, "
+                "in another unit: train it on these images"
             )
         order = [theirs.classes.index(name) for name in ours.classes]
         self._order = None if theirs.classes == ours.classes else torch.tensor(order, device=device)

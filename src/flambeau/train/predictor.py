@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from flambeau.data.images.decode import Stored
+from flambeau.data.images.decode import Stored, decode
+from flambeau.data.sources.source import PixelKind
 from flambeau.data.transforms.crops import eval_image
 from flambeau.errors import DecodeError, InputError, unreadable
 from flambeau.train.inference import BATCH, Trained, rankings
 
 Images: TypeAlias = "str | Path | Image.Image | NDArray[Any] | Tensor | Sequence[Images]"
 """One image or several: paths of files, PIL images, uint8 arrays (H, W), (H, W, C) or (N, H, W, C), uint8
-tensors (H, W), (C, H, W) or (N, C, H, W); or a list of these."""
+tensors (H, W), (C, H, W) or (N, C, H, W); or a list of these. Arrays and tensors are float32 for a run that
+was trained on floating-point pixels."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -128,12 +130,15 @@ class Predictor:
         )
 
     def _pixels(self, images: Sequence[Any], first: int) -> Tensor:
-        """(N, C, S, S) uint8."""
+        """(N, C, S, S) uint8, or float32 for a run of such pixels."""
         channels, size = self.trained.facts.channels, self.image_size
-        x_NHWC = torch.empty(len(images), size, size, channels, dtype=torch.uint8)
+        kind = self.trained.facts.pixels
+        dtype = torch.uint8 if kind == "uint8" else torch.float32
+        x_NHWC = torch.empty(len(images), size, size, channels, dtype=dtype)
         for k, image in enumerate(images):
             try:
-                eval_image(_stored(image), size, channels=channels, out=x_NHWC[k])
+                stored = _stored(image) if kind == "uint8" else _stored_float(image, channels, kind)
+                eval_image(stored, size, channels=channels, out=x_NHWC[k])
             except DecodeError as error:
                 name = image if isinstance(image, str | Path) else f"image {first + k}"
                 raise InputError(f"{name}: {error}") from error
@@ -178,6 +183,21 @@ def _stored(image: Any) -> Stored:
             f"a tensor of shape {tuple(image.shape)}: an image is (C, H, W), C 1, 3 or 4 (the last one alpha)"
         )
     return np.ascontiguousarray(image.detach().permute(1, 2, 0).cpu().numpy())
+
+
+def _stored_float(image: Any, channels: int, kind: PixelKind) -> Stored:
+    """Floating-point pixels as they are; 8-bit ones as k / 255 where the unit is that."""
+    if isinstance(image, Tensor | np.ndarray) and "float" in str(image.dtype):
+        if isinstance(image, Tensor):
+            image = image.detach().cpu()
+            image = (image.permute(1, 2, 0) if image.ndim == 3 else image).float().numpy()
+        return np.ascontiguousarray(image, np.float32)
+    if kind == "float":
+        raise DecodeError(
+            "8-bit pixels, and the run was trained on floating-point ones beyond 0 .. 1: pass arrays or "
+            "tensors of float32 that have been through the same transforms"
+        )
+    return decode(_stored(image), channels=channels).astype(np.float32) / np.float32(255)
 
 
 def _read(path: Path) -> bytes:

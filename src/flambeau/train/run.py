@@ -33,7 +33,7 @@ from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.build.device import generators_of
 from flambeau.train.checkpoints.checkpointer import Restored, restore
-from flambeau.train.checkpoints.published_weights import Result, published
+from flambeau.train.checkpoints.published_weights import Result
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.evaluation import evaluated_batches, generators_restored
@@ -99,7 +99,8 @@ class Run:
                 self.state, self._loop, parts.schedule, SingleProcess(), self._ranks.world
             )
             self._recorder = Recorder(
-                self.folder, self.state, ranks=self._ranks, keep=told.keep, say=self.progress.say,
+                self.folder, self.state, ranks=self._ranks, options=told, plan=self.plan,
+                compiled=model is not parts.model, progress=self.progress,
                 layout=None if parts.shards is None else parts.shards[1],
             )  # fmt: skip
             if told.replay_from is not None:
@@ -131,15 +132,17 @@ class Run:
         try:
             if self.result is not None:
                 return
+            if not self._finalizer.alive:
+                raise RuntimeError("this run is closed: make it again, with Run(...), to continue")
             if state.step == 0 and state.position == 0:
                 self._save(wait=True)  # the trial: better to learn now that the folder takes none
-            self.progress.start(done=state.step, total=self.plan.total_steps)
+            self.progress.start(state, self.plan, world=self._ranks.world)
             self._loop.next_event = self.plan.next_event(state.step)
             self.state.window.restart_clock()
             # A position in an epoch means that its evaluation may still be owed.
             while not self._is_over or state.position:
                 self._preempt_if_asked()
-                yield state.epoch
+                yield self._recorder.start_epoch()
                 self._end_epoch()
             if state.stopped:
                 self.progress.say(f"the run ends at step {state.step} of {self.plan.total_steps}")
@@ -175,9 +178,8 @@ class Run:
         a resume, or in a replay, are those of a run that was never stopped.
         """
         state, loop, window = self.state, self._loop, self.state.window
-        total_steps = self.plan.total_steps
         self._step.sync.start_epoch()
-        while state.position < state.data_length and state.step < total_steps and not state.stopped:
+        while state.position < state.data_length and not self._is_over:
             start = time.perf_counter()
             self._ranks.beat("waiting for data")
             if loop.stream is None:
@@ -217,9 +219,6 @@ class Run:
             raise RuntimeError(
                 "run.step(loss) belongs in `for ... in run.batches()`, once per batch"
             )
-        if not isinstance(loss, Tensor) or loss.dim():
-            got = tuple(loss.shape) if isinstance(loss, Tensor) else repr(loss)
-            raise ValueError(f"the loss must be 0-d, a tensor, a mean over the batch; got {got}")
         self._loop.micro = None
         self._ranks.beat("in backward and the optimizer's step")
         self._step(loss, micro)
@@ -234,12 +233,16 @@ class Run:
         """Count values of the last batch; their mean over samples is the figure in metrics.jsonl.
 
         Args:
-            values: by name; a mean over the batch (0-d or a number), or values of each sample (N, ...).
+            values: by name; a mean over the batch (0-d or a number), or values of each sample (N, ...). By
+                the name of one of `metrics`: what its update takes, such as (logits, targets).
         """
-        loop = self._loop
+        loop, metrics = self._loop, self._parts.metrics
         means = self.state.window.logged if loop.evaluated is None else loop.evaluated
         for name, value in values.items():
-            add_value(means, name, value, loop.num_samples, self.device)
+            if name in metrics:
+                metrics.update(name, value, loop.num_samples)
+            else:
+                add_value(means, name, value, loop.num_samples, self.device)
 
     def evaluate(
         self, data: Dataset[Any] | Iterable[Any], *, on_bad: OnBad | None = None
@@ -252,7 +255,7 @@ class Run:
         ema = self.state.ema
         self._loop.evaluated = means = dict[str, MeanOnDevice]()
         try:
-            with generators_restored():
+            with generators_restored(), self._parts.metrics.counting():
                 self._draws.seed_evaluation(self.state.epoch)
                 self._step.sync.share_statistics(ema.shadow if ema else {})
                 loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
@@ -260,11 +263,11 @@ class Run:
                     self._recorder.saver.wait()  # as above
                 yield from evaluated_batches(
                     loader, self._parts, self._loop,
-                    ranks=self._ranks, model=self.model, ema=ema, say=self.progress.say,
+                    ranks=self._ranks, model=self.model, ema=ema, progress=self.progress,
                 )  # fmt: skip
         finally:
             self._loop.evaluated = None
-        figures = gathered_means(means, self._ranks)
+        figures = self._parts.metrics.figures(gathered_means(means, self._ranks))
         self._parts.bad.report()
         self._preempt_if_asked()
         if figures:
@@ -304,14 +307,14 @@ class Run:
             self._roll_back(self.state.step - halted_steps)
             return
         self._recorder.write(row)
-        self.progress.note(f"loss {row.get('train_loss', float('nan')):.4f}")
+        self.progress.note(row)
 
     def _record(self, figures: dict[str, float]) -> None:
         """Write the line of an evaluation; the best so far gets a checkpoint, at an epoch's end later."""
         self.state.metrics = figures
         self.state.best.see(figures, step=self.state.step)
         self._parts.schedule.note(figures)
-        self._recorder.write_evaluation(figures, total_steps=self.plan.total_steps)
+        self._recorder.write_evaluation(figures)
         if self.state.best.step == self.state.step and self.state.position < self.state.data_length:
             self._save()
 
@@ -337,10 +340,7 @@ class Run:
         # Workers first: they have been signalled, too, and stay only for a while.
         self._loop.stream = None
         self._save(wait=True)
-        self.progress.say(
-            f"{signal}: saved at step {self.state.step} in {self.folder.path}; "
-            "the same command goes on from here"
-        )
+        self.progress.say_saved(signal, step=self.state.step, folder=self.folder.path)
         ending = FLAG.answer()
         self.close()
         raise ending
@@ -361,17 +361,16 @@ class Run:
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint that is whole, if there is any."""
-        self.result = self._ranks.first(lambda: published(self.folder))
         found = self._recorder.newest()
         if found is not None:
             self._go_to(found)
             if self.state.position and self._parts.loader.are_shares:
                 check_shares(found.meta["exactness"].get("processes", 1), self._ranks.world)
+        self.result = self._recorder.result(self._parts.schedule)
         if self.result is not None:
             return
         if found is not None:
-            self.progress.say(f"going on from step {self.state.step} of {self.plan.total_steps}")
-            self._recorder.say_if_not_exact(found, self._options)
+            self._recorder.say_where(found)
         self._recorder.open_metrics(found)
 
     def _go_to(self, found: Restored) -> None:
@@ -389,7 +388,6 @@ class Run:
         self._loop.stream = None
         why = self._nan_guard.roll_back(steps_before, self._recorder, self._go_to)
         self._step.sync.roll_back()
-        self.progress.go_back(done=self.state.step)
         self.progress.say(why)
 
 

@@ -4,27 +4,30 @@ What the command `flambeau train` and `flambeau.train.api.train` have in common.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flambeau.data.sources.open_data import check_download
+from flambeau.data.sources.data_names import check_download
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
+from flambeau.terminal import columns
 from flambeau.train.build.auto_settings import resolve
+from flambeau.train.build.class_balance import class_lines
 from flambeau.train.build.data import DataFacts, check_unchanged, open_data
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import START_AGAIN, RunFolder
 from flambeau.train.dry_run import dry_run as train_briefly
 from flambeau.train.fit import Training, fit, set_up
 from flambeau.train.loop.nan_guard import CURES, NotFinite
-from flambeau.train.settings.config_file import from_stored
+from flambeau.train.settings.config_file import as_dict, from_stored
 from flambeau.train.settings.default_folder import EMBEDDED_NAME
-from flambeau.train.settings.settings import ResolvedSettings, Settings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.settings.settings import Settings
 
 _BY_FLAGS = {
-    START_AGAIN: "--fresh sets it aside",
+    START_AGAIN: "--fresh sets it aside, and --weights RUN --out NEW begins another one from its weights",
     CURES: "Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback",
 }
 
@@ -38,6 +41,7 @@ def start(
     fresh: bool = False,
     dry_run: bool = False,
     bar: bool = True,
+    listener: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> bool:
     """Train, or continue, with the watchdog between the processes from beginning to end.
 
@@ -49,6 +53,7 @@ def start(
         fresh: set a run aside that is in the folder.
         dry_run: train for some steps and leave nothing.
         bar: show a progress bar on a terminal.
+        listener: takes what happens, as a program wants it, on the first process.
 
     Returns:
         Whether the run was finished before.
@@ -61,23 +66,22 @@ def start(
     try:
         place = RunFolder(folder)
         stored = None if fresh else ranks.first(lambda: _stored(told, place))
-        data, download = (stored or settings).data, settings.download
-        ranks.first(lambda: _check_data(folder, data, download=download))
+        ranks.first(lambda: _check_outside(folder, (stored or settings).data))
         opened = _open(settings, stored, place, ranks)
-        if stored is not None and ranks.first(lambda: published(place)) is not None:
+        if stored is not None and ranks.first(lambda: _is_finished(stored, place)):
             return True
         if dry_run:
-            ranks.first(lambda: _show(*opened, say=say))
+            ranks.first(lambda: _show(told, *opened, say=say))
             train_briefly(*opened, say=say)
             return False
 
         def before_run() -> None:
             if fresh and (aside := place.set_aside()) is not None:
                 say(f"the run that was in {folder} is now in {aside}")
-            _show(*opened, say=say)
 
         training = set_up(*opened, folder=folder, bar=bar, before_run=before_run)
-        training.run.progress.say(f"the run is in {folder}")  # only now: nothing has prevented it
+        # Only now: nothing has prevented it, and no error is lost below many lines.
+        _tell_start(training, told, *opened, folder=folder, listener=listener)
         _fit(training)
         return False
     except InputError as error:
@@ -100,6 +104,7 @@ def _open(
 ) -> tuple[ResolvedSettings, DataFacts, Source, Source]:
     """The settings of a run, new or stored, with nothing left open, the facts of its data, and these."""
     told = stored or settings
+    check_download(settings.download, *([] if told.data is None else [told.data]))
     if told.download:
         ranks.first(lambda: bool(open_data(told)))  # one fetches, all read
     train, val = ranks.each(lambda: open_data(told))
@@ -108,8 +113,14 @@ def _open(
     else:
         resolved, facts = ranks.first(lambda: resolve(settings, train, val))
     moved = None if stored is None else ranks.first(lambda: _moved(place, stored.data))
-    ranks.each(lambda: check_unchanged(facts, train, val, model=resolved.model, moved=moved))
+    ranks.each(lambda: check_unchanged(facts, train, val, settings=resolved, moved=moved))
     return resolved, facts, train, val
+
+
+def _is_finished(settings: ResolvedSettings, place: RunFolder) -> bool:
+    """Whether nothing is left to do, nor added now by `extend`."""
+    extended = (place.read_config() or {}).get("extend")
+    return published(place) is not None and settings.extend == extended
 
 
 def _moved(place: RunFolder, data: str | None) -> str | None:
@@ -147,8 +158,7 @@ def _stored(told: Mapping[str, Any], place: RunFolder) -> ResolvedSettings | Non
     return dataclasses.replace(from_stored(stored, place.config), **told)
 
 
-def _check_data(folder: Path, data: str | None, *, download: bool) -> None:
-    check_download(download, *([] if data is None else [data]))
+def _check_outside(folder: Path, data: str | None) -> None:
     if data is not None and folder.resolve().is_relative_to(data):
         raise InputError(
             f"the run folder {folder} would lie within the data {data}, as one more class of them; "
@@ -156,15 +166,60 @@ def _check_data(folder: Path, data: str | None, *, download: bool) -> None:
         )
 
 
-def _show(
-    settings: Settings, _: DataFacts, train: Source, val: Source, *, say: Callable[[str], None]
+def _tell_start(
+    training: Training,
+    told: Mapping[str, Any],
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    train: Source,
+    val: Source,
+    *,
+    folder: Path,
+    listener: Callable[[Mapping[str, Any]], None] | None,
 ) -> None:
-    """Every setting with its value: nothing is hidden."""
+    """What is about to be trained, for the user and for a program that listens."""
+    progress, state = training.run.progress, training.run.state
+    progress.listener = listener
+    _show(told, settings, facts, train, val, say=progress.say)
+    progress.say(f"the run is in {folder}")
+    progress.tell(
+        {
+            "event": "start", "folder": str(folder), "step": state.step,
+            "steps": training.run.plan.total_steps, "train_images": len(train), "val_images": len(val),
+            "settings": as_dict(settings), "given": [*told],
+        }
+    )  # fmt: skip
+
+
+def _show(
+    told: Mapping[str, Any],
+    settings: Settings,
+    _: DataFacts,
+    train: Source,
+    val: Source,
+    *,
+    say: Callable[[str], None],
+) -> None:
+    """Every setting with its value, those that were given first: nothing is hidden."""
     say(f"{len(train)} images to train on, {len(val)} to evaluate on")
+    for line in class_lines(settings, train.labels, train.classes):
+        say(line)
     by_group: dict[str, list[str]] = {}
+    for name, value in told.items():
+        by_group.setdefault("given", []).append(f"{name}={value}")
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if value is not None and field.name != "data":
+        if value is not None and field.name not in ("data", *told):
             by_group.setdefault(field.metadata["group"], []).append(f"{field.name}={value}")
     for group, texts in by_group.items():
-        say(f"  {group:<13} {' '.join(texts)}")
+        say(_wrapped(f"  {group:<13} ", texts))
+
+
+def _wrapped(head: str, texts: Sequence[str]) -> str:
+    """Texts behind a heading, in lines that fit the terminal; none of them is broken."""
+    lines, width = [head.rstrip()], columns()
+    for text in texts:
+        if len(lines[-1]) + 1 + len(text) > width and len(lines[-1]) > len(head):
+            lines.append("")
+        lines[-1] = f"{lines[-1].ljust(len(head) - 1)} {text}"
+    return "\n".join(lines)

@@ -81,7 +81,10 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
     try:
         reopen_data(settings, folder.dataset)
         use_threads()
-        now, then = exactness_facts(pick_device(settings.device)), newest["exactness"]
+        now, then = (
+            exactness_facts(pick_device(settings.device), compiled=settings.compile != "none"),
+            newest["exactness"],
+        )
         if (processes := then.get("processes", 1)) > 1:
             # As many as then, with as many threads each, is what whoever starts the command decides.
             now["threads"] = then["threads"]

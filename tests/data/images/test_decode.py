@@ -413,7 +413,8 @@ def test_pixels_of_a_source():
     [
         (np.zeros(5, np.uint8), r"an array of shape \(5,\)"),
         (np.zeros((5, 5, 2), np.uint8), r"an array of shape \(5, 5, 2\)"),
-        (np.zeros((5, 5), np.float32), "an array of float32"),
+        (np.zeros((5, 5), np.float64), "an array of float64"),
+        (np.zeros((5, 5, 4), np.float32), "without alpha"),
         (np.zeros((0, 5), np.uint8), "no pixel at all"),
         (np.broadcast_to(np.uint8(0), (14_000, 14_000)), "14000 x 14000 pixels are more than"),
     ],

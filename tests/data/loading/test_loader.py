@@ -71,6 +71,24 @@ def test_batches_are_slices_of_the_order() -> None:
     assert loader.batches_per_epoch == 3
 
 
+def test_a_sample_that_is_drawn_again_has_another_seed() -> None:
+    class Again:
+        def __len__(self) -> int:
+            return 8
+
+        def order(self, epoch: int) -> Tensor:
+            return torch.tensor([5, 3, 5, 22, 5, 3, 0, 1])
+
+    loader = Loader(Seeded(), BatchLayout(4), seed=9, sampler=Again())
+    indices, seeds = (torch.cat([p.data[k] for p in all_of(loader, epochs=1)]) for k in (0, 1))
+    assert torch.equal(indices, Again().order(0))
+    first = sample_seeds(indices, seed=9, epoch=0) == seeds
+    assert first.tolist() == [True, True, False, True, False, False, True, True]
+    assert len(seeds.unique()) == 8
+    later = torch.cat([p.data[1] for p in all_of(loader, epochs=1, position=4)])
+    assert torch.equal(later, seeds[4:])
+
+
 def test_a_lone_sample_joins_the_part_before_it() -> None:
     sizes = [p.size for p in all_of(Loader(Seeded(), BatchLayout(11, accumulate=3)), epochs=1)]
     assert sizes == [11, 12]

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_each_format_is_written_and_read_by_one_function() -> None:
     packed = {form.kind for form in FORMATS.values() if form.holds != "paths"}
     arrays = {form.kind for form in FORMATS.values() if form.is_array}
-    assert packed == writers._WRITERS.keys() | writers._SAVERS.keys()
+    assert packed == writers._WRITERS.keys() | writers._SAVERS.keys() | set(writers.TABLES)
     assert arrays == writers._SAVERS.keys() == array_source._OPEN.keys()
 
 

@@ -314,8 +314,11 @@ def test_a_later_sample_that_was_normalized_stops_with_its_number():
     images = [torch.zeros(3, 9, 7) for _ in range(99)]
     images[50] = transforms.Normalize((0.5,) * 3, (0.2,) * 3)(images[50])
     source, _ = opened([(image, 0) for image in images])  # samples 0, 12, 24 ... are looked at here
-    with pytest.raises(InputError, match=r"sample 50: .* -2\.5 \.\. -2\.5 are not all k / 255\n"):
+    with pytest.raises(
+        InputError, match=r"sample 50: .* -2\.5 \.\. -2\.5 are not all k / 255, as "
+    ) as caught:
         source.read(50)
+    assert "float_pixels = True" in str(caught.value)
 
 
 def sample(image, label=0):
@@ -329,15 +332,11 @@ FIRST = "data.py:load, sample 0: "
 @pytest.mark.parametrize(
     ("returned", "parts"),
     [
-        (
-            sample(torch.full((3, 9, 7), -0.5)),
-            ("float32 tensor of shape (3, 9, 7): floating", "-0.5 .. -0.5", RAW),
-        ),
         (sample(torch.full((3, 9, 7), torch.nan)), ("nan .. nan are not all k / 255", RAW)),
         (sample(torch.zeros(3, 9, 7).bfloat16()), ("its image is a bfloat16 tensor", RAW)),
         (sample(torch.zeros(3, 9, 7, dtype=torch.int64)), ("its image is a int64 tensor", RAW)),
-        (sample(np.full((9, 7), 0.5)), ("a float64 array of shape (9, 7)", "0.5 .. 0.5", RAW)),
-        (sample(PIXELS[0].astype(np.float32)), ("are not all k / 255", RAW)),
+        ([(torch.rand(4, 9, 7), 0)], ("float32 tensor of shape (4, 9, 7)", "C 1 or 3")),
+        ([(torch.rand(9, 7, 3), 0)], ("float32 tensor of shape (9, 7, 3)", "(C, H, W)")),
         (sample(torch.zeros(9, 7, 3)), ("tensor of shape (9, 7, 3)", "(C, H, W)")),
         (sample(Image.new("F", (7, 9))), ("a PIL image of floating-point pixels", RAW)),
         (sample(PIXELS[0].transpose(2, 0, 1)), ("array of shape (3, 9, 7)", "(H, W[, C])")),
@@ -362,6 +361,15 @@ FIRST = "data.py:load, sample 0: "
 def test_samples_that_do_not_do(returned, parts):
     message = complaint(lambda: returned)
     assert all(part in message for part in (FIRST, *parts)), message
+
+
+@pytest.mark.parametrize(
+    "image", [torch.full((3, 9, 7), -0.5), np.full((9, 7), 0.5), PIXELS[0].astype(np.float32)]
+)
+def test_floating_point_pixels_beside_others_are_refused(image):
+    message = complaint(lambda: sample(image))
+    assert "data.py:load, sample 1: its image is a uint8 array of shape (9, 7, 3)" in message
+    assert message.endswith("others have floating-point pixels\nReturn the same type for all")
 
 
 def test_arrays_of_images_and_labels_are_no_pair_of_data_sets():

@@ -101,6 +101,12 @@ def test_classes_come_equally_often() -> None:
     torch.testing.assert_close(shares, torch.tensor([1, 1, 0, 0, 1]) / 3, rtol=0, atol=0.01)
 
 
+def test_classes_come_half_way_to_equally_often() -> None:
+    labels = torch.tensor([0] * 900 + [1] * 100)
+    drawn = labels[BalancedSampler(labels, 30_000, strength=0.5).order(1)]
+    assert float(drawn.double().mean()) == pytest.approx(10 / (30 + 10), abs=0.01)
+
+
 def test_a_subset_keeps_its_order_or_is_shuffled() -> None:
     assert list(SubsetSampler([5, 1, 5], shuffle=False)) == [5, 1, 5]
     assert sorted(SubsetSampler([5, 1, 5])) == [1, 5, 5]
@@ -134,6 +140,7 @@ def test_torchs_loader_takes_them() -> None:
         (lambda: WeightedSampler([0.0, 0.0]), "all weights are 0"),
         (lambda: BalancedSampler([]), "one row of integers"),
         (lambda: BalancedSampler([1, -1]), "at least 0"),
+        (lambda: BalancedSampler([1], strength=1.5), r"strength must be in \[0, 1\], got 1.5"),
         (lambda: SubsetSampler([]), "there must be a sample"),
     ],
 )

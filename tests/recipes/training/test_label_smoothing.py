@@ -72,6 +72,36 @@ def test_uniform_is_torch_with_the_same_number(soft, dtype):
     torch.testing.assert_close(ours_grad, theirs_grad, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("soft", [False, True])
+def test_weights_are_torchs_and_the_mean_is_over_the_samples(soft, smoothing):
+    logits, targets = batch()
+    if soft:
+        targets = probabilities()
+    weight = torch.rand(C, generator=torch.Generator().manual_seed(3)) + 0.1
+    each = F.cross_entropy(
+        logits, targets, weight=weight, label_smoothing=smoothing, reduction="none"
+    )
+    for reduction, expected in (("none", each), ("sum", each.sum()), ("mean", each.mean())):
+        ours = cross_entropy(
+            logits, targets, smoothing=smoothing, weight=weight, reduction=reduction
+        )
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+    # So a batch in two parts has the gradient of the whole.
+    (whole,) = torch.autograd.grad(
+        cross_entropy(logits, targets, smoothing=smoothing, weight=weight), logits
+    )
+    half = len(logits) // 2
+    parts = [
+        cross_entropy(logits[part], targets[part], smoothing=smoothing, weight=weight)
+        * len(logits[part])
+        / len(logits)
+        for part in (slice(half), slice(half, None))
+    ]
+    (summed,) = torch.autograd.grad(sum(parts), logits)
+    torch.testing.assert_close(summed, whole, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("num_classes", [2, C])
 @pytest.mark.parametrize("soft", [False, True])
 def test_others_is_torch_with_another_number(num_classes, soft):

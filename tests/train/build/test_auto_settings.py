@@ -87,8 +87,8 @@ def test_nothing_is_left_open() -> None:
     left_open = {f.name for f in dataclasses.fields(settings)} - as_dict(settings).keys()
     # Without effect on this schedule and optimizer.
     of_others = {"patience", "plateau_factor", "gamma", "milestones", "betas"}
-    of_others |= {"crop_scale"}  # these images are moved and not cropped
-    of_others |= {"weights", "head_lr", "teacher", "teacher_weight", "temperature"}
+    of_others |= {"crop_scale", "class_weights"}  # these images are moved, and of even classes
+    of_others |= {"extend", "weights", "head_lr", "teacher", "teacher_weight", "temperature"}
     assert left_open == {"data", "epochs"} | of_others  # the embedded data; said as duration
     assert "auto" not in as_dict(settings).values()
     assert canonical(settings) == settings
@@ -146,9 +146,9 @@ def test_settings_of_an_optimizer_and_a_schedule() -> None:
 def test_the_embedded_data_are_learned_in_a_minute() -> None:
     images = Memory(28, 28, mode="L", count=6000)
     settings = chosen(images, data=None)
-    assert (settings.model, settings.duration) == ("tiny_convnet", "6ep")
-    assert (settings.batch_size, settings.lr, settings.padding) == (64, 0.4, 1)
-    own = {"model": "resnet10t", "duration": "2ep", "batch_size": 32, "padding": 0}
+    assert (settings.model, settings.duration) == ("tiny_convnet", "5ep")
+    assert (settings.batch_size, settings.lr, settings.padding) == (64, 0.4, 0)
+    own = {"model": "resnet10t", "duration": "2ep", "batch_size": 32, "padding": 2}
     given = chosen(images, data=None, **own)
     assert {name: getattr(given, name) for name in own} == own
     assert chosen(Memory(65, 65), data=None, pretrained=True).model == "resnet18"
@@ -238,7 +238,9 @@ def test_other_files_are_no_facts(content: bytes | None, tmp_path: Path) -> None
 
 
 def check(facts: DataFacts, images: Path, model: str = "small_convnet") -> None:
-    check_unchanged(facts, *open_sources(images), model=model)
+    train, val = open_sources(images)
+    settings, _ = resolve(Settings(data=str(images), **CPU), train, val)
+    check_unchanged(facts, train, val, settings=dataclasses.replace(settings, model=model))
 
 
 def test_changed_data_are_refused(images: Path) -> None:

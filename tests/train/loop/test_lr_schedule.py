@@ -20,7 +20,8 @@ from flambeau.train.loop.lr_schedule import SCHEDULES, LRSchedule, schedule_of
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.run import Run
 from flambeau.train.settings.named_schedule import NamedSchedule
-from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.settings.settings import FIELDS, Settings
 
 
 def rates(name: str, *, total: int = 100, warmup: str = "10%") -> list[float]:

@@ -20,7 +20,8 @@ from flambeau.train.settings.config_file import (
 )
 from flambeau.train.settings.durations import parse_duration
 from flambeau.train.settings.fields import allowed_types
-from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.settings.settings import FIELDS, Settings
 
 KINDS = {name: allowed_types(field)[0] for name, field in FIELDS.items()}
 NUMBERS = [name for name, kind in KINDS.items() if kind in (int, float)]
@@ -291,6 +292,8 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "shard": "fsdp",
         "on_nan": "rollback",
         "recompute": "layer*.*",
+        "extend": "2ep",
+        "compile": "default",
     }
     assert differences(stored, {**stored, **neutral}) == []
     assert {n for n, f in FIELDS.items() if f.metadata["neutral"]} == set(neutral)

@@ -12,6 +12,9 @@ from torch import Tensor
 _DECODED_AT_ONCE = 4096  # images on their way, so that the host never has all of them twice
 
 
+NUMPY_TYPES = {torch.uint8: np.uint8, torch.float32: np.float32}  # of pixels
+
+
 class NothingReadable(ValueError):
     """No image is readable, and each should be replaced by one that is."""
 
@@ -25,10 +28,11 @@ class DecodedImages:
         shape: (S, S, C).
         device: where to keep them.
         replace: the next readable image stands in for a bad one; else a bad one is left out.
+        dtype: uint8 or float32.
 
     Attributes:
         used: (length,) int64 on the CPU, the image used for each, -1 for none; None where each is for itself.
-        x_NHWC: (length, S, S, C) uint8 on the device; zeros where an image is bad.
+        x_NHWC: (length, S, S, C) of `dtype` on the device; zeros where an image is bad.
 
     Raises:
         NothingReadable: where each should be replaced.
@@ -42,12 +46,13 @@ class DecodedImages:
         *,
         device: torch.device,
         replace: bool,
+        dtype: torch.dtype = torch.uint8,
     ) -> None:
         self.used: Tensor | None = None
         if device.type == "cpu":  # NumPy asks Linux for huge pages, torch does not
-            self.x_NHWC = torch.from_numpy(np.zeros((length, *shape), np.uint8))
+            self.x_NHWC = torch.from_numpy(np.zeros((length, *shape), NUMPY_TYPES[dtype]))
         else:
-            self.x_NHWC = torch.zeros(length, *shape, dtype=torch.uint8, device=device)
+            self.x_NHWC = torch.zeros(length, *shape, dtype=dtype, device=device)
         good = torch.ones(length, dtype=torch.bool)
         for indices in torch.arange(length).split(_DECODED_AT_ONCE):
             used, x_NHWC = read(indices)

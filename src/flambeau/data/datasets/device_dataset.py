@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flambeau.data.datasets.image_dataset import SMALL_SIDE, ImageDataset
+from flambeau.data.datasets.image_dataset import SMALL_SIDE, ImageDataset, pixel_type
 from flambeau.data.datasets.image_statistics import probe
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.sources.source import Source
@@ -36,7 +36,8 @@ def can_hold(
     Raises:
         InputError: none of those looked at can be read.
     """
-    if len(source) * image_size**2 * channels > limit_bytes or image_size > SMALL_SIDE:
+    size = len(source) * image_size**2 * channels * pixel_type(source).itemsize
+    if size > limit_bytes or image_size > SMALL_SIDE:
         return False
     return probe(source).same_size == (image_size, image_size)
 
@@ -113,9 +114,9 @@ class DeviceDataset(SeededDataset):
             seeds: (N,) int64, one per sample, on the CPU or on the device; not used in evaluation.
 
         Returns:
-            ((images, targets), bad): images (N, C, S, S) uint8, channels_last in memory, and targets (N,)
-            int64, both on the device; and the indices that could not be read, replaced in training, missing
-            in evaluation.
+            ((images, targets), bad): images (N, C, S, S) uint8 or float32, channels_last in memory, and
+            targets (N,) int64, both on the device; and the indices that could not be read, replaced in
+            training, missing in evaluation.
         """
         used, bad = indices, list[int]()
         if self._decoded.used is not None:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flambeau.data.datasets.decoded_images import DecodedImages, NothingReadable
+from flambeau.data.datasets.decoded_images import NUMPY_TYPES, DecodedImages, NothingReadable
 from flambeau.data.datasets.image_statistics import probe
 from flambeau.data.images.stand_ins import why_unreadable
 from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.progress import reading
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
 from flambeau.errors import DecodeError, InputError
@@ -25,6 +25,11 @@ SMALL_SIDE = (
     64  # up to here a random crop of a part would leave too little (CIFAR 32, Tiny ImageNet 64)
 )
 CACHE_BYTES = 256 << 20  # decoded small images kept in memory: 87,000 of 32 x 32 x 3
+
+
+def pixel_type(source: Source) -> torch.dtype:
+    """Of the images that a data set makes of a source: uint8 or float32."""
+    return torch.uint8 if pixel_kind(source) == "uint8" else torch.float32
 
 
 class ImageDataset(SeededDataset):
@@ -42,14 +47,18 @@ class ImageDataset(SeededDataset):
         skip_bad: go on after an image that cannot be read or decoded. In training the next readable one of
             the source stands in for it, with the seed of the bad one; in evaluation it is left out.
         crop: of training images.
-        augmentation: of training images, after crop and flip.
+        augmentation: of training images, after crop and flip; none for floating-point pixels.
         keep: small images once they are decoded; False where each is asked for once, so that the first batch
             does not wait for the last image.
         threads: that make a batch together; None for as many as there are CPUs for this process, and one in
             a worker of a DataLoader. The pixels do not depend on it.
 
     Raises:
-        InputError: a bad image and not skip_bad, here (small images) or in `batch`; no readable image at all.
+        InputError: a bad image and not skip_bad, here (small images) or in `batch`; no readable image at all;
+            or an augmentation of floating-point pixels.
+
+    Attributes:
+        dtype: of the images, uint8, or float32 where the source has such pixels.
     """
 
     def __init__(
@@ -68,12 +77,19 @@ class ImageDataset(SeededDataset):
         self.source, self.image_size, self.channels = source, image_size, channels
         self.train, self.skip_bad = train, skip_bad
         self.crop, self.augmentation = crop, augmentation
+        self.dtype = pixel_type(source)
+        if augmentation and self.dtype != torch.uint8:
+            raise InputError(
+                f"{source.describe(0)} has floating-point pixels, which --augment and --color-jitter do not "
+                "change\nLeave them out, or return 8-bit pixels"
+            )
         self._pool = DecodePool(threads)
         may_be_small = image_size <= SMALL_SIDE and (train or keep)
         same_size = probe(source).same_size if may_be_small else None
         self.small = same_size == (image_size, image_size)
         self._kept: DecodedImages | None = None
-        if keep and self.small and len(source) * image_size**2 * channels <= CACHE_BYTES:
+        size = len(source) * image_size**2 * channels * self.dtype.itemsize
+        if keep and self.small and size <= CACHE_BYTES:
             self._kept = self.decoded(torch.device("cpu"))
             # Its threads have done their work, and a process is best forked without any.
             self._pool = DecodePool(threads)
@@ -92,8 +108,8 @@ class ImageDataset(SeededDataset):
             seeds: (N,) int64, one per sample; not used in evaluation.
 
         Returns:
-            ((images, targets), bad): images (N, C, S, S) uint8, channels_last in memory; targets (N,) int64;
-            and the indices that could not be read, replaced in training, missing in evaluation.
+            ((images, targets), bad): images (N, C, S, S) of `dtype`, channels_last in memory; targets (N,)
+            int64; and the indices that could not be read, replaced in training, missing in evaluation.
 
         Raises:
             InputError: a bad image and not skip_bad, or no readable image at all.
@@ -123,7 +139,9 @@ class ImageDataset(SeededDataset):
 
         shape = self.image_size, self.image_size, self.channels
         try:
-            return DecodedImages(read, len(self), shape, device=device, replace=self.train)
+            return DecodedImages(
+                read, len(self), shape, device=device, replace=self.train, dtype=self.dtype
+            )
         except NothingReadable as error:
             raise self._all_bad() from error
 
@@ -151,7 +169,7 @@ class ImageDataset(SeededDataset):
         """Position of the image used for each index, -1 where it is left out; pixels of the used ones."""
         shape = len(indices), self.image_size, self.image_size, self.channels
         # NumPy asks Linux for huge pages, torch does not: 8 us an image against 39 for fresh memory.
-        x_NHWC = torch.from_numpy(np.empty(shape, np.uint8))
+        x_NHWC = torch.from_numpy(np.empty(shape, NUMPY_TYPES[self.dtype]))
         used = [-1] * len(indices)
 
         def work(k: int) -> None:

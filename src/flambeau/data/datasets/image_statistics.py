@@ -11,7 +11,7 @@ from PIL import Image
 from flambeau.data.images.decode import Picture, Stored, decode
 from flambeau.data.images.stand_ins import why_unreadable
 from flambeau.data.images.thread_pool import DecodePool
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.errors import DecodeError, InputError
 
 _LEAST_STD = 0.0039  # one grey level of 255: where all images are one flat color
@@ -79,22 +79,32 @@ def mean_std(
         limit: how many images to take, at least 1.
 
     Returns:
-        (mean, standard deviation), each `channels` numbers in [0, 1] with 4 digits; the deviation is at least
-        0.0039, so that one may divide by it.
+        (mean, standard deviation), each `channels` numbers in [0, 1] with 4 digits, the deviation at least
+        0.0039, so that one may divide by it; of floating-point pixels in their own unit, with 6 digits that
+        count, the deviation at least a millionth of the largest mean and 1e-12.
 
     Raises:
         InputError: none of the images can be read.
     """
-    levels = np.arange(256)
+    levels, is_float = np.arange(256), pixel_kind(source) != "uint8"
 
     def moments(data: Stored) -> tuple[Any, Any]:
         pixels = decode(data, channels=channels, min_side=_STATISTICS_SIDE)
+        if is_float != (pixels.dtype != np.uint8):
+            raise DecodeError("pixels of another type than its source has by `pixel_kind`")
+        if is_float:
+            wide = pixels.astype(np.float64)
+            return wide.mean((0, 1)), (wide**2).mean((0, 1))
         # Twenty times faster than sums over the pixels.
         histogram = Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels).histogram()
         counts, area = np.reshape(histogram, (channels, 256)), pixels.size // channels
         return counts @ levels / (255 * area), counts @ levels**2 / (255**2 * area)
 
     mean, square = np.mean(_look_at(source, limit, moments), axis=0)
+    if is_float:
+        least = max(1e-12, 1e-6 * float(abs(mean).max()))
+        std = np.sqrt(np.maximum(square - mean * mean, least**2))
+        return [float(f"{n:.6g}") for n in mean], [float(f"{n:.6g}") for n in std]
     std = np.sqrt(np.maximum(square - mean * mean, _LEAST_STD**2))
     return mean.round(4).tolist(), std.round(4).tolist()
 

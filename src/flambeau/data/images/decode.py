@@ -37,7 +37,7 @@ from flambeau.errors import DecodeError, UnsupportedImage
 
 Stored = bytes | NDArray[Any]
 """An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), C 1, 3 or 4
-(the last one alpha), uint8 or uint16."""
+(the last one alpha), uint8 or uint16; or float32, C 1 or 3, of any brightness."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
@@ -138,8 +138,8 @@ class Picture:
             scale_eighths: of `scale_eighths_for`: 1, 2, 4 or 8, the full size; sides are rounded up.
 
         Returns:
-            (height, width, channels) uint8; often a view, and of an image that was given as pixels it is a
-            view of those.
+            (height, width, channels) uint8, or float32 where the image was given so; often a view, and of an
+            image that was given as pixels it is a view of those.
 
         Raises:
             DecodeError: damaged, cut short, or pixels without a defined brightness (floating point, 32-bit
@@ -165,14 +165,16 @@ class Picture:
             mirror: the columns run backwards.
 
         Returns:
-            False where there is no kernel with AVX2, or another decoder may be able to read the file;
-            `out` then holds anything.
+            False where there is no kernel with AVX2, for floating-point pixels, or where another decoder may
+            be able to read the file; `out` then holds anything.
 
         Raises:
             DecodeError: as `pixels`.
         """
         kernel = native.kernel()
         if kernel is None or not kernel.uses_avx2:  # without it, torch is faster
+            return False
+        if out.dtype != np.uint8:
             return False
         if self._header is not None and self._orientation == UPRIGHT:
             assert isinstance(self._data, bytes)
@@ -196,8 +198,10 @@ class Picture:
         data, header = self._data, self._header
         if isinstance(data, np.ndarray):
             part = np.asarray(data)[top : top + height, left : left + width]
-            if part.ndim == 3 and part.shape[2] == channels and part.dtype == np.uint8:
+            if part.ndim == 3 and part.shape[2] == channels and part.dtype != np.uint16:
                 return part
+            if part.dtype == np.float32:
+                return _float_channels(part, channels)
             with _decode_errors():
                 return _converted(_of_pixels(part), channels)
         if header is not None:
@@ -309,8 +313,21 @@ def _check_array(array: NDArray[Any]) -> None:
         raise DecodeError(
             f"an array of shape {array.shape}: pixels are (H, W) or (H, W, C), C 1, 3 or 4"
         )
-    if array.dtype not in (np.uint8, np.uint16):
-        raise DecodeError(f"an array of {array.dtype}: pixels are uint8 or uint16")
+    if array.dtype == np.float32 and channels == 4:
+        raise DecodeError("floating-point pixels with 4 channels; expected 1 or 3, without alpha")
+    if array.dtype not in (np.uint8, np.uint16, np.float32):
+        raise DecodeError(f"an array of {array.dtype}: pixels are uint8, uint16 or float32")
+
+
+def _float_channels(array: NDArray[Any], channels: int) -> NDArray[Any]:
+    """Floating-point pixels as grey, by ITU-R 601 luma, or with the grey of one channel in three."""
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.shape[2] == channels:
+        return array
+    if channels == 3:
+        return np.repeat(array, 3, axis=2)
+    return array @ np.array([[0.299], [0.587], [0.114]], np.float32)
 
 
 def _of_pixels(array: NDArray[Any]) -> Image.Image:

@@ -10,6 +10,8 @@ from torch.utils.data import Sampler
 
 from flambeau.data.loading.micro_batch import share_of
 
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
 
 @runtime_checkable
 class Order(Protocol):
@@ -23,10 +25,15 @@ class Order(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """What a worker is asked for; NumPy, because a tensor would travel through shared memory."""
+    """What a worker is asked for; NumPy, because a tensor would travel through shared memory.
+
+    Attributes:
+        draws: what seeds each sample: its index, and another number where it comes again in the epoch.
+    """
 
     epoch: int
-    indices: np.ndarray[Any, np.dtype[np.int64]]
+    indices: Indices
+    draws: Indices
     own: slice
     is_stand_in: bool
     total: int
@@ -67,6 +74,7 @@ class BatchPlan(Sampler[BatchPart]):
     Args:
         layout: of the batches.
         order: the samples of an epoch, (length,) int64.
+        repeats: a sample may come several times in an epoch.
         length: samples per epoch.
         epoch, position: the point: an epoch, and samples of it that are already consumed.
         epochs: how many in all; None for ever.
@@ -75,8 +83,9 @@ class BatchPlan(Sampler[BatchPart]):
     def __init__(
         self,
         layout: BatchLayout,
-        order: Callable[[int], np.ndarray[Any, np.dtype[np.int64]]],
+        order: Callable[[int], Indices],
         *,
+        repeats: bool,
         length: int,
         epoch: int,
         position: int,
@@ -84,21 +93,24 @@ class BatchPlan(Sampler[BatchPart]):
     ) -> None:
         self._layout, self._order, self._length = layout, order, length
         self._epoch, self._position, self._epochs = epoch, position, epochs
+        self._repeats = repeats
 
     def __iter__(self) -> Iterator[BatchPart]:
         epoch, position, size = self._epoch, self._position, self._layout.global_batch_size
         while self._epochs is None or epoch < self._epoch + self._epochs:
             order = self._order(epoch)
+            draws = _numbered(order) if self._repeats else order
             while position < self._length:
                 stop = min(position + size, self._length)
-                yield from self._parts(epoch, order, position, stop)
+                yield from self._parts(epoch, (order, draws), position, stop)
                 position = stop
             epoch, position = epoch + 1, 0
 
     def _parts(
-        self, epoch: int, order: np.ndarray[Any, np.dtype[np.int64]], start: int, stop: int
+        self, epoch: int, samples: tuple[Indices, Indices], start: int, stop: int
     ) -> Iterator[BatchPart]:
-        """The parts of one global batch, the samples from `start` to `stop` of the order."""
+        """The parts of one global batch, the samples from `start` to `stop` of the order and its draws."""
+        order, draws = samples
         layout, low, part = self._layout, start, 0
         usual = layout.micro_batch_size
         while low < stop:
@@ -113,7 +125,26 @@ class BatchPlan(Sampler[BatchPart]):
             )
             if own is not None or layout.keeps_empty:
                 yield BatchPart(
-                    epoch, order[low:high], own or slice(0, 2), own is None, stop - start,
-                    part, high == stop, high, last is not None, low + own.stop if own else high,
+                    epoch, order[low:high], draws[low:high], own or slice(0, 2), own is None,
+                    stop - start, part, high == stop, high, last is not None, low + own.stop if own else high,
                 )  # fmt: skip
             low = high
+
+
+def share_sizes(length: int, layout: BatchLayout) -> list[int]:
+    """How many samples this rank gets at once: each number once, in the order of an epoch of `length`."""
+    plan = BatchPlan(
+        layout, lambda epoch: np.arange(length), repeats=False, length=length, epoch=0, position=0,
+        epochs=1,
+    )  # fmt: skip
+    return list(dict.fromkeys(part.own.stop - part.own.start for part in plan))
+
+
+def _numbered(order: Indices) -> Indices:
+    """The index of each sample, and beyond all of them where it was there before: as often as that."""
+    by_index = np.argsort(order, kind="stable")
+    starts = np.flatnonzero(np.diff(order[by_index], prepend=-1))
+    before = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+    numbered = order.copy()
+    numbered[by_index] += before * (int(order.max()) + 1)
+    return numbered

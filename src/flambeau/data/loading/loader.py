@@ -58,7 +58,8 @@ class Loader:
 
     Args:
         dataset: a SeededDataset, or any map-style Dataset: then the global generators of torch, NumPy and
-            random are seeded for each sample, so that its randomness depends on (seed, epoch, index) alone.
+            random are seeded for each sample, so that its randomness depends on (seed, epoch, index) alone;
+            where a sampler draws it again in the epoch, also on how often it has.
         layout: how samples are grouped into batches and shared by processes.
         seed: of order and augmentation.
         shuffle: False visits the samples in their own order (evaluation).
@@ -153,6 +154,7 @@ class Loader:
         plan = BatchPlan(
             self._layout,
             self.order,
+            repeats=self._sampler is not None,
             length=self.length,
             epoch=epoch,
             position=position,
@@ -270,7 +272,8 @@ class _Fetch(Dataset[Any]):
         # A class of the user's may have a [i] of its own.
         if type(self._dataset) is TensorDataset and self._collate is default_collate:
             return part, tuple(t[indices] for t in self._dataset.tensors), size, ()
-        seeds = sample_seeds(indices, seed=self._seed, epoch=part.epoch)
+        draws = torch.from_numpy(part.draws[part.own])
+        seeds = sample_seeds(draws, seed=self._seed, epoch=part.epoch)
         if isinstance(self._dataset, SeededDataset):
             first = int(indices[0])
             try:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import PIL
 import simplejpeg
-from tqdm import tqdm
 
 from flambeau.data.images.decode import Stored
 from flambeau.data.images.stand_ins import why_unreadable
@@ -48,6 +47,7 @@ from flambeau.data.pack.writers import (
 from flambeau.data.sources.format_table import FORMATS, endings_of
 from flambeau.data.sources.source import Source
 from flambeau.errors import DecodeError, InputError, require_folder
+from flambeau.terminal import CountBar
 
 _AHEAD = 4  # images in work for each thread, so that a large one does not hold up the others
 
@@ -118,7 +118,8 @@ def pack(
     if not fresh and (made := files.finished()) is not None:
         return made._replace(remarks=remarks)
     total = sum(len(unit.indices) for unit in units)
-    with disk_told(dst, dst.parent), files.alone(), _bar(total, show=show) as bar:
+    bar = CountBar(total, unit="images", shown=show, is_kept=True)
+    with disk_told(dst, dst.parent), files.alone(), bar:
         if fresh:
             files.set_aside()
         sources = [source for _, source in parts]
@@ -141,11 +142,6 @@ def _config(
         **dataclasses.asdict(how),
         **dataclasses.asdict(split),
     }
-
-
-def _bar(total: int, *, show: bool) -> "tqdm[Any]":
-    """Shown on a terminal only."""
-    return tqdm(total=total, unit="image", dynamic_ncols=True, disable=None if show else True)
 
 
 class _Work:
@@ -209,7 +205,7 @@ class _Work:
         images = self._map(lambda index: self._one(source, index), unit.indices)
         with (
             contextlib.closing(images),
-            open_writer(self._kind, target, self._layout) as write,
+            open_writer(self._kind, target, self._layout, source.classes) as write,
         ):
             for index, image in zip(unit.indices, images, strict=True):
                 self._advance(1)

@@ -8,6 +8,7 @@ from pathlib import Path
 from flambeau.data.images.stand_ins import stand_in_at, why_unreadable
 from flambeau.data.pack.salvage_records import Found, walk_rec, walk_tfrecord
 from flambeau.data.pack.salvage_tar import walk_tar
+from flambeau.data.pack.table_files import walk_table
 from flambeau.data.sources.arrays.array_source import UnfitPixels
 from flambeau.data.sources.folder import FolderSource, class_folders
 from flambeau.data.sources.format_table import FORMATS
@@ -48,6 +49,13 @@ def scan(path: Path, kind: str) -> Iterator[Found]:
     other = stand_in_at(path)
     if other is not None:
         yield Found("the file", None, damage=f"this is {other}", whole=True)
+        return
+    if kind in ("parquet", "arrow"):
+        try:
+            yield from walk_table(path, kind)
+        except InputError as error:
+            whole = not isinstance(error, DamagedData)
+            yield Found("the file", None, damage=in_one_line(error, path), whole=whole)
         return
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if kind == "rec":

@@ -15,7 +15,7 @@ from flambeau.data.pack.label_vectors import VectorRecords, has_vectors
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.format_table import FORMATS, KIND_OF_ENDING, endings_of
 from flambeau.data.sources.open_data import open_parts
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.errors import InputError
 
 IM2REC_SEED = 100
@@ -117,6 +117,11 @@ def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[s
                 "Name a DST that ends in .rec; flambeau predict reads the images without labels"
             ) from error
         train, val = VectorRecords(src), None
+    if kind != "list" and pixel_kind(train) != "uint8":
+        raise InputError(
+            f"{train.describe(0)} has floating-point pixels, which no file here would keep\n"
+            "Return 8-bit ones to pack them: (x * 255).round().clip(0, 255) as uint8 of pixels in 0 .. 1"
+        )
     return [("", train)] if val is None else [("train", train), ("val", val)]
 
 

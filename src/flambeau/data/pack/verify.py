@@ -20,12 +20,15 @@ from flambeau.data.pack.pack import map_in_order, record_crc
 from flambeau.data.pack.salvage_records import Found, index_keys
 from flambeau.data.pack.scan import in_one_line, scan
 from flambeau.data.pack.shard_plan import PACKED, target_kind
-from flambeau.data.pack.writers import Record, open_writer
+from flambeau.data.pack.table_files import save_rows
+from flambeau.data.pack.writers import TABLES, Record, open_writer
 from flambeau.data.sources.arrays.hdf5_file import stored_as as hdf5_stored_as
 from flambeau.data.sources.arrays.tensorstore_file import stored_as as store_stored_as
 from flambeau.data.sources.class_names import classes_file, named_labels
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
+from flambeau.data.sources.open_data import only_folder
+from flambeau.data.sources.tables.hugging_face import saved_files
 from flambeau.errors import (
     DamagedData,
     DecodeError,
@@ -85,6 +88,8 @@ def packed_files(path: Path) -> list[tuple[Path, str]]:
     kind = kind_of(path)
     if kind == "listing":
         raise InputError(f"{path} is a list\nPack it, and verify what comes of it")
+    if kind == "arrow" and path.is_dir():
+        return [(file, kind) for file in saved_files(path)]
     if kind is not None:
         return [(path, kind)]
     if shards := shards_of(path):
@@ -95,7 +100,7 @@ def packed_files(path: Path) -> list[tuple[Path, str]]:
             raise InputError(f"{path} is {other}")
         what = "is no packed file" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}\nExpected the folder of a run, or {PACKED}")
-    inside = [(shard, str(kind_of(shard))) for shard in shards_in(path)]
+    inside = [(shard, str(kind_of(shard))) for shard in shards_in(only_folder(path))]
     return inside or [(path, "folder")]
 
 
@@ -221,7 +226,8 @@ def _checked(
             yield found._replace(damage=damage, whole=whole)
     if FORMATS[kind].is_zip and not damaged and (member := _bad_member(path)) is not None:
         yield Found(member, None, damage="its checksum does not match")
-    if FORMATS[kind].is_walked and not damaged:
+    # Opening a Parquet file copies it; what is refused then has been met row by row.
+    if FORMATS[kind].is_walked and kind != "parquet" and not damaged:
         try:
             open_path(path, labelled=labelled)
         except InputError as error:
@@ -331,7 +337,9 @@ def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
 
 def _save_raw(path: Path, records: Iterator[Found], kind: str, target: Path) -> None:
     taken: set[Any] = set()
-    if kind == "tfrecord":
+    if kind in TABLES:
+        save_rows(records, kind, target)
+    elif kind == "tfrecord":
         with TFRecordWriter(target) as tf_writer:
             for found in records:
                 tf_writer.write(found.content)

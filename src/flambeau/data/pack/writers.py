@@ -21,6 +21,7 @@ from torch import Tensor
 from flambeau.data.images.decode import Stored
 from flambeau.data.pack.encode_images import CannotStore, Layout, suffix_of
 from flambeau.data.pack.shard_plan import record_paths
+from flambeau.data.pack.table_files import open_table_writer
 from flambeau.data.sources.arrays.tensorstore_file import write_store
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.lmdb_file import image_key
@@ -56,14 +57,19 @@ _HDF5_AROUND = 1 << 13  # bytes around the arrays; measured with h5py 3.16: 2,04
 Write = Callable[[Record], None]
 
 
-def open_writer(kind: str, path: Path, layout: Layout | None) -> AbstractContextManager[Write]:
+def open_writer(
+    kind: str, path: Path, layout: Layout | None, classes: Sequence[str] = ()
+) -> AbstractContextManager[Write]:
     """A file to be written; it is whole when the context ends.
 
     Args:
         kind: of shards.target_kind.
         path: what to make; nothing is there.
         layout: what all pixels have in common; None for image files.
+        classes: names, in the order of the labels, for a format that holds them.
     """
+    if kind in TABLES:
+        return _table(kind, path, classes)
     return _arrays(path, layout, _SAVERS[kind]) if kind in _SAVERS else _WRITERS[kind](path)
 
 
@@ -168,6 +174,18 @@ def _folder(path: Path) -> Iterator[Write]:
     yield write
 
 
+@contextlib.contextmanager
+def _table(kind: str, path: Path, classes: Sequence[str]) -> Iterator[Write]:
+    with open_table_writer(kind, path, classes) as add:
+
+        def write(record: Record) -> None:
+            assert isinstance(record.image, bytes)
+            assert isinstance(record.label, int)
+            add(record.image, record.key, record.label)
+
+        yield write
+
+
 # ---------------------------------------------------------------- arrays
 
 
@@ -260,6 +278,7 @@ def _save_pth(path: Path, arrays: Arrays) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path)) from error
 
 
+TABLES = ("parquet", "arrow")
 _WRITERS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
     "rec": _rec, "tfrecord": _tfrecord, "tar": _tar, "lmdb": _lmdb, "folder": _folder,
 }  # fmt: skip

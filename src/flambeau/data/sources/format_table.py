@@ -45,6 +45,10 @@ FORMATS = {
         Format("tfrecord", (".tfrecord", ".tfrecords", ".tfrec"), is_walked=True, checksums=True),
         Format("tar", (".tar",), is_walked=True),
         Format("lmdb", (".lmdb", ".mdb"), "lmdb", ("data.mdb",)),
+        Format("parquet", (".parquet",), "pyarrow", is_walked=True),
+        Format(
+            "arrow", (".arrow",), "pyarrow", ("dataset_dict.json", "state.json"), is_walked=True
+        ),
         Format("hdf5", (".h5", ".hdf5"), "h5py", holds="both", checksums=None),
         Format(
             "n5",

@@ -13,6 +13,9 @@ from flambeau.data.sources.listing import open_listing
 from flambeau.data.sources.lmdb_file import LMDBSource
 from flambeau.data.sources.recordio_file import RecordSource
 from flambeau.data.sources.source import ConcatSource, Source
+from flambeau.data.sources.tables.arrow_file import ArrowSource
+from flambeau.data.sources.tables.hugging_face import open_saved
+from flambeau.data.sources.tables.parquet_file import open_parquet
 from flambeau.data.sources.tar_file import open_tar
 from flambeau.data.sources.tfrecord_file import TFRecordSource
 from flambeau.errors import DamagedData, InputError
@@ -22,7 +25,8 @@ _SHARD = re.compile(r"-\d+-of-(\d+)(?=$|\.\w+$)")
 
 
 def kind_of(path: Path) -> str | None:
-    """The format of a file, or of a folder that is one data set (LMDB, N5, Zarr); None for another path."""
+    """The format of a file, or of a folder that is one data set (LMDB, N5, Zarr, one of
+    Hugging Face); None for another path."""
     kind = KIND_OF_ENDING.get(Path(_SHARD.sub("", path.name)).suffix.lower())
     if path.is_dir():
         if kind is not None and FORMATS[kind].is_folder:
@@ -132,6 +136,8 @@ def _open_kind(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | 
 
 
 def _open(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | None]:
+    if kind == "arrow" and path.is_dir():
+        return open_saved(path, labelled=labelled)
     if kind in _SOURCES:
         return _SOURCES[kind](path, labelled=labelled), None
     if kind == "tar":
@@ -143,4 +149,5 @@ def _open(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | None]
 
 _SOURCES: dict[str, Callable[..., Source]] = {
     "rec": RecordSource, "tfrecord": TFRecordSource, "lmdb": LMDBSource,
+    "parquet": open_parquet, "arrow": ArrowSource,
 }  # fmt: skip

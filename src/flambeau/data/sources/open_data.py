@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 
 from flambeau.data.images.stand_ins import stand_in_at
+from flambeau.data.sources.data_home import data_home
+from flambeau.data.sources.data_names import check_download, is_named, refuse_address
 from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,
     FolderSource,
@@ -28,6 +30,7 @@ from flambeau.data.sources.formats import (
 )
 from flambeau.data.sources.hold_out import hold_out
 from flambeau.data.sources.source import ConcatSource, Source, SubsetSource
+from flambeau.data.sources.tables.hugging_face import open_hub
 from flambeau.data.sources.torchvision_sets import NAMES, FileSet, open_named
 from flambeau.data.sources.user_function import open_function
 from flambeau.errors import InputError, unreadable
@@ -42,9 +45,6 @@ _EXPECTED = (
 )
 
 _TO_PREDICT = f"an image, a folder of images, or packed images: {_ENDINGS}"
-
-_NAMED = "torchvision:"
-_SCHEMES = {"http:", "https:", "ftp:", "file:", "s3:", "gs:", "hdfs:"}
 
 # Lower case; of several validation folders the first in this list is taken.
 _TRAIN_FOLDERS = ("train", "training")
@@ -62,7 +62,8 @@ def open_sources(
         path: a folder with one sub-folder per class, or with train/ and one of val/, valid/, validation/,
             test/; a file of packed images (NAME_train.EXT with its NAME_val.EXT), or a folder of such files;
             torchvision:NAME, a data set by its name in `named_sets`, in $FLAMBEAU_DATA or
-            ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; None: the embedded Fashion-MNIST.
+            ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or hf:NAME:CONFIG of Hugging Face;
+            None: the embedded Fashion-MNIST.
         holdout: share of each class to hold out, above 0 and below 1.
         seed: of the choice of what is held out.
         download: fetch what is missing of a data set by name.
@@ -103,7 +104,7 @@ def open_parts(path: Path, *, download: bool = False) -> tuple[Source, Source | 
     named = _open_named(path, download=download)
     if named is None:
         _require(path)
-    train, val = _parts_of(path) if named is None else named
+    train, val = _parts_of(only_folder(path)) if named is None else named
     if val is not None:
         val = _with_classes(val, train.classes, "the training part")
     return train, val
@@ -129,7 +130,8 @@ def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -
     if named is not None:
         return _with_classes(named[1] or named[0], tuple(classes), "the model")
     _require(path)
-    source, val = open_path(_val_folder(path, classes) if path.is_dir() else path)
+    path = only_folder(path)
+    source, val = _evaluated(_val_folder(path, classes) if path.is_dir() else path)
     return _with_classes(source if val is None else val, tuple(classes), "the model")
 
 
@@ -178,22 +180,6 @@ def open_unlabelled(
     return opened
 
 
-def is_named(data: str | Path) -> bool:
-    """Whether DATA is a data set by name, not a path."""
-    return str(data).startswith(_NAMED)
-
-
-def check_download(download: bool, *data: str | Path) -> None:
-    """Refuse to fetch what is missing of data that have no name.
-
-    Raises:
-        InputError: `download`, and all of `data` are paths, or there are none.
-    """
-    if download and not any(map(is_named, data)):
-        given = f" with {data[0]}" if data else ""
-        raise InputError(f"download has no effect{given}, only with {_NAMED}NAME: leave it out")
-
-
 def _open_named(
     path: Path, *, download: bool, labelled: bool = True
 ) -> tuple[Source, Source | None] | None:
@@ -204,9 +190,11 @@ def _open_named(
         raise InputError(f"{path} is a Python file; say which function: {path}:FUNCTION")
     if not is_named(path):
         return None
-    name, _, folder = str(path).removeprefix(_NAMED).partition(":")
-    root = folder or os.environ.get("FLAMBEAU_DATA") or "~/.cache/flambeau/data"
-    return open_named(name, Path(root), download=download)
+    kind, _, name = str(path).partition(":")
+    if kind == "hf":
+        return open_hub(name, download=download, labelled=labelled)
+    name, _, folder = name.partition(":")
+    return open_named(name, Path(folder) if folder else data_home(), download=download)
 
 
 def _is_single_image(path: Path) -> bool:
@@ -238,16 +226,16 @@ def _open_packed(path: Path, say: Callable[[str], object]) -> tuple[Source, Sour
     if kind_of(path) == "listing":
         return open_path(path, labelled=False)
     try:
-        return open_path(path)
+        return _evaluated(path)
     except InputError as error:
-        opened = open_path(path, labelled=False)
+        opened = _evaluated(path, labelled=False)
         say(f"{path} is read without labels: {str(error).splitlines()[0]}")
         return opened
 
 
 def _packed_in(folder: Path, classes: Sequence[str]) -> Path | None:
     """Where the packed files of a folder lie: there, or in its val/; None for a folder of images."""
-    places = (folder, _val_folder(folder, classes))
+    places = (folder, _val_folder(folder, classes), only_folder(folder))
     packed = next((place for place in places if kind_of(place) or shards_in(place)), None)
     if packed is not None:
         names, _ = images_below(folder)
@@ -278,6 +266,7 @@ def _open_images(folder: Path, classes: Sequence[str], say: Callable[[str], obje
 
 
 def _require(path: Path, expected: str = _EXPECTED) -> None:
+    refuse_address(path)
     try:
         if path.is_dir() or kind_of(path) is not None or shards_of(path):
             return
@@ -286,11 +275,6 @@ def _require(path: Path, expected: str = _EXPECTED) -> None:
             raise InputError(f"{path} is {other}")
         if path.exists():
             problem = f"{path} is neither a folder nor a file of packed images"
-        elif any(part in _SCHEMES for part in path.parts):
-            named = f"only {_NAMED}NAME is fetched, with --download"
-            problem = (
-                f"{path} is an address: {named}; fetch it yourself, and give the file or folder"
-            )
         elif not path.parent.is_dir():
             problem = f"{path} does not exist, nor does its folder {path.parent}"
         else:
@@ -334,16 +318,38 @@ def _parts_of(path: Path) -> tuple[Source, Source | None]:
     train_path, val_path = _folders_of(path)
     if val_path is not None:
         return _all_of(open_path(train_path)), _all_of(open_path(val_path))
+    train, val_shards = _shard_parts(train_path)
+    if train and val_shards:
+        return _all_of(open_shards(train)), _all_of(open_shards(val_shards))
+    return open_path(train_path)
+
+
+def _evaluated(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
+    """As `open_path`; of a folder of packed files for training and for validation only the latter."""
+    train, val = _shard_parts(path) if path.is_dir() and kind_of(path) is None else ([], [])
+    if train and val:
+        return _all_of(open_shards(val, labelled=labelled)), None
+    return open_path(path, labelled=labelled)
+
+
+def only_folder(path: Path) -> Path:
+    """The only folder in a folder, where it holds packed files, as data/ of the Hub does; else the path."""
+    if not path.is_dir() or kind_of(path) is not None:
+        return path
+    below = class_folders(path)
+    is_part = len(below) == 1 and below[0].name.lower() in (*_TRAIN_FOLDERS, *_VAL_FOLDERS)
+    return below[0] if len(below) == 1 and not is_part and shards_in(below[0]) else path
+
+
+def _shard_parts(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The packed files of a folder that are called after a training or a validation part; maybe none."""
     parts: dict[str, list[Path]] = {}
-    for shard in shards_in(train_path):
+    for shard in shards_in(folder):
         words = re.split(r"[^a-z]+", shard.name.lower())
         part = next((word for word in words if word in (*_TRAIN_FOLDERS, *_VAL_FOLDERS)), "")
         parts.setdefault(part, []).append(shard)
-    train = next((parts[name] for name in _TRAIN_FOLDERS if name in parts), None)
-    val_shards = next((parts[name] for name in _VAL_FOLDERS if name in parts), None)
-    if train is not None and val_shards is not None:
-        return _all_of(open_shards(train)), _all_of(open_shards(val_shards))
-    return open_path(train_path)
+    train = next((parts[name] for name in _TRAIN_FOLDERS if name in parts), [])
+    return train, next((parts[name] for name in _VAL_FOLDERS if name in parts), [])
 
 
 def _all_of(parts: tuple[Source, Source | None]) -> Source:

@@ -5,9 +5,11 @@ from types import ModuleType
 
 from flambeau.errors import InputError
 
+_OF_HF = ("pyarrow", "datasets")
+
 
 def extra(module: str, *, what: str) -> ModuleType:
-    """A package of the extra `formats`.
+    """A package of the extra `formats` or `hf`.
 
     Args:
         module: its name, to import and to install.
@@ -19,8 +21,10 @@ def extra(module: str, *, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
+        package = module.partition(".")[0]
+        if error.name != package:
             raise
+        group = "hf" if package in _OF_HF else "formats"
         raise InputError(
-            f"{what} needs the package {module}\nInstall it: pip install 'flambeau[formats]'"
+            f"{what} needs the package {package}\nInstall it: pip install 'flambeau[{group}]'"
         ) from error

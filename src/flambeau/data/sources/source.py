@@ -4,12 +4,17 @@ import bisect
 import hashlib
 import itertools
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from flambeau.data.images.decode import Stored
+from flambeau.errors import InputError
+
+PixelKind = Literal["uint8", "unit", "float"]
+"""Of images as they are decoded: of 8 bits; floating-point numbers around 0 .. 1; or any such numbers, maybe
+normalized."""
 
 
 class Source(Protocol):
@@ -44,6 +49,33 @@ class Source(Protocol):
         """The image as it is stored; OSError where it cannot be read."""
 
 
+def pixel_kind(source: Source) -> PixelKind:
+    """What the pixels of a source are; 'uint8' where it does not say."""
+    kind: PixelKind = getattr(source, "pixel_kind", "uint8")
+    return kind
+
+
+def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
+    """InputError where the pixels of a source are not in the unit of others.
+
+    8-bit pixels and floating-point ones of 0 .. 1 have the same; that of any other numbers is not known.
+
+    Args:
+        source: that is looked at.
+        kind: of the others.
+        whose: the others, for the message.
+    """
+    own = pixel_kind(source)
+    if own != kind and "float" in (own, kind):
+        here, there = "beyond", "within"
+        if kind == "float":
+            here, there = there, here
+        raise InputError(
+            f"{source.describe(0)}: pixels {here} 0 .. 1, and those of {whose} are {there} it: "
+            "their unit is another one\nReturn both from the same function, with the same transforms"
+        )
+
+
 class SubsetSource:
     """Some images of a source, in the order given; optionally with the class numbers of another source.
 
@@ -69,6 +101,10 @@ class SubsetSource:
             if len(unknown):
                 raise ValueError(f"class {source.classes[int(unknown[0])]!r} is not in classes")
             self.labels = renumbered[self.labels]
+
+    @property
+    def pixel_kind(self) -> PixelKind:
+        return pixel_kind(self._source)
 
     @property
     def names(self) -> Sequence[str]:
@@ -113,6 +149,18 @@ class ConcatSource:
         ]
         self.labels = torch.cat([part.labels for part in self._parts])
         self._starts = [0, *itertools.accumulate(map(len, parts))]
+
+    @property
+    def pixel_kind(self) -> PixelKind:
+        """InputError where the parts differ."""
+        first, *others = map(pixel_kind, self._parts)
+        for part, kind in zip(self._parts[1:], others, strict=True):
+            if kind != first:
+                raise InputError(
+                    f"{part.describe(0)} and {self._parts[0].describe(0)}: one has floating-point pixels, "
+                    "or of another range, and the other has not\nGive them to a command of their own"
+                )
+        return first
 
     @property
     def names(self) -> Sequence[str]:

@@ -11,30 +11,32 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import ConcatDataset, IterableDataset, Subset
-from tqdm import tqdm
+from torch.utils.data import IterableDataset, Subset
 
 from flambeau.data.images.decode import Stored
 from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.sources.class_names import chosen_labels, named_labels, unlabelled
+from flambeau.data.sources.dataset_attributes import classes_of, is_source, labels_of, promise
+from flambeau.data.sources.source import PixelKind
 from flambeau.data.sources.user_samples import (
     Label,
     WrongSample,
     class_label,
     image_of,
+    kind_of_pixels,
     split_sample,
     stored_image,
 )
 from flambeau.errors import DecodeError, InputError
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
+from flambeau.terminal import CountBar
 from flambeau.user_code import call_function, first_line, line_of, naming, read_source
 
 _PARTS = {1: ("",), 2: ("training ", "validation ")}
@@ -84,13 +86,13 @@ class UserSource:
         self._returned, self._number = returned, number
         self._what = _PARTS[len(returned.lengths)][number]
         data = returned.part(number)
-        self._thread_safe = _promise(data, "thread_safe")
+        self._thread_safe = promise(data, "thread_safe")
         with naming(returned.path):
-            names = getattr(data, "names", None) if _is_source(data) else None
+            names = getattr(data, "names", None) if is_source(data) else None
             self._names = None if names is None else list(map(str, names))
-            classes, known = _classes_of(data), _labels_of(data, len(self))
+            classes, known = classes_of(data), labels_of(data, len(self))
             version = getattr(data, "fingerprint", None)
-        if known is None and _is_source(data):
+        if known is None and is_source(data):
             raise InputError(
                 f"{returned.name}: .labels are not one for each of the {len(self)} {self._what}samples"
             )
@@ -101,8 +103,8 @@ class UserSource:
         else:
             self.classes, self.labels = unlabelled(len(self), returned.path)
         self._places = {name: place for place, name in enumerate(self.classes)}
+        self.pixel_kind = self._look()
         self.fingerprint = self._fingerprint(version if isinstance(version, str) else "")
-        self._look()
 
     @property
     def names(self) -> Sequence[str]:
@@ -116,18 +118,31 @@ class UserSource:
         return f"{self._returned.name}, {self._what}sample {index}{name}"
 
     def read(self, index: int) -> Stored:
+        return self._read(index, self.pixel_kind)
+
+    def _read(self, index: int, kind: PixelKind) -> Stored:
         data = self._returned.part(self._number)
         with self._errors(index):
-            with contextlib.nullcontext() if self._thread_safe else self._returned.lock:
-                if _is_source(data):
-                    stored = stored_image(data.read(index))
-                elif self._labelled:
-                    image, label = split_sample(data[index])
-                    self._check_label(index, class_label(label))
-                    stored = stored_image(image)
-                else:
-                    stored = stored_image(image_of(data[index]))
-            return stored.read_bytes() if isinstance(stored, Path) else stored
+            with self._lock():
+                image = self._image(data, index)
+                if not isinstance(
+                    image, str | os.PathLike
+                ):  # it may be lazy, or the user's own buffer
+                    return _stored(image, kind)
+            return _stored(image, kind)
+
+    def _lock(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._thread_safe else self._returned.lock
+
+    def _image(self, data: Any, index: int) -> object:
+        """Of a sample, whose label is compared with what is known of it."""
+        if is_source(data):
+            return data.read(index)
+        if not self._labelled:
+            return image_of(data[index])
+        image, label = split_sample(data[index])
+        self._check_label(index, class_label(label))
+        return image
 
     @contextlib.contextmanager
     def _errors(self, index: int) -> Generator[None, None, None]:
@@ -172,9 +187,7 @@ class UserSource:
                 ) from error
             bar.update()
 
-        with tqdm(
-            total=length, unit="sample", leave=False, disable=None if is_first else True
-        ) as bar:
+        with CountBar(length, unit="samples", shown=is_first) as bar:
             DecodePool(None if self._thread_safe else 1).each(length, work)
         return [labels[index] for index in range(length)]
 
@@ -215,13 +228,27 @@ class UserSource:
         """Not of the pixels, and not of the file: a mistake in it may be fixed and the run continued."""
         name = Path(self._returned.name).name
         facts = f"{name} {self._what}{len(self)} {self.classes} {of_user} {self._names}"
+        facts += "" if self.pixel_kind == "uint8" else f" {self.pixel_kind}"
         return hashlib.sha256(facts.encode() + self.labels.numpy().tobytes()).hexdigest()
 
-    def _look(self) -> None:
-        """Samples that differ from one reading to the next could not be continued exactly."""
+    def _look(self) -> PixelKind:
+        """Of which kind the pixels are, by a look at some.
+
+        Samples that differ from one reading to the next could not be continued exactly, and are refused.
+        """
+        data, images = self._returned.part(self._number), dict[int, object]()
         for index in sorted({k * len(self) // _LOOKED_AT for k in range(_LOOKED_AT)}):
+            with contextlib.suppress(DecodeError), self._errors(index), self._lock():
+                images[index] = self._image(data, index)
+        kinds = set(map(kind_of_pixels, images.values()))
+        if promise(data, "float_pixels", default=False):
+            kinds.add("unit")
+        kind: PixelKind = "float" if "float" in kinds else "unit" if "unit" in kinds else "uint8"
+        for index, image in images.items():
             try:
-                same = _same(self.read(index), self.read(index))
+                with self._errors(index):
+                    first = _stored(image, kind)
+                same = _same(first, self._read(index, kind))
             except DecodeError:
                 continue  # a bad image, which is met and counted later
             if not same:
@@ -229,6 +256,7 @@ class UserSource:
                     f"{self.describe(index)}: its image is another one each time that it is read\n"
                     "Leave random transforms out: flambeau crops, flips and augments, and repeats it exactly"
                 )
+        return kind
 
 
 class _Returned:
@@ -250,7 +278,7 @@ class _Returned:
         self._locks: dict[int, threading.Lock] = {}
         self._pid, self._parts = os.getpid(), self._call()
         self.lengths = [self._length(data) for data in self._parts]
-        self._fork_safe = all(_promise(data, "fork_safe") for data in self._parts)
+        self._fork_safe = all(promise(data, "fork_safe") for data in self._parts)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}, "_pid": 0, "_parts": [], "_fork_safe": False}
@@ -306,7 +334,7 @@ class _Returned:
             problem = f"a {kind} with {', '.join(map(str, list(data)[:5]))}"
         elif not hasattr(data, "__len__") or isinstance(data, IterableDataset):
             problem = f"{kind}, which has no len()"
-        elif not hasattr(data, "__getitem__") and not _is_source(data):
+        elif not hasattr(data, "__getitem__") and not is_source(data):
             problem = f"{kind}, which has no [index]"
         else:
             with naming(self.path):
@@ -320,52 +348,9 @@ class _Returned:
         )
 
 
-def _is_source(data: object) -> bool:
-    """Whether it has the methods of a flambeau.data.sources.source.Source, and not those of a Dataset."""
-    return hasattr(data, "read") and hasattr(data, "labels") and not hasattr(data, "__getitem__")
-
-
-def _promise(data: Any, name: str) -> bool:
-    """What a data set says of itself; one that takes others along says what they say."""
-    if isinstance(data, Subset):
-        return _promise(data.dataset, name)
-    if isinstance(data, ConcatDataset):
-        return all(_promise(part, name) for part in data.datasets)
-    return bool(getattr(data, name, _is_source(data)))
-
-
-def _labels_of(data: Any, length: int) -> list[Any] | None:
-    """The labels that a data set has beside its samples, where there is one per sample."""
-    if isinstance(data, Subset):
-        inner = _labels_of(data.dataset, len(data.dataset))  # type: ignore[arg-type]  # it has a length
-        return None if inner is None else [inner[index] for index in data.indices]
-    if isinstance(data, ConcatDataset):
-        parts = [_labels_of(part, len(part)) for part in data.datasets]  # type: ignore[arg-type]
-        return None if None in parts else [label for part in parts for label in part or []]
-    for name in ("targets", "labels"):
-        found: Any = getattr(data, name, None)
-        if isinstance(found, torch.Tensor | np.ndarray):
-            # (N, 1) are labels too; one-hot rows are not.
-            found = found.reshape(-1).tolist() if np.prod(found.shape) == length else None
-        is_list = hasattr(found, "__len__") and not isinstance(found, str | bytes | Mapping)
-        if is_list and len(found) == length:
-            return list(found)
-    return None
-
-
-def _classes_of(data: Any) -> list[str] | None:
-    """Class names; several names of one class, as ImageNet has them, are joined."""
-    if isinstance(data, Subset):
-        return _classes_of(data.dataset)
-    if isinstance(data, ConcatDataset):
-        parts = [_classes_of(part) for part in data.datasets]
-        if any(part != parts[0] for part in parts):
-            raise ValueError("the parts of a ConcatDataset have different .classes")
-        return parts[0]
-    found = getattr(data, "classes", None)
-    if not isinstance(found, Iterable) or isinstance(found, str | Mapping):
-        return None
-    return [", ".join(map(str, n)) if isinstance(n, tuple | list) else str(n) for n in found]
+def _stored(image: object, kind: PixelKind) -> Stored:
+    stored = stored_image(image, is_float=kind != "uint8")
+    return stored.read_bytes() if isinstance(stored, Path) else stored
 
 
 def _same(one: Stored, other: Stored) -> bool:

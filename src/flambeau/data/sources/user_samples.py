@@ -14,6 +14,7 @@ from PIL import Image
 from flambeau.data.images.decode import Stored
 from flambeau.data.images.exif_orientation import UPRIGHT, info_orientation, turn_upright
 from flambeau.data.images.float_pixels import float_to_uint8
+from flambeau.data.sources.source import PixelKind
 from flambeau.errors import DecodeError
 
 Label = int | str
@@ -24,6 +25,8 @@ _AS_STORED = (
     "Return images as they are stored, without Normalize and random transforms: "
     "flambeau crops, augments and normalizes them"
 )
+_ALL_FLOAT = "Give the data set `float_pixels = True` where all are such, or return all as uint8"
+_UNIT = (-0.25, 1.25)  # 0 .. 1 and what a bicubic filter makes of its ends; chosen
 _KINDS = (
     "Return the bytes of an image file, its path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W) "
     "of uint8"
@@ -86,17 +89,39 @@ def class_label(label: object) -> Label:
         ) from None
 
 
-def stored_image(image: object) -> Stored | Path:
+def kind_of_pixels(image: object) -> PixelKind:
+    """Of which kind the pixels of an image are; floating-point ones that are all k / 255 are 8-bit."""
+    if isinstance(image, torch.Tensor) and image.dtype in _PIXELS:
+        image = image.as_subclass(torch.Tensor).detach().cpu().numpy()
+    if not isinstance(image, np.ndarray) or image.dtype.kind != "f" or not image.size:
+        return "uint8"
+    if not np.isfinite(image).all():
+        return "uint8"  # which is met when it is read
+    try:
+        float_to_uint8(image)
+    except ValueError:
+        return "unit" if _UNIT[0] <= image.min() and image.max() <= _UNIT[1] else "float"
+    return "uint8"
+
+
+def stored_image(image: object, *, is_float: bool = False) -> Stored | Path:
     """The image of a sample as a source gives it, or the path of its file.
 
+    Args:
+        image: of a sample.
+        is_float: the source has floating-point pixels, which stay as they are, as float32.
+
     Raises:
-        WrongSample: it is nothing that an image may be, or of floating-point pixels that are not all k / 255.
-        DecodeError: a PIL image of pixels without a defined brightness.
+        WrongSample: it is nothing that an image may be, of floating-point pixels that are not all k / 255,
+            or, where the source has such, no array or tensor of them.
+        DecodeError: a PIL image of pixels without a defined brightness, or pixels that are not finite.
 
     Example:
         >>> stored_image(torch.zeros(3, 4, 5, dtype=torch.uint8)).shape
         (4, 5, 3)
     """
+    if is_float:
+        return _of_floats(image)
     if isinstance(image, bytes):
         return image
     if isinstance(image, bytearray | memoryview):
@@ -133,7 +158,30 @@ def _of_pil(image: Image.Image) -> NDArray[Any]:
     return np.ascontiguousarray(turn_upright(np.asarray(image), orientation))
 
 
+def _of_floats(image: object) -> NDArray[np.float32]:
+    """(H, W) or (H, W, C) float32, C 1 or 3."""
+    what = _what(image)
+    array: Any = _rows_first(image) if isinstance(image, torch.Tensor) else image
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+        raise WrongSample(
+            f"its image is {what}, and others have floating-point pixels\nReturn the same type for all"
+        )
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
+        raise WrongSample(
+            f"its image is {what}\nFloating-point pixels are (C, H, W) as a tensor, (H, W, C) "
+            "as an array, C 1 or 3, or (H, W)"
+        )
+    if not np.isfinite(array).all():
+        raise DecodeError("its floating-point pixels are not all finite")
+    return np.ascontiguousarray(array, np.float32)
+
+
 def _of_tensor(tensor: torch.Tensor) -> Stored:
+    return _of_array(_rows_first(tensor), what=_what(tensor))
+
+
+def _rows_first(tensor: torch.Tensor) -> NDArray[Any]:
+    """As an array, (C, H, W) as (H, W, C)."""
     if tensor.dtype not in _PIXELS:
         raise WrongSample(f"its image is {_what(tensor)}\n{_AS_STORED}")
     plain = tensor.as_subclass(torch.Tensor).detach().cpu()  # torchvision has tensors of its own
@@ -141,7 +189,8 @@ def _of_tensor(tensor: torch.Tensor) -> Stored:
         if plain.shape[0] not in _CHANNELS:
             raise WrongSample(f"its image is {_what(tensor)}\n{_KINDS}")
         plain = plain.permute(1, 2, 0)
-    return _of_array(plain.numpy(), what=_what(tensor))
+    array: NDArray[Any] = plain.numpy()
+    return array
 
 
 def _of_array(array: NDArray[Any], *, what: str) -> Stored:
@@ -156,7 +205,10 @@ def _of_array(array: NDArray[Any], *, what: str) -> Stored:
         try:
             return float_to_uint8(array)
         except ValueError as error:
-            raise WrongSample(f"its image is {what}: {error}\n{_AS_STORED}") from error
+            remedy = f", as those looked at before were\n{_ALL_FLOAT}"
+            if not np.isfinite(array).all():
+                remedy = f"\n{_AS_STORED}"
+            raise WrongSample(f"its image is {what}: {error}{remedy}") from error
     return np.ascontiguousarray(array)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from flambeau.data.images.decode import Picture, Stored
 from flambeau.data.images.pixels import Box, Pixels
 from flambeau.data.transforms.color import uniform
+from flambeau.errors import DecodeError
 
 # Smallest and largest part of the area that a crop keeps. Published ImageNet runs of 90 epochs and more go
 # down to 0.08; for the shorter runs and smaller data sets meant here, milder. Chosen, untested.
@@ -122,15 +123,15 @@ def train_image(
     least 2, 4 or 8 times as large as the result, the decoder is asked for that part of the size.
 
     Args:
-        data: a whole image file, or pixels (H, W, C) uint8.
+        data: a whole image file, or pixels (H, W, C) uint8 or float32.
         seed: the sample's seed, any integer; only its low 64 bits count.
         size: side of the result, pixels.
         channels: 1 for grey, 3 for RGB; may be left out with pixels: then as many as they have.
         crop: how to choose it.
-        out: (size, size, C) uint8, contiguous: where to write the result.
+        out: (size, size, C) of their type, contiguous: where to write the result.
 
     Returns:
-        (size, size, C) uint8, contiguous; the memory of `out` where that is given.
+        (size, size, C) uint8 (float32 of float32), contiguous; the memory of `out` where that is given.
 
     Raises:
         DecodeError: data that cannot be decoded.
@@ -145,7 +146,8 @@ def train_image(
     eighths = picture.scale_eighths_for(box[2], box[3], least=size)
     part, mirror = _scaled(box, eighths), crop.flip and uniform(seed, _FLIP) < 0.5
     if out is None:
-        out = torch.empty(size, size, channels or _channels_of(data), dtype=torch.uint8)
+        out = torch.empty(size, size, channels or _channels_of(data), dtype=_type_of(data))
+    _check_type(data, out)
     result = out.numpy()
     if not picture.resize_part(part, result, scale_eighths=eighths, mirror=mirror):
         pixels = picture.pixels(part, channels=result.shape[2], scale_eighths=eighths)
@@ -164,13 +166,13 @@ def eval_image(
     As little of the image is decoded as the centre needs.
 
     Args:
-        data: a whole image file, or pixels (H, W, C) uint8.
+        data: a whole image file, or pixels (H, W, C) uint8 or float32.
         size: side of the result, pixels.
         channels: 1 for grey, 3 for RGB; may be left out with pixels: then as many as they have.
-        out: (size, size, C) uint8, contiguous: where to write the result.
+        out: (size, size, C) of their type, contiguous: where to write the result.
 
     Returns:
-        (size, size, C) uint8, contiguous; the memory of `out` where that is given.
+        (size, size, C) uint8 (float32 of float32), contiguous; the memory of `out` where that is given.
 
     Raises:
         DecodeError: data that cannot be decoded.
@@ -182,7 +184,8 @@ def eval_image(
     picture = Picture(data)
     channels = channels or _channels_of(data)
     if out is None:
-        out = torch.empty(size, size, channels, dtype=torch.uint8)
+        out = torch.empty(size, size, channels, dtype=_type_of(data))
+    _check_type(data, out)
     if (picture.height, picture.width) == (size, size):
         out.numpy()[:] = picture.pixels(channels=channels)
         return out.numpy()
@@ -202,7 +205,7 @@ def eval_image(
     row, rows_used = _sources(first_row, size, rows, sides[0])
     column, columns_used = _sources(first_column, size, columns, sides[1])
     # What is not decoded stays undefined in here, and what it becomes is cut off below.
-    canvas = np.empty((rows, columns, channels), np.uint8)
+    canvas = np.empty((rows, columns, channels), out.numpy().dtype)
     box = (top + row, left + column, rows_used, columns_used)
     canvas[row : row + rows_used, column : column + columns_used] = picture.pixels(
         box, channels=channels, scale_eighths=eighths
@@ -222,6 +225,20 @@ def _channels_of(data: Stored) -> int:
     return data.shape[2] if data.ndim == 3 else 1
 
 
+def _type_of(data: Stored) -> torch.dtype:
+    is_float = not isinstance(data, bytes) and data.dtype == np.float32
+    return torch.float32 if is_float else torch.uint8
+
+
+def _check_type(data: Stored, out: Tensor) -> None:
+    """Cast to 8 bits, floating-point pixels of 0 .. 1 would be black."""
+    if _type_of(data) != out.dtype:
+        kind = "8-bit" if out.dtype == torch.uint8 else "floating-point"
+        raise DecodeError(
+            f"pixels of another type than those of its source, which are {kind} by `pixel_kind`"
+        )
+
+
 def _scaled(box: Box, scale_eighths: int) -> Box:
     """A box in the image at this scale: each border at the nearest place."""
     top, left, height, width = box
@@ -239,7 +256,7 @@ def _resize(pixels: Pixels, height: int, width: int, *, out: Tensor | None = Non
     if pixels.strides != (pixels.shape[1] * channels, channels, 1) or not pixels.flags.writeable:
         pixels = pixels.copy()
     if out is None:
-        out = torch.empty(height, width, channels, dtype=torch.uint8)
+        out = torch.empty(height, width, channels, dtype=_type_of(pixels))
     torch.ops.aten._upsample_bilinear2d_aa.out(
         _as_batch(torch.from_numpy(pixels)), [height, width], False, None, None, out=_as_batch(out)
     )

@@ -139,9 +139,11 @@ class BalancedSampler(WeightedSampler):
     Args:
         labels: (M,) integers of at least 0, the class of each sample.
         num_samples: drawn in an epoch; by default M.
+        strength: 1 draws a class of n samples with the probability of any other; between 0 and 1 in
+            proportion to n ** (1 - strength), so 0.5 halves the differences on a logarithmic scale.
 
     Raises:
-        ValueError: no labels, or one below 0.
+        ValueError: no labels, one below 0, or a strength outside [0, 1].
 
     Example:
         >>> labels = torch.tensor([0] * 90 + [1] * 10)
@@ -155,14 +157,17 @@ class BalancedSampler(WeightedSampler):
         labels: Any,
         num_samples: int | None = None,
         *,
+        strength: float = 1.0,
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
     ) -> None:
+        if not 0 <= strength <= 1:
+            raise ValueError(f"strength must be in [0, 1], got {strength}")
         numbers = torch.as_tensor(labels, dtype=torch.int64).cpu()
         if numbers.dim() != 1 or not len(numbers) or int(numbers.min()) < 0:
             raise ValueError("labels must be one row of integers of at least 0")
-        weights = 1.0 / torch.bincount(numbers)[numbers].double()
+        weights = torch.bincount(numbers)[numbers].double() ** -strength
         super().__init__(weights, num_samples, seed=seed, rank=rank, world=world)
 
 

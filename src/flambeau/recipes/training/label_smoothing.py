@@ -29,6 +29,7 @@ def cross_entropy(
     *,
     smoothing: float = 0.0,
     definition: Definition = "uniform",
+    weight: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
     """The cross-entropy of softmax(logits) against smoothed targets.
@@ -41,7 +42,9 @@ def cross_entropy(
             the paper's, and torch's `label_smoothing`.
             'others' leaves 1 - s on the class and gives s/(C - 1) to each other one;
             here C is at least 2 and s at most (C - 1)/C.
-        reduction: 'mean' over N, 'sum', or 'none'.
+        weight: (C,) floating, of each class in the sum over the classes, as torch's; None weighs all alike.
+        reduction: 'mean' over N, 'sum', or 'none'. With class indices and weights torch's 'mean' divides by
+            the weights of the batch instead, so its gradient is not the mean of those of parts of the batch.
 
     Returns:
         0-d, or (N,) for 'none'; on the device of `logits`; float32 for float32, bfloat16 and
@@ -50,7 +53,8 @@ def cross_entropy(
     Raises:
         TypeError: logits that are not floating, targets that are neither int64 nor floating.
         ValueError: shapes that do not fit, smoothing out of its range, an unknown word.
-        IndexError, RuntimeError: from torch, a class outside [0, C); on CUDA its device assertion.
+        IndexError, RuntimeError: from torch, a class outside [0, C), or weights that are not (C,); on CUDA
+            its device assertion.
 
     Example:
         >>> logits, targets = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0])
@@ -76,7 +80,12 @@ def cross_entropy(
     targets = _checked(targets, logits)
     if smoothing:
         targets = _smoothed(targets, logits, smoothing, definition)
-    return F.cross_entropy(logits, targets, reduction=reduction, ignore_index=_NO_INDEX)
+    if weight is None:
+        return F.cross_entropy(logits, targets, reduction=reduction, ignore_index=_NO_INDEX)
+    losses = F.cross_entropy(
+        logits, targets, weight=weight.to(logits.dtype), reduction="none", ignore_index=_NO_INDEX
+    )
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
 
 
 def _smoothed(targets: Tensor, logits: Tensor, smoothing: float, definition: str) -> Tensor:

@@ -10,15 +10,17 @@ from typing import Any
 from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.open_data import open_sources
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import PixelKind, Source, pixel_kind, require_unit
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
+from flambeau.train.build.class_balance import class_weights
 from flambeau.train.build.device import pick_device
 from flambeau.train.checkpoints.json_file import dataset_facts
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.settings.settings import ResolvedSettings, Settings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.settings.settings import Settings
 
 # Where small images are held. Not on a CPU, where it saves nothing: a batch of 128 of Fashion-MNIST takes
 # 0.79 ms instead of 0.82 ms, and its step over 100 ms (one core of an EPYC).
@@ -37,6 +39,8 @@ class DataFacts:
         train_fingerprint, val_fingerprint: hex SHA-256 of what the sources say of themselves.
         model_file_sha256: of FILE.py where the model comes from one, else None.
         teacher_sha256: of the weights of the teacher, where there is one.
+        class_weights: of each class in the loss, where they are not all 1.
+        pixels: of what kind; mean and std of 'float' are in the unit of the data.
     """
 
     classes: list[str]
@@ -49,6 +53,8 @@ class DataFacts:
     val_fingerprint: str
     model_file_sha256: str | None
     teacher_sha256: str | None = None
+    class_weights: list[float] | None = None
+    pixels: PixelKind = "uint8"
 
     def as_json(self) -> bytes:
         """The content of dataset.json."""
@@ -63,9 +69,11 @@ class DataFacts:
         """
         try:
             return cls(**dataset_facts(path))
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
+            is_newer = isinstance(error, TypeError)
+            why = "it is of another version of flambeau" if is_newer else error
             raise InputError(
-                f"{path} cannot be read: {error}; is {path.parent} a run of flambeau train?"
+                f"{path} cannot be read: {why}; is {path.parent} a run of flambeau train?"
             ) from error
 
 
@@ -92,19 +100,24 @@ def reopen_data(settings: ResolvedSettings, facts_path: Path) -> tuple[Source, S
     """
     facts = DataFacts.read(facts_path)
     train, val = open_data(settings)
-    check_unchanged(facts, train, val, model=settings.model)
+    check_unchanged(facts, train, val, settings=settings)
     return train, val, facts
 
 
 def check_unchanged(
-    facts: DataFacts, train: Source, val: Source, *, model: str, moved: str | None = None
+    facts: DataFacts,
+    train: Source,
+    val: Source,
+    *,
+    settings: ResolvedSettings,
+    moved: str | None = None,
 ) -> None:
     """Refuse to continue a run on other data than it was started with.
 
     Args:
         facts: of the run.
         train, val: the sources now.
-        model: of the run.
+        settings: of the run.
         moved: a sentence on where the data were and are, if those are two places.
 
     Raises:
@@ -119,13 +132,20 @@ def check_unchanged(
             raise InputError(
                 f"{moved}: its {what} data are others {images}; name another folder with --out"
                 if moved
-                else f"the {what} data have changed since the run was started {images}; restore them, or "
-                "start again with --fresh or another --out"
+                else f"the {what} data have changed since the run was started {images}; restore them, "
+                "start again with --fresh or another --out, or let a run on the new data begin with what "
+                "this one has learned: --weights RUN --out NEW"
             )
+    model = settings.model
     if model_file_sha256(model) != facts.model_file_sha256:
         raise InputError(
             f"{model.rpartition(':')[0]} has changed since the run was started; "
             "restore it, or start again with --fresh or another --out"
+        )
+    if class_weights(settings, train.labels, train.classes) != facts.class_weights:
+        raise InputError(
+            f"the weights in {settings.class_weights} have changed since the run was started; restore them, "
+            "or start again with --fresh or another --out"
         )
 
 
@@ -133,6 +153,7 @@ def datasets(
     settings: ResolvedSettings, facts: DataFacts, train: Source, val: Source
 ) -> tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]:
     """The two data sets of a run: held on its device where that pays and nothing asks for the CPU."""
+    require_unit(val, pixel_kind(train), "the training images")
     shape: Mapping[str, Any] = {"image_size": settings.image_size, "channels": facts.channels}
     augmentation = Augmentation(settings.augment, settings.color_jitter)
     device = pick_device(settings.device)

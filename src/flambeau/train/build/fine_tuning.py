@@ -14,7 +14,7 @@ from flambeau.recipes.models.classifier_head import Head, find_head
 from flambeau.recipes.models.freezing import count_frozen, freeze
 from flambeau.recipes.models.layer_decay import group_table, layerwise_lr
 from flambeau.recipes.models.param_groups import param_groups
-from flambeau.train.settings.settings import ResolvedSettings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.weights.readers import open_weights, plain_names, shown
 
 BACKBONE = "backbone"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flambeau.errors import InputError, nearest
 from flambeau.train.build.data import DataFacts
 from flambeau.train.build.device import pick_device
-from flambeau.train.settings.settings import ResolvedSettings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.user_code import first_line, is_function, load_function, naming
 
 SMALL, TINY = "small_convnet", "tiny_convnet"
@@ -308,11 +308,18 @@ def make_model(
 
 
 def normalizer(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """A function from uint8 images (N, C, H, W) to normalized float32 ones, on the device."""
-    mean = torch.tensor(facts.mean, device=device).mul_(255).view(1, -1, 1, 1)
-    std = torch.tensor(facts.std, device=device).mul_(255).view(1, -1, 1, 1)
+    """A function from images (N, C, H, W) to normalized float32 ones, on the device.
+
+    Images are uint8, or float32 in the unit of the mean.
+    """
+    unit_mean = torch.tensor(facts.mean, device=device).view(1, -1, 1, 1)
+    unit_std = torch.tensor(facts.std, device=device).view(1, -1, 1, 1)
+    mean, std = unit_mean * 255, unit_std * 255
 
     def normalize(images: Tensor) -> Tensor:
+        if images.dtype == torch.float32:
+            images = images.sub(unit_mean).div_(unit_std)
+            return images.contiguous(memory_format=torch.channels_last)
         return images.to(torch.float32, memory_format=torch.channels_last).sub_(mean).div_(std)
 
     return normalize

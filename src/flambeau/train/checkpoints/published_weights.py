@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from flambeau.errors import InputError
+from flambeau.html_table import html_table
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     CheckpointDamaged,
@@ -33,6 +34,12 @@ class Result:
     step: int
     metrics: Mapping[str, float | None]
     sha256: str | None = field(default=None, repr=False)
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        return html_table(
+            "finished run", {"weights": self.weights, "step": self.step, **self.metrics}
+        )
 
 
 class Best:

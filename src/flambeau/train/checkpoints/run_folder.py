@@ -90,7 +90,7 @@ class RunFolder:
         except ValueError as error:
             raise InputError(f"{self.config} cannot be read: {error}") from error
 
-    def claim(self, config: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    def claim(self, config: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any] | None:
         """Make the folder or continue in it; from here on no other process may write in it.
 
         What a resume may change is written by `update_config`.
@@ -98,6 +98,9 @@ class RunFolder:
         Args:
             config: of the run, for config.toml.
             files: what else a new folder gets, by name.
+
+        Returns:
+            The configuration that was there; None in a new folder.
 
         Raises:
             InputError: a run of another configuration, or another process trains here now.
@@ -112,6 +115,11 @@ class RunFolder:
         stored = self.read_config()
         if stored is not None:
             self.check_same(stored, config)
+        elif "extend" in config:
+            raise InputError(
+                f"extend = {config['extend']!r} is for a finished run, and there is none in {self.path}: "
+                "leave it out, or name the folder of one"
+            )
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._lock.take()
         remove_leftovers(self.path)  # of files whose writing was killed
@@ -121,6 +129,7 @@ class RunFolder:
             write_file(self.config, toml)  # last: with it the folder is a run
         elif stored != config:  # in what a resume may change
             self._new_config = toml
+        return stored
 
     def update_config(self) -> None:
         """Let config.toml say what holds now, once the checkpoint has turned out to fit."""

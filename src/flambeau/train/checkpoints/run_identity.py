@@ -20,7 +20,7 @@ from flambeau.train.settings.settings import FIELDS
 
 _OBJECTS = {  # of RunOptions: not values that a file can hold, or not of the run
     "sampler", "schedule", "collate", "state", "on_bad", "explain", "config", "settings",
-    "attachments", "bar", "replay_from",
+    "attachments", "bar", "metrics", "replay_from",
 }  # fmt: skip
 _SINCE_0_2 = {"best", "best_mode", "param_groups"}  # what config.toml of 0.1 does not hold
 _OF_GROUPS = (
@@ -134,14 +134,21 @@ def _in_table(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]
 POWERSGD_FORGETS = "PowerSGD's errors, which each process carries from step to step, start at zero"
 
 
-def exactness_facts(device: torch.device) -> dict[str, Any]:
-    """The parts of the machine and its libraries that decide how floating-point sums are rounded."""
+def exactness_facts(device: torch.device, *, compiled: bool) -> dict[str, Any]:
+    """The parts of the machine and its libraries that decide how floating-point sums are rounded.
+
+    Args:
+        device: of the run.
+        compiled: the model is torch.compile's.
+    """
     facts: dict[str, Any] = {
         "torch": torch.__version__,
         "device": device.type,
         "threads": torch.get_num_threads(),
         "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
     }
+    if compiled:
+        facts["compiled"] = "yes"
     if device.type == "cuda":
         facts["device_name"] = torch.cuda.get_device_name(device)
     return facts
@@ -150,7 +157,7 @@ def exactness_facts(device: torch.device) -> dict[str, Any]:
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs, as 'torch 2.14.0 then, 2.15.0 now'."""
     return [
-        f"{name} {then.get(name)} then, {now.get(name)} now"
+        f"{name} {then.get(name, 'no')} then, {now.get(name, 'no')} now"
         for name in sorted({*then, *now})
         if then.get(name) != now.get(name)
     ]

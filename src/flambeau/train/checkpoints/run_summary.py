@@ -9,16 +9,19 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from flambeau.errors import InputError
+from flambeau.html_table import html_table
+from flambeau.terminal import clock
 from flambeau.train.checkpoints.json_file import dataset_facts, json_file
 from flambeau.train.checkpoints.run_lock import is_locked
 from flambeau.train.settings.config_file import load_toml
-from flambeau.train.settings.durations import parse_duration
+from flambeau.train.settings.durations import Duration, parse_duration
 
 State = Literal["finished", "running", "stopped", "failed", "damaged", "foreign"]
 STATES: tuple[State, ...] = ("finished", "running", "stopped", "failed", "damaged", "foreign")
@@ -64,6 +67,19 @@ class RunSummary:
     changed: float | None = None
     seconds: float | None = None
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        changed = (
+            None if self.changed is None else time.strftime("%F %R", time.localtime(self.changed))
+        )
+        step = None if self.step is None else f"{self.step}/{self.steps or '?'}"
+        seconds = None if self.seconds is None else clock(self.seconds)
+        rows = {
+            "state": self.state, "why": self.why, "data": self.data, "model": self.model, "step": step,
+            self.metric or "best": self.best, "when": changed, "time": seconds, "folder": self.path,
+        }  # fmt: skip
+        return html_table(self.name, rows)
 
 
 @dataclass
@@ -230,11 +246,11 @@ class _Reader:
 
     def _total(self) -> int | None:
         """The steps of the whole run."""
-        duration = parse_duration(self._config["duration"], name="duration")
-        if duration.unit == "st":
-            return duration.steps(steps_per_epoch=0)
-        per_epoch = self._steps_per_epoch()
-        return None if per_epoch is None else max(1, duration.steps(steps_per_epoch=per_epoch))
+        lengths = _lengths(self._config)
+        per_epoch = 0 if {length.unit for length in lengths} == {"st"} else self._steps_per_epoch()
+        if per_epoch is None:
+            return None
+        return max(1, sum(length.steps(steps_per_epoch=per_epoch) for length in lengths))
 
     def _seconds(self) -> float | None:
         """Of training: the images between two lines, divided by their images_per_s, summed over all lines."""
@@ -258,9 +274,15 @@ class _Reader:
         return epoch * samples + min(in_epoch * batch, samples)
 
 
+def _lengths(config: Mapping[str, Any]) -> list[Duration]:
+    """The duration of a run, and by how much it was extended."""
+    told = [config["duration"], *([config["extend"]] if "extend" in config else [])]
+    return [parse_duration(text, name="duration") for text in told]
+
+
 def _is_of_a_run(config: Mapping[str, Any]) -> bool:
     try:
-        parse_duration(config["duration"], name="duration")
+        _lengths(config)
     except (KeyError, InputError, TypeError):
         return False
     return {"batch_size", "seed", "checkpoint_every"} <= config.keys()

@@ -13,6 +13,7 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.ema import EMA
 from flambeau.train.loop.loop_state import LoopState
+from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.run_parts import RunParts
 
 
@@ -24,7 +25,7 @@ def evaluated_batches(
     ranks: Ranks,
     model: nn.Module,
     ema: EMA | None,
-    say: Callable[[str], None],
+    progress: ProgressBar,
 ) -> Iterator[Any]:
     """All batches of a loader, each sample once, with the model as it is evaluated.
 
@@ -35,10 +36,10 @@ def evaluated_batches(
         ranks: among which the data are shared.
         model: to evaluate.
         ema: its average, which stands in the model meanwhile.
-        say: takes a line for the user where the loop is left early.
+        progress: shows that no step is made now, and takes a line where the loop is left early.
     """
     is_sharded = parts.shards is not None
-    with evaluation_mode(model, ema, say=say):
+    with progress.evaluates(), evaluation_mode(model, ema, say=progress.say):
         ranks.beat("evaluating")
         for micro in parts.reader.to_device(loader.stream(epoch=0, position=0, epochs=1)):
             if not micro.size and not is_sharded:

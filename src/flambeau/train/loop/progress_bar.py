@@ -1,9 +1,24 @@
-"""The progress bar on a terminal, and nothing where there is none."""
+"""The progress bar of a run on a terminal or in a notebook, and nothing where there is neither."""
 
+import contextlib
+import math
 import sys
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
+import torch
+
+from flambeau.terminal import REFRESH_S, LiveLine, bar_line, clock, in_notebook, say, shows_bars
+from flambeau.train.loop.newest_loss import NewestLoss
+from flambeau.train.loop.step_plan import StepPlan
+from flambeau.train.loop.training_state import TrainingState
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SMOOTH_S = 5.0  # over which speed and waiting are averaged; chosen
 
 
 class ProgressBar:
@@ -15,39 +30,168 @@ class ProgressBar:
     """
 
     def __init__(self, *, shown: bool, silent: bool = False) -> None:
-        self._shown, self._silent = shown and not silent and sys.stderr.isatty(), silent
-        self._bar: tqdm[Any] | None = None
+        self._shown, self._silent = shown and not silent and shows_bars(), silent
+        self.is_in_notebook = self._shown and in_notebook()
+        """Whether a cell shows the bar, and may show more."""
+        self._line: LiveLine | None = None
+        self._figures: _Figures | None = None
+        self._due = 0.0
+        self.listener: Callable[[Mapping[str, Any]], None] | None = None
+        """Takes what happens, as a program wants it."""
 
-    def start(self, *, done: int, total: int) -> None:
-        """Show the bar, if it is to be shown and there is something left to do."""
-        if self._shown and self._bar is None and done < total:
-            # tqdm's monitor is a thread, and workers are forked: no thread that is not needed.
-            tqdm.monitor_interval = 0
-            self._bar = tqdm(initial=done, total=total, unit="step", dynamic_ncols=True)
+    def start(self, state: TrainingState, plan: StepPlan, *, world: int) -> None:
+        """Show the bar, if it is to be shown and there is something left to do.
+
+        Args:
+            state, plan: of the run.
+            world: number of processes, each of which takes its share of the images.
+        """
+        if self._shown and self._line is None and state.step < plan.total_steps:
+            self._figures = _Figures(state, plan, world)
+            self._line = LiveLine(self._figures.draw, is_kept=self.is_in_notebook)
+
+    def start_epoch(self) -> None:
+        """What happened since the last step, such as an evaluation, was no training."""
+        if self._figures is not None:
+            self._figures.start_epoch()
 
     def step(self) -> None:
         """One step more."""
-        if self._bar is not None:
-            self._bar.update()
+        if self._line is None or self._figures is None:
+            return
+        now = time.perf_counter()
+        if self._figures.state.position >= self._figures.state.data_length:
+            self._figures.epoch_ended = now
+        if now >= self._due:
+            self._figures.update()
+            self._line.refresh()
+            self._due = time.perf_counter() + REFRESH_S
 
-    def go_back(self, *, done: int) -> None:
-        """So many steps are done, fewer than before."""
-        if self._bar is not None:
-            self._bar.reset(self._bar.total)
-            self._bar.update(done)
+    def note(self, row: Mapping[str, float]) -> None:
+        """The figures of a line of metrics.jsonl."""
+        if self._figures is not None:
+            self._figures.loss = row.get("train_loss")
 
-    def note(self, text: str) -> None:
-        """Figures at the right end of the bar."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
+    @contextlib.contextmanager
+    def evaluates(self) -> Iterator[None]:
+        """Around an evaluation, during which no step is made."""
+        self._show_evaluation(True)
+        try:
+            yield
+        finally:
+            self._show_evaluation(False)
 
-    def say(self, text: str) -> None:
-        """A line of its own, on standard error."""
+    def _show_evaluation(self, now: bool, /) -> None:
+        if self._line is not None and self._figures is not None:
+            self._figures.is_evaluating = now
+            self._line.refresh()
+
+    def say(self, text: str, *, green: str = "") -> None:
+        """A line of its own, on standard error; `green` is the part of it to be shown in that color."""
         if not self._silent:
-            tqdm.write(text, file=sys.stderr)
+            say(text, green=green)
+
+    def say_saved(self, signal: str, *, step: int, folder: Path) -> None:
+        """The run has stopped, as a signal asked, and how it is continued."""
+        again = "the same command goes on from here"
+        if in_notebook():
+            again = "run the cell again, from train(...) or Run(...) on, to continue"
+        self.say(f"{signal}: saved at step {step} in {folder}; {again}")
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """What happened, for a program that listens."""
+        if self.listener is not None and not self._silent:
+            self.listener(event)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        if self._line is not None and self._figures is not None:
+            self._line.stop()
+            self._line = self._figures = None
+
+
+class _Figures:
+    """What the bar shows, and how fast it changes.
+
+    Attributes:
+        state: of the run.
+        loss: the newest that is known.
+        is_evaluating: no step is made meanwhile.
+        epoch_ended: when the last step of the epoch was done.
+    """
+
+    def __init__(self, state: TrainingState, plan: StepPlan, world: int) -> None:
+        self.state, self._plan, self._world = state, plan, world
+        self.loss: float | None = None
+        self.is_evaluating = False
+        self.epoch_ended: float | None = None
+        self._newest_loss = NewestLoss(state.window.device)
+        # Seconds, steps, images, seconds of waiting; what is longer ago counts less and less.
+        self._recent: list[float] = []
+        self._between_epochs = 0.0
+        self._mark = self._now()
+
+    def start_epoch(self) -> None:
+        self._mark = self._now()
+        if self.epoch_ended is not None:
+            self._between_epochs = self._mark[0] - self.epoch_ended
+        self.epoch_ended = None
+
+    def _now(self) -> tuple[float, int, int, float]:
+        window = self.state.window
+        return time.perf_counter(), self.state.step, window.total_samples, window.total_wait_s
+
+    def update(self) -> None:
+        """Take note of the steps since the last time."""
+        loss = self._newest_loss.read(self.state.window.losses)
+        self.loss = self.loss if loss is None else loss
+        before, self._mark = self._mark, self._now()
+        new = [float(now - then) for now, then in zip(self._mark, before, strict=True)]
+        if new[0] <= 0 or new[1] <= 0:
+            return  # rolled back
+        fading = math.exp(-new[0] / _SMOOTH_S)
+        old = self._recent or [0.0] * len(new)
+        self._recent = [fading * past + now for past, now in zip(old, new, strict=True)]
+
+    def draw(self, columns: int) -> "Table":
+        """The line, with the more important figures first where there is little room."""
+        state, plan = self.state, self._plan
+        num_epochs = math.ceil(plan.total_steps / plan.steps_per_epoch)
+        epoch = min(state.epoch + 1, num_epochs)
+        fields = {f"{int(100 * state.step / plan.total_steps):2}%": 7}
+        if self.loss is not None:
+            fields[f"loss {self.loss:.4f}"] = 8
+        if self.is_evaluating:
+            fields["evaluating"] = 6
+        elif self._recent:
+            last = min((state.epoch + 1) * plan.steps_per_epoch, plan.total_steps)
+            of_epoch = max(0, last - state.step)
+            fields |= self._speed(of_epoch, epochs_after=num_epochs - epoch)
+        fields[f"{peak_bytes(state.window.device) / 2**30:.1f} GiB"] = 2
+        before = {f"epoch {epoch}/{num_epochs}": 9}
+        return bar_line(columns, state.step, plan.total_steps, before=before, after=fields)
+
+    def _speed(self, steps_of_epoch: int, *, epochs_after: int) -> dict[str, int]:
+        """Speed, waiting, and what is left of the run and of its epoch."""
+        seconds, steps, images, waited = self._recent
+        images_per_s = images * self._world / seconds
+        left = (self._plan.total_steps - self.state.step) * seconds / steps
+        left += epochs_after * self._between_epochs
+        return {
+            f"{images_per_s:.{0 if images_per_s >= 10 else 2}f} images/s": 5,
+            f"waiting {min(1.0, waited / seconds):.0%}": 4,
+            f"{clock(left)} left": 6,
+            f"epoch {clock(steps_of_epoch * seconds / steps)}": 3,
+        }
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that was used: of an accelerator what is allocated, on the CPU that of this process."""
+    if device.type == "meta":
+        return 0
+    if device.type != "cpu":
+        return int(torch.accelerator.max_memory_allocated())
+    import resource  # Unix alone has it
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

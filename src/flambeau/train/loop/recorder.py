@@ -4,18 +4,24 @@ import gc
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from flambeau.errors import InputError
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.parallel.shard_layout import Layout
 from flambeau.recipes.setup.environment import environment
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, SaveFailed
 from flambeau.train.checkpoints.metrics_log import MetricsLog
-from flambeau.train.checkpoints.published_weights import Result, publish
+from flambeau.train.checkpoints.published_weights import Result, publish, published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
+from flambeau.train.loop.epoch_lines import EpochLines
+from flambeau.train.loop.lr_schedule import LRSchedule
+from flambeau.train.loop.notebook_chart import NotebookChart
+from flambeau.train.loop.progress_bar import ProgressBar
+from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.run_options import RunOptions
 
@@ -28,8 +34,9 @@ class Recorder:
         state: of the run.
         ranks: of the job.
         layout: of a sharded model, of which each rank saves its pieces; else None.
-        keep: newest checkpoints kept, besides the best.
-        say: takes lines for the user.
+        options, plan: of the run.
+        compiled: its model is torch.compile's.
+        progress: takes lines for the user, and events.
     """
 
     def __init__(
@@ -39,15 +46,26 @@ class Recorder:
         *,
         ranks: Ranks,
         layout: Layout | None,
-        keep: int,
-        say: Callable[[str], None],
+        options: RunOptions,
+        plan: StepPlan,
+        compiled: bool,
+        progress: ProgressBar,
     ) -> None:
-        self.saver = Checkpointer(folder.checkpoints, keep=keep)
-        self.exactness = {**exactness_facts(state.amp.device), "processes": ranks.world}
+        self.saver = Checkpointer(folder.checkpoints, keep=options.keep)
+        facts = exactness_facts(state.amp.device, compiled=compiled)
+        self.exactness = {**facts, "processes": ranks.world}
         """What decides the bits besides a checkpoint, for whoever resumes."""
         self._folder, self._state, self._ranks = folder, state, ranks
-        self._layout, self._keep, self._say = layout, keep, say
+        self._layout, self._options, self._plan = layout, options, plan
+        self._say = progress.say
+        self._epoch_lines = EpochLines(state, plan, best=options.best, progress=progress)
+        self._progress = progress
+        self._chart: NotebookChart | None = None
+        if progress.is_in_notebook:
+            self._chart = NotebookChart(steps_per_epoch=plan.steps_per_epoch)
+        self._told: str | None = None  # of the checkpoints that are on the disk
         self._metrics_log: MetricsLog | None = None
+        self._extended: str | None = None  # by how much the run was before
         # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
         self._repeated: dict[int, tuple[int, int]] = {}
 
@@ -59,12 +77,15 @@ class Recorder:
         """
         report = json.dumps({**environment(), "exactness": self.exactness}, indent=2) + "\n"
         files = {"environment.json": report.encode(), **attachments}
-        self._ranks.first(lambda: self._folder.claim(identity, files))
+        stored = self._ranks.first(lambda: self._folder.claim(identity, files))
+        self._extended = None if stored is None else stored.get("extend")
         if self._layout is not None:
             from flambeau.train.checkpoints.sharded_checkpointer import ShardedCheckpointer
 
             root = self._folder.checkpoints
-            self.saver = ShardedCheckpointer(root, self._layout, self._ranks, keep=self._keep)
+            self.saver = ShardedCheckpointer(
+                root, self._layout, self._ranks, keep=self._options.keep
+            )
 
     def open_metrics(self, found: Restored | None) -> None:
         """Write lines from here on, behind those that a checkpoint has vouched for."""
@@ -75,24 +96,49 @@ class Recorder:
         self._metrics_log = MetricsLog(self._folder.metrics, keep_bytes=keep_bytes)
         if self._metrics_log.missing_bytes:
             self._say(f"{self._folder.metrics} is shorter than at the checkpoint: lines are lost")
+        if self._chart is not None:
+            self._chart.load(self._folder.metrics)
 
     def cut_metrics(self, found: Restored) -> None:
         """Remove the lines since a checkpoint."""
         self._repeated.clear()
+        self._epoch_lines.forget()
         if self._metrics_log is not None:
             self._metrics_log.cut(found.state["metrics_bytes"])
+            if self._chart is not None:
+                self._chart.load(self._folder.metrics)
+
+    def start_epoch(self) -> int:
+        """An epoch begins, or is continued; returns its number."""
+        self._epoch_lines.start()
+        self._draw_chart()
+        self._progress.start_epoch()
+        return self._state.epoch
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Append a line to metrics.jsonl."""
-        if self._metrics_log is not None:
-            self._metrics_log.write({"step": self._state.step, "epoch": self._state.epoch, **row})
+        """Append a line on the last steps to metrics.jsonl."""
+        self._epoch_lines.add(row)
+        self._progress.tell(
+            {"event": "log", "step": self._state.step, "epoch": self._state.epoch, **row}
+        )
+        self._append(row)
 
-    def write_evaluation(self, figures: Mapping[str, float], *, total_steps: int) -> None:
-        """Append a line to metrics.jsonl, and show it."""
-        self.write(figures)
-        text = "  ".join(f"{name} {figure:.4f}" for name, figure in figures.items())
-        state = self._state
-        self._say(f"epoch {state.epoch + 1}, step {state.step}/{total_steps}: {text}")
+    def _append(self, row: Mapping[str, float]) -> None:
+        line = {"step": self._state.step, "epoch": self._state.epoch, **row}
+        if self._metrics_log is not None:
+            self._metrics_log.write(line)
+        if self._chart is not None:
+            self._chart.add(line)
+
+    def _draw_chart(self) -> None:
+        if self._chart is not None:
+            self._chart.draw()
+
+    def write_evaluation(self, figures: Mapping[str, float]) -> None:
+        """Append the line of an evaluation to metrics.jsonl, and show it."""
+        self._append(figures)
+        self._epoch_lines.evaluation(figures)
+        self._draw_chart()
 
     def end_batches(self) -> None:
         """The lines from here to the end of the epoch are of evaluations, which a resume makes again."""
@@ -105,6 +151,7 @@ class Recorder:
         """Copy the state and start writing it as a checkpoint."""
         if not self._ranks.is_first and self._layout is None:
             return
+        self._tell_saved()
         best, metrics_log = self._state.best.step, self._metrics_log
         place = (0, 0) if metrics_log is None else (metrics_log.size, metrics_log.crc32)
         self.saver.save(
@@ -116,11 +163,55 @@ class Recorder:
             before=(lambda: None) if metrics_log is None else metrics_log.sync,
         )
 
+    def result(self, schedule: LRSchedule) -> Result | None:
+        """What the run has published; None while it is not finished, or if it is to be longer from now on.
+
+        Args:
+            schedule: of the run, as long as it is to be.
+
+        Raises:
+            InputError: a run that is not over is to be longer, or one is to be shorter.
+        """
+        state, plan, extend = self._state, self._plan, self._options.extend
+        before, now = plan.extension(self._extended), plan.extension(extend)
+        if now == before:
+            return self._ranks.first(lambda: published(self._folder))
+        steps = plan.total_steps - now + before
+        if now < before:
+            raise InputError(
+                f"the run has been extended by {self._extended}: give extend = {self._extended!r}, or more"
+            )
+        if not state.stopped and state.step < steps:
+            raise InputError(
+                f"extend = {extend!r} is for a finished run, and this one stands at step {state.step} of "
+                f"{steps}: let it finish first"
+            )
+        state.stopped = False
+        if state.best.improved_at is not None:
+            state.best.improved_at = state.step  # patience begins anew
+        # Before config.toml says so: a start that is killed in between finds a run at its end, and none that
+        # seems to be finished at its new length.
+        self._ranks.first(lambda: self._folder.result.unlink(missing_ok=True))
+        self._say(
+            f"the run of {steps} steps is extended by {extend}: the learning rate is that of a run of "
+            f"{plan.total_steps}, so now {schedule(state.step):.4g} of its peak"
+        )
+        return None
+
     def wait_for_all(self) -> None:
         """Return when the checkpoint is on the disk; a failure on rank 0 is one on all."""
         if self._layout is not None:
             self.saver.wait()
         self._ranks.first(self.saver.wait)
+        self._tell_saved()
+
+    def _tell_saved(self) -> None:
+        """Tell of the newest checkpoint, which is on the disk."""
+        name = self.saver.last_good
+        if name is not None and name != self._told:
+            self._told = name
+            path = str(self._folder.checkpoints / name)
+            self._progress.tell({"event": "checkpoint", "path": path})
 
     def newest(self) -> Restored | None:
         """The newest checkpoint that is whole, if there is any; all ranks get the same."""
@@ -130,17 +221,21 @@ class Recorder:
 
     def publish(self) -> Result:
         """Copy the preferred weights of the finished run to model.safetensors."""
+        self._epoch_lines.end()
+        self._draw_chart()
         self.saver.wait()
+        self._tell_saved()
         return self._ranks.first(
             lambda: publish(
                 self._folder, self._state.results(), name_of=checkpoint_name, say=self._say
             )
         )
 
-    def say_if_not_exact(self, found: Restored, options: RunOptions) -> None:
-        """What keeps a resume from giving the bits of a run that was never stopped, if something does."""
+    def say_where(self, found: Restored) -> None:
+        """Where a resume goes on, and what keeps it from the bits of a run that was never stopped, if any."""
+        self._say(f"going on from step {self._state.step} of {self._plan.total_steps}")
         reasons = changes(found.meta["exactness"], self.exactness)
-        if self._ranks.world > 1 and options.compression == "powersgd":
+        if self._ranks.world > 1 and self._options.compression == "powersgd":
             reasons.append(POWERSGD_FORGETS)
         for reason in reasons:
             self._say(f"not to the same bits: {reason}")

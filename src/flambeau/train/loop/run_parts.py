@@ -20,6 +20,7 @@ from flambeau.recipes.training.ema import EMA
 from flambeau.train.checkpoints.published_weights import Best
 from flambeau.train.checkpoints.run_identity import identity
 from flambeau.train.loop.batch_reader import BatchReader
+from flambeau.train.loop.evaluation_metrics import EvaluationMetrics
 from flambeau.train.loop.lr_schedule import LRSchedule
 from flambeau.train.loop.rank_checks import BadReports
 from flambeau.train.loop.step_metrics import StepMetrics
@@ -42,6 +43,7 @@ class RunParts:
         bad: brings unreadable samples to rank 0.
         reader: makes loaders.
         loader: of the training data.
+        metrics: of evaluations, that are no means.
         plan: durations in steps.
         schedule: of the learning rate.
         identity: what config.toml will hold.
@@ -53,6 +55,7 @@ class RunParts:
     bad: BadReports
     reader: BatchReader
     loader: Loader | UserDataLoader
+    metrics: EvaluationMetrics
     plan: StepPlan
     schedule: LRSchedule
     identity: dict[str, Any]
@@ -95,7 +98,7 @@ def make_parts(
     )
     _check_ready_batches(loader, data, given)
     plan = StepPlan(
-        steps_per_epoch=loader.batches_per_epoch, duration=options.duration,
+        steps_per_epoch=loader.batches_per_epoch, duration=options.duration, extend=options.extend,
         checkpoint_every=options.checkpoint_every, log_every=options.log_every,
     )  # fmt: skip
     schedule = LRSchedule(
@@ -103,8 +106,9 @@ def make_parts(
     )
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
+    metrics = EvaluationMetrics(options.metrics or {}, device=amp.device, ranks=ranks)
     return RunParts(
-        plain, shards, amp, bad, reader, loader, plan, schedule,
+        plain, shards, amp, bad, reader, loader, metrics, plan, schedule,
         identity(options, optimizer, schedule=schedule.name),
     )  # fmt: skip
 

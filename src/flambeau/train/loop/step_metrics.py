@@ -28,6 +28,9 @@ class StepMetrics:
         self.losses: list[Tensor] = []
         self.logged: dict[str, MeanOnDevice] = {}
         self.wait_s = 0.0
+        self.total_samples = 0
+        """All that were ever counted here, for a progress bar."""
+        self._waited_before = 0.0
         self._sizes: list[int] = []
         self._settled: list[tuple[float, int]] = []
         self._start = clock()
@@ -37,6 +40,7 @@ class StepMetrics:
         detached = loss.detach()
         self.losses.append(detached if detached.dtype is torch.float32 else detached.float())
         self._sizes.append(num_samples)
+        self.total_samples += num_samples
         return self.losses
 
     def settle(self, ranks: Ranks) -> None:
@@ -83,7 +87,13 @@ class StepMetrics:
 
     def restart_clock(self) -> None:
         """Leave what happened until now (an evaluation, a pause) out of the figures."""
+        self._waited_before += self.wait_s
         self.wait_s, self._start = 0.0, self._clock()
+
+    @property
+    def total_wait_s(self) -> float:
+        """Seconds that the loop has waited for data since the beginning, for a progress bar."""
+        return self._waited_before + self.wait_s
 
     @property
     def empty(self) -> bool:
@@ -115,7 +125,8 @@ class StepMetrics:
         self.logged.clear()
 
 
-_OF_A_LINE = {"step", "epoch", "learning_rate", "learning_rates", "images_per_s", "data_wait"}
+OF_A_LINE = {"step", "epoch", "learning_rate", "learning_rates", "images_per_s", "data_wait"}
+"""Names that a line of metrics.jsonl has in any case."""
 
 
 def add_value(
@@ -158,7 +169,7 @@ def add_value(
 
 
 def _check(name: str, value: Tensor, num_samples: int, device: torch.device) -> None:
-    if name in _OF_A_LINE:
+    if name in OF_A_LINE:
         raise ValueError(
             f"run.log({name}=...): each line of metrics.jsonl has {name!r} already; choose another name"
         )

@@ -9,6 +9,7 @@ class StepPlan:
     Args:
         steps_per_epoch: optimizer steps in an epoch.
         duration: of the run.
+        extend: what it is to be longer than that.
         checkpoint_every: a duration.
         log_every: in steps.
 
@@ -17,14 +18,26 @@ class StepPlan:
     """
 
     def __init__(
-        self, *, steps_per_epoch: int, duration: str, checkpoint_every: str, log_every: int
+        self,
+        *,
+        steps_per_epoch: int,
+        duration: str,
+        extend: str | None = None,
+        checkpoint_every: str,
+        log_every: int,
     ) -> None:
         length = parse_duration(duration, name="duration")
         every = parse_duration(checkpoint_every, name="checkpoint_every")
         self.steps_per_epoch = steps_per_epoch
         self.total_steps = max(1, length.steps(steps_per_epoch=steps_per_epoch))
+        self.total_steps += self.extension(extend)
         self.save_every = max(1, every.steps(steps_per_epoch=steps_per_epoch))
         self.log_every = log_every
+
+    def extension(self, extend: str | None) -> int:
+        """The steps of a run that are beyond its duration."""
+        more = parse_duration(extend or "0st", name="extend")
+        return more.steps(steps_per_epoch=self.steps_per_epoch)
 
     def next_event(self, step: int) -> int:
         """The next step after `step` at which the loop has something to do."""

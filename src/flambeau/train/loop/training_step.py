@@ -49,7 +49,13 @@ class TrainingStep:
         Args:
             loss: 0-d, the mean over the samples of the micro-batch.
             micro: the batch that it was computed from.
+
+        Raises:
+            ValueError: the loss is not 0-d.
         """
+        if not isinstance(loss, Tensor) or loss.dim():
+            got = tuple(loss.shape) if isinstance(loss, Tensor) else repr(loss)
+            raise ValueError(f"the loss must be 0-d, a tensor, a mean over the batch; got {got}")
         state = self.state
         if micro.part == 1:
             # The first of each group: to look at all costs microseconds, and a backward pass reaches most.

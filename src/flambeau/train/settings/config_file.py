@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from flambeau.errors import InputError, nearest, unreadable
 from flambeau.train.settings.durations import parse_duration
-from flambeau.train.settings.settings import FIELDS, ResolvedSettings, Settings
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.settings.settings import FIELDS, Settings
 
 _MAX_BYTES = 2**18  # config.toml of `flambeau train` has 2 kB; a script may add a table of its own
 _KEY_PART = r"""(?:"(?:[^"\\\n]|\\.){0,200}+"|'[^'\n]{0,200}+'|(?<![\w-])[\w-]++)"""
@@ -98,17 +99,19 @@ def canonical(settings: _AnySettings) -> _AnySettings:
         data=_full(settings.data),
         teacher=_full(settings.teacher),
         weights=_full(settings.weights),
+        class_weights=_full(settings.class_weights),
         model=model,
         epochs=None,
         duration=None if duration is None else str(parse_duration(duration, name="duration")),
+        extend=settings.extend and str(parse_duration(settings.extend, name="extend")),
         warmup=str(parse_duration(settings.warmup, name="warmup", units="% ep st")),
         checkpoint_every=str(parse_duration(settings.checkpoint_every, name="checkpoint_every")),
     )
 
 
 def _full(data: str | None) -> str | None:
-    """A path in full; a data set by name stays what it is."""
-    if data is None or data.startswith("torchvision:"):
+    """A path in full; a data set by name, and 'auto', stay what they are."""
+    if data is None or data == "auto" or data.startswith(("torchvision:", "hf:")):
         return data
     return str(Path(data).resolve())
 

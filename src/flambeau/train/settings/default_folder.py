@@ -13,10 +13,14 @@ _PACKED_FOLDERS = (".lmdb", ".zarr", ".n5")  # whose suffix is no part of a name
 
 
 def told_settings(settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given, in their one spelling; 'auto' says as little as one that was not."""
+    """The settings that were given, in their one spelling; a default of 'auto' says as little as none."""
     names = dict.fromkeys(("duration", *given))
     values = {name: getattr(settings, name) for name in names}
-    return {name: v for name, v in values.items() if v is not None and v != "auto"}
+    return {
+        name: v
+        for name, v in values.items()
+        if v is not None and not v == FIELDS[name].default == "auto"
+    }
 
 
 def default_folder(settings: Settings, told: Mapping[str, Any]) -> Path:
@@ -27,11 +31,10 @@ def default_folder(settings: Settings, told: Mapping[str, Any]) -> Path:
         told: as `told_settings` gives them.
     """
     # Of FILE.py:FUNCTION and torchvision:NAME both; Windows and archives allow no colon in a name.
-    data = Path(
-        (settings.data or EMBEDDED_NAME)
-        .replace(".py:", "-")
-        .replace("torchvision:", "torchvision-")
-    )
+    told_data = (settings.data or EMBEDDED_NAME).replace(".py:", "-")
+    if told_data.startswith("hf:"):
+        told_data = told_data.replace(":", "-")  # of hf:USER/NAME:CONFIG the name and the CONFIG
+    data = Path(told_data.replace("torchvision:", "torchvision-"))
     is_plain = data.is_dir() and data.suffix not in _PACKED_FOLDERS
     name = data.name if is_plain else data.stem
     kept = {k: v for k, v in told.items() if k != "data" and not FIELDS[k].metadata["neutral"]}

@@ -71,6 +71,7 @@ def setting(
     choices: tuple[str, ...] = (),
     range: Range | None = None,
     neutral: bool = False,
+    bare: str | None = None,
 ) -> Any:
     """A field of a dataclass of settings.
 
@@ -82,10 +83,11 @@ def setting(
         choices: the words that it may be.
         range: the numbers that it may be.
         neutral: a resume may change it.
+        bare: what the flag means without a value; None needs one.
     """
     metadata = {
         "help": text, "group": group, "auto": auto, "choices": choices, "range": range,
-        "neutral": neutral,
+        "neutral": neutral, "bare": bare,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 

@@ -15,12 +15,14 @@ class SettingsKeywords(TypedDict, total=False):
     augment: str
     color_jitter: float
     random_erasing: float
+    balance: str
     workers: int | None
     model: str | None
     pretrained: bool
     weights: str | None
     drop_path: float
     recompute: str
+    compile: str
     ema: float
     freeze: str
     head_lr: float | None
@@ -30,6 +32,7 @@ class SettingsKeywords(TypedDict, total=False):
     temperature: float | None
     epochs: int | None
     duration: str | None
+    extend: str | None
     batch_size: int | None
     early_stop: int
     accumulate: int
@@ -46,6 +49,7 @@ class SettingsKeywords(TypedDict, total=False):
     plateau_factor: float | None
     clip_norm: float
     label_smoothing: float
+    class_weights: str | None
     mixup: float
     cutmix: float
     on_nan: str

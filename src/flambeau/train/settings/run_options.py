@@ -30,7 +30,7 @@ _HIGHER_IS_BETTER = {  # 'f' and 'top' of f1 and top5
     "f", "map", "iou", "miou", "dice", "jaccard", "bleu", "rouge", "psnr", "ssim", "score", "kappa", "mcc",
     "correlation", "likelihood", "reward",
 }  # fmt: skip
-_DURATIONS = {"duration", "warmup", "checkpoint_every"}  # parse_duration says what one is
+_DURATIONS = {"duration", "extend", "warmup", "checkpoint_every"}  # parse_duration says what one is
 _SAMPLER = "one of flambeau.recipes.data.samplers, or anything with len() and order(epoch)"
 
 
@@ -42,6 +42,8 @@ class RunOptions:
 
     Args:
         duration: such as '90ep' or '5000st'.
+        extend: train a finished run on, for so much more than `duration`, such as '10ep'; the schedule is
+            that of a run of the whole length.
         batch_size: samples per forward pass (of a Dataset), of all processes together.
         accumulate: forward passes per optimizer step. The last batch of an epoch may be smaller; each part
             is weighted so that the gradient is that of the mean loss over the whole batch.
@@ -58,6 +60,8 @@ class RunOptions:
         checkpoint_every: such as '1ep' or '500st'.
         keep: newest checkpoints kept, besides the best.
         log_every: steps per line of metrics.jsonl.
+        metrics: what is no mean, by name: objects with update, compute and reset, such as torchmetrics'.
+            In an evaluation `run.log(NAME=(logits, targets))` updates the one of that name.
         best: the metric of `run.evaluate` that chooses the best checkpoint.
         best_mode: 'max' or 'min', what is better; None reads it from the name: 'val_loss' is 'min'.
         config: what else identifies the run, in TOML's types; it stands in a table of its own in config.toml,
@@ -77,7 +81,7 @@ class RunOptions:
             place of these.
         stall_timeout: seconds without progress after which a process of several, or a worker that still
             reads the same sample, is named and the job ends; 0 waits for ever.
-        bar: show a progress bar on a terminal.
+        bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
         replay_from: a checkpoint folder: start there, and write nothing anywhere.
 
     Raises:
@@ -85,6 +89,7 @@ class RunOptions:
     """
 
     duration: str
+    extend: str | None = None
     batch_size: int = 64
     accumulate: int = 1
     seed: int = 0
@@ -101,6 +106,7 @@ class RunOptions:
     checkpoint_every: str = "1ep"
     keep: int = 2
     log_every: int = 50
+    metrics: Mapping[str, Any] | None = None
     best: str = "val_accuracy"
     best_mode: Literal["max", "min"] | None = None
     on_nan: str = "stop"
@@ -203,6 +209,7 @@ class RunKeywords(TypedDict, total=False):
     """The fields of RunOptions as keyword arguments, for type checkers and editors."""
 
     duration: str
+    extend: str | None
     batch_size: int
     accumulate: int
     seed: int
@@ -216,6 +223,7 @@ class RunKeywords(TypedDict, total=False):
     checkpoint_every: str
     keep: int
     log_every: int
+    metrics: Mapping[str, Any] | None
     best: str
     best_mode: Literal["max", "min"] | None
     on_nan: str

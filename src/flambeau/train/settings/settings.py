@@ -5,7 +5,7 @@ Torch is not imported here, so that `--help` answers at once.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any
 
 from flambeau.errors import InputError
 from flambeau.train.settings.durations import parse_duration
@@ -36,8 +36,8 @@ class Settings:
     """Every setting of a training run, as given. None means: chosen from the data."""
 
     data: str | None = setting(
-        None, "folder with a sub-folder per class (or train/ and val/), packed images, torchvision:NAME, or "
-        "FILE.py:FUNCTION",
+        None, "folder with a sub-folder per class (or train/ and val/), packed images, torchvision:NAME, "
+        "hf:NAME, or FILE.py:FUNCTION",
         group="data", auto="the embedded Fashion-MNIST", neutral=True,
     )  # fmt: skip
     image_size: int | None = setting(
@@ -48,7 +48,7 @@ class Settings:
         auto="from the images, at most 224",
     )
     download: bool = setting(
-        False, "fetch what is missing of torchvision:NAME", group="data", neutral=True
+        False, "fetch what is missing of torchvision:NAME or hf:NAME", group="data", neutral=True
     )
     skip_bad_images: int = setting(
         0,
@@ -70,7 +70,7 @@ class Settings:
     padding: int | None = setting(
         None, "pixels by which images of one small size are moved each way, at most",
         group="data", range=Range(0, 63),
-        auto="an eighth of their side; 1 for the embedded data",
+        auto="an eighth of their side; 0 for the embedded data",
     )  # fmt: skip
     augment: str = setting(
         "none", "random operations on training images, after crop and flip",
@@ -86,6 +86,10 @@ class Settings:
         group="data",
         range=SHARE,
     )
+    balance: str = setting(
+        "none", "draw the classes of an epoch evenly (full), or half of the way (sqrt), with repetitions",
+        group="data", choices=("none", "sqrt", "full"),
+    )  # fmt: skip
     workers: int | None = setting(
         None, "processes that read data, for each that trains; 0 reads in the training process",
         group="data", range=Range(0, 1024), neutral=True,
@@ -109,6 +113,10 @@ class Settings:
     recompute: str = setting(
         "none", "modules that keep no activations, such as layer*.* or blocks.*: less memory, more time",
         group="model", neutral=True,
+    )  # fmt: skip
+    compile: str = setting(
+        "none", "let torch.compile make kernels for the model, in this mode", group="model",
+        choices=("none", "default", "reduce-overhead", "max-autotune"), bare="default", neutral=True,
     )  # fmt: skip
     ema: float = setting(
         0.0,
@@ -151,7 +159,11 @@ class Settings:
     epochs: int | None = setting(None, "short for --duration Nep", group="length", range=AT_LEAST_1)
     duration: str | None = setting(
         None, "such as 90ep or 5000st", group="length",
-        auto="6ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
+        auto="5ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
+    )  # fmt: skip
+    extend: str | None = setting(
+        None, "train a finished run on, for so much more than its duration, such as 10ep", group="length",
+        neutral=True,
     )  # fmt: skip
     batch_size: int | None = setting(
         None,
@@ -230,6 +242,10 @@ class Settings:
     label_smoothing: float = setting(
         0.1, "from 0 to below 1", group="optimization", range=SHARE_BELOW_1
     )
+    class_weights: str | None = setting(
+        None, "weight of each class in the loss: auto takes the inverse of its share of the images; "
+        "or a JSON file with a number for each class", group="optimization",
+    )  # fmt: skip
     mixup: float = setting(0.0, "alpha of mixup; 0 is off", group="optimization", range=_ALPHA)
     cutmix: float = setting(
         0.0, "alpha of CutMix; 0 is off; with --mixup each batch gets one of the two",
@@ -292,6 +308,11 @@ class Settings:
                 f"epochs = {self.epochs} and duration = {self.duration!r} contradict each other: "
                 "give one of them"
             )
+        if self.balance != "none" and self.class_weights == "auto":
+            raise InputError(
+                f"balance = {self.balance!r} and class_weights = 'auto' both make up for rare classes: "
+                "give one of them"
+            )
         if self.pretrained and self.weights is not None:
             raise InputError("pretrained and weights contradict each other: give one of them")
         model = self.model or ""
@@ -314,6 +335,8 @@ class Settings:
                 )
         if warmup.unit == "%" and warmup.amount >= 100:
             raise InputError(f"warmup = {self.warmup!r} leaves nothing of the run")
+        if self.extend is not None and not parse_duration(self.extend, name="extend").amount:
+            raise InputError(f"extend must be above 0, got {self.extend!r}")
         if parse_duration(self.checkpoint_every, name="checkpoint_every").amount <= 0:
             raise InputError(f"checkpoint_every must be above 0, got {self.checkpoint_every!r}")
 
@@ -344,6 +367,10 @@ class Settings:
                 f"compression = {self.compression!r} has no effect with shard = {self.shard!r}: leave one "
                 "of them out"
             )
+        if self.shard != "none" and self.compile != "none":
+            raise InputError(
+                f"shard = {self.shard!r} and compile = {self.compile!r} do not go together: leave one out"
+            )
         if self.shard != "none" and self.optimizer == "muon":
             raise InputError(
                 f"shard = {self.shard!r} leaves each process a piece of a matrix, and optimizer = 'muon' "
@@ -352,42 +379,3 @@ class Settings:
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}
-
-
-def _resolved(name: str) -> Any:
-    """A field of Settings that is not left open any more."""
-    return dataclasses.field(metadata=FIELDS[name].metadata, kw_only=True)
-
-
-@dataclass(frozen=True)
-class ResolvedSettings(Settings):
-    """The settings of a run that exists: nothing is left open, and config.toml holds them.
-
-    What stays None has no part in the run: a temperature without a teacher, say.
-    """
-
-    image_size: int = _resolved("image_size")
-    workers: int = _resolved("workers")
-    model: str = _resolved("model")
-    duration: str = _resolved("duration")
-    batch_size: int = _resolved("batch_size")
-    lr: float = _resolved("lr")
-
-    @property
-    def autocast(self) -> Literal["fp32", "bf16", "fp16"]:
-        """The precision of the forward pass; tf32 is float32 with another kernel for its products."""
-        return "fp32" if self.precision == "tf32" else cast(Any, self.precision)
-
-    @property
-    def plateau(self) -> tuple[int, float] | None:
-        """Patience in epochs and factor, where the schedule is 'plateau'."""
-        if self.patience is None or self.plateau_factor is None:
-            return None
-        return self.patience, self.plateau_factor
-
-    @property
-    def distillation(self) -> tuple[str, float, float] | None:
-        """The teacher, its weight in the loss and the temperature, where there is a teacher."""
-        if self.teacher is None or self.teacher_weight is None or self.temperature is None:
-            return None
-        return self.teacher, self.teacher_weight, self.temperature

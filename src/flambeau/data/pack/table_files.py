@@ -1,0 +1,185 @@
+"""Parquet and Arrow files of images: how they are written, and their rows one by one, past damage.
+
+Source: own; the columns and the features in the schema's metadata are those that Hugging Face datasets 5.2
+writes for Image and ClassLabel, so that `datasets.load_dataset` and the Hub's viewer show images and names.
+"""
+
+import contextlib
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from flambeau.data.images.stand_ins import why_unreadable
+from flambeau.data.pack.salvage_records import Found
+from flambeau.data.sources.optional_packages import extra
+from flambeau.data.sources.tables.arrow_file import (
+    Batch,
+    arrow_batches,
+    batch_of,
+    damaged_table,
+    no_label,
+    read_path,
+)
+from flambeau.data.sources.tables.columns import Columns, choose_columns
+from flambeau.data.sources.tables.parquet_file import open_table, row_batches
+from flambeau.errors import DamagedData
+
+# Small images would stand in the statistics once more, as the least and the greatest value of a page.
+_PARQUET: dict[str, Any] = {
+    "use_dictionary": False, "write_statistics": ["label"], "write_page_checksum": True,
+    "write_page_index": True,
+}  # fmt: skip
+_GROUP_ROWS, _GROUP_BYTES = (
+    100,
+    1 << 25,
+)  # of a row group; the former is that of Hugging Face for images
+
+
+@contextlib.contextmanager
+def open_table_writer(
+    kind: str, path: Path, classes: Sequence[str]
+) -> Iterator[Callable[[bytes, str, int], None]]:
+    """A table to be written, as a function of image file, name and label; it is whole when the context ends.
+
+    Args:
+        kind: 'parquet' or 'arrow'.
+        path: what to make.
+        classes: names, in the order of the labels.
+    """
+    pa = extra("pyarrow", what=f"writing {kind}")
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"names": list(classes), "_type": "ClassLabel"},
+    }
+    told = {"huggingface": json.dumps({"info": {"features": features}})}
+    schema = pa.schema([("image", image), ("label", pa.int64())], metadata=told)
+    rows: list[dict[str, Any]] = []
+    with _sink(kind, path, schema) as write_batch:
+
+        def flush() -> None:
+            if rows:
+                write_batch(pa.RecordBatch.from_pylist(rows, schema))
+                rows.clear()
+
+        def write(data: bytes, name: str, label: int) -> None:
+            text = name.encode(errors="surrogateescape").decode(errors="replace")
+            rows.append({"image": {"bytes": data, "path": text}, "label": label})
+            if _is_full([len(row["image"]["bytes"]) for row in rows]):
+                flush()
+
+        yield write
+        flush()
+
+
+def save_rows(found: Iterable[Found], kind: str, target: Path) -> None:
+    """Write rows of `walk_table` into a new table, with all their columns."""
+    pa = extra("pyarrow", what=f"writing {kind}")
+    kept: list[Any] = []
+    with contextlib.ExitStack() as stack:
+        write_batch: Callable[[Any], None] | None = None
+
+        def flush(write: Callable[[Any], None]) -> None:
+            for batch in pa.Table.from_batches(kept).combine_chunks().to_batches():
+                write(batch)
+            kept.clear()
+
+        for row in found:
+            if write_batch is None:
+                write_batch = stack.enter_context(_sink(kind, target, row.content.schema))
+            kept.append(row.content)
+            if _is_full([batch.nbytes for batch in kept]):
+                flush(write_batch)
+        if write_batch is not None and kept:
+            flush(write_batch)
+
+
+def walk_table(path: Path, kind: str) -> Iterator[Found]:
+    """The rows of a table in its order; behind damage a Parquet file goes on at the next row group.
+
+    Args:
+        path: the file.
+        kind: 'parquet' or 'arrow'.
+
+    Raises:
+        InputError: what follows, or all of it, cannot be read.
+    """
+    return _walk_parquet(path) if kind == "parquet" else _walk_arrow(path)
+
+
+def _walk_parquet(path: Path) -> Iterator[Found]:
+    pa, table = extra("pyarrow", what=f"{path}"), open_table(path)
+    columns = choose_columns(table.schema_arrow, path)
+    row = 0
+    for group in range(table.num_row_groups):
+        end = row + table.metadata.row_group(group).num_rows
+        try:
+            for batch in row_batches(path, table, group, table.schema_arrow.names):
+                yield from _rows(path, row, batch, batch_of(pa, batch, columns), columns)
+                row += len(batch)
+        except (DamagedData, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0].rpartition("damaged or cut short: ")[2]
+            yield Found(f"rows {row} to {end - 1}, in row group {group}", None, damage=reason)
+        row = end
+
+
+def _walk_arrow(path: Path) -> Iterator[Found]:
+    pa, row = extra("pyarrow", what=f"{path}"), 0
+    with pa.memory_map(str(path)) as mapped:
+        try:
+            schema, batches = arrow_batches(pa, path, mapped.read_buffer())
+            columns = choose_columns(schema, path)
+            for batch in batches:
+                batch.validate(full=True)
+                yield from _rows(path, row, batch, batch_of(pa, batch, columns), columns)
+                row += len(batch)
+        except (pa.ArrowException, struct.error, OSError) as error:
+            raise damaged_table(path, f"behind row {row - 1}: {error}" if row else error) from error
+
+
+def _rows(
+    path: Path, first: int, record_batch: Any, batch: Batch, columns: Columns
+) -> Iterator[Found]:
+    for at, (name, label) in enumerate(zip(batch.paths, batch.labels, strict=True)):
+        row, data = f"row {first + at}" + f" ({name})" * bool(name), batch.images[at].as_py()
+        reason = no_label(label, columns)
+        if reason is None and isinstance(label, int) and not 0 <= label < _num_labels(columns):
+            reason = f"label {label} is no number of a class"
+        if reason is not None:
+            yield Found(row, None, damage=reason, whole=True)
+            continue
+        class_name = label
+        if columns.classes is not None and isinstance(label, int):
+            class_name = columns.classes[label]
+        try:
+            image = read_path(path, name) if data is None else data
+        except OSError as error:
+            yield Found(row, None, damage=why_unreadable(error), whole=True)
+            continue
+        yield Found(row, None, image, class_name, record_batch.slice(at, 1))
+
+
+def _num_labels(columns: Columns) -> int:
+    return 1 << 24 if columns.classes is None else len(columns.classes)
+
+
+def _is_full(sizes: Sequence[int]) -> bool:
+    return len(sizes) >= _GROUP_ROWS or sum(sizes) >= _GROUP_BYTES
+
+
+@contextlib.contextmanager
+def _sink(kind: str, path: Path, schema: Any) -> Iterator[Callable[[Any], None]]:
+    """A function that adds a record batch; in a Parquet file each is a row group, with a CRC-32 per page."""
+    if kind == "arrow":
+        pa = extra("pyarrow", what=f"writing {kind}")
+        with path.open("xb") as file, pa.ipc.new_stream(file, schema) as stream:
+            yield stream.write_batch
+        return
+    parquet = extra("pyarrow.parquet", what=f"writing {kind}")
+    with (
+        path.open("xb") as file,
+        parquet.ParquetWriter(file, schema, **_PARQUET) as writer,
+    ):
+        yield lambda batch: writer.write_batch(batch, row_group_size=max(1, len(batch)))

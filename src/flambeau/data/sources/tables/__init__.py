@@ -1,0 +1,1 @@
+"""Tables of labelled images: Parquet and Arrow files, as Hugging Face writes them."""

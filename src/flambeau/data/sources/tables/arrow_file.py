@@ -1,0 +1,294 @@
+"""Labelled images in an Arrow file, streamed or with a footer, where each lies in the file.
+
+Source: own; the format is Arrow's columnar format 1.5 (IPC), read through pyarrow. Hugging Face datasets keep
+their data so.
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flambeau.data.sources.arrays.npy_pth import open_while, read_at
+from flambeau.data.sources.class_names import chosen_labels, named_labels
+from flambeau.data.sources.fingerprint import file_fingerprint
+from flambeau.data.sources.index_cache import joined, split_texts
+from flambeau.data.sources.optional_packages import extra
+from flambeau.data.sources.tables.columns import Columns, choose_columns
+from flambeau.errors import DamagedData, InputError, unreadable
+
+_MAGIC = b"ARROW1"  # of a file with a footer
+_NO_LABEL = -1  # what Hugging Face writes in the place of a label that is not told
+
+
+class ArrowSource:
+    """Images in an Arrow file, in its order; those of a Parquet file are read from a copy that is one.
+
+    `choose_columns` says which columns count. An image is a file as bytes or, where a row has none, the file
+    that its path names, which starts at the folder of the table. All labels are read once.
+
+    Args:
+        path: what the user calls the table.
+        data: the Arrow file with its images, if that is another.
+        labelled: False leaves the labels aside, if there are any: all images are of class ''.
+
+    Attributes:
+        names: the paths where all are different, else the numbers of the rows.
+
+    Raises:
+        InputError: no such file, a damaged one, no images, or labels that are no classes.
+    """
+
+    def __init__(self, path: Path, *, data: Path | None = None, labelled: bool = True) -> None:
+        self._path, self._data = path, data or path
+        try:
+            table = _read(path, self._data, labelled=labelled)
+            self._starts, self._sizes, self._paths = table.starts, table.sizes, table.paths
+            self.classes, self.labels = _classes_and_labels(table, path, self.describe)
+            self._file = open_while(self, self._data)
+            self._length = os.fstat(self._file.fileno()).st_size
+            self.fingerprint = file_fingerprint(path, f"{self.labels.tolist()} {self.classes}")
+        except OSError as error:
+            raise unreadable(self._data, error) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._file = open_while(self, self._data)
+        size = os.fstat(self._file.fileno()).st_size
+        if size != self._length:
+            raise OSError(
+                f"{self._data} has {size} bytes, and had {self._length} when it was opened"
+            )
+
+    @cached_property
+    def _told(self) -> Sequence[str]:
+        return split_texts(self._paths)
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        paths = self._told
+        if all(paths) and len(set(paths)) == len(paths):
+            return paths
+        return list(map(str, range(len(self))))
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def describe(self, index: int) -> str:
+        return f"{self._path}, row {index}"
+
+    def read(self, index: int) -> bytes:
+        start, size = int(self._starts[index]), int(self._sizes[index])
+        if size >= 0:
+            return read_at(self._file, start, size)
+        return read_path(self._path, self._told[index])
+
+
+def read_path(table: Path, name: str) -> bytes:
+    """The image that a row names instead of holding it.
+
+    Args:
+        table: the file of the row, at whose folder paths start.
+        name: the path; '' where it has none.
+
+    Raises:
+        OSError: there is none, it is an address, or it cannot be read.
+    """
+    if not name:
+        raise OSError("the row holds no image: neither bytes nor a path")
+    if "://" in name:
+        raise OSError(f"the row holds no bytes, but the address {name[:200]}")
+    return (table.parent / name).read_bytes()
+
+
+class Batch(NamedTuple):
+    """The rows of a part of a table.
+
+    Attributes:
+        images: a pyarrow array of bytes; null where a row has none.
+        paths: '' where there is none.
+        labels: None where a row has none, or where labels are left aside.
+    """
+
+    images: Any
+    paths: list[str]
+    labels: list[int | str | None]
+
+
+def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
+    """Images, paths and labels of a pyarrow.RecordBatch, whose arrays are checked first.
+
+    Raises:
+        pyarrow.ArrowInvalid: an array whose parts do not fit together.
+    """
+    images = record_batch.column(columns.image)
+    images.validate(full=True)
+    paths = [""] * len(images)
+    if columns.is_struct:
+        parts = dict(zip([field.name for field in images.type], images.flatten(), strict=True))
+        images, told = parts["bytes"], parts.get("path")
+        if told is not None and (
+            pa.types.is_string(told.type) or pa.types.is_large_string(told.type)
+        ):
+            # Zeros, which no path can hold, would end a text of `joined`.
+            paths = [(text or "").replace("\0", "") for text in told.to_pylist()]
+    labels: list[Any] = [None] * len(paths)
+    if columns.label is not None:
+        column = record_batch.column(columns.label)
+        column.validate(full=True)
+        if pa.types.is_dictionary(column.type):
+            words = column.dictionary.to_pylist()
+            labels = [
+                None if place is None else words[place] for place in column.indices.to_pylist()
+            ]
+        else:
+            labels = column.to_pylist()
+    return Batch(images, paths, [int(k) if isinstance(k, bool) else k for k in labels])
+
+
+def arrow_batches(pa: Any, path: Path, buffer: Any) -> tuple[Any, Iterator[Any]]:
+    """Schema and record batches of an Arrow file, which take no memory.
+
+    Args:
+        pa: the module pyarrow.
+        path: for messages.
+        buffer: the whole file, mapped.
+
+    Raises:
+        InputError: compressed batches, which take any amount of memory.
+        pyarrow.ArrowException, OSError: a damaged file.
+    """
+    is_file = bytes(buffer[: len(_MAGIC)]) == _MAGIC
+    messages = pa.ipc.MessageReader.open_stream(buffer.slice(8 if is_file else 0))
+    for message in messages:
+        if _is_compressed(message):
+            raise InputError(
+                f"{path}: its batches are compressed, and images are read where they lie\n"
+                "Write it without compression, or as a Parquet file"
+            )
+    if not is_file:
+        stream = pa.ipc.open_stream(buffer)
+        return stream.schema, iter(stream)
+    reader = pa.ipc.open_file(buffer)
+    return reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+
+
+def damaged_table(path: Path, error: BaseException | str) -> DamagedData:
+    """Of a table that pyarrow cannot read, for its reason."""
+    return DamagedData(f"{path} is damaged or cut short: {_reason(error)}\nCopy or make it again")
+
+
+def _reason(error: BaseException | str) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+class _Table(NamedTuple):
+    columns: Columns
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]  # -1 where a row has no bytes
+    paths: NDArray[np.uint8]  # of `joined`
+    labels: list[int | str | None]
+
+
+def _read(path: Path, data: Path, *, labelled: bool) -> _Table:
+    """What is known of all rows: where their images lie, and their labels."""
+    pa = extra("pyarrow", what=f"{path}")
+    starts, sizes, paths = [np.empty(0, np.int64)], [np.empty(0, np.int64)], list[str]()
+    labels: list[int | str | None] = []
+    try:
+        with pa.memory_map(str(data)) as mapped:
+            buffer = mapped.read_buffer()
+            schema, batches = arrow_batches(pa, path, buffer)
+            columns = choose_columns(schema, path, labelled=labelled)
+            for record_batch in batches:
+                batch = batch_of(pa, record_batch, columns)
+                where = _where(batch.images, buffer)
+                starts.append(where[0])
+                sizes.append(where[1])
+                paths += batch.paths
+                labels += batch.labels
+    except (pa.ArrowException, struct.error, ValueError, OSError) as error:
+        if isinstance(error, InputError) or getattr(error, "errno", None) is not None:
+            raise
+        if data == path:
+            raise damaged_table(path, error) from error
+        raise DamagedData(
+            f"{data}, the copy of {path}, is damaged: {_reason(error)}\nRemove it: it is made again"
+        ) from error
+    return _Table(columns, np.concatenate(starts), np.concatenate(sizes), joined(paths), labels)
+
+
+def _where(images: Any, buffer: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Start and size of each image in the mapped file; the size is -1 where a row has none."""
+    _, ends, data = images.buffers()
+    if ends is None or data is None or not data.size:
+        sizes = np.zeros(len(images), np.int64)
+        starts = np.zeros(len(images), np.int64)
+    else:
+        wide = np.int64 if str(images.type).startswith("large") else np.int32
+        offsets = np.frombuffer(ends, wide)[images.offset : images.offset + len(images) + 1]
+        offsets = offsets.astype(np.int64) + (data.address - buffer.address)
+        starts, sizes = offsets[:-1], np.diff(offsets)
+        if int(offsets[0]) < 0 or int(offsets[-1]) > buffer.size:
+            raise ValueError("images that do not lie in the file")
+    return starts, np.where(images.is_null().to_numpy(zero_copy_only=False), -1, sizes)
+
+
+def _classes_and_labels(table: _Table, path: Path, describe: Any) -> tuple[tuple[str, ...], Any]:
+    columns = table.columns
+    if columns.label is None or not table.labels:
+        return named_labels([0] * len(table.labels), path, describe, labelled=False)
+    for index, label in enumerate(table.labels):
+        if (reason := no_label(label, columns)) is not None:
+            raise InputError(
+                f"{describe(index)}: {reason}\n"
+                "Give it one, or leave the part without labels out; flambeau predict reads that"
+            )
+    labels = [label for label in table.labels if label is not None]
+    if columns.classes is None:
+        return named_labels(labels, path, describe)
+    return chosen_labels(labels, columns.classes, f"{path}: {columns.label}", describe)
+
+
+def no_label(label: int | str | None, columns: Columns) -> str | None:
+    """Why a row has no label that could be learnt from; None if it has one."""
+    if label is None or label == "":
+        return f"no label: {columns.label!r} is null or empty"
+    if label == _NO_LABEL and columns.classes is not None:
+        return f"no label: {columns.label!r} is {_NO_LABEL}"
+    return None
+
+
+def _is_compressed(message: Any) -> bool:
+    """Of a message of record batches; its flatbuffer says so (Message.fbs, field 3 of RecordBatch)."""
+    data = message.metadata.to_pybytes()
+
+    def field(table: int, number: int) -> int | None:
+        """Where a field of a flatbuffer's table stands; None if it has none."""
+        vtable = table - struct.unpack_from("<i", data, table)[0]
+        if 4 + 2 * number >= struct.unpack_from("<H", data, vtable)[0]:
+            return None
+        offset = struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0]
+        return table + offset if offset else None
+
+    def table_in(place: int) -> int:
+        return int(place + struct.unpack_from("<I", data, place)[0])
+
+    header = field(table_in(0), 2)
+    if message.type not in ("record batch", "dictionary") or header is None:
+        return False
+    batch = table_in(header)
+    if message.type == "dictionary":
+        inner = field(batch, 1)
+        if inner is None:
+            return False
+        batch = table_in(inner)
+    return field(batch, 3) is not None

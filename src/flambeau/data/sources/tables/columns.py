@@ -1,0 +1,164 @@
+"""Which columns of a table hold the images and their labels.
+
+Source: own; the key `huggingface` of a schema's metadata, which holds the features as JSON, and the struct of
+bytes and path are those of Hugging Face datasets 5.2 (`datasets.Image`, `datasets.ClassLabel`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flambeau.data.sources.optional_packages import extra
+from flambeau.errors import DamagedData, InputError
+
+# In lower case; of several the first counts.
+_IMAGES = ("image", "img", "images", "jpg", "jpeg", "png", "webp", "image_bytes", "encoded")
+_LABELS = ("label", "labels", "class", "class_id", "cls", "target", "category", "fine_label",
+           "class_name")  # fmt: skip
+_SHOWN = 8  # columns that a message names
+_OWN_FUNCTION = "Rename one, or return the images from a function of your own: FILE.py:FUNCTION"
+
+
+class Columns(NamedTuple):
+    """What is read of a table.
+
+    Attributes:
+        image: the column of images.
+        is_struct: it holds bytes and path of each, and not bytes alone.
+        label: the column of labels; None where they are left aside.
+        classes: their names, where the table has them.
+    """
+
+    image: str
+    is_struct: bool
+    label: str | None
+    classes: tuple[str, ...] | None
+
+    @property
+    def names(self) -> list[str]:
+        return [self.image] if self.label is None else [self.image, self.label]
+
+
+def choose_columns(schema: Any, path: Path, *, labelled: bool = True) -> Columns:
+    """The columns of images and labels.
+
+    The image is the one column of the feature Image, else the one struct with `bytes`, else the one column of
+    bytes; the label is what is called so, else the one column of the feature ClassLabel. Of several images or
+    labels the usual names decide: `image`, `img`, ...; `label`, `labels`, `class`, ..., `fine_label`, ...
+
+    Args:
+        schema: a pyarrow.Schema.
+        path: of the table, for messages.
+        labelled: False looks for no label.
+
+    Raises:
+        InputError: none, or several of which none can be chosen, or a type that is not read.
+    """
+    try:
+        return _chosen(schema, path, labelled)
+    except UnicodeDecodeError as error:
+        raise DamagedData(
+            f"{path}: a name in its schema is no text\nCopy or make it again"
+        ) from error
+
+
+def _chosen(schema: Any, path: Path, labelled: bool) -> Columns:
+    pa = extra("pyarrow", what=f"{path}")
+    features = _features(schema.metadata or {}, path)
+    types = {field.name: field.type for field in schema}
+    if len(types) < len(schema):
+        raise InputError(f"{path} has two columns of one name\nRename one of them")
+    image = _image(pa, types, features, path)
+    kind = types[image]
+    is_struct = pa.types.is_struct(kind)
+    parts = {part.name: part.type for part in kind} if is_struct else {"bytes": kind}
+    files = parts["bytes"]
+    if not (pa.types.is_binary(files) or pa.types.is_large_binary(files)):
+        raise InputError(f"{path}: column {image!r} holds {files}\nExpected binary: image files")
+    if not labelled:
+        return Columns(image, is_struct, None, None)
+    label = _label(pa, types, features, path)
+    return Columns(image, is_struct, label, _names(features.get(label, {}), label, path))
+
+
+def _features(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, dict[str, Any]]:
+    """What Hugging Face says of each column; nothing where it did not write the table."""
+    if b"huggingface" not in metadata:
+        return {}
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return {name: what for name, what in dict(features).items() if isinstance(what, dict)}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedData(
+            f"{path}: its metadata 'huggingface' are no features: {type(error).__name__}\n"
+            "Copy or make it again"
+        ) from error
+
+
+def _image(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path: Path) -> str:
+    def is_struct(kind: Any) -> bool:
+        return bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
+
+    declared = [name for name in types if features.get(name, {}).get("_type") == "Image"]
+    structs = [name for name, kind in types.items() if is_struct(kind)]
+    binary = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view
+    files = [name for name, kind in types.items() if any(is_it(kind) for is_it in binary)]
+    found = [name for name in declared if name in {*structs, *files}] or structs or files
+    if not found:
+        raise InputError(
+            f"{path} has no column of images (found: {_shown(types)})\n"
+            "Expected image files, as binary or as struct<bytes, path> as Hugging Face writes them"
+        )
+    known = _by_name(found, _IMAGES)
+    if len(found) > 1 and known is None:
+        raise InputError(
+            f"{path} has several columns of images: {', '.join(found[:_SHOWN])}\n"
+            f"Call the one that counts {_IMAGES[0]!r}. {_OWN_FUNCTION}"
+        )
+    return found[0] if len(found) == 1 or known is None else known
+
+
+def _label(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path: Path) -> str:
+    declared = [name for name in types if features.get(name, {}).get("_type") == "ClassLabel"]
+    label = _by_name(types, _LABELS) or (declared[0] if len(declared) == 1 else None)
+    if label is None and declared:
+        raise InputError(
+            f"{path} has several columns of labels: {', '.join(declared[:_SHOWN])}\n"
+            f"Call the one that counts {_LABELS[0]!r}. {_OWN_FUNCTION}"
+        )
+    if label is None:
+        raise InputError(
+            f"{path} has no column of labels (found: {_shown(types)})\n"
+            f"Expected one called {', '.join(_LABELS[:4])} ..., or one of the feature ClassLabel"
+        )
+    kind = types[label]
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    fits = pa.types.is_integer, pa.types.is_boolean, pa.types.is_string, pa.types.is_large_string
+    if not any(is_it(kind) for is_it in fits):
+        raise InputError(
+            f"{path}: column {label!r} holds {kind!s:.60}\n"
+            "A label is the number of a class, as an integer, or its name, as a string"
+        )
+    return label
+
+
+def _names(feature: Mapping[str, Any], label: str, path: Path) -> tuple[str, ...] | None:
+    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
+    if names is None:
+        return None
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise DamagedData(
+            f"{path}: the class names of {label!r} are no list of words\nMake it again"
+        )
+    return tuple(names)
+
+
+def _by_name(found: Sequence[str] | Mapping[str, Any], known: Sequence[str]) -> str | None:
+    by_lower = {name.lower(): name for name in found}
+    return next((by_lower[word] for word in known if word in by_lower), None)
+
+
+def _shown(types: Mapping[str, Any]) -> str:
+    words = [f"{name} {kind!s:.40}" for name, kind in list(types.items())[:_SHOWN]]
+    return ", ".join(words) + ", ..." * (len(types) > _SHOWN)

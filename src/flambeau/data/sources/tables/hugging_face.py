@@ -1,0 +1,163 @@
+"""Data sets of Hugging Face: from the Hub by their names, and folders of `save_to_disk`.
+
+Source: Hugging Face datasets 5.2: `load_dataset`, whose Arrow files are then read as any; and the layout of
+`Dataset.save_to_disk` and `DatasetDict.save_to_disk`.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS
+from flambeau.data.sources.optional_packages import extra
+from flambeau.data.sources.source import ConcatSource, Source
+from flambeau.data.sources.tables.arrow_file import ArrowSource
+from flambeau.errors import DamagedData, InputError
+
+_MAX_FACTS = 1 << 24  # bytes of a .json of a saved folder
+
+# In a process of its own: the import takes some seconds and 200 MB, and starts threads, which training and
+# the workers forked from it would carry along. Only that process has the environment variable.
+_LOAD = """
+import json, sys
+try:
+    import datasets
+    found = datasets.load_dataset(sys.argv[1], sys.argv[2] or None)
+    answer = {name: [file["filename"] for file in part.cache_files] for name, part in found.items()}
+except Exception as error:  # told by the process that has asked
+    answer = f"{type(error).__name__}: {error}"
+print("\\n" + json.dumps(answer))
+"""
+
+
+def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Source, Source | None]:
+    """The images of a data set to train on, and those to validate on.
+
+    Args:
+        name: NAME or NAME:CONFIG of the Hub, or the folder of a data set, as `load_dataset` takes them.
+        download: fetch what is missing; otherwise only what `datasets` has loaded before is read.
+        labelled: False leaves labels aside where they could not be trained on.
+
+    Returns:
+        The split `train` (or the only one), and `validation`, or `test` where there is none.
+
+    Raises:
+        InputError: the package is missing, an unknown name, no internet, or what ArrowSource raises.
+    """
+    if importlib.util.find_spec("datasets") is None:
+        extra("datasets", what=f"hf:{name}")
+    path, _, config = name.partition(":")
+    offline = {} if download else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", _LOAD, path, config],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, **offline},
+        check=False, text=True,
+    )  # fmt: skip
+    lines = ran.stdout.splitlines()
+    found: Any = json.loads(lines[-1]) if lines and not ran.returncode else None
+    if isinstance(found, dict):
+        if not all(found.values()):
+            raise InputError(
+                f"hf:{name} is held in memory and not in files\nUnset HF_DATASETS_IN_MEMORY_MAX_SIZE"
+            )
+        splits = {split: list(map(Path, files)) for split, files in found.items()}
+        try:
+            return _parts(f"hf:{name}", splits, labelled=True)
+        except InputError:
+            if labelled:
+                raise
+        return _parts(f"hf:{name}", splits, labelled=False)
+    reason = " ".join(str(found).split())[:300] if found else f"exit code {ran.returncode}"
+    remedy = (
+        "Look at the name and the connection to https://huggingface.co"
+        if download
+        else "Give --download to fetch it; without internet, load it on a machine with it and copy "
+        "~/.cache/huggingface, or name a folder of save_to_disk or of .parquet files"
+    )
+    raise InputError(f"hf:{name} cannot be loaded: {reason}\n{remedy}")
+
+
+def open_saved(folder: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
+    """The images of a folder that `save_to_disk` has written, as `open_hub` those of a name.
+
+    Args:
+        folder: with state.json, or with dataset_dict.json and a folder for each split.
+        labelled: as for ArrowSource.
+
+    Raises:
+        InputError: a damaged folder, or what ArrowSource raises.
+    """
+    splits = _saved_splits(folder)
+    if "" in splits:
+        return _joined(splits[""], labelled), None
+    return _parts(str(folder), splits, labelled=labelled)
+
+
+def saved_files(folder: Path) -> list[Path]:
+    """All Arrow files of a folder that `save_to_disk` has written; InputError where it is damaged."""
+    return [file for files in _saved_splits(folder).values() for file in files]
+
+
+def _parts(
+    what: str, splits: Mapping[str, Sequence[Path]], *, labelled: bool
+) -> tuple[Source, Source | None]:
+    train = next((name for name in TRAIN_PARTS if name in splits), None)
+    val = next((name for name in VAL_PARTS if name in splits), None)
+    if train is None and len(splits) == 1:
+        train, val = next(iter(splits)), None
+    if train is None:
+        raise InputError(
+            f"{what} has the splits {', '.join(splits) or 'none'}; which to train on is not known\n"
+            "Expected one called train, and one called validation or test"
+        )
+    opened = _joined(splits[train], labelled)
+    return opened, None if val is None else _joined(splits[val], labelled)
+
+
+def _joined(files: Sequence[Path], labelled: bool) -> Source:
+    sources = [ArrowSource(file, labelled=labelled) for file in files]
+    return sources[0] if len(sources) == 1 else ConcatSource(sources)
+
+
+def _saved_splits(folder: Path) -> dict[str, list[Path]]:
+    """The Arrow files of each split; of a data set without splits under ''."""
+    path = folder / "dataset_dict.json"
+    if not path.is_file():
+        return {"": _split_files(folder)}
+    splits = _words(path, _json(path).get("splits"))
+    return {name: _split_files(folder / name) for name in splits}
+
+
+def _split_files(folder: Path) -> list[Path]:
+    path = folder / "state.json"
+    files = _json(path).get("_data_files")
+    names = [file.get("filename") if isinstance(file, dict) else None for file in files or []]
+    return [folder / name for name in _words(path, names)]
+
+
+def _words(path: Path, found: Any) -> list[str]:
+    """Names of what lies beside a file, and nowhere else; at least one."""
+    is_list = isinstance(found, list) and bool(found)
+    if not is_list or not all(isinstance(name, str) and Path(name).name == name for name in found):
+        raise DamagedData(
+            f"{path} names no files of a data set\nMake the folder again, with save_to_disk"
+        )
+    return list(found)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            facts = json.loads(file.read(_MAX_FACTS))
+    except (ValueError, RecursionError, OSError) as error:
+        raise DamagedData(
+            f"{path} cannot be read: {error}\nMake the folder again, with save_to_disk"
+        ) from error
+    if not isinstance(facts, dict):
+        raise DamagedData(f"{path} is no JSON object\nMake the folder again, with save_to_disk")
+    return facts

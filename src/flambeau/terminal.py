@@ -1,0 +1,209 @@
+"""Lines and bars for a user: on standard error, above each other, with colors where the terminal has them.
+
+A bar is shown on a terminal or in a notebook, and nowhere else.
+No thread draws it, because workers are forked.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+REFRESH_S = 0.25
+"""Seconds between two drawings, each of which takes half a millisecond."""
+
+_lines: "list[LiveLine]" = []  # those that are shown; what is said goes above the last one
+
+
+def in_notebook() -> bool:
+    """Whether this is a notebook, whose cells show more than text."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    return hasattr(get_ipython(), "kernel")
+
+
+def shows_bars() -> bool:
+    """Whether there is somebody to look at a bar: a terminal that can go back in a line, or a notebook."""
+    is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return in_notebook() or (sys.stderr.isatty() and not is_dumb)
+
+
+def say(text: str, *, green: str = "") -> None:
+    """A line on standard error, above a bar if there is one; in a notebook on its standard output.
+
+    Args:
+        text: the line, or several.
+        green: a part of it, which is shown in this color where the terminal has colors.
+    """
+    if in_notebook():
+        print(text, flush=True)
+    elif _lines or (green and sys.stderr.isatty()):
+        from rich.text import Text
+
+        shown = Text(text)
+        if green:
+            shown.highlight_words([green], "bold green")
+        (_lines[-1].console if _lines else error_console()).print(shown, soft_wrap=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def columns() -> int:
+    """Of the terminal; 80 where there is none."""
+    return error_console().width if sys.stderr.isatty() else 80
+
+
+def error_console() -> "Console":
+    """Standard error as rich sees it, as plain text but for styles that are asked for."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, force_jupyter=False)
+
+
+class LiveLine:
+    """A line that is drawn again and again: the last one of a terminal, or an output of a notebook's cell.
+
+    Args:
+        draw: makes it for a number of columns.
+        is_kept: leave it there at the end.
+    """
+
+    def __init__(self, draw: "Callable[[int], Table]", *, is_kept: bool) -> None:
+        from rich.live import Live
+
+        self._draw, self._is_kept = draw, is_kept
+        self._handle: Any = None
+        self.console = error_console()
+        self._live: Live | None = None
+        if in_notebook():
+            from IPython.display import display
+
+            self._handle = display(draw(_NOTEBOOK_COLUMNS), display_id=True)
+            return
+        self._live = Live(
+            console=self.console, auto_refresh=False, transient=not is_kept,
+            redirect_stdout=False, redirect_stderr=False,
+            get_renderable=lambda: draw(self.console.width - 1),
+        )  # fmt: skip
+        self._live.start(refresh=True)
+        self.console.show_cursor()  # rich hides it, and a killed process would leave it so
+        _lines.append(self)
+
+    def refresh(self) -> None:
+        """Draw it as it is now."""
+        if self._live is not None:
+            self._live.refresh()
+        elif self._handle is not None:
+            self._handle.update(self._draw(_NOTEBOOK_COLUMNS))
+
+    def stop(self) -> None:
+        """Draw it for the last time, or take it away."""
+        if self in _lines:
+            _lines.remove(self)
+        if self._live is not None:
+            self._live.stop()
+        elif self._is_kept:
+            self.refresh()
+        else:
+            self._handle.update({}, raw=True)
+        self._live = self._handle = None
+
+
+_NOTEBOOK_COLUMNS = 110  # chosen: fits the cell of a notebook on a usual screen
+_LEAST_BAR, _LONGEST_BAR = 8, 30  # columns; chosen
+
+
+class CountBar:
+    """A bar that counts to a total, on a terminal or in a notebook; threads may count together.
+
+    Args:
+        total: of what is counted.
+        unit: its name, in the plural.
+        shown: False shows nothing.
+        is_kept: leave it there at the end.
+    """
+
+    def __init__(self, total: int, *, unit: str, shown: bool = True, is_kept: bool = False) -> None:
+        self._total, self._unit = total, unit
+        self._shown, self._is_kept = shown and shows_bars(), is_kept
+        self._lock = threading.Lock()
+        self._line: LiveLine | None = None
+        self._done = 0
+        self._start = self._due = 0.0
+
+    def __enter__(self) -> "CountBar":
+        self._start = self._due = time.perf_counter()
+        if self._shown:
+            self._line = LiveLine(self._draw, is_kept=self._is_kept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._line is not None:
+            self._line.stop()
+            self._line = None
+
+    def update(self, num: int = 1) -> None:
+        """So many more are done."""
+        with self._lock:
+            self._done += num
+            if self._line is not None and time.perf_counter() >= self._due:
+                self._line.refresh()
+                self._due = time.perf_counter() + REFRESH_S
+
+    def _draw(self, columns: int) -> "Table":
+        seconds = max(time.perf_counter() - self._start, 1e-9)
+        rate = self._done / seconds
+        fields = {f"{self._done}/{self._total} {self._unit}": 4}
+        if self._done:
+            fields[f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"] = 2
+            fields[f"{clock((self._total - self._done) / rate)} left"] = 3
+        return bar_line(columns, self._done, self._total, before={}, after=fields)
+
+
+def bar_line(
+    columns: int, done: float, total: float, *, before: Mapping[str, int], after: Mapping[str, int]
+) -> "Table":
+    """A bar between texts, as many of them as there is room for.
+
+    Args:
+        columns: of the terminal.
+        done, total: what the bar shows.
+        before, after: the texts left and right of the bar, by how much they matter.
+    """
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    room, shown = columns - _LEAST_BAR - 2, set[str]()
+    for text, _ in sorted({**before, **after}.items(), key=lambda pair: -pair[1]):
+        if len(text) + 2 <= room:
+            room -= len(text) + 2
+            shown.add(text)
+    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    bar = ProgressBar(
+        total=max(total, 1), completed=done, width=min(_LEAST_BAR + room, _LONGEST_BAR)
+    )
+    row: list[RenderableType] = [
+        *(Text(text, "bold") for text in before if text in shown),
+        bar,
+        *(Text(text) for text in after if text in shown),
+    ]
+    for _ in row:
+        table.add_column(no_wrap=True, overflow="crop")
+    table.add_row(*row)
+    return table
+
+
+def clock(seconds: float) -> str:
+    """83 as 1:23, 3683 as 1:01:23."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,57 @@
+"""Programs on a terminal of a chosen size, and what they write to it."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+
+def on_terminal(script: str, folder: Path, *, columns: int, **environment: str) -> str:
+    """All that a Python script writes to its terminal, which has 24 lines of so many columns."""
+    main, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", script],
+        stdin=child, stdout=child, stderr=child, cwd=folder, start_new_session=True,
+        env={**kept, "TERM": "xterm-256color", **environment},
+    )  # fmt: skip
+    os.close(child)
+    written = b""
+    while True:
+        try:
+            part = os.read(main, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        written += part
+    os.close(main)
+    text = written.decode().replace("\r\n", "\n")
+    assert process.wait(60) == 0, text
+    return text
+
+
+def drawn(text: str) -> list[str]:
+    """Each line as it stood at some time, without colors and movements."""
+    return re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text))
+
+
+def left(text: str) -> list[str]:
+    """The lines that are there at the end."""
+    lines = [""]
+    for part in re.split(r"(\n|\r|\x1b\[2K|\x1b\[1A)", text):
+        if part == "\n":
+            lines.append("")
+        elif part == "\x1b[1A":
+            lines.pop()
+        elif part == "\x1b[2K":
+            lines[-1] = ""
+        elif part != "\r":
+            lines[-1] += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", part)
+    return lines
