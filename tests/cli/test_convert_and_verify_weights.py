@@ -686,4 +686,7 @@ def test_a_list_of_state_dicts_is_weights(flambeau: Any) -> None:
 def test_a_pipe_is_not_waited_for(flambeau: Any) -> None:
     os.mkfifo("x.pth")
     answer = flambeau("convert x.pth o.safetensors")
-    assert (answer.code, answer.err) == (2, "flambeau: x.pth is no regular file\n")
+    assert (answer.code, answer.err) == (
+        2,
+        "flambeau: x.pth is a pipe, and no file: write it to a file first\n",
+    )

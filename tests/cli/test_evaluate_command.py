@@ -258,7 +258,8 @@ def test_nothing_is_overwritten_unasked(
         refused(flambeau(*evaluate, "--plot c.png"), "c.png exists", "--force")
         refused(flambeau(*evaluate, "--out folder.csv --force"), "folder.csv is there and no file")
         refused(
-            flambeau(*evaluate, "--out /dev/null --force"), "/dev/null: the name of this file must end"
+            flambeau(*evaluate, "--out /dev/null --force"),
+            "/dev/null: the name of this file must end",
         )
         refused(
             flambeau(*predict, "--out p.txt"), "p.txt: the name of this file must end with .csv"
