@@ -4,11 +4,13 @@ import gc
 import inspect
 import json
 import sys
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from flambeau.errors import InputError
+from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.parallel.shard_layout import Layout
 from flambeau.recipes.setup.environment import environment
@@ -23,6 +25,7 @@ from flambeau.train.loop.notebook_chart import NotebookChart
 from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
+from flambeau.train.settings.durations import parse_seconds
 from flambeau.train.settings.run_options import RunOptions
 
 
@@ -152,7 +155,7 @@ class Recorder:
         if not self._ranks.is_first and self._layout is None:
             return
         self._tell_saved()
-        best, metrics_log = self._state.best.step, self._metrics_log
+        began, best, metrics_log = time.monotonic(), self._state.best.step, self._metrics_log
         place = (0, 0) if metrics_log is None else (metrics_log.size, metrics_log.crc32)
         self.saver.save(
             checkpoint_name(self._state.step),
@@ -161,7 +164,29 @@ class Recorder:
             ),
             best=None if best is None else checkpoint_name(best),
             before=(lambda: None) if metrics_log is None else metrics_log.sync,
+            began=began,
         )
+
+    def has_time_to_save(self, *, another: bool) -> bool:
+        """Whether a checkpoint can be on the disk before the process is killed, `stop_within` the signal.
+
+        A line says so where it cannot; all ranks get the same answer.
+
+        Args:
+            another: one is to be written; else that of this step is under way or done.
+        """
+        if self._options.stop_within is None or not another:
+            return True
+        passed = max(self._ranks.gather(FLAG.seconds))
+        left = parse_seconds(self._options.stop_within, name="stop_within") - passed
+        needed = max(self._ranks.gather(self.saver.seconds_to_save()))
+        if needed > left:
+            self._say(
+                f"no checkpoint of step {self._state.step}: it would take about {needed:.1f} s, and "
+                f"{max(left, 0.0):.1f} s of stop_within = {self._options.stop_within!r} are left; the same "
+                f"command goes on from {self.saver.last_good}"
+            )
+        return needed <= left
 
     def result(self, schedule: LRSchedule) -> Result | None:
         """What the run has published; None while it is not finished, or if it is to be longer from now on.

@@ -24,6 +24,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
         "每个训练进程用多少进程读取数据；0 在训练进程中读取",
         "小图像或 CPU 为 0，否则为核数，最多 8",
     ),
+    "retry_workers": ("数据工作进程死掉或停住时，在结束运行之前最多重新启动多少次", ""),
     "model": (
         "timm 的名字、torchvision:NAME、small_convnet、tiny_convnet 或 FILE.py:FUNCTION",
         "不超过 64 像素为 small_convnet（内置数据为 tiny_convnet），否则为 resnet18",
@@ -88,6 +89,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "sync_bn": ("在所有进程的批次上归一化，而不是各自的那一份", ""),
     "shard": ("权重如何分布在进程上：每个进程持有全部，或各持有一部分", ""),
     "compression": ("进程之间交换的梯度如何压缩", ""),
+    "stop_within": ("收到 SIGTERM 之后，只有写检查点所需的时间少于此值（例如 30s）才写", ""),
     "stall_timeout": ("进程或数据工作进程多少秒没有进展就指出它并结束任务；0 表示永不", ""),
     "checkpoint_every": ("例如 1ep 或 500st", ""),
     "keep": ("除最好的之外，保留多少个最新的检查点", ""),

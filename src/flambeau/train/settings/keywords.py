@@ -17,6 +17,7 @@ class SettingsKeywords(TypedDict, total=False):
     random_erasing: float
     balance: str
     workers: int | None
+    retry_workers: int
     model: str | None
     pretrained: bool
     weights: str | None
@@ -59,6 +60,7 @@ class SettingsKeywords(TypedDict, total=False):
     sync_bn: bool
     shard: str
     compression: str
+    stop_within: str | None
     stall_timeout: float
     checkpoint_every: str
     keep: int
