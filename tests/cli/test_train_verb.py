@@ -125,6 +125,7 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
         "epochs",
         "extend",
         "stop_within",
+        "eval_size",
         "weights",
         "teacher",
         "teacher_weight",

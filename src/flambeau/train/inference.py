@@ -34,7 +34,7 @@ from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.fields import check_value
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import FIELDS
-from flambeau.train.weights.readers import read_safetensors
+from flambeau.train.weights.safetensors_file import read_safetensors
 
 BATCH = 64  # images per forward pass; chosen, untested
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -86,13 +86,7 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
         InputError: not a run folder, that of a loop of one's own, no weights yet, or damaged ones.
     """
     folder = RunFolder(path)
-    if not path.exists():
-        raise InputError(
-            f"{path} does not exist: give the folder of a run, which `flambeau train` made"
-        )
-    stored = folder.read_config()
-    if stored is None:
-        raise InputError(f"{path} is not a run folder: there is no config.toml in it")
+    stored = folder.read_existing()
     if "model" not in stored:
         raise InputError(
             f"{path} is of a training loop of your own (the class Run): how its model is made is not in it\n"

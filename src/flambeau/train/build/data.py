@@ -15,6 +15,7 @@ from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
 from flambeau.train.build.class_balance import class_weights
 from flambeau.train.build.device import pick_device
+from flambeau.train.checkpoints.json_file import dataset_facts
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.settings.resolved_settings import ResolvedSettings
@@ -66,10 +67,12 @@ class DataFacts:
             InputError: the file is missing or something else.
         """
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            return cls(**dataset_facts(path))
+        except (ValueError, TypeError) as error:
+            is_newer = isinstance(error, TypeError)
+            why = "it is of another version of flambeau" if is_newer else error
             raise InputError(
-                f"{path} cannot be read ({error}): is {path.parent} a run of flambeau train?"
+                f"{path} cannot be read: {why}; is {path.parent} a run of flambeau train?"
             ) from error
 
 

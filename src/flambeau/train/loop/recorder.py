@@ -1,9 +1,12 @@
 """What a run writes into its folder and reads from it: metrics, checkpoints, the published weights."""
 
+import gc
+import inspect
 import json
 import sys
 import time
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 from flambeau.errors import InputError
@@ -271,11 +274,15 @@ class Recorder:
         is_open = self._metrics_log is not None  # not closed before, as by a signal
         try:
             self.saver.wait()
-            if left and is_open:
+            step, last_good = self._state.step, self.saver.last_good
+            if left and is_open and _an_error_ends_the_loop():
                 self._say(
-                    f"the loop left run.epochs() at step {self._state.step}: the run is not finished, and "
-                    f"goes on from {self.saver.last_good} when it is started again; run.stop() ends a run "
-                    "early as a finished one"
+                    f"stopped by an error at step {step}; the next start goes on from {last_good}"
+                )
+            elif left and is_open:
+                self._say(
+                    f"the loop left run.epochs() at step {step}: the run is not finished, and goes on from "
+                    f"{last_good} when it is started again; run.stop() ends a run early as a finished one"
                 )
         except (SaveFailed, FailedElsewhere) as error:
             if not left:
@@ -292,3 +299,15 @@ class Recorder:
 def checkpoint_name(step: int) -> str:
     """The folder of a step's checkpoint."""
     return f"step-{step:08d}"
+
+
+def _an_error_ends_the_loop() -> bool:
+    """Whether an exception goes through the frame that iterates over the epochs, and not a `break`.
+
+    Their generator cannot see what is raised outside of it; but a traceback refers to that frame by then.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "epochs":
+        frame = frame.f_back
+    user = None if frame is None else frame.f_back
+    return user is not None and any(isinstance(o, TracebackType) for o in gc.get_referrers(user))
