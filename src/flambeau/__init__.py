@@ -12,17 +12,14 @@ from flambeau.version import __version__
 if TYPE_CHECKING:
     from flambeau.data.wrap import wrap
     from flambeau.train.api import evaluate, load, train
-    from flambeau.train.inference import load_trained, predict
     from flambeau.train.run import Run
 
-__all__ = ["Run", "__version__", "evaluate", "load", "load_trained", "predict", "train", "wrap"]
+__all__ = ["Run", "__version__", "evaluate", "load", "train", "wrap"]
 
 _FILES = {
     "Run": "flambeau.train.run",
     "evaluate": "flambeau.train.api",
     "load": "flambeau.train.api",
-    "load_trained": "flambeau.train.inference",
-    "predict": "flambeau.train.inference",
     "wrap": "flambeau.data.wrap",
 }
 

@@ -149,7 +149,7 @@ def test_flips(color: Predictor) -> None:
         (np.zeros(8, np.uint8), r"an array of shape \(8,\)"),
         (Image.new("F", (8, 8)), "floating-point pixels have no defined brightness"),
         ("gone.png", "gone.png does not exist"),
-        (".", r"\. is a folder; flambeau.predict"),
+        (".", r"\. is a folder; flambeau.train.inference.predict"),
         ("noise.png", r"noise.png: not a JPEG, PNG"),
     ],
 )

@@ -206,7 +206,8 @@ def _stored_float(image: Any, channels: int, kind: PixelKind) -> Stored:
 def _read(path: Path) -> bytes:
     if path.is_dir():
         raise InputError(
-            f"{path} is a folder; flambeau.predict(predictor.trained, [path]) takes all of its images"
+            f"{path} is a folder; flambeau.train.inference.predict(predictor.trained, [path]) takes all of "
+            "its images"
         )
     if not path.exists():
         raise InputError(f"{path} does not exist")
