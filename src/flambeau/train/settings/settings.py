@@ -48,7 +48,7 @@ class Settings:
         auto="from the images, at most 224",
     )
     eval_size: int | None = setting(
-        None, "the same in evaluations and predictions, if it is to be another one", group="data",
+        None, "side of the images in evaluations and predictions, if it is to be another", group="data",
         range=Range(8, 2**14),
     )  # fmt: skip
     crop: str = setting(
