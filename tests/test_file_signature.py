@@ -71,6 +71,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "onnx": lambda: b"\x08\x0a\x12\x07pytorch\x1a\x062.15.0:\x05\x0a\x03abc",
     "json": lambda: json.dumps({"error": "no such model"}).encode(),
     "text": lambda: b"Entry not found",
+    "zeros": lambda: bytes(100),
 }
 
 
@@ -93,7 +94,7 @@ def test_a_text_is_quoted_and_cut_characters_do_not_matter(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "data", [bytes(100), b"\x08", b"\x08\x09", b"\xffabc", b"a\x1b[2K", b"\x12"]
+    "data", [bytes(100) + b"\x08", b"\x08", b"\x08\x09", b"\xffabc", b"a\x1b[2K", b"\x12"]
 )
 def test_bytes_that_say_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a").write_bytes(data)

@@ -1,7 +1,9 @@
 """The exceptions of flambeau that a user can act on, and how a message suggests the word that was meant."""
 
 import difflib
+import json
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -38,6 +40,33 @@ def unreadable(path: object, error: OSError) -> InputError:
         InputError('a.rec cannot be read: no such file or directory')
     """
     return InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}")
+
+
+def require_folder(path: Path) -> None:
+    """Refuse to write a file into a folder that does not exist, which may be a typing error.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be made: there is no folder {path.parent}\nMake it first")
+
+
+def why_no_json(error: Exception) -> str:
+    """What json.loads has raised, in words; any other error as it is.
+
+    Example:
+        >>> why_no_json(RecursionError("maximum recursion depth exceeded"))
+        'it is nested too deeply'
+    """
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no JSON (byte {error.start} is no UTF-8)"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is no JSON ({error})"
+    is_of_int = isinstance(error, ValueError) and "set_int_max_str_digits" in str(error)
+    return "it has a number of thousands of digits" if is_of_int else str(error)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

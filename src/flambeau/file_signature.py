@@ -123,6 +123,10 @@ def is_annexed(path: Path) -> bool:
 def _stand_in(head: bytes) -> Signature | None:
     if not head:
         return Signature("empty", "an empty file", "copy or download it again")
+    if not any(head):  # as a disk leaves it after a crash, and as a download begins
+        return Signature(
+            "zeros", "a file of zeros, which nothing wrote", "copy or download it again"
+        )
     if head.lstrip()[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         what = "a web page, and not the file itself"
         cure = "open it to see what the server said, and download the file again"

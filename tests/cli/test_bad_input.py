@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ import safetensors.torch
 import torch
 from PIL import Image
 
+from flambeau.cli.command import check
+from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     Disk,
     checkpoint_folders,
@@ -108,7 +111,7 @@ def no_data(tmp_path: Path, make_images: Callable[..., Path]) -> dict[str, tuple
         "noise.rec": ("noise.rec", "damaged"),
         "single": ("no class has two images",),
         "strangers": ("class 'x', which", "lacks"),
-        '""': ("data is empty",),
+        '""': ("DATA is empty",),
     }
 
 
@@ -275,7 +278,9 @@ def test_wrong_settings_name_themselves(flambeau: Any, images: Path) -> None:
         ("--batch-size many", "argument --batch-size: must be a whole number, got 'many'"),
         ("--lr high", "argument --lr: must be a number, got 'high'"),
         ("--optimizer AdamW", "did you mean 'adamw'?"),
-        ("--freeze backbon", "freeze = 'backbon'", "did you mean 'backbone'?"),
+        ("--freeze backbon", "freeze = 'backbon': did you mean 'backbone'? 'backbon' matches"),
+        ("--freeze zzz", "its parts are 'stem', 'stages', 'dropout', 'head'"),
+        ("--download", "download has no effect with ", "only with torchvision:NAME or hf:NAME"),
         ("--model efficientnet", "did you mean 'efficientnet_b0'?"),
         ("--precision float16", "precision must be one of auto, fp32, tf32, bf16, fp16"),
         ("--duration 5", "duration must be a duration such as '10ep'"),
@@ -308,7 +313,7 @@ HOSTILE = {
     "a deep key of quotes": (r""" "a \" b".'c d'.""" * 4500 + "e = 1", "more than 64 parts"),
     "a deep header": ("[" + " . ".join('"a"' for _ in range(9000)) + "]", "more than 64 parts"),
     "a large file": ("# a remark\n" * 100_000, "it has more than 262144 bytes"),
-    "a long number": ("seed = 1" + "0" * 5000, "cannot be read as TOML: Exceeds the limit"),
+    "a long number": ("seed = 1" + "0" * 5000, "TOML: a number in it has thousands of digits"),
     "a long number of 16": ("seed = 0x1" + "0" * 5000, "seed is a number of 20001 bits"),
     "a large number": ("lr = 1" + "0" * 400, "lr is a number of"),
     "an escape": ('model = "\\u001b[31mred"', r"model holds control characters: '\x1b[31mred'"),
@@ -332,11 +337,105 @@ def test_a_hostile_file_is_one_message(
     refused(flambeau("predict run images/train/a/00.png"))
 
 
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("verify", ""), "RUN|FILE is empty: is a variable of the shell not set?"),
+        (("predict", "run", ""), "WHAT is empty"),
+        (("predict", "", "x.png"), "RUN is empty"),
+        (("evaluate", "run", ""), "DATA is empty"),
+        (("train", ""), "DATA is empty"),
+        (("pack", "", "a.rec"), "SRC is empty"),
+        (("pack", "images", ""), "DST is empty"),
+        (("convert", "", "a.pth"), "IN is empty"),
+        (("runs", ""), "DIR is empty"),
+    ],
+)
+def test_an_empty_argument_is_not_the_current_folder(words: tuple[str, ...], part: str) -> None:
+    with pytest.raises(InputError, match=re.escape(part)):
+        check(words)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(flambeau: Any, images: Path) -> None:
+    os.mkfifo("a.rec")
+    for words in (
+        "verify a.rec", "train a.rec", "evaluate a.rec images", "predict a.rec x.png", "pack a.rec b.rec",
+        "convert a.rec b.pth", "predict run images a.rec",
+    ):  # fmt: skip
+        refused(flambeau(words), "a.rec is a pipe, and no file")
+
+
+@pytest.mark.parametrize("address", ["http://example.com/x.tar", "file:///x/y", "s3://x/y"])
+def test_an_address_in_the_place_of_data(flambeau: Any, address: str) -> None:
+    for words in (f"train {address} --out run", f"pack {address} a.rec"):
+        refused(flambeau(words), "is an address: only torchvision:NAME or hf:NAME is fetched")
+
+
+def test_folders_in_the_place_of_files(flambeau: Any, images: Path) -> None:
+    refused(flambeau("train", images, "--config images"), "images cannot be read: is a directory")
+    message = refused(flambeau("convert images a.pth"), "images is neither the folder of a run")
+    assert "choose another" not in message
+    (Path("odd") / "config.toml").mkdir(parents=True)
+    for words in ("verify odd", "evaluate odd images", "train images --out odd"):
+        assert "Errno" not in refused(flambeau(words), "odd/config.toml cannot be read: is a dir")
+
+
 def test_a_dataset_file_that_is_nested_deeply(
     flambeau: Any, stopped: tuple[str | Path, ...]
 ) -> None:
     Path("run/dataset.json").write_text("[" * 100_000, encoding="utf-8")
-    refused(flambeau(*stopped), "dataset.json")
+    message = refused(flambeau(*stopped), "run/dataset.json cannot be read: it is nested too")
+    assert "recursion" not in message
+    answer = flambeau("verify run")
+    assert (answer.code, "dataset.json cannot be read" in answer.out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[" * 100_000, "it is nested too deeply"),
+        ('{"step": ' + "9" * 5000 + "}", "it has a number of thousands of digits"),
+        ("[1]", "it is not what a run writes"),
+        ('{"weights": 3, "step": "x", "metrics": []}', "it is not what a run writes"),
+    ],
+    ids=["deep", "digits", "list", "types"],
+)
+def test_a_result_file_that_cannot_be_read(
+    content: str, why: str, flambeau: Any, images: Path
+) -> None:
+    assert flambeau("train", images, "--out run", SHORT).code == 0
+    Path("run/result.json").write_text(content, encoding="utf-8")
+    for words in ("verify run", "evaluate run images", "predict run images"):
+        message = refused(flambeau(words), f"run/result.json cannot be read: {why}")
+        assert not {"recursion", "sys.set_int", "mapping"} & set(message.split())
+
+
+def test_numbers_of_thousands_of_digits(flambeau: Any, images: Path) -> None:
+    digits = "9" * 5000
+    for flag in ("--seed", "--epochs", "--workers"):
+        part = f"argument {flag}: a number of 5000 digits is too large"
+        refused(flambeau("train", images, flag, digits), part)
+    refused(flambeau("predict run x.png --top", digits), "a number of 5000 digits is too large")
+    refused(flambeau("launch --nnodes", digits, "train"), "--nnodes must be a number")
+    refused(flambeau("launch --max-restarts x train"), "must be a whole number, got 'x'")
+    Path("my.toml").write_text(f"seed = {digits}\n", encoding="utf-8")
+    refused(flambeau("train", images, "--config my.toml"), "a number in it has thousands of digits")
+
+
+@pytest.mark.parametrize("facts", [None, "[" * 100_000, '{"classes": 3}'])
+def test_a_finished_run_whose_dataset_file_cannot_be_read(
+    facts: str | None, flambeau: Any, images: Path
+) -> None:
+    assert flambeau("train", images, "--out run", SHORT).code == 0
+    assert flambeau("verify run").code == 0
+    Path("run/dataset.json").unlink()
+    if facts is not None:
+        Path("run/dataset.json").write_text(facts, encoding="utf-8")
+    answer = flambeau("verify run")
+    assert (answer.code, "DAMAGED: dataset.json cannot be read" in answer.out) == (1, True)
+    for verb in ("evaluate", "predict"):
+        refused(flambeau(verb, "run", images), "run/dataset.json cannot be read")
 
 
 def test_the_run_folder_does_not_become_a_class(

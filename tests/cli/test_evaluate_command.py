@@ -232,11 +232,12 @@ def test_pictures(flambeau: Any, root: Path, monkeypatch: pytest.MonkeyPatch) ->
         with Image.open(f"{name}.png") as picture:
             assert 500 < picture.width < 4000
             assert len(np.unique(np.asarray(picture.convert("L")))) > 20
+    Path("sub").mkdir()
     assert flambeau(*command, "--plot sub/c.svg").code == 0
     assert b"<svg" in Path("sub/c.svg").read_bytes()[:400]
     refused(
         flambeau(*command, "--plot c.bmp"),
-        "c.bmp: the name of this file ends with .png or .pdf or .svg",
+        "c.bmp: the name of this file must end with .png or .pdf or .svg",
     )
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     refused(flambeau(*command, "--plot c.png"), 'pip install "flambeau[plot]"')
@@ -257,9 +258,12 @@ def test_nothing_is_overwritten_unasked(
         refused(flambeau(*evaluate, "--plot c.png"), "c.png exists", "--force")
         refused(flambeau(*evaluate, "--out folder.csv --force"), "folder.csv is there and no file")
         refused(
-            flambeau(*evaluate, "--out /dev/null --force"), "/dev/null: the name of this file ends"
+            flambeau(*evaluate, "--out /dev/null --force"),
+            "/dev/null: the name of this file must end",
         )
-        refused(flambeau(*predict, "--out p.txt"), "p.txt: the name of this file ends with .csv")
+        refused(
+            flambeau(*predict, "--out p.txt"), "p.txt: the name of this file must end with .csv"
+        )
         refused(flambeau(*predict, "--out p.csv"), "p.csv exists", "--force")
         refused(flambeau(*predict, "--force"), "--force replaces the file of --out")
         refused(flambeau(*predict, "--out new.csv --json"), "--out", "--json")

@@ -1,5 +1,6 @@
 """Help and its neighbours: at once, without torch, and with the nearest name for a wrong word."""
 
+import os
 import re
 import subprocess
 import sys
@@ -122,6 +123,18 @@ def test_chinese_lines_fit_the_terminal(
         width = sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in line)
         assert width <= columns + 1 or "{" in line or " " not in line.strip(), line
         assert line.lstrip()[:1] not in "，。；：）" or not line
+
+
+def test_chinese_needs_an_encoding_that_has_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flambeau", "train", "--zh"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "flambeau: standard output is in ascii, which has no Chinese letters: set PYTHONUTF8=1, or leave "
+        "--zh out\n"
+    )
 
 
 def test_zh_is_a_flag_of_train_alone(flambeau: Any) -> None:

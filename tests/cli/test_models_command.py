@@ -93,7 +93,7 @@ def test_the_table(flambeau: Any) -> None:
         ("resnt18", "no model is named 'resnt18'; did you mean 'resnet18'?"),
         ("resnet18 'qqqqqqq*'", "no model is named 'qqqqqqq*'"),
         ("torchvision:resnt50", "did you mean 'torchvision:resnet50'?"),
-        ("''", "no model is named ''"),
+        ("''", "PATTERN is empty: is a variable of the shell not set?"),
         ("--tag", "did you mean '--tags'?"),
     ],
 )

@@ -74,12 +74,13 @@ def unfinished(interrupted: Callable[..., tuple[str | Path, ...]]) -> Path:
     return Path("unfinished")
 
 
-def refused(answer: Any, *parts: str) -> None:
+def refused(answer: Any, *parts: str) -> str:
     assert answer.code == 2, answer
     message = answer.err[answer.err.index("flambeau: ") :]
     assert len(message.splitlines()) <= 2, message
     for part in parts:
         assert part in message
+    return str(answer.err)
 
 
 def predicted(flambeau: Any, run: Path, *paths: Path, more: str = "") -> list[dict[str, float]]:
@@ -163,9 +164,52 @@ def test_wrong_images_and_wrong_runs(flambeau: Any, run: Path, images: Path) -> 
         refused(flambeau(verb.format("gone")), "gone does not exist")
         if not verb.startswith("verify"):  # which checks images too
             refused(flambeau(verb.format("images")), "images is not a run folder")
-            refused(flambeau(verb.format("linear.py")), "linear.py is not a folder")
+            refused(
+                flambeau(verb.format("linear.py")), "linear.py is a file: give the folder of a run"
+            )
     refused(flambeau("verify linear.py"), "linear.py is no packed file")
     refused(flambeau("predict", run, good, "--top 0"), "--top must be at least 1, got 0")
+
+
+def test_a_file_in_the_place_of_the_run_folder(flambeau: Any, run: Path, images: Path) -> None:
+    shutil.copy(run / "model.safetensors", "alone.safetensors")
+    for verb in ("evaluate", "predict"):
+        for part in ("model.safetensors", "config.toml"):
+            near = f"is a file: give the folder of a run, such as {run.name}, in which it lies"
+            refused(flambeau(verb, Path(run.name, part), images), near)
+        message = refused(flambeau(verb, "alone.safetensors", images), "is a file: give the folder")
+        assert "such as" not in message
+        for part in ("checkpoints", "checkpoints/step-00000004"):
+            near = f"give the folder of a run, such as {run.name}, in which it lies"
+            message = refused(flambeau(verb, Path(run.name, part), images), near)
+            assert "choose another" not in message
+    for part in ("config.toml", "metrics.jsonl", "result.json", "checkpoints"):
+        refused(
+            flambeau("verify", Path(run.name, part)), f"Check all of it: flambeau verify {run.name}"
+        )
+    assert flambeau("verify", run / "model.safetensors").code == 0
+
+
+@pytest.mark.parametrize("words", ["--out", "--plot"])
+def test_a_file_that_exists_is_told_in_the_words_of_the_command(
+    words: str, flambeau: Any, run: Path, images: Path
+) -> None:
+    name = {"--out": "a.csv", "--plot": "a.png"}[words]
+    Path(name).write_text("mine")
+    message = refused(flambeau("evaluate", run, images, words, name), "or give --force")
+    assert "force=" not in message
+    refused(flambeau("evaluate", run, images, words, f"none/{name}"), "there is no folder none")
+    if words == "--out":
+        assert "force=" not in refused(flambeau("predict", run, images, words, name), "--force")
+        refused(flambeau("predict", run, images, "--out none/a.csv"), "there is no folder none")
+    refused(flambeau("convert", run, "none/a.pth"), "there is no folder none")
+    assert not Path("none").exists()
+
+
+def test_download_without_a_data_set_by_name(flambeau: Any, run: Path, images: Path) -> None:
+    for verb in ("evaluate", "predict"):
+        part = f"download has no effect with {images}, only with torchvision:NAME or hf:NAME: leave it out"
+        refused(flambeau(verb, run, images, "--download"), part)
 
 
 def test_the_weights_of_a_run_are_checked(flambeau: Any, run: Path, images: Path) -> None:

@@ -26,6 +26,11 @@ CONFIG = (
     'data = "/x/photos"\nmodel = "resnet18"\nduration = "10st"\nbatch_size = 4\naccumulate = 1\nseed = 0\n'
     'checkpoint_every = "5st"\nlr = 0.1\nflip = true\n'
 )
+FACTS = {
+    "classes": ["a", "b"], "channels": 1, "mean": [0.5], "std": [0.25], "train_samples": 40, "val_samples": 4,
+    "train_fingerprint": "0" * 64, "val_fingerprint": "1" * 64, "model_file_sha256": None,
+    "teacher_sha256": None,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +50,8 @@ def folder(path: str, files: dict[str, str | bytes] | None = None, config: str =
     """A run folder with these files."""
     run = Path(path)
     run.mkdir(parents=True)
-    for name, content in {"config.toml": config, **(files or {})}.items():
+    own = {"config.toml": config, "dataset.json": json.dumps(FACTS)}
+    for name, content in {**own, **(files or {})}.items():
         file = run / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -249,10 +255,47 @@ def test_a_hostile_config_is_one_row(config: bytes, flambeau: Any) -> None:
     ],
 )  # fmt: skip
 def test_odd_values_do_no_harm(more: str, flambeau: Any) -> None:
-    folder("runs/odd", {"dataset.json": '{"train_samples": "many"}'}, CONFIG + more + "\n")
+    folder("runs/odd", config=CONFIG + more + "\n")
     assert listed(flambeau)["odd"]["state"] == "stopped"
     for words in ("runs", "runs --where lr=0.1", "runs --where config=*", "runs --sort best"):
         assert flambeau(words).code in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "it is nested too deeply"),
+        ("[1]", "it is no table"), ('{"classes"', "it is no JSON"), ("", "it is no JSON"),
+        (b"\xff\xfe", "it is no JSON"), ("9" * 5000, "a number of thousands of digits"),
+        ('{"x": 1}', "no 'channels'"),
+        (json.dumps({**FACTS, "class_weights": [1]}), "'class_weights' in it is not what"),
+        (json.dumps({**FACTS, "train_samples": "many"}), "'train_samples' in it is not what"),
+        (json.dumps({**FACTS, "classes": 5}), "'classes' in it is not what"),
+        (json.dumps({**FACTS, "mean": [0.5] * 3}), "'mean' in it is not what"),
+        (json.dumps({**FACTS, "std": ["x"]}), "'std' in it is not what"),
+        (json.dumps({**FACTS, "val_fingerprint": None}), "'val_fingerprint' in it is not what"),
+        (None, "it is missing"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+def test_a_dataset_file_that_cannot_be_read_is_damage(
+    state: str, content: str | bytes | None, why: str, flambeau: Any
+) -> None:
+    done: dict[str, str | bytes] = {}
+    if state == "finished":
+        done = {"model.safetensors": b"", "result.json": '{"step": 10, "metrics": {}}'}
+    run = folder("runs/odd", {**done, "dataset.json": content or ""})
+    if content is None:
+        (run / "dataset.json").unlink()
+    row = listed(flambeau)["odd"]
+    assert row["state"] == "damaged"
+    assert row["why"].startswith("dataset.json cannot be read: ") and why in row["why"]
+
+
+def test_the_run_of_a_script_needs_no_dataset_file(flambeau: Any) -> None:
+    run = folder("runs/script", config=CONFIG.replace('model = "resnet18"\n', ""))
+    (run / "dataset.json").unlink()
+    assert listed(flambeau)["script"]["state"] == "stopped"
 
 
 def test_odd_lines_and_counts_do_no_harm(flambeau: Any) -> None:
@@ -273,7 +316,10 @@ def test_odd_lines_and_counts_do_no_harm(flambeau: Any) -> None:
         '{"step": 5, "val_accuracy": 1e999}',
         '{"step": 5, "val_accuracy": ' + "9" * 4000 + "}",
     ]
-    files = {"metrics.jsonl": "\n".join(lines), "dataset.json": '{"train_samples": 0}'}
+    files = {
+        "metrics.jsonl": "\n".join(lines),
+        "dataset.json": json.dumps({**FACTS, "train_samples": 0}),
+    }
     folder("runs/odd", {**files, "result.json/x": ""}, CONFIG.replace("4", "0"))
     folder("runs/long", files, CONFIG.replace("10st", "9" * 24 + "ep"))
     rows = listed(flambeau)
@@ -283,6 +329,7 @@ def test_odd_lines_and_counts_do_no_harm(flambeau: Any) -> None:
 
 def test_pipes_and_links_do_not_hang(flambeau: Any) -> None:
     run = folder("runs/odd")
+    (run / "dataset.json").unlink()
     for name in ("metrics.jsonl", "result.json", "dataset.json", ".lock"):
         os.mkfifo(run / name)
     (run.parent / "loop").symlink_to(run.parent.resolve())

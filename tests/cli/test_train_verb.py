@@ -121,7 +121,17 @@ def test_a_start_that_fails_names_and_leaves_no_folder(
 def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path) -> None:
     err = flambeau("train", images, "--out run", SHORT).err
     config = config_of(Path("run"))
-    unused = {"epochs", "extend", "weights", "teacher", "teacher_weight", "temperature", "head_lr"}
+    unused = {
+        "epochs",
+        "extend",
+        "stop_within",
+        "eval_size",
+        "weights",
+        "teacher",
+        "teacher_weight",
+        "temperature",
+        "head_lr",
+    }
     unused |= {"crop_scale", "class_weights"}  # of photos, of uneven classes
     # Of another schedule or optimizer.
     unused |= {"patience", "plateau_factor", "gamma", "milestones", "betas"}

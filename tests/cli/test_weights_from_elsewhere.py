@@ -129,6 +129,26 @@ def test_whole_files_are_called_what_they_are(
     assert f"flambeau: {name} " in answer.err
 
 
+def test_a_list_of_a_tensor_and_a_dict_is_no_set_of_images(flambeau: Any) -> None:
+    inner = {"a": torch.ones(2)}
+    for number, saved in enumerate(([torch.ones(3), inner], [[torch.ones(3)], [inner]])):
+        torch.save(saved, f"{number}.pth")
+        answer = flambeau("verify", f"{number}.pth")
+        assert (answer.code, "2 tensors, 20 bytes (zip), whole" in answer.out) == (0, True)
+        assert "image" not in answer.out
+
+
+def test_torchscript_is_told_by_the_function_that_reads_it(flambeau: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated in torch 2.15, and what users have
+        torch.jit.script(nn.Linear(2, 2)).save("a.pt")
+    answer = flambeau("verify", "a.pt")
+    assert (answer.code, "torch.jit.load" in answer.out) == (1, True)
+    answer = flambeau("convert", "a.pt b.safetensors")
+    assert (answer.code, "torch.jit.load" in answer.err) == (2, True)
+    assert flambeau("convert", "a.pt b.safetensors --drop-objects").code == 0
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [

@@ -827,6 +827,27 @@ def test_what_a_break_out_of_the_epochs_means(tmp_path: Path, capfd: Any) -> Non
     assert (tmp_path / "run" / "result.json").exists()
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("mine"), KeyboardInterrupt()], ids=["error", "ctrl-c"]
+)
+def test_an_error_of_the_user_is_not_taken_for_a_break(
+    error: BaseException, tmp_path: Path, capfd: Any
+) -> None:
+    def body(run: Run) -> None:
+        for _ in run.epochs():
+            for x, y in run.batches():
+                run.step(F.cross_entropy(run.model(x), y))
+                if run.state.step == 4:
+                    raise error
+
+    with pytest.raises(type(error)):
+        body(start(tmp_path / "run"))
+    err = capfd.readouterr().err
+    assert "stopped by an error at step 4; the next start goes on from step-0000000" in err
+    assert "left run.epochs()" not in err
+    train(start(tmp_path / "run"))
+
+
 def test_the_rates_of_all_groups_are_written(tmp_path: Path) -> None:
     model = network()
     groups = [{"params": [p]} for p in model.parameters()]

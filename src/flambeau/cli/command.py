@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,11 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in two lines, and which flag or command was probably meant."""
 
     def error(self, message: str) -> NoReturn:
+        message = message.replace("invalid int value:", "must be a whole number, got")
+        message = message.replace("invalid float value:", "must be a number, got")
+        flag, _, what = message.partition(": must be ")
+        if what and (digits := re.search("[0-9]{4301,}", what)):  # which int() refuses
+            message = f"{flag}: a number of {len(digits[0])} digits is too large"
         raise InputError(message)
 
 
@@ -128,7 +134,25 @@ def _parse(words: list[str]) -> argparse.Namespace:
     chosen, rest = parser.parse_known_args(words)
     if rest:
         parser.error(_unknown(rest[0], chosen.parser))
+    if verb != "launch":  # what is launched may take what it wants
+        for action in chosen.parser._actions:
+            given = getattr(chosen, action.dest, None)
+            if not action.option_strings:
+                _check_path(given if isinstance(given, list) else [given], action)
     return chosen
+
+
+def _check_path(given: Sequence[object], action: argparse.Action) -> None:
+    """Refuse what is empty, which as a path would be the current folder, and a pipe, which is waited for."""
+    if "" in given:
+        name = action.metavar or action.dest
+        raise InputError(f"{name} is empty: is a variable of the shell not set?")
+    for word in given:
+        is_pipe = False
+        with contextlib.suppress(OSError, ValueError):  # no path at all
+            is_pipe = isinstance(word, str) and stat.S_ISFIFO(os.stat(word).st_mode)  # noqa: PTH116
+        if is_pipe:
+            raise InputError(f"{word} is a pipe, and no file: write it to a file first")
 
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:

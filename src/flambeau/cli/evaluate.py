@@ -47,9 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     # Before an hour of work, not after it.
     if arguments.out is not None:
-        refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force)
+        refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
     if arguments.plot is not None:
-        check_plot(arguments.plot, force=arguments.force)
+        check_plot(arguments.plot, force=arguments.force, remedy="--force")
     evaluation = evaluate(
         arguments.folder,
         arguments.data,

@@ -95,8 +95,8 @@ def number_of_procs(text: str) -> int:
 
 def _nodes(text: str) -> tuple[int, int]:
     numbers = text.split(":")
-    if len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
-        raise InputError(f"--nnodes must be a number, or MIN:MAX; got {text!r}")
+    if len(numbers) > 2 or not all(re.fullmatch("[0-9]{1,9}", number) for number in numbers):
+        raise InputError(f"--nnodes must be a number, or MIN:MAX; got {text!r:.50}")
     return int(numbers[0]), int(numbers[-1])
 
 

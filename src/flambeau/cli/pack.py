@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_takes_effect(arguments: argparse.Namespace, dst: Path) -> None:
     """Refuse flags that would do nothing; those of the images are looked at by `_conversion`."""
     from flambeau.data.pack.shard_plan import target_kind
-    from flambeau.data.sources.open_data import is_named
+    from flambeau.data.sources.data_names import is_named
     from flambeau.errors import InputError
 
     if arguments.download and not is_named(arguments.src):

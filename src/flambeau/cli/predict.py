@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.train.inference import at_size, load_trained, predict
 
     if arguments.out is not None:
-        refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force)
+        refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
     trained = at_size(load_trained(Path(arguments.folder), say=say), arguments.image_size)
     predictions = predict(
         trained,

@@ -4,10 +4,12 @@ import argparse
 import functools
 import re
 import shutil
+import sys
 import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from flambeau.errors import InputError
 from flambeau.train.settings import chinese_help
 from flambeau.train.settings.chinese_help import HEADINGS
 from flambeau.train.settings.fields import allowed_types
@@ -158,7 +160,19 @@ def _default(name: str, auto: str, *, yes: str) -> str:
 
 
 def _translate(parser: argparse.ArgumentParser) -> None:
-    """What argparse itself writes."""
+    """What argparse itself writes.
+
+    Raises:
+        InputError: standard output has no Chinese letters.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        chinese_help.DESCRIPTION.encode(encoding)
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"standard output is in {encoding}, which has no Chinese letters: set PYTHONUTF8=1, or leave "
+            "--zh out"
+        ) from error
     parser.description = chinese_help.DESCRIPTION
     parser.formatter_class = argparse.RawTextHelpFormatter  # it would break lines at spaces alone
     parser._optionals.title = chinese_help.OPTIONS

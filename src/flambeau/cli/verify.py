@@ -15,6 +15,9 @@ HELP = (
     "check the checkpoints of a run and whether a resume would be exact, packed images, or weights"
 )
 
+_OF_A_RUN = (
+    "config.toml", "dataset.json", "environment.json", "metrics.jsonl", "result.json", "checkpoints"
+)  # fmt: skip
 _SHOWN = 20  # damaged records, names and tensors of a file; --json has all
 
 
@@ -41,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what is damaged, and a summary; 1 if anything is damaged or would not be exact."""
     from flambeau.errors import InputError
+    from flambeau.train.checkpoints.run_folder import run_around
 
     path = Path(arguments.path)
     flags = [flag for flag in ("deep", "salvage", "workers", "json") if getattr(arguments, flag)]
@@ -49,6 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
         if flags:
             raise InputError(f"--{flags[0]} is for packed images, and {path} is no such file")
         return _verify_checkpoint(path) if is_checkpoint else _verify_run(path)
+    if path.name in _OF_A_RUN and path.exists() and (run := run_around(path)) is not None:
+        raise InputError(
+            f"{path} is a part of the run {run}\nCheck all of it: flambeau verify {run}"
+        )
     return _verify_file(path, flags, arguments)
 
 
@@ -94,6 +102,8 @@ def _verdict(report: "WeightsReport") -> str:
         return "DAMAGED" if report.damaged else "NOT READ"
     if report.names:
         takes = "`flambeau convert --drop-objects` takes the weights out"
+        if report.container == "TorchScript":
+            takes = f"a TorchScript program, which torch.jit.load reads; {takes}"
         return (
             f"NOT safe to unpickle: {takes if report.convertible else 'no weights in it by name'}"
         )

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from types import FrameType
 from typing import Any, Final
@@ -44,6 +45,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.signal: str | None = None
+        self._since = 0.0
         self._previous: dict[int, Any] = {}
         self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ending = False
@@ -91,10 +93,17 @@ class StopFlag:
         self._ending = self._is_command
         return Interrupted() if is_at_prompt else Preempted()
 
+    @property
+    def seconds(self) -> float:
+        """Since the run was asked to stop; 0 if it was not."""
+        return 0.0 if self.signal is None else time.monotonic() - self._since
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._ending or os.getpid() != self._pid:
             return  # a forked child has its own ways to end
         before, self.signal = self.signal, signal.Signals(number).name
+        if before is None:
+            self._since = time.monotonic()
         if number == signal.SIGINT:
             if before is None:
                 if os.environ.get("RANK", "0") == "0":  # once for all ranks

@@ -82,7 +82,7 @@ def train(
         data: what the command takes; None trains on the embedded Fashion-MNIST.
         out: the run folder; None is that of the command: runs/NAME, and a hash if settings are given.
         fresh: start again; an existing run is renamed, not deleted.
-        bar: show a progress bar on a terminal.
+        bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
         settings: the command's flags: `batch_size=64` is `--batch-size 64`, `flip=False` is `--no-flip`.
 
     Returns:
@@ -201,7 +201,7 @@ def evaluate(
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable images to leave out.
         download: fetch what is missing of a data set by name.
-        progress: show a bar on standard error, if that is a terminal.
+        progress: show a bar on a terminal or in a notebook.
         say: as of `load`.
 
     Returns:
@@ -236,7 +236,7 @@ def evaluate(
     return counters.evaluation(
         describe=source.describe,
         num_bad=len(bad.names),
-        image_size=trained.settings.image_size,
+        image_size=trained.image_size,
         flip_tta=flip_tta,
     )
 

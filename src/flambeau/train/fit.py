@@ -219,6 +219,8 @@ def run_options(settings: ResolvedSettings) -> RunKeywords:
     return {
         "duration": settings.duration, "extend": settings.extend, "batch_size": settings.batch_size,
         "accumulate": settings.accumulate, "seed": settings.seed, "workers": settings.workers,
+        "retry_workers": settings.retry_workers,
+        "stop_within": settings.stop_within,
         "precision": settings.autocast, "warmup": settings.warmup,
         "compression": settings.compression, "clip_norm": settings.clip_norm, "ema": settings.ema,
         "checkpoint_every": settings.checkpoint_every, "keep": settings.keep,

@@ -19,6 +19,7 @@ from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
 from flambeau.data.sources.source import ConcatSource, Source, require_unit
+from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
@@ -33,7 +34,7 @@ from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.fields import check_value
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import FIELDS
-from flambeau.train.weights.readers import read_safetensors
+from flambeau.train.weights.safetensors_file import read_safetensors
 
 BATCH = 64  # images per forward pass; chosen, untested
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -48,6 +49,11 @@ class Trained:
     facts: DataFacts
     device: torch.device
     normalize: Callable[[Tensor], Tensor]
+
+    @property
+    def image_size(self) -> int:
+        """Side of the images as it is evaluated on them, pixels."""
+        return self.settings.eval_size or self.settings.image_size
 
     @torch.inference_mode()
     def logits(self, images: Tensor, *, flip_tta: bool = False) -> Tensor:
@@ -80,13 +86,7 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
         InputError: not a run folder, that of a loop of one's own, no weights yet, or damaged ones.
     """
     folder = RunFolder(path)
-    if not path.exists():
-        raise InputError(
-            f"{path} does not exist: give the folder of a run, which `flambeau train` made"
-        )
-    stored = folder.read_config()
-    if stored is None:
-        raise InputError(f"{path} is not a run folder: there is no config.toml in it")
+    stored = folder.read_existing()
     if "model" not in stored:
         raise InputError(
             f"{path} is of a training loop of your own (the class Run): how its model is made is not in it\n"
@@ -116,7 +116,7 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
     Raises:
         InputError: a size out of range, or one that the model cannot take.
     """
-    if image_size is None or image_size == trained.settings.image_size:
+    if image_size is None or image_size == trained.image_size:
         return trained
     check_value(FIELDS["image_size"], image_size)
     facts = trained.facts
@@ -132,7 +132,7 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
             f"{trained.settings.model} was trained at {trained.settings.image_size} pixels and cannot take "
             f"image_size = {image_size}: {error}"
         ) from error
-    settings = dataclasses.replace(trained.settings, image_size=image_size)
+    settings = dataclasses.replace(trained.settings, eval_size=image_size)
     return dataclasses.replace(trained, settings=settings)
 
 
@@ -152,9 +152,10 @@ def read_for(
     require_unit(source, trained.facts.pixels, "the training")
     dataset = ImageDataset(
         source,
-        image_size=trained.settings.image_size,
+        image_size=trained.image_size,
         channels=trained.facts.channels,
         train=False,
+        crop=TrainingCrop(interpolation=trained.settings.crop),
         skip_bad=skip_bad_images > 0,
         keep=False,
     )
@@ -223,7 +224,7 @@ def predict(
         skip_bad_images: how many unreadable ones to leave out.
         download: fetch what is missing of a data set by name.
         flip_tta: average the probabilities of each image and its mirror image.
-        progress: show a bar on standard error, if that is a terminal.
+        progress: show a bar on a terminal or in a notebook.
         say: takes a line for each image that is left out.
 
     Yields:

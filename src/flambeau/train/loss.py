@@ -124,7 +124,7 @@ class AskedTeacher:
             )
         order = [theirs.classes.index(name) for name in ours.classes]
         self._order = None if theirs.classes == ours.classes else torch.tensor(order, device=device)
-        their_size = trained.settings.image_size
+        their_size = trained.image_size
         self._size = None if their_size == image_size else their_size
         # From the student's normalisation to the teacher's.
         std = torch.tensor(theirs.std, device=device).view(1, -1, 1, 1)

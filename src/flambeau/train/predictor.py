@@ -82,7 +82,7 @@ class Predictor:
         self.trained = trained
         self.model: nn.Module = trained.model
         self.classes = tuple(trained.facts.classes)
-        self.image_size = trained.settings.image_size
+        self.image_size = trained.image_size
 
     def __call__(self, images: Images, *, flip_tta: bool = False) -> Predictions:
         """Predict, 64 images at a time.
@@ -138,7 +138,10 @@ class Predictor:
         for k, image in enumerate(images):
             try:
                 stored = _stored(image) if kind == "uint8" else _stored_float(image, channels, kind)
-                eval_image(stored, size, channels=channels, out=x_NHWC[k])
+                eval_image(
+                    stored, size, channels=channels, interpolation=self.trained.settings.crop,
+                    out=x_NHWC[k],
+                )  # fmt: skip
             except DecodeError as error:
                 name = image if isinstance(image, str | Path) else f"image {first + k}"
                 raise InputError(f"{name}: {error}") from error

@@ -339,8 +339,9 @@ class Run:
             return
         # Workers first: they have been signalled, too, and stay only for a while.
         self._loop.stream = None
-        self._save(wait=True)
-        self.progress.say_saved(signal, step=self.state.step, folder=self.folder.path)
+        if self._recorder.has_time_to_save(another=self._loop.saved_step != self.state.step):
+            self._save(wait=True)
+            self.progress.say_saved(signal, step=self.state.step, folder=self.folder.path)
         ending = FLAG.answer()
         self.close()
         raise ending

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flambeau.data.sources.data_names import check_download
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
@@ -103,6 +104,7 @@ def _open(
 ) -> tuple[ResolvedSettings, DataFacts, Source, Source]:
     """The settings of a run, new or stored, with nothing left open, the facts of its data, and these."""
     told = stored or settings
+    check_download(settings.download, *([] if told.data is None else [told.data]))
     if told.download:
         ranks.first(lambda: bool(open_data(told)))  # one fetches, all read
     train, val = ranks.each(lambda: open_data(told))

@@ -1,6 +1,6 @@
 """What `flambeau verify` says of a run: nothing is changed in it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.train.build.data import reopen_data
 from flambeau.train.build.device import pick_device, use_threads
+from flambeau.train.checkpoints.json_file import dataset_facts
 from flambeau.train.checkpoints.metrics_log import crc32_of
 from flambeau.train.checkpoints.published_weights import are_whole, published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.settings.config_file import from_stored
-from flambeau.train.weights.readers import read_safetensors
+from flambeau.train.weights.safetensors_file import read_safetensors
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,7 @@ def inspect_run(path: Path) -> Inspection:
         InputError: not a run folder.
     """
     folder = RunFolder(path)
-    if not path.exists():
-        raise InputError(f"{path} does not exist: give the folder of a run")
-    stored = folder.read_config()
-    if stored is None:
-        raise InputError(f"{path} is not a run folder: there is no config.toml in it")
+    stored = folder.read_existing()
     lines: list[str] = []
     damaged, newest = 0, None
     for checkpoint in checkpoint_folders(folder.checkpoints):
@@ -60,6 +57,7 @@ def inspect_run(path: Path) -> Inspection:
         said = {None: "readable", True: "whole", False: "DAMAGED, not what the run has left"}[whole]
         lines.append(f"model.safetensors: {said} ({result.weights} weights, step {result.step})")
         lost = _lost_metrics(folder, newest or {})
+        lost += _unreadable_facts(folder, stored)
         lines += [f"DAMAGED: {reason}" for reason in lost]
         lines.append("finished: there is nothing to resume")
         return Inspection(lines, good=not damaged and whole is not False and not lost)
@@ -95,6 +93,16 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
     except InputError as error:
         reasons.append(str(error).splitlines()[0])
     return reasons
+
+
+def _unreadable_facts(folder: RunFolder, stored: Mapping[str, Any]) -> list[str]:
+    """Why dataset.json, which a prediction needs, cannot be read; a script's run has none."""
+    try:
+        if "model" in stored:
+            dataset_facts(folder.dataset)
+    except ValueError as error:
+        return [f"{folder.dataset.name} cannot be read: {error}"]
+    return []
 
 
 def _lost_metrics(folder: RunFolder, newest: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
-from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
+from torchvision.transforms import CenterCrop, InterpolationMode, RandomResizedCrop, Resize
 
 from flambeau.data.images.decode import Picture
 from flambeau.data.images.native import kernel as native
@@ -240,6 +240,23 @@ def test_settings_of_encoded_images_and_of_the_result():
     assert zoomed.std() < train_image(picture(90, 90), 3, 32, crop=TrainingCrop(flip=False)).std()
 
 
+@pytest.mark.parametrize("encoded", [False, True])
+def test_bicubic_crops_are_pillows(encoded):
+    """Also of a JPEG, whose bilinear crops the kernel resizes."""
+    pixels = picture(90, 120)
+    crop = TrainingCrop(flip=False, scale=(0.3, 0.3), interpolation="bicubic")
+    data = jpeg(pixels) if encoded else pixels
+    whole = np.array(Image.open(io.BytesIO(data))) if encoded else pixels
+    for seed in SEEDS[:20].tolist():
+        top, left, height, width = random_resized_crop_box(90, 120, seed, scale=(0.3, 0.3))
+        box = Image.fromarray(whole[top : top + height, left : left + width])
+        theirs = np.array(box.resize((32, 32), Image.Resampling.BICUBIC)).astype(int)
+        ours = train_image(data, seed, 32, channels=3, crop=crop)
+        assert np.abs(ours - theirs).max() <= 1
+        bilinear = train_image(data, seed, 32, channels=3, crop=TrainingCrop(False, (0.3, 0.3)))
+        assert np.abs(bilinear - theirs).max() > 1
+
+
 def test_read_only_pixels_and_mapped_ones_are_left_alone(tmp_path):
     np.save(tmp_path / "images.npy", np.stack([picture(40, 50), picture(40, 50)]))
     mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
@@ -250,13 +267,15 @@ def test_read_only_pixels_and_mapped_ones_are_left_alone(tmp_path):
     np.testing.assert_array_equal(eval_image(mapped[1], 40), eval_image(picture(40, 50), 40))
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize(
     ("height", "width"), [(90, 120), (121, 90), (30, 31), (300, 299), (77, 200), (37, 53)]
 )
-def test_an_evaluation_image_is_resized_and_cropped_as_by_torchvision(height, width):
+def test_an_evaluation_image_is_resized_and_cropped_as_by_torchvision(height, width, interpolation):
     pixels = picture(height, width)
-    theirs = CenterCrop(28)(Resize(32)(Image.fromarray(pixels)))
-    ours = eval_image(pixels, 28)
+    resize = Resize(32, InterpolationMode(interpolation))
+    theirs = CenterCrop(28)(resize(Image.fromarray(pixels)))
+    ours = eval_image(pixels, 28, interpolation=interpolation)
     assert ours.flags.c_contiguous
     difference = np.abs(ours.astype(int) - np.array(theirs))
     assert difference.max() <= 1
@@ -294,9 +313,9 @@ def test_small_odd_images_are_resized_like_by_floating_point():
 def test_a_line_of_pixels_is_evaluated_without_filling_the_memory(monkeypatch):
     asked = []
 
-    def spy(pixels, height, width, **settings):
+    def spy(pixels, height, width, *more, **settings):
         asked.append((height, width))
-        return resize(pixels, height, width, **settings)
+        return resize(pixels, height, width, *more, **settings)
 
     resize = module._resize
     monkeypatch.setattr(module, "_resize", spy)

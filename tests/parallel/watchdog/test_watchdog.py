@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from flambeau.parallel.watchdog.failure_detector import Member, Pace
+from flambeau.parallel.watchdog.failure_detector import FailureDetector, Member, Pace
+from flambeau.parallel.watchdog.heartbeat import Heartbeat, ProgressTracker
 from flambeau.parallel.watchdog.watchdog import LOST_PEER, Watchdog
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs fork and /proc")
@@ -292,6 +293,20 @@ def test_a_process_that_cannot_run_is_named_with_its_last_stack_and_killed(
     assert "has been silent for 1 s, last seen waiting for data; " in said
     assert "in here_it_stops" in said
     assert said.count("flambeau:") == 1
+
+
+def test_a_silent_rank_is_told_by_how_far_the_others_are() -> None:
+    """Between two heartbeats there may be many steps: the last one is not where the rank is."""
+    progress = ProgressTracker(timeout_s=1, tick_s=1)
+    detector = FailureDetector(Member(0, 2, "a"), progress, Pace())
+    last = Heartbeat(1, 0, 0, "starting", 0.0, False)
+    for point, told in [
+        (5, "starting; rank 0, which waits for it, is 5 steps further (in the forward pass)"),
+        (1, "starting; rank 0, which waits for it, is 1 step further (in the forward pass)"),
+        (0, "starting"),
+    ]:
+        own = Heartbeat(9, point, 2, "in the forward pass", 9.0, True)
+        assert detector._silence_text([1], last, own).endswith(f"for 4 s, last seen {told}")
 
 
 def test_of_ranks_that_have_come_equally_far_the_odd_one_is_named(

@@ -88,7 +88,16 @@ def test_nothing_is_left_open() -> None:
     # Without effect on this schedule and optimizer.
     of_others = {"patience", "plateau_factor", "gamma", "milestones", "betas"}
     of_others |= {"crop_scale", "class_weights"}  # these images are moved, and of even classes
-    of_others |= {"extend", "weights", "head_lr", "teacher", "teacher_weight", "temperature"}
+    of_others |= {
+        "extend",
+        "eval_size",
+        "stop_within",
+        "weights",
+        "head_lr",
+        "teacher",
+        "teacher_weight",
+        "temperature",
+    }
     assert left_open == {"data", "epochs"} | of_others  # the embedded data; said as duration
     assert "auto" not in as_dict(settings).values()
     assert canonical(settings) == settings

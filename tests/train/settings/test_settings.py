@@ -34,9 +34,9 @@ WRONG_TYPE: dict[type, list[Any]] = {
     bool: [1, 0.0, "true"],
 }
 LOWEST = {  # refused just below
-    "image_size": 8, "skip_bad_images": 0, "workers": 0, "epochs": 1, "batch_size": 1,
+    "image_size": 8, "eval_size": 8, "skip_bad_images": 0, "workers": 0, "epochs": 1, "batch_size": 1,
     "accumulate": 1, "keep": 1, "log_every": 1, "seed": 0, "patience": 0,
-    "early_stop": 0,
+    "early_stop": 0, "retry_workers": 0,
 }  # fmt: skip
 RANGES = {  # good, then refused
     "ema": ([0, 0.5, 0.9999], [1, 1.5]),
@@ -294,6 +294,8 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "recompute": "layer*.*",
         "extend": "2ep",
         "compile": "default",
+        "retry_workers": 2,
+        "stop_within": "30s",
     }
     assert differences(stored, {**stored, **neutral}) == []
     assert {n for n, f in FIELDS.items() if f.metadata["neutral"]} == set(neutral)

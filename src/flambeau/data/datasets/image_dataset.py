@@ -46,7 +46,7 @@ class ImageDataset(SeededDataset):
         train: augment, and replace bad images; False for evaluation.
         skip_bad: go on after an image that cannot be read or decoded. In training the next readable one of
             the source stands in for it, with the seed of the bad one; in evaluation it is left out.
-        crop: of training images.
+        crop: of training images; its interpolation is that of evaluation, too.
         augmentation: of training images, after crop and flip; none for floating-point pixels.
         keep: small images once they are decoded; False where each is asked for once, so that the first batch
             does not wait for the last image.
@@ -210,4 +210,7 @@ class ImageDataset(SeededDataset):
             if self.augmentation:
                 out.numpy()[:] = self.augmentation(out.numpy(), seed)
         else:
-            eval_image(data, self.image_size, channels=self.channels, out=out)
+            eval_image(
+                data, self.image_size, channels=self.channels,
+                interpolation=self.crop.interpolation, out=out,
+            )  # fmt: skip

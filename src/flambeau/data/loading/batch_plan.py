@@ -1,5 +1,6 @@
 """Which samples make up which batch, from any epoch and position on, and which part a worker is asked for."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -77,6 +78,7 @@ class BatchPlan(Sampler[BatchPart]):
         repeats: a sample may come several times in an epoch.
         length: samples per epoch.
         epoch, position: the point: an epoch, and samples of it that are already consumed.
+        skip: parts of the batch there that are consumed too.
         epochs: how many in all; None for ever.
     """
 
@@ -89,21 +91,25 @@ class BatchPlan(Sampler[BatchPart]):
         length: int,
         epoch: int,
         position: int,
+        skip: int = 0,
         epochs: int | None,
     ) -> None:
         self._layout, self._order, self._length = layout, order, length
         self._epoch, self._position, self._epochs = epoch, position, epochs
-        self._repeats = repeats
+        self._repeats, self._skip = repeats, skip
 
     def __iter__(self) -> Iterator[BatchPart]:
         epoch, position, size = self._epoch, self._position, self._layout.global_batch_size
+        skip = self._skip
         while self._epochs is None or epoch < self._epoch + self._epochs:
             order = self._order(epoch)
             draws = _numbered(order) if self._repeats else order
             while position < self._length:
                 stop = min(position + size, self._length)
-                yield from self._parts(epoch, (order, draws), position, stop)
-                position = stop
+                yield from itertools.islice(
+                    self._parts(epoch, (order, draws), position, stop), skip, None
+                )
+                position, skip = stop, 0
             epoch, position = epoch + 1, 0
 
     def _parts(

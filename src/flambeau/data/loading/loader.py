@@ -9,7 +9,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -21,10 +21,10 @@ from flambeau.data.loading.batch_samples import count_samples
 from flambeau.data.loading.micro_batch import MicroBatch, settle_before_fork
 from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.data.loading.seeded_dataset import SeededDataset
-from flambeau.data.loading.workers.processes import Workers, errors_kept, signals_held
+from flambeau.data.loading.workers.processes import Restarts, Workers, errors_kept, signals_held
 from flambeau.data.loading.workers.progress import hold_deaths, reading
 from flambeau.data.loading.workers.transport import Uncollated, has_room, pinned, received, to_send
-from flambeau.errors import InputError
+from flambeau.errors import InputError, WorkerLost
 from flambeau.recipes.data.sample_order import sample_order, sample_seeds
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 
@@ -41,6 +41,7 @@ class ReadOptions:
         stall_timeout: seconds after which a worker that still reads the same sample is given up; 0 is never.
         ahead: batches of a SeededDataset that a thread reads meanwhile, without workers; None for 2 with
             `pin_memory`, as a GPU would wait for them, else 0.
+        restarts: of workers that died or stalled.
     """
 
     workers: int = 0
@@ -48,6 +49,7 @@ class ReadOptions:
     pin_memory: bool = False
     stall_timeout: float = 60.0
     ahead: int | None = None
+    restarts: Restarts = field(default_factory=Restarts)
 
 
 _DEFAULT = ReadOptions()
@@ -95,12 +97,18 @@ class Loader:
         self._layout, self._seed, self._shuffle = layout, seed, shuffle
         self._dataset, self._on_bad, self._sampler = dataset, on_bad, sampler
         self._pins, self._ahead = _pins_and_ahead(dataset, reading)
-        # Before the other ranks miss this one: they would name the rank, and not its worker.
-        earlier = 0.8 if layout.world > 1 else 1.0
-        self._workers = Workers(
-            reading.workers, stall_timeout=earlier * reading.stall_timeout, describe=self.describe
-        )
+        self._reading = reading
+        self._workers = self._new_workers()
         self._fetch = _Fetch(dataset, seed, reading.collate, reading.workers)
+
+    def _new_workers(self) -> Workers:
+        # Before the other ranks miss this one: they would name the rank, and not its worker.
+        earlier = 0.8 if self._layout.world > 1 else 1.0
+        return Workers(
+            self._reading.workers,
+            stall_timeout=earlier * self._reading.stall_timeout,
+            describe=self.describe,
+        )
 
     @property
     def are_shares(self) -> bool:
@@ -151,15 +159,31 @@ class Loader:
             position: samples of it that are already consumed.
             epochs: how many in all; None for ever.
         """
-        plan = BatchPlan(
-            self._layout,
-            self.order,
-            repeats=self._sampler is not None,
-            length=self.length,
-            epoch=epoch,
-            position=position,
-            epochs=epochs,
-        )
+        last, skip = None if epochs is None else epoch + epochs, 0
+        while True:
+            plan = BatchPlan(
+                self._layout, self.order, repeats=self._sampler is not None, length=self.length,
+                epoch=epoch, position=position, skip=skip,
+                epochs=None if last is None else last - epoch,
+            )  # fmt: skip
+            try:
+                for micro in self._micro_batches(plan):
+                    # Where new workers would begin, if these are lost.
+                    skip += 1
+                    if micro.ends_batch:
+                        epoch, position, skip = *self._end_of_batch(epoch, position), 0
+                    yield micro
+                return
+            except WorkerLost as error:
+                self._reading.restarts.take(error)
+                self._workers = self._new_workers()
+
+    def _end_of_batch(self, epoch: int, position: int) -> tuple[int, int]:
+        """The point after the global batch that begins at another one."""
+        end = position + self._layout.global_batch_size
+        return (epoch, end) if end < self.length else (epoch + 1, 0)
+
+    def _micro_batches(self, plan: BatchPlan) -> Iterator[MicroBatch]:
         with contextlib.closing(self._fetched(plan)) as parts:
             for part, data, size, bad in parts:
                 if isinstance(data, InputError):

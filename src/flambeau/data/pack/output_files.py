@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from flambeau.data.pack.shard_plan import Unit
 from flambeau.data.sources.class_names import place_for_classes
-from flambeau.errors import InputError
+from flambeau.errors import InputError, why_no_json
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
 MANIFEST = ".pack.json"  # behind the name of DST
@@ -320,7 +320,7 @@ def _read_facts(path: Path, kinds: Mapping[str, type], remedy: str) -> dict[str,
             if not isinstance(name, str) or Path(name).name != name or name == "..":
                 raise ValueError(f"{name!r:.60} is no name of a file beside it")
     except (ValueError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path} is damaged: {error}\n{remedy}") from error
+        raise InputError(f"{path} is damaged: {why_no_json(error)}\n{remedy}") from error
     return facts
 
 

@@ -46,7 +46,7 @@ from flambeau.data.pack.writers import (
 )
 from flambeau.data.sources.format_table import FORMATS, endings_of
 from flambeau.data.sources.source import Source
-from flambeau.errors import DecodeError, InputError
+from flambeau.errors import DecodeError, InputError, require_folder
 from flambeau.terminal import CountBar
 
 _AHEAD = 4  # images in work for each thread, so that a large one does not hold up the others
@@ -298,8 +298,7 @@ def _check_crop(parts: Sequence[tuple[str, Source]], how: Conversion) -> None:
 def _check_place(src: Path, dst: Path) -> None:
     if not dst.name or dst.name.startswith("."):
         raise InputError(f"DST {dst} needs a name that does not begin with a dot")
-    if not dst.parent.is_dir():
-        raise InputError(f"{dst} cannot be made: there is no folder {dst.parent}")
+    require_folder(dst)
     if src.is_dir() and dst.resolve().is_relative_to(src.resolve()):
         raise InputError(
             f"{dst} would lie within the data {src}, and be read as part of it the next time\n"

@@ -29,7 +29,14 @@ from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
 from flambeau.data.sources.open_data import only_folder
 from flambeau.data.sources.tables.hugging_face import saved_files
-from flambeau.errors import DamagedData, DecodeError, InputError, UnsupportedImage, unreadable
+from flambeau.errors import (
+    DamagedData,
+    DecodeError,
+    InputError,
+    UnsupportedImage,
+    require_folder,
+    unreadable,
+)
 from flambeau.recipes.data.recordio import RecordWriter
 from flambeau.recipes.data.tar_shards import TarWriter
 from flambeau.recipes.data.tfrecord import TFRecordWriter
@@ -298,8 +305,7 @@ def check_salvage(path: Path, kind: str, dst: Path) -> None:
         )
     if dst.exists():
         raise InputError(f"{dst} exists\nName another file to save the good records in")
-    if not dst.parent.is_dir():
-        raise InputError(f"{dst} cannot be made: there is no folder {dst.parent}")
+    require_folder(dst)
 
 
 def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:

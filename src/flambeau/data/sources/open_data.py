@@ -12,6 +12,7 @@ import torch
 
 from flambeau.data.images.stand_ins import stand_in_at
 from flambeau.data.sources.data_home import data_home
+from flambeau.data.sources.data_names import check_download, is_named, refuse_address
 from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,
     FolderSource,
@@ -44,8 +45,6 @@ _EXPECTED = (
 )
 
 _TO_PREDICT = f"an image, a folder of images, or packed images: {_ENDINGS}"
-
-_NAMED = ("torchvision:", "hf:")
 
 # Lower case; of several validation folders the first in this list is taken.
 _TRAIN_FOLDERS = ("train", "training")
@@ -126,6 +125,7 @@ def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -
     Raises:
         InputError: a class that the model does not know, or whatever else is wrong with the data.
     """
+    check_download(download, path)
     named = _open_named(path, download=download)
     if named is not None:
         return _with_classes(named[1] or named[0], tuple(classes), "the model")
@@ -168,6 +168,7 @@ def open_unlabelled(
     Raises:
         InputError: whatever is wrong with one of the paths.
     """
+    check_download(download, *paths)
     opened = []
     for is_image, group in groupby(paths, _is_single_image):
         if is_image:
@@ -177,11 +178,6 @@ def open_unlabelled(
         else:
             opened += [_open_unlabelled(path, classes, download, say) for path in group]
     return opened
-
-
-def is_named(data: str | Path) -> bool:
-    """Whether DATA is a data set by name, not a path."""
-    return str(data).startswith(_NAMED)
 
 
 def _open_named(
@@ -270,6 +266,7 @@ def _open_images(folder: Path, classes: Sequence[str], say: Callable[[str], obje
 
 
 def _require(path: Path, expected: str = _EXPECTED) -> None:
+    refuse_address(path)
     try:
         if path.is_dir() or kind_of(path) is not None or shards_of(path):
             return

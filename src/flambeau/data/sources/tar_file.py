@@ -17,7 +17,7 @@ from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.index_cache import Arrays, joined, split_texts, stored_index
 from flambeau.data.sources.listing import PARTS, numbers_or_words, split
 from flambeau.data.sources.source import Source
-from flambeau.errors import InputError, unreadable
+from flambeau.errors import InputError, unreadable, why_no_json
 from flambeau.recipes.data.tar_shards import ShardError, TarIndex, TarReader, index_tar
 
 _IMAGES = {suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES}
@@ -207,7 +207,7 @@ def _json_label(reader: TarReader, sample: int) -> str | None:
     try:
         values = json.loads(reader.read(sample, "json"))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is not JSON: {error}\nMake it again") from error
+        raise InputError(f"{where} cannot be read: {why_no_json(error)}\nMake it again") from error
     if not isinstance(values, dict):
         return None
     label = values.get("label", values.get("class"))

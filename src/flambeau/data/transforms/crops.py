@@ -28,6 +28,9 @@ from flambeau.errors import DecodeError
 CROP_SCALE = (0.25, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)  # width over height
 
+# How far the filters reach to each side, in pixels of the smaller of the two images.
+_REACH = {"bilinear": 1, "bicubic": 2}
+
 # Share of the shorter side that the evaluation crop keeps: 224 of 256, as in most published results.
 EVAL_SHARE = 0.875
 
@@ -48,11 +51,13 @@ class TrainingCrop:
         scale: smallest and largest part of the area that a random resized crop keeps, within (0, 1].
         padding: how far small images, which are not resized, are moved each way, pixels; None for an eighth
             of their side.
+        interpolation: by which crops are resized, those of evaluation too: 'bilinear' or 'bicubic'.
     """
 
     flip: bool = True
     scale: tuple[float, float] = CROP_SCALE
     padding: int | None = None
+    interpolation: str = "bilinear"
 
     def padding_of(self, side: int) -> int:
         """How far images of this side are moved, pixels."""
@@ -149,16 +154,23 @@ def train_image(
         out = torch.empty(size, size, channels or _channels_of(data), dtype=_type_of(data))
     _check_type(data, out)
     result = out.numpy()
-    if not picture.resize_part(part, result, scale_eighths=eighths, mirror=mirror):
+    if crop.interpolation != "bilinear" or not picture.resize_part(
+        part, result, scale_eighths=eighths, mirror=mirror
+    ):
         pixels = picture.pixels(part, channels=result.shape[2], scale_eighths=eighths)
-        _resize(pixels, size, size, out=out)
+        _resize(pixels, size, size, crop.interpolation, out=out)
         if mirror:
             _mirror(out)
     return result
 
 
 def eval_image(
-    data: Stored, size: int, *, channels: int | None = None, out: Tensor | None = None
+    data: Stored,
+    size: int,
+    *,
+    channels: int | None = None,
+    interpolation: str = "bilinear",
+    out: Tensor | None = None,
 ) -> Pixels:
     """The shorter side resized to round(size / 0.875), then the centre; no randomness.
 
@@ -169,6 +181,7 @@ def eval_image(
         data: a whole image file, or pixels (H, W, C) uint8 or float32.
         size: side of the result, pixels.
         channels: 1 for grey, 3 for RGB; may be left out with pixels: then as many as they have.
+        interpolation: 'bilinear' or 'bicubic'.
         out: (size, size, C) of their type, contiguous: where to write the result.
 
     Returns:
@@ -202,16 +215,16 @@ def eval_image(
         else (shorter * height // width, shorter)
     )
     first_row, first_column = (_centred(side, size) for side in sides)
-    row, rows_used = _sources(first_row, size, rows, sides[0])
-    column, columns_used = _sources(first_column, size, columns, sides[1])
+    row, rows_used = _sources(first_row, size, rows, sides[0], interpolation)
+    column, columns_used = _sources(first_column, size, columns, sides[1], interpolation)
     # What is not decoded stays undefined in here, and what it becomes is cut off below.
     canvas = np.empty((rows, columns, channels), out.numpy().dtype)
     box = (top + row, left + column, rows_used, columns_used)
     canvas[row : row + rows_used, column : column + columns_used] = picture.pixels(
         box, channels=channels, scale_eighths=eighths
     )
-    resized = _resize(canvas, *sides).numpy()
-    out.numpy()[:] = resized[first_row : first_row + size, first_column : first_column + size]
+    resized = _resize(canvas, *sides, interpolation)
+    out[:] = resized[first_row : first_row + size, first_column : first_column + size]
     return out.numpy()
 
 
@@ -248,8 +261,10 @@ def _scaled(box: Box, scale_eighths: int) -> Box:
     return top, left, bottom - top, right - left
 
 
-def _resize(pixels: Pixels, height: int, width: int, *, out: Tensor | None = None) -> Tensor:
-    """Resized with antialiasing, (height, width, C): F.interpolate's operator, for the sake of `out`."""
+def _resize(
+    pixels: Pixels, height: int, width: int, interpolation: str, *, out: Tensor | None = None
+) -> Tensor:
+    """Resized with antialiasing, (height, width, C): F.interpolate's operators, for the sake of `out`."""
     channels = pixels.shape[2]
     # Copied unless its strides are the usual ones. Of a view whose sides of length 1 have others, which
     # count as contiguous, torch 2.15's uint8 kernel reads out of bounds: a segmentation fault.
@@ -257,9 +272,15 @@ def _resize(pixels: Pixels, height: int, width: int, *, out: Tensor | None = Non
         pixels = pixels.copy()
     if out is None:
         out = torch.empty(height, width, channels, dtype=_type_of(pixels))
-    torch.ops.aten._upsample_bilinear2d_aa.out(
-        _as_batch(torch.from_numpy(pixels)), [height, width], False, None, None, out=_as_batch(out)
-    )
+    source, target = _as_batch(torch.from_numpy(pixels)), _as_batch(out)
+    if interpolation == "bicubic":
+        torch.ops.aten._upsample_bicubic2d_aa.out(
+            source, [height, width], False, None, None, out=target
+        )
+    else:
+        torch.ops.aten._upsample_bilinear2d_aa.out(
+            source, [height, width], False, None, None, out=target
+        )
     return out
 
 
@@ -290,9 +311,11 @@ def _centred(length: int, part: int) -> int:
     return round((length - part) / 2)
 
 
-def _sources(first: int, count: int, length: int, resized: int) -> tuple[int, int]:
+def _sources(
+    first: int, count: int, length: int, resized: int, interpolation: str
+) -> tuple[int, int]:
     """The part of a side that `count` positions from `first` on of the resized side are computed from."""
     step = length / resized
-    reach = max(step, 1.0) + 1  # of the filter, and one more against rounding
-    low = max(0, math.floor(first * step - reach))
-    return low, min(length, math.ceil((first + count) * step + reach)) - low
+    around = _REACH[interpolation] * max(step, 1.0) + 1  # one more against rounding
+    low = max(0, math.floor(first * step - around))
+    return low, min(length, math.ceil((first + count) * step + around)) - low

@@ -79,7 +79,8 @@ class Failure:
         """The cause and the stack, as printed."""
         if not self.stack:
             return self.cause
-        return f"{self.cause}; where rank {self.ranks[0]} is, newest call last:\n{self.stack}"
+        then = "was then" if self.is_silent else "is"
+        return f"{self.cause}; where rank {self.ranks[0]} {then}, newest call last:\n{self.stack}"
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class FailureDetector:
         self._before = stalled_s, after
         ranks = silent_ranks(before, after)
         if ranks:
-            cause = self._silence_text(ranks, after[ranks[0]])
+            cause = self._silence_text(ranks, after[ranks[0]], after[self._rank])
             return client.call(self._reporting(ranks, cause, is_silent=True))
         ranks = [] if has_lost_peer else straggler_ranks(after)
         if len(ranks) > 1:
@@ -271,11 +272,18 @@ class FailureDetector:
     def _killed(self, rank: int) -> str:
         return f"{self.name(rank)} was killed"
 
-    def _silence_text(self, ranks: Sequence[int], beat: Heartbeat | None) -> str:
+    def _silence_text(
+        self, ranks: Sequence[int], beat: Heartbeat | None, own: Heartbeat | None
+    ) -> str:
         who = self._names(ranks)
         if beat is None:
             return f"{who} not started at all"
-        return f"{who} been silent for {self._pace.silent_s:.0f} s, last seen {beat.phase}"
+        text = f"{who} been silent for {self._pace.silent_s:.0f} s, last seen {beat.phase}"
+        # A heartbeat a second: short steps have gone on since, as this rank, which waits for it, knows.
+        if own is None or (further := own.point - beat.point) <= 0:
+            return text
+        steps = f"{further} step{'s' * (further > 1)} further"
+        return f"{text}; rank {self._rank}, which waits for it, is {steps} ({own.phase})"
 
     def _stall_text(self, ranks: Sequence[int], beat: Heartbeat) -> str:
         return (

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+_PLAIN = str, bytes, int, float, set, frozenset, type(None)  # which are not looked into
 # Characters of a name, and of all names: a file with more is not meant to be listed.
 _LONGEST, _MOST = 2000, 100_000_000
 # Averaged weights last: who needs them asks for them. Chosen by what the named projects write.
@@ -71,6 +72,8 @@ def places_in(value: Any) -> Iterator[tuple[str, Any]]:
             elif id(item) not in seen:
                 seen.add(id(item))
                 yield place, item
+                if isinstance(item, _PLAIN):
+                    continue
                 # A name that is too long already stays just that, however deep it goes on.
                 todo.append((f"{place[: _LONGEST + 1]}." if place else "", _children(item)))
                 break

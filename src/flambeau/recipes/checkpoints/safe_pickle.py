@@ -24,7 +24,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 _MAX_OPS = 20_000_000  # some GB of memory at worst; a checkpoint of 10 000 tensors has 400 000
-_MAX_MADE = 1_000_000  # opcodes that make or fill something, 10 s to build; a tensor has eight
+_MAX_MADE = 1_000_000  # opcodes that make or fill something, 3 s to follow; a tensor has eight
 _MAX_DEPTH = 100  # of containers in each other; real ones stay below 40
 # Tuples as keys: hash() of one runs over all of it each time, and many of equal hash are easily made.
 _MAX_KEY_PARTS, _MAX_TUPLE_KEYS = 16, 10_000
@@ -75,7 +75,7 @@ class Contents:
         refused: those of them that `load_pickle` does not build; pickle.load would run them.
         not_read: what is no object and yet not built, such as 'a sparse tensor'.
         weights_only: whether torch.load(weights_only=True) reads it without further permission.
-        value: what `load_pickle` gives with drop_objects, its tensors on 'meta': without values.
+        value: what `load_pickle` gives with drop_objects, its tensors on 'meta' (without values) or mapped.
     """
 
     container: str
@@ -87,11 +87,12 @@ class Contents:
     value: Any
 
 
-def pickle_contents(path: Path) -> Contents:
+def pickle_contents(path: Path, *, mapped: bool = False) -> Contents:
     """List what a pickle-based file holds; nothing is imported, called or written to disk.
 
     Args:
         path: of torch.save (.pth, .pt, .pth.tar, .bin, of any age) or pickle.dump (Python 2 or 3).
+        mapped: with the values of the tensors, as `load_pickle` gives them if mapped, checked and dropped.
 
     Returns:
         Its contents; a file that names dangerous things is listed, not refused.
@@ -108,8 +109,8 @@ def pickle_contents(path: Path) -> Contents:
         >>> contents.container, contents.refused, contents.weights_only, contents.value["weight"].shape
         ('zip', (), True, torch.Size([2, 3]))
     """
-    with _parsed(path) as parsed:
-        builder = _Builder(parsed, drop=True, mapped=None)
+    with _parsed(path, checked=mapped) as parsed:
+        builder = _Builder(parsed, drop=True, mapped=mapped or None)
         built, refused = builder.build(parsed.root), parsed.refused()
         known = (_OLD_NAMES.get(name, name) for name in parsed.names)
         plain = not refused and all(name[:6] == "torch." or name in _TORCH for name in known)
@@ -168,19 +169,19 @@ def plain_pickle(data: bytes) -> Any:
     return _Builder(parsed, drop=False).build(parsed.root)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Name:
     path: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Storage:
     dtype: torch.dtype
     key: str
     size: int  # in elements
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Made:
     """The record of a call: of what, with what, and what was then put into its result."""
 
@@ -188,8 +189,12 @@ class _Made:
     args: Any
     kwargs: Any = None
     state: Any = None
-    items: list[Any] = field(default_factory=list)
-    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    items: Any = ()  # a list once there are some: a million empty ones are seconds of the collector
+    pairs: Any = ()
+
+    def extend(self, items: list[Any]) -> None:
+        self.items = self.items or []
+        self.items += items
 
 
 class _Machine:
@@ -210,19 +215,16 @@ class _Machine:
         self.memo: dict[int, Any] = {}
         try:
             for _ in range(_MAX_OPS):
-                opcode = _OPCODES[self.file.read(1)]
-                if opcode.name in _TAKES and next(self.made) == _MAX_MADE:
+                name, read = _OPCODES[self.file.read(1)]
+                if name in _TAKES and next(self.made) == _MAX_MADE:
                     raise NotSupported(f"too large to be checked: it makes over {_MAX_MADE} things")
-                if opcode.name == "STOP":
+                if name == "STOP":
                     return self.stack.pop()
-                read = opcode.arg and opcode.arg.reader  # the one of STRING knows ASCII alone
-                read = _python2_string if opcode.name == "STRING" else read
-                self.step(opcode.name, read(self.file) if read else None)
+                self.step(name, read(self.file) if read else None)
         except PickleRefused:
             raise
         except _MISUSE as error:
-            what = f"{type(error).__name__} at byte {self.file.tell()}"
-            raise PickleRefused(f"no whole pickle: {what}") from error
+            raise PickleRefused(f"no whole pickle: damaged at byte {self.file.tell()}") from error
         raise NotSupported(f"too large to be checked: it has over {_MAX_OPS} opcodes")
 
     def step(self, name: str, argument: Any) -> None:
@@ -243,8 +245,7 @@ class _Machine:
             case "SETITEM" | "SETITEMS":
                 self.put_items(items, self.stack[-1])
             case "APPEND" | "APPENDS" | "ADDITEMS":
-                target = self.stack[-1]
-                (target if isinstance(target, list) else target.items).extend(items)
+                self.stack[-1].extend(items)
             case "MARK":
                 self.marks.append(len(self.stack))
             case "POP":
@@ -252,8 +253,8 @@ class _Machine:
                 (self.marks if at_mark else self.stack).pop()
             case "DUP":
                 push(self.stack[-1])
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                push({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
+            case "NEWTRUE" | "NEWFALSE":
+                push(name == "NEWTRUE")
             case "PROTO":
                 self.protocol = argument
             case "POP_MARK" | "FRAME":
@@ -276,13 +277,12 @@ class _Machine:
             case "OBJ":
                 self.call(items[0], tuple(items[1:]))
             case "EMPTY_SET" | "FROZENSET":
-                kind = name.lower().removeprefix("empty_")
-                push(_Made(_Name(f"builtins.{kind}"), (), items=items))
+                push(_Made(_SETS[name], (), items=items or ()))
             case "EXT1" | "EXT2" | "EXT4":
                 push(self.name("copyreg", f"extension {argument}"))
             case "BINPERSID" | "PERSID" | "NEXT_BUFFER" | "READONLY_BUFFER":
                 push(self.persistent(items[0] if items else None))  # None is refused
-            case _:  # of a number, a string or bytes
+            case _:  # of a number, a string, bytes or None
                 push(argument)
 
     def take(self, count: int | None) -> list[Any]:
@@ -327,7 +327,8 @@ class _Machine:
             if isinstance(target, dict):
                 target[self.checked_key(key)] = value
             else:
-                target.pairs.append((key, value))  # which a _Made alone has
+                target.pairs = target.pairs or []  # which a _Made alone has
+                target.pairs.append((key, value))
         return target
 
     def persistent(self, pid: Any) -> Any:
@@ -347,7 +348,14 @@ class _Machine:
         return storage
 
 
-_OPCODES: dict[bytes, Any] = {o.code.encode("latin-1"): o for o in pickletools.opcodes}
+def _python2_string(file: Any) -> str:  # the reader of pickletools knows ASCII alone
+    raw = cast(bytes, pickletools.read_stringnl(file, decode=False))
+    return codecs.escape_decode(raw)[0].decode("latin-1")
+
+
+_OPCODES: dict[bytes, tuple[str, Any]] = {
+    o.code.encode("latin-1"): (o.name, o.arg and o.arg.reader) for o in pickletools.opcodes
+} | {b"S": ("STRING", _python2_string)}
 _TAKES = {  # how many items opcodes take off the stack; None: all behind the last mark
     **dict.fromkeys(("EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"), 0),
     **dict.fromkeys(("TUPLE1", "APPEND", "BINPERSID"), 1), "TUPLE3": 3, "NEWOBJ_EX": 3,
@@ -355,14 +363,10 @@ _TAKES = {  # how many items opcodes take off the stack; None: all behind the la
     **dict.fromkeys(("TUPLE", "LIST", "DICT", "FROZENSET", "APPENDS", "ADDITEMS", "SETITEMS"), None),
     **dict.fromkeys(("POP_MARK", "INST", "OBJ"), None),
 }  # fmt: skip
+_SETS = {"EMPTY_SET": _Name("builtins.set"), "FROZENSET": _Name("builtins.frozenset")}
 _CALLS = ("REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ")  # of the first item that they take
 _LOADER = _Name("torch.storage._load_from_bytes")  # calls torch.load: only ever followed here
 _RECONSTRUCTORS = (_Name("copy_reg._reconstructor"), _Name("copyreg._reconstructor"))
-
-
-def _python2_string(file: Any) -> str:
-    raw = cast(bytes, pickletools.read_stringnl(file, decode=False))
-    return codecs.escape_decode(raw)[0].decode("latin-1")
 
 
 class _KeyCheck:
@@ -378,8 +382,7 @@ class _KeyCheck:
         parts = key if isinstance(key, tuple) else (key,)
         self.num_tuples += parts is key
         if len(parts) > _MAX_KEY_PARTS or self.num_tuples > _MAX_TUPLE_KEYS:
-            many = f"over {_MAX_TUPLE_KEYS} keys are tuples"
-            raise NotSupported(f"a key is a tuple of {len(parts)}, or {many}")
+            raise NotSupported(f"a tuple of {len(parts)}, or over {_MAX_TUPLE_KEYS}, as keys")
         for part in parts:
             huge = isinstance(part, int) and part.bit_length() > 64
             if huge or not isinstance(part, str | bytes | int | float | None | _Name | _Made):
@@ -544,8 +547,7 @@ class _Builder:
         return mapping
 
     def pairs(self, pairs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        for key, value in pairs:
-            yield self.key(key), self.build(value)
+        return ((self.key(key), self.build(value)) for key, value in pairs)
 
     def key(self, key: Any) -> Any:
         built = self.build(key)
@@ -567,8 +569,7 @@ class _Builder:
         except PickleRefused:
             raise
         except _MISUSE as error:
-            what = f"{type(error).__name__}: {error}".splitlines()[0][:100]
-            raise PickleRefused(f"{name} with arguments that it does not take ({what})") from error
+            raise PickleRefused(f"{name} with arguments that it does not take") from error
 
     def _foreign(self, made: _Made, name: str) -> Any:
         if not self.drop:
@@ -598,9 +599,8 @@ class _Builder:
             whole = torch.empty(size_bytes, dtype=torch.uint8, device=device)
             if size_bytes and device == "cpu":
                 whole = torch.frombuffer(held, dtype=torch.uint8, count=size_bytes)
-            self.storages[key] = (
-                whole if self.mapped and whole.data_ptr() % 8 == 0 else whole.clone()
-            )
+            is_in_place = self.mapped and whole.data_ptr() % 8 == 0
+            self.storages[key] = whole if is_in_place else whole.clone()
         return self.storages[key][: size_bytes // dtype.itemsize * dtype.itemsize].view(dtype)
 
 

@@ -182,11 +182,12 @@ def _matching(model: nn.Module, patterns: Collection[str]) -> tuple[set[Paramete
         inside = [module for name, module in modules.items() if fnmatchcase(name, pattern)]
         alone = [parameter for name, parameter in named.items() if fnmatchcase(name, pattern)]
         if not inside and not alone:
-            names = [*modules, *named]
-            near = difflib.get_close_matches(pattern.strip("*."), names, n=3, cutoff=0.0)
+            near = difflib.get_close_matches(pattern.strip("*."), [*modules, *named], n=3)
+            nearest = f"the nearest names are {', '.join(map(repr, near))}; " if near else ""
+            parts = [repr(name) for name, _ in model.named_children()][:10]
             raise ValueError(
-                f"{pattern!r} matches no module and no parameter of the model; the nearest names are "
-                + ", ".join(map(repr, near))
+                f"{pattern!r} matches no module and no parameter of the model; {nearest}its parts are "
+                + (", ".join(parts) or "none")
             )
         for module in inside:
             matched |= set(module.modules())

@@ -96,6 +96,11 @@ def _check_crop(settings: Settings, size: int, *, moved: bool) -> None:
             f"{without_effect} has no effect on images that {are} all of {size} x {size}, and at most "
             f"{SMALL_SIDE}: leave it out"
         )
+    if moved and settings.crop != "bilinear" and settings.eval_size in (None, size):
+        raise InputError(
+            f"crop = {settings.crop!r} has no effect on images that are all of {size} x {size}; they are not "
+            "resized: leave it out"
+        )
     if settings.padding is not None and settings.padding >= size:
         raise InputError(f"padding = {settings.padding} must be below the image size, {size}")
 

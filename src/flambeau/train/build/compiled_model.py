@@ -1,8 +1,7 @@
 """The model of `--compile`: torch.compile with a graph for each batch size, made before training begins."""
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from flambeau.data.loading.batch_plan import BatchLayout, share_sizes
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.amp_step import autocast
+from flambeau.train.build.model import kept_as_is
 from flambeau.train.loop.evaluation import generators_restored
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 
@@ -58,8 +58,9 @@ def warm_up(
     parameters = [p for p in model.parameters() if p.requires_grad]
     train, val = data
     shape = (train.image_size, train.image_size, train.channels)
+    evaluated = (val.image_size, val.image_size, val.channels)
     try:
-        with generators_restored(), _as_it_was(model):
+        with generators_restored(), kept_as_is(model):
             model.train()
             for size in _sizes(len(train), settings, ranks, accumulate=settings.accumulate):
                 ranks.beat(f"compiling the model for {size} images")
@@ -70,7 +71,7 @@ def warm_up(
             for size in _sizes(len(val), settings, ranks, accumulate=1):
                 ranks.beat(f"compiling the model for {size} images of an evaluation")
                 with torch.no_grad(), autocast(device, settings.autocast):
-                    logits_of(_images(size, shape, device))
+                    logits_of(_images(size, evaluated, device))
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # among others what torch._dynamo raises
@@ -84,21 +85,6 @@ def warm_up(
 def _images(size: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Noise, channels_last in memory as batches are: for other strides another graph would be made."""
     return torch.randint(256, (size, *shape), dtype=torch.uint8).to(device).permute(0, 3, 1, 2)
-
-
-@contextlib.contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Afterwards the modes of all modules and their buffers, such as statistics, are as they were."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
 
 def _sizes(

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
 from flambeau.train.build.class_balance import class_weights
 from flambeau.train.build.device import pick_device
+from flambeau.train.checkpoints.json_file import dataset_facts
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.settings.resolved_settings import ResolvedSettings
@@ -67,10 +67,12 @@ class DataFacts:
             InputError: the file is missing or something else.
         """
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            return cls(**dataset_facts(path))
+        except (ValueError, TypeError) as error:
+            is_newer = isinstance(error, TypeError)
+            why = "it is of another version of flambeau" if is_newer else error
             raise InputError(
-                f"{path} cannot be read ({error}): is {path.parent} a run of flambeau train?"
+                f"{path} cannot be read: {why}; is {path.parent} a run of flambeau train?"
             ) from error
 
 
@@ -151,17 +153,18 @@ def datasets(
 ) -> tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]:
     """The two data sets of a run: held on its device where that pays and nothing asks for the CPU."""
     require_unit(val, pixel_kind(train), "the training images")
-    shape: Mapping[str, Any] = {"image_size": settings.image_size, "channels": facts.channels}
     augmentation = Augmentation(settings.augment, settings.color_jitter)
     device = pick_device(settings.device)
     # Worker processes have been asked for, and would not be used.
     holds = device.type in _HOLDING and not settings.workers
 
     scale = settings.crop_scale or CROP_SCALE[0], CROP_SCALE[1]
-    crop = TrainingCrop(settings.flip, scale, settings.padding)
+    crop = TrainingCrop(settings.flip, scale, settings.padding, settings.crop)
 
     def make(source: Source, *, train: bool) -> ImageDataset | DeviceDataset:
         skip_bad = settings.skip_bad_images > 0
+        size = settings.image_size if train else settings.eval_size or settings.image_size
+        shape: dict[str, Any] = {"image_size": size, "channels": facts.channels}
         common = {**shape, "train": train, "skip_bad": skip_bad, "crop": crop}
         if holds and not (train and augmentation) and can_hold(source, **shape):
             return DeviceDataset(source, device=device, **common)

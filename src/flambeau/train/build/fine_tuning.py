@@ -78,7 +78,8 @@ def freeze_parts(model: nn.Module, what: str) -> None:
         else:
             freeze(model, _names(what))
     except ValueError as error:
-        raise InputError(f"freeze = {what!r}: {error}{nearest(what, [BACKBONE])}") from error
+        meant = nearest(what, [BACKBONE]).removeprefix("; ")
+        raise InputError(f"freeze = {what!r}: {f'{meant} ' * bool(meant)}{error}") from error
     after = count_frozen(model)
     if not after.num_trainable:
         raise InputError(f"freeze = {what!r} leaves nothing to train")

@@ -270,29 +270,38 @@ def check_output(
     device = next((p.device for p in model.parameters() if p.requires_grad), None)
     if device is None:
         raise InputError("the model has no parameter that can be trained")
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    if not training:
-        model.eval()
     what = f"{'in training ' if training else ''}on {num_images} x {channels} x {image_size} x {image_size}"
     try:
-        with torch.no_grad():  # not inference_mode: what a model keeps may be needed for gradients
+        # Not inference_mode: what a model keeps may be needed for gradients.
+        with kept_as_is(model), torch.no_grad():
+            if not training:
+                model.eval()
             images = torch.zeros(num_images, channels, image_size, image_size, device=device)
             logits: Any = model(images)
     except Exception as error:
         raise InputError(
             f"the model fails {what}: {type(error).__name__}: {first_line(error)}"
         ) from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for buffer, value in buffers:
-            buffer.copy_(value)
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if shape != (num_images, num_classes):
         raise InputError(
             f"the model must give logits of shape (N, {num_classes}); {what} it gives {shape}"
         )
+
+
+@contextlib.contextmanager
+def kept_as_is(model: nn.Module) -> Iterator[None]:
+    """Afterwards the modes of all modules and their buffers, such as statistics, are as they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
 
 
 def make_model(
@@ -344,6 +353,13 @@ def check_training(
             f"on which this model cannot train: {error.__cause__}\n"
             f"Use another one, such as --batch-size {good}"
         ) from error
+    if settings.eval_size is not None:
+        try:
+            check_output(model, **{**_shape(settings, facts), "image_size": settings.eval_size})
+        except InputError as error:
+            raise InputError(
+                f"{settings.model} cannot take eval_size = {settings.eval_size}: {error}"
+            ) from error
 
 
 def _shape(settings: ResolvedSettings, facts: DataFacts) -> dict[str, Any]:

@@ -5,6 +5,8 @@ The recipe checkpoints/atomic_checkpoint.py writes, verifies and removes them.
 
 import errno
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,10 +72,18 @@ class Checkpointer:
         self._ranks = Ranks(0, 1, None)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._began = 0.0
+        self._took = deque[float](maxlen=3)  # seconds of the last saves
         self.last_good: str | None = None
 
     def save(
-        self, name: str, snapshot: Snapshot, *, best: str | None, before: Callable[[], None]
+        self,
+        name: str,
+        snapshot: Snapshot,
+        *,
+        best: str | None,
+        before: Callable[[], None],
+        began: float | None = None,
     ) -> None:
         """Start writing; waits only for a save that is still under way.
 
@@ -82,15 +92,26 @@ class Checkpointer:
             snapshot: what to write.
             best: name of a checkpoint that stays whatever its age.
             before: runs first, in the thread (sync metrics.jsonl to the disk).
+            began: when the snapshot was begun, by time.monotonic; None for now.
 
         Raises:
             SaveFailed: the one before could not be written.
         """
         self.wait()
+        self._began = time.monotonic() if began is None else began
         self._thread = threading.Thread(
             target=self._write, args=(name, snapshot, best, before), name=f"save {name}"
         )
         self._thread.start()
+
+    def seconds_to_save(self) -> float:
+        """How long until another checkpoint is on the disk, after the one that may be under way.
+
+        As long as the longest of the last three took; 0 where none has been written yet.
+        """
+        usual = max(self._took, default=0.0)
+        under_way = self._thread is not None and self._thread.is_alive()
+        return usual + (max(0.0, usual - (time.monotonic() - self._began)) if under_way else 0.0)
 
     def wait(self) -> None:
         """Return when everything is on the disk.
@@ -160,6 +181,7 @@ class Checkpointer:
             if not self._ranks.first(folder.exists):
                 self._save(folder, snapshot)
             self.last_good = name
+            self._took.append(time.monotonic() - self._began)
             self._ranks.first(partial(prune, self._root))
         except (OSError, CheckpointDamaged) as error:
             self._failure = self._failed(folder, error)

@@ -14,6 +14,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     read_checkpoint,
     write_file,
 )
+from flambeau.train.checkpoints.json_file import json_file
 from flambeau.train.checkpoints.metrics_log import json_numbers
 from flambeau.train.checkpoints.run_folder import RunFolder
 
@@ -168,10 +169,26 @@ def published(folder: RunFolder) -> Result | None:
         InputError: the file is not what a run has written.
     """
     try:
-        return Result(**json.loads(folder.result.read_text(encoding="utf-8")))
+        return _result(json_file(folder.result))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             f"{folder.result} cannot be read: {error}; remove it and run the training again"
         ) from error
+
+
+def _result(facts: Any) -> Result:
+    given = facts if isinstance(facts, dict) else {}
+    figures, digest = given.get("metrics"), given.get("sha256")
+    is_whole = (
+        given.keys() - {"sha256"} == {"weights", "step", "metrics"}
+        and given["weights"] in ("ema", "best", "last")
+        and type(given["step"]) is int
+        and isinstance(figures, dict)
+        and all(value is None or type(value) in (int, float) for value in figures.values())
+        and (digest is None or isinstance(digest, str))
+    )
+    if not is_whole:
+        raise ValueError("it is not what a run writes")
+    return Result(**given)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, write_file
 from flambeau.train.checkpoints.run_identity import differences
 from flambeau.train.checkpoints.run_lock import RunLock
@@ -49,8 +49,9 @@ class RunFolder:
             file = next(p for p in (self.path, *self.path.parents) if p.exists())
             raise InputError(f"{file} is not a folder; choose another folder for the run") from None
         except (OSError, ValueError) as error:
+            why = str(unreadable(self.config, error)) if isinstance(error, OSError) else None
             raise InputError(
-                f"{self.config} cannot be read: {error}; choose another folder"
+                f"{why or f'{self.config} cannot be read: {error}'}; choose another folder"
             ) from error
         if self.path.exists():
             ours = {"checkpoints", "environment.json", "dataset.json"}  # of a start that was killed
@@ -63,6 +64,31 @@ class RunFolder:
                     "choose another folder"
                 )
         return None
+
+    def read_existing(self) -> dict[str, Any]:
+        """The configuration of a run that is to be read, and not trained.
+
+        Raises:
+            InputError: it is no folder of a run, or its configuration is unreadable.
+        """
+        path = self.path
+        if not path.exists():
+            raise InputError(
+                f"{path} does not exist: give the folder of a run, which `flambeau train` made"
+            )
+        run = run_around(path)
+        hint = f", such as {run}, in which it lies" if run else ""
+        if not path.is_dir():
+            raise InputError(f"{path} is a file: give the folder of a run{hint}")
+        try:
+            return load_toml(self.config)
+        except FileNotFoundError:
+            why = f"there is no {self.config.name} in it; give the folder of a run{hint}"
+            raise InputError(f"{path} is not a run folder: {why}") from None
+        except OSError as error:
+            raise unreadable(self.config, error) from error
+        except ValueError as error:
+            raise InputError(f"{self.config} cannot be read: {error}") from error
 
     def claim(self, config: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any] | None:
         """Make the folder or continue in it; from here on no other process may write in it.
@@ -154,3 +180,12 @@ class RunFolder:
     def release(self) -> None:
         """Let other processes write here again."""
         self._lock.release()
+
+
+def run_around(path: Path) -> Path | None:
+    """The folder of a run in which a file or folder lies, at most three levels up."""
+    for folder in path.absolute().parents[:3]:
+        if (folder / "config.toml").is_file() and (folder / "checkpoints").is_dir():
+            here = Path.cwd()
+            return folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return None

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from flambeau.errors import InputError
 from flambeau.html_table import html_table
 from flambeau.terminal import clock
+from flambeau.train.checkpoints.json_file import dataset_facts, json_file
 from flambeau.train.checkpoints.run_lock import is_locked
 from flambeau.train.settings.config_file import load_toml
 from flambeau.train.settings.durations import Duration, parse_duration
@@ -26,7 +27,6 @@ State = Literal["finished", "running", "stopped", "failed", "damaged", "foreign"
 STATES: tuple[State, ...] = ("finished", "running", "stopped", "failed", "damaged", "foreign")
 
 _TAIL_BYTES = 2**20  # of metrics.jsonl, about 7000 lines; reading and parsing them takes 30 ms
-_JSON_BYTES = 2**22  # result.json has 0.2 kB; dataset.json names every class; a manifest every file
 _MAX_FOLDERS = 20_000  # that are looked into for runs
 _MAX_ENTRIES = 200_000  # names in them: a folder of photos is soon left
 _MAX_DEPTH = 4  # of folders below the first one
@@ -150,11 +150,13 @@ class _Reader:
 
     def __init__(self, path: Path, name: str, config: Mapping[str, Any]) -> None:
         self._path, self._name, self._config = path, name, config
+        self._is_command = isinstance(config.get("model"), str)
         checkpoints = _numbered(path / "checkpoints", _CHECKPOINT)
         self._saved = max(checkpoints, default=0)
         self._is_running = is_locked(path)
         self._rows, self._has_all_rows = _rows(path / "metrics.jsonl")
         self._metas = [] if self._has_all_rows else self._metas_of(sorted(checkpoints)[-64:])
+        self._why_no_facts: str | None = None
         self._num_samples = self._samples()
 
     def summary(self) -> RunSummary:
@@ -162,13 +164,12 @@ class _Reader:
         state, why, result = self._state()
         metric = str(config.get("best", "val_accuracy"))
         best = self._best(metric) if result is None else _number(result.get(metric))
-        is_command = isinstance(config.get("model"), str)
-        told = config if is_command else _table(config.get("config"))
-        data = config.get("data", "fashion-mnist") if is_command else told.get("data")
+        told = config if self._is_command else _table(config.get("config"))
+        data = config.get("data", "fashion-mnist") if self._is_command else told.get("data")
         step = max([self._saved, *(row["step"] for row in self._rows[-1:] if self._is_running)])
         return RunSummary(
             self._path, self._name, state, why,
-            kind="train" if is_command else "script",
+            kind="train" if self._is_command else "script",
             data=data if isinstance(data, str) else None,
             model=told["model"] if isinstance(told.get("model"), str) else None,
             metric=metric if best is not None else None, best=best,
@@ -179,7 +180,7 @@ class _Reader:
     def _state(self) -> tuple[State, str | None, Mapping[str, Any] | None]:
         """The state, why it is that, and the figures of a finished run."""
         try:
-            result = _json_file(self._path / "result.json")
+            result = json_file(self._path / "result.json")
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
@@ -190,9 +191,13 @@ class _Reader:
                 return "damaged", "result.json is not of a run", None
             if not (self._path / "model.safetensors").is_file():
                 return "damaged", "model.safetensors is missing", figures
+            if self._is_command and self._why_no_facts:
+                return "damaged", self._why_no_facts, figures
             return "finished", None, figures
         if self._is_running:
             return "running", None, None
+        if self._is_command and self._why_no_facts:
+            return "damaged", self._why_no_facts, None
         bad = max(_numbered(self._path, _NOT_FINITE), default=0)
         if bad > self._saved:
             return "failed", f"not finite at step {bad}", None
@@ -209,17 +214,17 @@ class _Reader:
     def _samples(self) -> int | None:
         """Of an epoch."""
         try:
-            facts = _table(_json_file(self._path / "dataset.json"))
-        except (OSError, ValueError):
+            return _count(dataset_facts(self._path / "dataset.json")["train_samples"])
+        except ValueError as error:
+            self._why_no_facts = f"dataset.json cannot be read: {error}"
             return None
-        return _count(facts.get("train_samples"))
 
     def _metas_of(self, steps: Sequence[int]) -> list[Mapping[str, Any]]:
         metas = []
         for step in steps:
             manifest = self._path / "checkpoints" / f"step-{step:08d}" / "manifest.json"
             try:
-                metas.append(_table(_table(_json_file(manifest)).get("meta")))
+                metas.append(_table(_table(json_file(manifest)).get("meta")))
             except (OSError, ValueError):
                 continue  # `flambeau verify` says what is wrong with it
         return metas
@@ -294,27 +299,6 @@ def _check_values(values: object) -> None:
     if isinstance(values, dict | list):
         for value in values.values() if isinstance(values, dict) else values:
             _check_values(value)
-
-
-def _json_file(path: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no JSON, no regular file, or larger than such a file can be.
-    """
-    if not path.is_file():
-        if path.exists():
-            raise ValueError("it is not a file")
-        raise FileNotFoundError(path)
-    with path.open("rb") as file:
-        content = file.read(_JSON_BYTES + 1)
-    if len(content) > _JSON_BYTES:
-        raise ValueError(f"it has more than {_JSON_BYTES} bytes")
-    try:
-        return json.loads(content)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 def _rows(path: Path) -> tuple[list[dict[str, Any]], bool]:

@@ -30,7 +30,7 @@ _FONTS = (
 )  # fmt: skip
 
 
-def check_plot(path: Path, *, force: bool) -> None:
+def check_plot(path: Path, *, force: bool, remedy: str = "force=True") -> None:
     """Refuse at once what `plot_confusion` would refuse.
 
     Raises:
@@ -43,7 +43,7 @@ def check_plot(path: Path, *, force: bool) -> None:
             "a picture of the confusion matrix needs matplotlib\n"
             'Install it with: pip install "flambeau[plot]"'
         ) from error
-    refuse_existing(path, suffixes=_SUFFIXES, force=force)
+    refuse_existing(path, suffixes=_SUFFIXES, force=force, remedy=remedy)
 
 
 def plot_confusion(

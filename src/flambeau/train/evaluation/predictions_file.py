@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, require_folder
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
 
 Ranking = Sequence[tuple[str, float]]
@@ -16,18 +16,27 @@ SUFFIXES = (".csv",)
 _AT_ONCE = 1 << 16  # characters that are kept before they are written
 
 
-def refuse_existing(path: Path, *, suffixes: Sequence[str], force: bool) -> None:
+def refuse_existing(
+    path: Path, *, suffixes: Sequence[str], force: bool, remedy: str = "force=True"
+) -> None:
     """Refuse to write over a file, unless that is wanted, and over a folder or a device in any case.
 
+    Args:
+        path: to be written.
+        suffixes: which it may end with.
+        force: replace a file.
+        remedy: how the caller lets a file be replaced: the command has a flag.
+
     Raises:
-        InputError: there is something at `path`, or it has another ending.
+        InputError: there is something at `path`, or it has another ending, or there is no folder for it.
     """
     if path.suffix.lower() not in suffixes:
-        raise InputError(f"{path}: the name of this file ends with {' or '.join(suffixes)}")
+        raise InputError(f"{path}: the name of this file must end with {' or '.join(suffixes)}")
+    require_folder(path)
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is there and no file\nName another one")
     if path.exists() and not force:
-        raise InputError(f"{path} exists\nName another file, or give --force (force=True)")
+        raise InputError(f"{path} exists\nName another file, or give {remedy}")
 
 
 @contextlib.contextmanager
@@ -40,7 +49,7 @@ def predictions_file(
     is no text in a path stands as an escape.
 
     Args:
-        path: NAME.csv; folders that do not exist are made.
+        path: NAME.csv, in a folder that exists.
         top: how many classes each row names.
         force: replace a file.
         disk: all file operations go through it.
@@ -49,7 +58,7 @@ def predictions_file(
         A function that takes the path of an image, its label (None if it is not known) and its ranking.
 
     Raises:
-        InputError: another ending, or the file exists and not `force`.
+        InputError: another ending, no such folder, or the file exists and not `force`.
         OSError: the disk is full or failing.
     """
     refuse_existing(path, suffixes=SUFFIXES, force=force)

@@ -13,6 +13,7 @@ from flambeau.data.loading.batch_plan import BatchLayout, Order
 from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.loading.user_dataloader import UserDataLoader
+from flambeau.data.loading.workers.processes import Restarts
 from flambeau.data.wrap import Batches
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
@@ -76,6 +77,7 @@ class BatchReader:
             collate=options.collate or default_collate,
             pin_memory=device.type == "cuda",
             stall_timeout=options.stall_timeout,
+            restarts=Restarts(options.retry_workers),
         )
 
     def loader(

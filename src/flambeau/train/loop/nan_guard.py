@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, why_no_json
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
@@ -85,7 +85,7 @@ class BadStep:
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            why = "it holds something else" if isinstance(error, TypeError) else error
+            why = "it holds something else" if isinstance(error, TypeError) else why_no_json(error)
             raise InputError(
                 f"{path} is not a file that a stopped run has written (not-finite-step-N.json): {why}"
             ) from error

@@ -1,6 +1,8 @@
 """A chart in a notebook's cell that grows while a run trains."""
 
 import contextlib
+import functools
+import importlib.util
 import io
 import json
 import math
@@ -31,12 +33,7 @@ class NotebookChart:
         self._steps_per_epoch = steps_per_epoch
         self._curves: dict[str, list[tuple[float, float]]] = {}
         self._handle: Any = None
-        self._can_draw = True
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            self._can_draw = False
-            say('a chart would grow here with matplotlib: pip install "flambeau[plot]"')
+        self._can_draw = _can_draw()
 
     def load(self, path: Path) -> None:
         """Begin with what the lines of an earlier start hold."""
@@ -78,6 +75,15 @@ class NotebookChart:
         file = io.BytesIO()
         FigureCanvasAgg(figure).print_figure(file, format="png")
         return file.getvalue()
+
+
+@functools.cache
+def _can_draw() -> bool:
+    """Whether matplotlib is there; said once if it is not."""
+    if importlib.util.find_spec("matplotlib") is None:
+        say('a chart would grow here with matplotlib: pip install "flambeau[plot]"')
+        return False
+    return True
 
 
 def _draw_curves(axes: "Axes", curves: Mapping[str, list[tuple[float, float]]]) -> None:

@@ -1,11 +1,16 @@
 """What a run writes into its folder and reads from it: metrics, checkpoints, the published weights."""
 
+import gc
+import inspect
 import json
 import sys
+import time
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 from flambeau.errors import InputError
+from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.parallel.shard_layout import Layout
 from flambeau.recipes.setup.environment import environment
@@ -20,6 +25,7 @@ from flambeau.train.loop.notebook_chart import NotebookChart
 from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
+from flambeau.train.settings.durations import parse_seconds
 from flambeau.train.settings.run_options import RunOptions
 
 
@@ -149,7 +155,7 @@ class Recorder:
         if not self._ranks.is_first and self._layout is None:
             return
         self._tell_saved()
-        best, metrics_log = self._state.best.step, self._metrics_log
+        began, best, metrics_log = time.monotonic(), self._state.best.step, self._metrics_log
         place = (0, 0) if metrics_log is None else (metrics_log.size, metrics_log.crc32)
         self.saver.save(
             checkpoint_name(self._state.step),
@@ -158,7 +164,29 @@ class Recorder:
             ),
             best=None if best is None else checkpoint_name(best),
             before=(lambda: None) if metrics_log is None else metrics_log.sync,
+            began=began,
         )
+
+    def has_time_to_save(self, *, another: bool) -> bool:
+        """Whether a checkpoint can be on the disk before the process is killed, `stop_within` the signal.
+
+        A line says so where it cannot; all ranks get the same answer.
+
+        Args:
+            another: one is to be written; else that of this step is under way or done.
+        """
+        if self._options.stop_within is None or not another:
+            return True
+        passed = max(self._ranks.gather(FLAG.seconds))
+        left = parse_seconds(self._options.stop_within, name="stop_within") - passed
+        needed = max(self._ranks.gather(self.saver.seconds_to_save()))
+        if needed > left:
+            self._say(
+                f"no checkpoint of step {self._state.step}: it would take about {needed:.1f} s, and "
+                f"{max(left, 0.0):.1f} s of stop_within = {self._options.stop_within!r} are left; the same "
+                f"command goes on from {self.saver.last_good}"
+            )
+        return needed <= left
 
     def result(self, schedule: LRSchedule) -> Result | None:
         """What the run has published; None while it is not finished, or if it is to be longer from now on.
@@ -246,11 +274,15 @@ class Recorder:
         is_open = self._metrics_log is not None  # not closed before, as by a signal
         try:
             self.saver.wait()
-            if left and is_open:
+            step, last_good = self._state.step, self.saver.last_good
+            if left and is_open and _an_error_ends_the_loop():
                 self._say(
-                    f"the loop left run.epochs() at step {self._state.step}: the run is not finished, and "
-                    f"goes on from {self.saver.last_good} when it is started again; run.stop() ends a run "
-                    "early as a finished one"
+                    f"stopped by an error at step {step}; the next start goes on from {last_good}"
+                )
+            elif left and is_open:
+                self._say(
+                    f"the loop left run.epochs() at step {step}: the run is not finished, and goes on from "
+                    f"{last_good} when it is started again; run.stop() ends a run early as a finished one"
                 )
         except (SaveFailed, FailedElsewhere) as error:
             if not left:
@@ -267,3 +299,15 @@ class Recorder:
 def checkpoint_name(step: int) -> str:
     """The folder of a step's checkpoint."""
     return f"step-{step:08d}"
+
+
+def _an_error_ends_the_loop() -> bool:
+    """Whether an exception goes through the frame that iterates over the epochs, and not a `break`.
+
+    Their generator cannot see what is raised outside of it; but a traceback refers to that frame by then.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "epochs":
+        frame = frame.f_back
+    user = None if frame is None else frame.f_back
+    return user is not None and any(isinstance(o, TracebackType) for o in gc.get_referrers(user))

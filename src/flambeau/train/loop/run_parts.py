@@ -142,7 +142,7 @@ def _check_ready_batches(
         return
     ignored = [
         n
-        for n in ("batch_size", "workers", "collate", "sampler", "on_bad")
+        for n in ("batch_size", "workers", "retry_workers", "collate", "sampler", "on_bad")
         if given.get(n) is not None
     ]
     if ignored:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flambeau.errors import InputError, nearest
+from flambeau.errors import InputError, nearest, unreadable
 from flambeau.train.settings.durations import parse_duration
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import FIELDS, Settings
@@ -28,7 +28,9 @@ def read_config(path: Path) -> dict[str, Any]:
         values = load_toml(path)
     except FileNotFoundError:
         raise InputError(f"--config {path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
         raise InputError(f"{path} cannot be read as TOML: {error}") from error
     _check_keys(values, path)
     return values
@@ -57,6 +59,10 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # of int(), which takes no more than 4,300 digits
+        raise ValueError("a number in it has thousands of digits") from None
 
 
 def from_stored(values: Mapping[str, Any], path: Path) -> ResolvedSettings:

@@ -38,6 +38,18 @@ class Duration:
         return round(self.amount / 100 * total_steps)
 
 
+def parse_seconds(text: str, *, name: str) -> float:
+    """Read a time by the clock, such as '30s'.
+
+    Raises:
+        InputError: another form, or nothing.
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(text).strip())
+    if match is None or not float(match[1]):
+        raise InputError(f"{name} must be seconds such as '30s', got {text!r}")
+    return float(match[1])
+
+
 def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:
     """Read a duration.
 

@@ -7,6 +7,8 @@ class SettingsKeywords(TypedDict, total=False):
     """The fields of Settings but `data`; a test keeps the two equal."""
 
     image_size: int | None
+    eval_size: int | None
+    crop: str
     download: bool
     skip_bad_images: int
     flip: bool
@@ -17,6 +19,7 @@ class SettingsKeywords(TypedDict, total=False):
     random_erasing: float
     balance: str
     workers: int | None
+    retry_workers: int
     model: str | None
     pretrained: bool
     weights: str | None
@@ -59,6 +62,7 @@ class SettingsKeywords(TypedDict, total=False):
     sync_bn: bool
     shard: str
     compression: str
+    stop_within: str | None
     stall_timeout: float
     checkpoint_every: str
     keep: int

@@ -11,6 +11,7 @@ from flambeau.data.loading.batch_plan import Order
 from flambeau.errors import InputError, nearest
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.settings.config_file import as_toml, parse_toml
+from flambeau.train.settings.durations import parse_seconds
 from flambeau.train.settings.fields import check_value, typed
 from flambeau.train.settings.named_schedule import NamedSchedule
 from flambeau.train.settings.settings import FIELDS
@@ -49,6 +50,8 @@ class RunOptions:
             is weighted so that the gradient is that of the mean loss over the whole batch.
         seed: of sample order, augmentation and dropout.
         workers: processes that read a Dataset, for each process that trains.
+        retry_workers: how often workers that died or stalled are started again in the run, with the same
+            batches, before it ends.
         precision: of `autocast()`: 'fp32', 'bf16' or 'fp16'.
         schedule: a name of `flambeau train --schedule`, with gamma or milestones as a NamedSchedule
             (train/settings/named_schedule.py); or a function from the step (from 0) to the multiplier of the
@@ -79,9 +82,11 @@ class RunOptions:
             recipes/debugging/first_not_finite.py.
         settings: of a command of your own, which hold the options above as well: they stand in config.toml in
             place of these.
+        stop_within: such as '30s': what is left after SIGTERM, SIGUSR1 or SIGINT before the process is
+            killed. A checkpoint is written then only if those before took less; None always writes one.
         stall_timeout: seconds without progress after which a process of several, or a worker that still
             reads the same sample, is named and the job ends; 0 waits for ever.
-        bar: show a progress bar on a terminal.
+        bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
         replay_from: a checkpoint folder: start there, and write nothing anywhere.
 
     Raises:
@@ -94,6 +99,7 @@ class RunOptions:
     accumulate: int = 1
     seed: int = 0
     workers: int = 0
+    retry_workers: int = 0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     schedule: str | NamedSchedule | Callable[[int], float] | ReduceOnPlateau = dataclasses.field(
         default="constant",
@@ -110,6 +116,7 @@ class RunOptions:
     best: str = "val_accuracy"
     best_mode: Literal["max", "min"] | None = None
     on_nan: str = "stop"
+    stop_within: str | None = None
     stall_timeout: float = 60.0
     sampler: Order | None = dataclasses.field(default=None, metadata={"what": _SAMPLER})
     collate: Callable[[list[Any]], Any] | None = None
@@ -130,6 +137,8 @@ class RunOptions:
             object.__setattr__(self, option.name, value)
             if option.name in FIELDS and isinstance(value, (int, float)):
                 check_value(FIELDS[option.name], value)
+        if self.stop_within is not None:
+            parse_seconds(self.stop_within, name="stop_within")
         for name in ("compression", "on_nan"):
             check_value(FIELDS[name], getattr(self, name))
         for name in ("config", "settings"):
@@ -214,6 +223,7 @@ class RunKeywords(TypedDict, total=False):
     accumulate: int
     seed: int
     workers: int
+    retry_workers: int
     precision: Literal["fp32", "bf16", "fp16"]
     schedule: str | NamedSchedule | Callable[[int], float] | ReduceOnPlateau
     warmup: str
@@ -227,6 +237,7 @@ class RunKeywords(TypedDict, total=False):
     best: str
     best_mode: Literal["max", "min"] | None
     on_nan: str
+    stop_within: str | None
     stall_timeout: float
     sampler: Order | None
     collate: Callable[[list[Any]], Any] | None

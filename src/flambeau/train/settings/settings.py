@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.errors import InputError
-from flambeau.train.settings.durations import parse_duration
+from flambeau.train.settings.durations import parse_duration, parse_seconds
 from flambeau.train.settings.fields import (
     ABOVE_0,
     AT_LEAST_0,
@@ -47,6 +47,14 @@ class Settings:
         range=Range(8, 2**14),
         auto="from the images, at most 224",
     )
+    eval_size: int | None = setting(
+        None, "the same in evaluations and predictions, if it is to be another one", group="data",
+        range=Range(8, 2**14),
+    )  # fmt: skip
+    crop: str = setting(
+        "bilinear", "filter by which crops are resized, in evaluations too", group="data",
+        choices=("bilinear", "bicubic"),
+    )  # fmt: skip
     download: bool = setting(
         False, "fetch what is missing of torchvision:NAME or hf:NAME", group="data", neutral=True
     )
@@ -94,6 +102,10 @@ class Settings:
         None, "processes that read data, for each that trains; 0 reads in the training process",
         group="data", range=Range(0, 1024), neutral=True,
         auto="0 for small images or on a CPU, else the cores, at most 8",
+    )  # fmt: skip
+    retry_workers: int = setting(
+        0, "how often data workers that died or stalled are started again before the run ends",
+        group="data", range=Range(0, 1000), neutral=True,
     )  # fmt: skip
     model: str | None = setting(
         None, "a timm name, torchvision:NAME, small_convnet, tiny_convnet, or FILE.py:FUNCTION",
@@ -275,6 +287,10 @@ class Settings:
         "none", "of the gradients that processes exchange", group="processes",
         choices=("none", "fp16", "bf16", "powersgd"),
     )  # fmt: skip
+    stop_within: str | None = setting(
+        None, "after SIGTERM write a checkpoint only if one takes less than this, such as 30s",
+        group="run folder", neutral=True,
+    )  # fmt: skip
     stall_timeout: float = setting(
         60.0,
         "seconds without progress after which a process or data worker is named and the job ends; 0 is never",
@@ -337,6 +353,8 @@ class Settings:
             raise InputError(f"warmup = {self.warmup!r} leaves nothing of the run")
         if self.extend is not None and not parse_duration(self.extend, name="extend").amount:
             raise InputError(f"extend must be above 0, got {self.extend!r}")
+        if self.stop_within is not None:
+            parse_seconds(self.stop_within, name="stop_within")
         if parse_duration(self.checkpoint_every, name="checkpoint_every").amount <= 0:
             raise InputError(f"checkpoint_every must be above 0, got {self.checkpoint_every!r}")
 

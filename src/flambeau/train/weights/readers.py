@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -32,6 +31,7 @@ from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.weights.npz_file import read_npz
 from flambeau.train.weights.other_files import no_file_of_weights, not_read
+from flambeau.train.weights.safetensors_file import MAX_HEADER, read_safetensors
 
 SAFETENSORS_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -39,7 +39,6 @@ SAFETENSORS_DTYPES = {
     "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
 }  # fmt: skip
-MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -117,23 +116,6 @@ def open_weights(path: Path, *, key: str | None = None, drop_objects: bool = Fal
     )
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, mapped where safetensors does so.
-
-    Raises:
-        InputError: it is not there, or damaged.
-    """
-    try:
-        return dict(safetensors.torch.load_file(path))
-    except (
-        OSError, ValueError, RuntimeError, KeyError, TypeError, safetensors.SafetensorError,
-    ) as error:  # fmt: skip
-        what = str(error).partition("\n")[0]
-        raise InputError(
-            f"{path} cannot be read as safetensors: {what}\n`flambeau verify {path}` says more"
-        ) from error
-
-
 def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
     try:
         contents = pickle_contents(path)
@@ -145,8 +127,10 @@ def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
             )
         if refused and not drop_objects:
             names = ", ".join(refused[:3]) + (" ..." if len(refused) > 3 else "")
+            what = "a TorchScript program, which torch.jit.load reads"
+            what = what if contents.container == "TorchScript" else "a whole model or other objects"
             raise InputError(
-                f"{path} names {names}: a whole model or other objects; nothing was run\n"
+                f"{path} names {names}: {what}; nothing was run\n"
                 "`flambeau convert --drop-objects` takes the weights, and still runs nothing"
             )
         value = load_pickle(path, drop_objects=drop_objects, mapped=True)
@@ -286,7 +270,7 @@ def _of_folder(path: Path, key: str | None) -> Weights:
             return _of_checkpoint(read_checkpoint(path).files, path.name, key)
         except CheckpointDamaged as error:
             raise InputError(str(error)) from error
-    if folder.read_config() is None:
+    if not folder.config.is_file():
         raise InputError(f"{path} is neither the folder of a run nor of a checkpoint")
     result = published(folder)
     if result is not None and key is None:

@@ -1,8 +1,7 @@
 """What `flambeau verify` says of a file of weights: whole or not, what unpickling it would run, NaNs."""
 
-import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,22 @@ from torch import Tensor
 from flambeau.data.pack.scan import RECOVERY
 from flambeau.data.sources.arrays.array_roles import role_of
 from flambeau.errors import InputError
+from flambeau.file_signature import signature
 from flambeau.recipes.checkpoints.checkpoint_tensors import tensors_in
 from flambeau.recipes.checkpoints.safe_pickle import (
     Contents,
     Foreign,
     PickleRefused,
-    load_pickle,
     pickle_contents,
 )
 from flambeau.train.weights.npz_file import is_of_weights, read_npz
 from flambeau.train.weights.other_files import no_file_of_weights, not_read
 from flambeau.train.weights.readers import (
-    MAX_HEADER,
-    read_safetensors,
     weights_in,
     weights_kind,
     with_tensors,
 )
+from flambeau.train.weights.safetensors_file import check_header, each_tensor
 
 _ENDINGS = (
     ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle", ".npz", ".npy",
@@ -101,12 +99,21 @@ def is_weights(path: Path) -> bool:
 def _holds_images(contents: Contents) -> bool:
     """Named or laid out as `flambeau pack` and `train` take arrays of images."""
     if isinstance(contents.value, list | tuple) and not _holds_states(contents.value):
-        return True
+        return not _holds_dicts(contents.value)
     for place, tensor in tensors_in(contents.value).items():
         name = role_of(place.replace(".", "/"))
         if name and name[1] == "images" and (tensor.dtype == torch.uint8 or tensor.dim() > 2):
             return True
     return False
+
+
+def _holds_dicts(values: Sequence[Any]) -> bool:
+    """At most two lists deep, as pairs of images and labels are."""
+    return any(
+        isinstance(item, dict)
+        or (isinstance(item, list | tuple) and any(isinstance(inner, dict) for inner in item))
+        for item in values
+    )
 
 
 def _holds_states(values: Sequence[Any]) -> bool:
@@ -122,7 +129,12 @@ def report_weights(path: Path) -> WeightsReport:
     """
     other = no_file_of_weights(path)
     if other is not None:
-        return WeightsReport(path, "no weights", other=other, convertible=False)
+        report = WeightsReport(path, "no weights", convertible=False)
+        if (found := signature(path)) is not None and found.kind == "zeros":
+            report.damaged.append(f"this is {other}")
+        else:
+            report.other = other
+        return report
     kind = weights_kind(path)
     if kind == "index":
         what = "an index of several files of weights: verify each; `flambeau convert` reads them as one"
@@ -142,13 +154,13 @@ def _npz(path: Path) -> WeightsReport:
         return report
     names = {item.name: None for item in value.values() if isinstance(item, Foreign)}
     report.not_read = tuple(names)
-    _count(report, tensors)
+    _count(report, tensors.items())
     return report
 
 
 def _pickle(path: Path) -> WeightsReport:
     try:
-        contents = pickle_contents(path)
+        contents, damaged = _contents(path)
     except PickleRefused as error:
         other = not_read(path, error)
         if other is not None:
@@ -156,18 +168,31 @@ def _pickle(path: Path) -> WeightsReport:
         what = str(error).removeprefix(f"{path}: ")
         tool = f"; {RECOVERY['pth']}" if "zip file" in what else ""
         return WeightsReport(path, "pickle", damaged=[what + tool])
-    report = WeightsReport(path, contents.container, names=contents.refused)
+    report = WeightsReport(path, contents.container, damaged=damaged, names=contents.refused)
     report.checksums = _has_checksums(path)
     report.not_read = contents.not_read
     report.weights_only = contents.weights_only
+    if damaged:
+        return report
     try:
-        value = with_tensors(load_pickle(path, drop_objects=True, mapped=True))
+        value = with_tensors(contents.value)
         report.convertible, tensors = bool(weights_in(value)), tensors_in(value)
     except ValueError as error:
         report.damaged.append(str(error).removeprefix(f"{path}: "))
         return report
-    _count(report, tensors)
+    _count(report, tensors.items())
     return report
+
+
+def _contents(path: Path) -> tuple[Contents, list[str]]:
+    """What a pickle holds, and which checksum is wrong: what it would run is said all the same."""
+    try:
+        return pickle_contents(path, mapped=True), []
+    except PickleRefused as error:
+        what = str(error).removeprefix(f"{path}: ")
+        if "CRC-32" not in what:
+            raise
+        return pickle_contents(path), [what]
 
 
 def _has_checksums(path: Path) -> bool:
@@ -179,10 +204,10 @@ def _has_checksums(path: Path) -> bool:
         return False
 
 
-def _count(report: WeightsReport, tensors: Mapping[str, Tensor]) -> None:
-    report.num_tensors = len(tensors)
+def _count(report: WeightsReport, tensors: Iterable[tuple[str, Tensor]]) -> None:
     waiting: dict[torch.dtype, dict[str, Tensor]] = {}  # small ones, looked at together
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
+        report.num_tensors += 1
         report.num_bytes += tensor.numel() * tensor.element_size()
         is_checked = tensor.is_floating_point() and tensor.dtype is not torch.float4_e2m1fn_x2
         if is_checked or tensor.is_complex():  # float4 has neither NaN nor infinity
@@ -233,38 +258,8 @@ def _safetensors(path: Path) -> WeightsReport:
     """The library checks types, shapes and places; it takes a name that stands there twice."""
     report = WeightsReport(path, "safetensors")
     try:
-        _check_header(path)
-        _count(report, read_safetensors(path))
+        check_header(path)
+        _count(report, each_tensor(path))
     except InputError as error:
         report.damaged.append(str(error).splitlines()[0].removeprefix(f"{path} "))
     return report
-
-
-def _check_header(path: Path) -> None:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_HEADER):
-            raise InputError(
-                f"the header should have {length} bytes; the file has {size}, the format allows {MAX_HEADER}"
-            )
-        text = file.read(length)
-    try:
-        header = json.loads(text, object_pairs_hook=_without_twins)
-        ends = [
-            entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"
-        ]
-        end = 8 + length + max(ends, default=0)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the header is no JSON: {error}"[:200]) from error
-    except (AttributeError, LookupError, TypeError):
-        return  # the library says what is wrong
-    if end > size:
-        raise InputError(f"is truncated: its tensors end at byte {end} of {size}"[:200])
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name stands there twice")
-    return found

@@ -13,9 +13,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, require_folder
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
-from flambeau.train.weights.readers import MAX_HEADER, SAFETENSORS_DTYPES, shown
+from flambeau.train.weights.readers import SAFETENSORS_DTYPES, shown
+from flambeau.train.weights.safetensors_file import MAX_HEADER
 
 _PICKLES = (".pth", ".pt", ".bin")
 _ENTRY = 120  # bytes of a header beside a name: type, shape of four sides, two offsets
@@ -60,9 +61,10 @@ def write_weights(
             format has no type for.
     """
     if out.suffix != ".safetensors" and out.suffix not in _PICKLES:
-        raise InputError(f"{out}: OUT ends with .safetensors, .pth, .pt or .bin")
+        raise InputError(f"{out}: OUT must end with .safetensors, .pth, .pt or .bin")
     if out.is_dir() or (out.exists() and not force):
         raise InputError(f"{out} exists\nName another OUT, or give --force to replace the file")
+    require_folder(out)
     for name, tensor in tensors.items():
         _check(name, tensor, dtype)
     if out.suffix == ".safetensors":

@@ -14,10 +14,12 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from flambeau.data.loading.workers.progress import DEATH, InFlight, Reading
 from flambeau.errors import InputError, WorkerLost
+from flambeau.terminal import say
 
 _GROUP_SIGNALS = {
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
@@ -25,6 +27,27 @@ _GROUP_SIGNALS = {
 MOST_WORKERS = 1024  # no machine has as many cores, and a million would bring it to a halt
 _GRACE_S = 30  # how long a worker outlives a SIGTERM sent to the whole group; chosen, untested
 _CHECK_S = 2  # between two checks of workers that a batch is waited for
+
+
+@dataclass
+class Restarts:
+    """How often lost workers may still be replaced, in all loaders of a run together.
+
+    Attributes:
+        left: how often.
+        say: takes a line for the user.
+    """
+
+    left: int = 0
+    say: Callable[[str], None] = say
+
+    def take(self, error: WorkerLost) -> None:
+        """Use one up; raises the error if there is none left."""
+        if not self.left:
+            raise error
+        self.left -= 1
+        what = str(error).splitlines()[0]
+        self.say(f"{what}: the workers are started again ({self.left} more times if need be)")
 
 
 class Workers:

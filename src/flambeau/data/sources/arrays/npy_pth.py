@@ -375,4 +375,9 @@ def _tensor_rows(path: Path, value: Any) -> Rows:
         plain = [item.item() if isinstance(item, Tensor) else item for item in value]
         if len({type(item) for item in plain}) == 1 and isinstance(plain[0], int | float | str):
             return MemoryRows(np.array(plain))
-    return RefusedRows((), f"{path} has a {type(value).__name__} where tensors are expected")
+    return RefusedRows((), f"{path} has {_kind(value)} where tensors are expected")
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -35,7 +35,7 @@ from flambeau.data.sources.arrays.npy_pth import (
     damaged,
 )
 from flambeau.data.sources.optional_packages import extra
-from flambeau.errors import InputError
+from flambeau.errors import InputError, why_no_json
 
 _METADATA = {"zarr3": "zarr.json", "zarr": ".zarray", "n5": "attributes.json"}  # by driver
 _MAX_METADATA = 1 << 24  # bytes of a file of it; lists of class names are in it
@@ -235,7 +235,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         facts = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged(path, why_no_json(error)) from error
     if not isinstance(facts, dict):
         raise damaged(path, f"a {type(facts).__name__} where an object is expected")
     return facts
