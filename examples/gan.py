@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, softplus
 
@@ -92,7 +93,7 @@ def main() -> None:
         "--data", type=Path, help="images of your own, as `flambeau train` takes them"
     )
     parser.add_argument("--width", type=int, default=32, help="channels of the networks")
-    parser.add_argument("--duration", default="10ep")
+    parser.add_argument("--duration", default="8ep")
     parser.add_argument("--checkpoint-every", default="1ep")
     parser.add_argument("--out", default="runs/gan")
     told = parser.parse_args()
@@ -115,7 +116,7 @@ def main() -> None:
     )
     run = Run(
         told.out, generator, optimizer, train,
-        duration=told.duration, checkpoint_every=told.checkpoint_every, batch_size=64, ema=0.99,
+        duration=told.duration, checkpoint_every=told.checkpoint_every, batch_size=64, ema=0.995,
         state={"discriminator": discriminator, "discriminator_optimizer": discriminator_optimizer},
         metrics={"val_distance": FrechetDistance()}, best="val_distance",
         config={"data": train.source.fingerprint},  # other images are refused on a resume
@@ -140,6 +141,9 @@ def main() -> None:
             fake = generator(torch.randn(len(images), NOISE, device=device))
             run.log(val_distance=(images / 127.5 - 1, fake))
 
+    generator.load_state_dict(
+        load_file(Path(told.out, "model.safetensors"))
+    )  # the averaged weights
     noise = torch.randn(64, NOISE, generator=torch.Generator().manual_seed(0)).to(device)
     with torch.no_grad():
         images = generator.eval()(noise).squeeze(1).unflatten(0, (8, 8)).permute(0, 2, 1, 3)

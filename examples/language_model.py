@@ -18,7 +18,7 @@ from pydoc_data.topics import topics
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 from flambeau import Run
@@ -65,50 +65,33 @@ class Perplexity:
         self.loss, self.count = self.loss + state["loss"], self.count + state["count"]
 
 
-class Layer(nn.Module):
-    """Causal attention and a network of two layers, each on normalized inputs and added to them."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:  # (N, T, width)
-        q, k, v = (
-            self.qkv(self.norms[0](x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        )
-        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
-        return x + self.dropout(self.mlp(self.norms[1](x)))
-
-
 class LanguageModel(nn.Module):
+    """A GPT: each character sees itself and those before it."""
+
     def __init__(
-        self,
-        num_chars: int,
-        context: int,
-        *,
-        width: int = 96,
-        layers: int = 2,
-        heads: int = 4,
-        dropout: float = 0.0,
-    ):
+        self, num_chars: int, context: int, *, width: int = 96, num_layers: int = 2
+    ) -> None:
         super().__init__()
         self.chars, self.places = nn.Embedding(num_chars, width), nn.Embedding(context, width)
-        self.layers = nn.Sequential(*(Layer(width, heads, dropout) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, num_chars, bias=False)
+        layers = (
+            nn.TransformerEncoderLayer(
+                width, nhead=4, dim_feedforward=4 * width, dropout=0.0,
+                activation="gelu", batch_first=True, norm_first=True,
+            )
+            for _ in range(num_layers)
+        )  # fmt: skip
+        self.layers, self.norm = nn.ModuleList(layers), nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_chars, bias=False)
         for table in (self.chars, self.places):
             nn.init.normal_(table.weight, std=0.02)
         self.head.weight = self.chars.weight  # tied: one matrix reads and writes characters
 
     def forward(self, text: Tensor) -> Tensor:  # (N, T) to (N, T, num_chars)
-        places = torch.arange(text.shape[1], device=text.device)
-        return self.head(self.norm(self.layers(self.chars(text) + self.places(places))))
+        x = self.chars(text) + self.places.weight[: text.shape[1]]
+        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1], device=text.device)
+        for layer in self.layers:
+            x = layer(x, src_mask=mask, is_causal=True)
+        return self.head(self.norm(x))
 
 
 @torch.no_grad()
@@ -140,7 +123,8 @@ def main() -> None:
     text = Path(told.text).read_text(encoding="utf-8") if told.text else "\n".join(topics.values())
     text = text[: told.chars]
     alphabet = sorted(set(text))
-    numbers = torch.tensor([alphabet.index(char) for char in text])
+    number_of = {char: number for number, char in enumerate(alphabet)}
+    numbers = torch.tensor([number_of[char] for char in text])
     train, test = numbers.split([len(text) - len(text) // 10, len(text) // 10])
 
     torch.manual_seed(0)  # of the initial weights
