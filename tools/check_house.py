@@ -553,8 +553,9 @@ def package_breaches() -> Iterator[str]:
     yield from recipe_breaches()
     yield from table_breaches(sources)
     # Python puts a script's own folder first on sys.path.
-    for script in (ROOT / "bench").glob("*.py"):
-        yield from (f"bench/{script.name}: {b}" for b in name_breaches(PurePosixPath(script.name)))
+    for script in (*(ROOT / "bench").glob("*.py"), *(ROOT / "examples").glob("*.py")):
+        where = script.relative_to(ROOT)
+        yield from (f"{where}: {b}" for b in name_breaches(PurePosixPath(script.name)))
     for folder in {path.parent for path in FILES}:
         if not (SRC / folder / "__init__.py").is_file():
             yield f"src/flambeau/{folder}: no __init__.py"

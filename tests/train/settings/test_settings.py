@@ -261,11 +261,11 @@ def test_a_wrong_file_is_refused(text: str, message: str, tmp_path: Path) -> Non
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--config .*gone\.toml: no such file"):
         read_config(tmp_path / "gone.toml")
-    with pytest.raises(InputError, match="cannot be read as TOML"):
+    with pytest.raises(InputError, match="cannot be read"):
         read_config(tmp_path)
     binary = tmp_path / "model.safetensors"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="cannot be read as TOML"):
+    with pytest.raises(InputError, match="cannot be read"):
         read_config(binary)
 
 

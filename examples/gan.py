@@ -1,0 +1,158 @@
+"""A GAN: two networks, each with its own optimizer, and a distance between real and generated images.
+
+    python examples/gan.py                                        # on the embedded Fashion-MNIST
+    python examples/gan.py --data photos/                         # on your own, made 28 x 28 and grey
+
+Kill it and start it again: it continues to the same bits.
+
+`Run` trains and publishes the generator. The discriminator and its optimizer are saved with it by `state=`,
+and are stepped here, before `run.step`. One process: the gradients of the discriminator would not be shared.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, softplus
+
+from flambeau import Run
+from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.sources.open_data import open_sources
+
+NOISE = 64  # numbers that an image is made of
+
+
+def make_generator(width: int = 32) -> nn.Sequential:
+    """(N, NOISE) to images (N, 1, 28, 28) in [-1, 1]."""
+    return nn.Sequential(
+        nn.Linear(NOISE, 4 * width * 49), nn.Unflatten(1, (4 * width, 7, 7)),
+        nn.BatchNorm2d(4 * width), nn.ReLU(),
+        nn.ConvTranspose2d(4 * width, width, 4, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+        nn.ConvTranspose2d(width, 1, 4, stride=2, padding=1), nn.Tanh(),
+    )  # fmt: skip
+
+
+def make_discriminator(width: int = 32) -> nn.Sequential:
+    """Images to (N, 1), high for real ones."""
+    return nn.Sequential(
+        nn.Conv2d(1, width, 4, stride=2, padding=1), nn.LeakyReLU(0.2),
+        nn.Conv2d(width, 2 * width, 4, stride=2, padding=1), nn.LeakyReLU(0.2),
+        nn.Flatten(), nn.Dropout(0.3), nn.Linear(2 * width * 49, 1),
+    )  # fmt: skip
+
+
+class Moments:
+    """Mean and covariance of the pixels of images, shrunk to 7 x 7."""
+
+    def __init__(self) -> None:
+        self.count, self.sum, self.products = 0, 0.0, 0.0
+
+    def update(self, images: Tensor) -> None:
+        pixels = avg_pool2d(images, 4).flatten(1).double()
+        self.count, self.sum = self.count + len(pixels), self.sum + pixels.sum(0)
+        self.products = self.products + pixels.T @ pixels
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        mean = self.sum / self.count
+        return mean, self.products / self.count - mean.outer(mean)
+
+
+def factor(covariance: Tensor) -> Tensor:
+    """X, of which X X' is the covariance."""
+    values, vectors = torch.linalg.eigh(covariance)
+    return vectors * values.clamp(min=0).sqrt()
+
+
+class FrechetDistance:
+    """The distance of the FID (Heusel et al., 2017) between two sets of images, here of their pixels."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.real, self.fake = Moments(), Moments()
+
+    def update(self, real: Tensor, fake: Tensor) -> None:
+        self.real.update(real)
+        self.fake.update(fake)
+
+    def compute(self) -> Tensor:
+        (mean, covariance), (fake_mean, fake_covariance) = self.real.compute(), self.fake.compute()
+        # The trace of (A B)^(1/2) is the sum of the singular values of X'Y, where A = X X' and B = Y Y'.
+        both = torch.linalg.matrix_norm(factor(covariance).T @ factor(fake_covariance), "nuc")
+        return (mean - fake_mean).square().sum() + (covariance + fake_covariance).trace() - 2 * both
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--data", type=Path, help="images of your own, as `flambeau train` takes them"
+    )
+    parser.add_argument("--width", type=int, default=32, help="channels of the networks")
+    parser.add_argument("--duration", default="8ep")
+    parser.add_argument("--checkpoint-every", default="1ep")
+    parser.add_argument("--out", default="runs/gan")
+    told = parser.parse_args()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        parser.error("the discriminator is trained by one process: start it without a launcher")
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    train, test = (
+        ImageDataset(source, image_size=28, channels=1, train=False)
+        for source in open_sources(told.data)
+    )
+    torch.manual_seed(0)  # of the initial weights
+    generator, discriminator = (
+        make_generator(told.width).to(device),
+        make_discriminator(told.width).to(device),
+    )
+    optimizer, discriminator_optimizer = (
+        torch.optim.Adam(network.parameters(), lr=lr, betas=(0.5, 0.999), fused=True)
+        for network, lr in ((generator, 1e-3), (discriminator, 4e-4))
+    )
+    run = Run(
+        told.out, generator, optimizer, train,
+        duration=told.duration, checkpoint_every=told.checkpoint_every, batch_size=64, ema=0.995,
+        state={"discriminator": discriminator, "discriminator_optimizer": discriminator_optimizer},
+        metrics={"val_distance": FrechetDistance()}, best="val_distance",
+        config={"data": train.source.fingerprint},  # other images are refused on a resume
+    )  # fmt: skip
+    for _ in run.epochs():
+        for images, _ in run.batches():
+            real = images / 127.5 - 1
+            fake = generator(torch.randn(len(real), NOISE, device=device))
+
+            loss = (
+                softplus(-discriminator(real)).mean()
+                + softplus(discriminator(fake.detach())).mean()
+            )
+            discriminator_optimizer.zero_grad()
+            loss.backward()
+            discriminator_optimizer.step()
+
+            generator_loss = softplus(-discriminator(fake)).mean()
+            run.log(discriminator_loss=loss)
+            run.step(generator_loss)
+        for images, _ in run.evaluate(test):
+            fake = generator(torch.randn(len(images), NOISE, device=device))
+            run.log(val_distance=(images / 127.5 - 1, fake))
+
+    generator.load_state_dict(
+        load_file(Path(told.out, "model.safetensors"))
+    )  # the averaged weights
+    noise = torch.randn(64, NOISE, generator=torch.Generator().manual_seed(0)).to(device)
+    with torch.no_grad():
+        images = generator.eval()(noise).squeeze(1).unflatten(0, (8, 8)).permute(0, 2, 1, 3)
+    picture = Path(told.out, "samples.png")
+    Image.fromarray((images.reshape(224, 224) * 127.5 + 127.5).byte().cpu().numpy()).save(picture)
+    print(
+        f"distance of generated images: {run.result.metrics['val_distance']:.2f}; 64 of them: {picture}"
+    )
+
+
+if __name__ == "__main__":
+    main()
