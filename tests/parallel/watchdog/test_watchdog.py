@@ -467,11 +467,15 @@ def test_the_loss_of_the_store_ends_the_job(
 ) -> None:
     def work() -> None:
         rank = _Rank(tmp_path, store.port)
+        rank.wait_for_all(store.port)
+        (tmp_path / f"ready-{rank.rank}").touch()
         with rank.as_script():
             rank.steps(100000, before=lambda step: time.sleep(0.005))
 
     job = start_ranks(3, work, group=True)
-    time.sleep(0.7)
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("ready-*"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
     store.kill(number)
     assert job.codes(10) == [LOST_PEER] * 3
     reason = "" if number == signal.SIGKILL else "no answer for 2 s"
