@@ -22,11 +22,11 @@ from flambeau.train.run import Run
 
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each checkpoint takes half a second."""
+    """Each checkpoint takes a fifth of a second."""
     write = Checkpointer._save
 
     def slowly(self: Checkpointer, *arguments: Any) -> None:
-        time.sleep(0.5)
+        time.sleep(0.2)
         write(self, *arguments)
 
     monkeypatch.setattr(Checkpointer, "_save", slowly)
@@ -57,12 +57,12 @@ def test_without_time_the_newest_one_stays(
 ) -> None:
     whole = train(tmp_path / "whole")
     with pytest.raises(SystemExit) as left:
-        train(tmp_path / "run", signal_at=4, stop_within="0.3s")
+        train(tmp_path / "run", signal_at=4, stop_within="0.1s")
     assert left.value.code == EXIT_CODE
     assert names(tmp_path / "run")[-1] == "step-00000003"
     said = capsys.readouterr().err
     assert "no checkpoint of step 5: it would take about " in said
-    assert "stop_within = '0.3s' are left; the same command goes on from step-0000000" in said
+    assert "stop_within = '0.1s' are left; the same command goes on from step-0000000" in said
     assert "saved at step" not in said
     resumed = train(tmp_path / "run")
     for name, tensor in whole.items():
@@ -78,7 +78,7 @@ def test_with_time_it_is_written(slow_disk: None, tmp_path: Path, within: str | 
 
 def test_one_of_this_step_is_waited_for(slow_disk: None, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        train(tmp_path / "run", signal_at=2, stop_within="0.1s")
+        train(tmp_path / "run", signal_at=2, stop_within="0.05s")
     assert names(tmp_path / "run")[-1] == "step-00000003"
 
 
@@ -88,7 +88,7 @@ def test_ranks_agree(start_ranks: Callable[..., Any], slow_disk: None, tmp_path:
     def work() -> int:
         signal_at = 4 if os.environ["RANK"] == "1" else -1
         try:
-            train(tmp_path / "run", signal_at=signal_at, stop_within="0.3s")
+            train(tmp_path / "run", signal_at=signal_at, stop_within="0.1s")
         except SystemExit as left:
             return int(str(left.code))
         return 0
