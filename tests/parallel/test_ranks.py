@@ -2,12 +2,14 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -180,6 +182,27 @@ def test_more_ranks_than_samples_a_batch_are_refused(
     for kind, text in start_ranks(3, work).results():
         assert kind == "InputError"
         assert "3 processes" in text
+
+
+def test_no_rank_goes_on_before_all_have_joined(
+    start_ranks: StartRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ended with an error at once would reset the connections of those that still join."""
+    init = dist.init_process_group
+
+    def slowly(*arguments: Any, **settings: Any) -> None:
+        init(*arguments, **settings)
+        if os.environ["RANK"] == "1":
+            time.sleep(0.5)
+            (tmp_path / "joined").touch()
+
+    monkeypatch.setattr(dist, "init_process_group", slowly)
+
+    def work() -> bool:
+        join_ranks()
+        return (tmp_path / "joined").exists()
+
+    assert start_ranks(2, work).results() == [True, True]
 
 
 def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,6 +261,9 @@ def _join(world: int) -> Ranks:
         )
     else:
         dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
+    # Until all have joined: a rank that ends at once, with an error of its settings, would leave the others
+    # waiting for its connection, or with an error of sockets in the place of its own.
+    dist.all_reduce(torch.zeros(1))
     return Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
 
 
