@@ -45,46 +45,31 @@ def make_discriminator(width: int = 32) -> nn.Sequential:
     )  # fmt: skip
 
 
-class Moments:
-    """Mean and covariance of the pixels of images, shrunk to 7 x 7."""
-
-    def __init__(self) -> None:
-        self.count, self.sum, self.products = 0, 0.0, 0.0
-
-    def update(self, images: Tensor) -> None:
-        pixels = avg_pool2d(images, 4).flatten(1).double()
-        self.count, self.sum = self.count + len(pixels), self.sum + pixels.sum(0)
-        self.products = self.products + pixels.T @ pixels
-
-    def compute(self) -> tuple[Tensor, Tensor]:
-        mean = self.sum / self.count
-        return mean, self.products / self.count - mean.outer(mean)
-
-
-def factor(covariance: Tensor) -> Tensor:
-    """X, of which X X' is the covariance."""
-    values, vectors = torch.linalg.eigh(covariance)
-    return vectors * values.clamp(min=0).sqrt()
-
-
 class FrechetDistance:
-    """The distance of the FID (Heusel et al., 2017) between two sets of images, here of their pixels."""
+    """The distance of the FID (Heusel et al., 2017) between two sets of images, of pixels shrunk to 7 x 7."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self.real, self.fake = Moments(), Moments()
+        self.real: list[Tensor] = []
+        self.fake: list[Tensor] = []
 
     def update(self, real: Tensor, fake: Tensor) -> None:
-        self.real.update(real)
-        self.fake.update(fake)
+        self.real.append(avg_pool2d(real, 4).flatten(1).double())
+        self.fake.append(avg_pool2d(fake, 4).flatten(1).double())
 
     def compute(self) -> Tensor:
-        (mean, covariance), (fake_mean, fake_covariance) = self.real.compute(), self.fake.compute()
+        real, fake = torch.cat(self.real), torch.cat(self.fake)
+        covariances = real.T.cov(), fake.T.cov()
         # The trace of (A B)^(1/2) is the sum of the singular values of X'Y, where A = X X' and B = Y Y'.
-        both = torch.linalg.matrix_norm(factor(covariance).T @ factor(fake_covariance), "nuc")
-        return (mean - fake_mean).square().sum() + (covariance + fake_covariance).trace() - 2 * both
+        x, y = (
+            vectors * values.clamp(min=0).sqrt()
+            for values, vectors in map(torch.linalg.eigh, covariances)
+        )
+        both = torch.linalg.matrix_norm(x.T @ y, "nuc")
+        shift = (real.mean(0) - fake.mean(0)).square().sum()
+        return shift + sum(covariances).trace() - 2 * both
 
 
 def main() -> None:
@@ -106,10 +91,8 @@ def main() -> None:
         for source in open_sources(told.data)
     )
     torch.manual_seed(0)  # of the initial weights
-    generator, discriminator = (
-        make_generator(told.width).to(device),
-        make_discriminator(told.width).to(device),
-    )
+    generator = make_generator(told.width).to(device)
+    discriminator = make_discriminator(told.width).to(device)
     optimizer, discriminator_optimizer = (
         torch.optim.Adam(network.parameters(), lr=lr, betas=(0.5, 0.999), fused=True)
         for network, lr in ((generator, 1e-3), (discriminator, 4e-4))
@@ -126,10 +109,8 @@ def main() -> None:
             real = images / 127.5 - 1
             fake = generator(torch.randn(len(real), NOISE, device=device))
 
-            loss = (
-                softplus(-discriminator(real)).mean()
-                + softplus(discriminator(fake.detach())).mean()
-            )
+            loss_real = softplus(-discriminator(real)).mean()
+            loss = loss_real + softplus(discriminator(fake.detach())).mean()
             discriminator_optimizer.zero_grad()
             loss.backward()
             discriminator_optimizer.step()
@@ -141,17 +122,15 @@ def main() -> None:
             fake = generator(torch.randn(len(images), NOISE, device=device))
             run.log(val_distance=(images / 127.5 - 1, fake))
 
-    generator.load_state_dict(
-        load_file(Path(told.out, "model.safetensors"))
-    )  # the averaged weights
+    averaged = load_file(Path(told.out, "model.safetensors"))
+    generator.load_state_dict(averaged)
     noise = torch.randn(64, NOISE, generator=torch.Generator().manual_seed(0)).to(device)
     with torch.no_grad():
         images = generator.eval()(noise).squeeze(1).unflatten(0, (8, 8)).permute(0, 2, 1, 3)
     picture = Path(told.out, "samples.png")
     Image.fromarray((images.reshape(224, 224) * 127.5 + 127.5).byte().cpu().numpy()).save(picture)
-    print(
-        f"distance of generated images: {run.result.metrics['val_distance']:.2f}; 64 of them: {picture}"
-    )
+    distance = run.result.metrics["val_distance"]
+    print(f"distance of generated images: {distance:.2f}; 64 of them: {picture}")
 
 
 if __name__ == "__main__":

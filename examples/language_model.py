@@ -47,22 +47,21 @@ class Perplexity:
         self.reset()
 
     def reset(self) -> None:
-        self.loss, self.count = torch.zeros((), dtype=torch.float64), 0
+        self.sums = torch.zeros(2, dtype=torch.float64)  # of losses, ones
 
     def update(self, losses: Tensor) -> None:
-        self.loss = self.loss.to(losses.device) + losses.double().sum()
-        self.count += losses.numel()
+        rows = torch.stack([losses.double(), torch.ones_like(losses).double()])
+        self.sums = self.sums.to(rows.device) + rows.flatten(1).sum(1)
 
     def compute(self) -> Tensor:
-        return (self.loss / self.count).exp()
+        return (self.sums[0] / self.sums[1]).exp()
 
-    def state_dict(
-        self,
-    ) -> dict[str, object]:  # these two put the counts of several processes together
-        return {"loss": self.loss, "count": self.count}
+    # These two put the counts of several processes together.
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"sums": self.sums}
 
-    def merge(self, state: dict[str, object]) -> None:
-        self.loss, self.count = self.loss + state["loss"], self.count + state["count"]
+    def merge(self, state: dict[str, Tensor]) -> None:
+        self.sums += state["sums"].to(self.sums.device)
 
 
 class LanguageModel(nn.Module):

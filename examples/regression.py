@@ -41,9 +41,8 @@ class R2:
         errors, total, squares, count = self.sums
         return 1 - errors / (squares - total**2 / count)
 
-    def state_dict(
-        self,
-    ) -> dict[str, Tensor]:  # these two put the counts of several processes together
+    # These two put the counts of several processes together.
+    def state_dict(self) -> dict[str, Tensor]:
         return {"sums": self.sums}
 
     def merge(self, state: dict[str, Tensor]) -> None:

@@ -61,21 +61,17 @@ class Files(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         path, shape = self.paths[index], (self.size, self.size)
-        image = np.array(Image.open(path).convert("RGB").resize(shape, Image.Resampling.BILINEAR))
+        image = Image.open(path).convert("RGB").resize(shape, Image.Resampling.BILINEAR)
         mask = Image.open(self.masks / f"{path.stem}.png").resize(shape, Image.Resampling.NEAREST)
-        return torch.from_numpy(image).permute(2, 0, 1) / 255, torch.from_numpy(
-            np.array(mask)
-        ).long()
+        pixels, classes = (torch.from_numpy(np.array(each)) for each in (image, mask))
+        return pixels.permute(2, 0, 1) / 255, classes.long()
 
 
 def convolutions(channels: int, out: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for before in (channels, out):
-        layers += [
-            nn.Conv2d(before, out, 3, padding=1, bias=False),
-            nn.BatchNorm2d(out),
-            nn.ReLU(inplace=True),
-        ]
+        conv = nn.Conv2d(before, out, 3, padding=1, bias=False)
+        layers += [conv, nn.BatchNorm2d(out), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 
@@ -103,29 +99,27 @@ def main() -> None:
     parser.add_argument("--images", help="a folder of images of your own")
     parser.add_argument("--masks", help="the folder of their masks, NAME.png for each image")
     parser.add_argument("--classes", type=int, default=4)
-    parser.add_argument("--size", type=int, default=48, help="side of the images, a multiple of 8")
-    parser.add_argument(
-        "--samples", type=int, default=1500, help="of the shapes that it draws itself"
-    )
+    parser.add_argument("--size", type=int, default=48, help="side of the images, 8 or more")
+    parser.add_argument("--samples", type=int, default=1500, help="images that it draws itself")
     parser.add_argument("--workers", type=int, default=0, help="processes that read images")
     parser.add_argument("--duration", default="8ep")
     parser.add_argument("--checkpoint-every", default="1ep")
     parser.add_argument("--out", default="runs/segmentation")
     told = parser.parse_args()
+    if (told.images is None) != (told.masks is None):
+        parser.error("--images and --masks go together")
 
     device = "cpu"
     if torch.cuda.is_available():
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)
 
-    data = (
-        Files(told.images, told.masks, told.size)
-        if told.images
-        else draw_shapes(told.samples, told.size)
-    )
-    every_fifth = range(0, len(data), 5)
+    if told.images:
+        data = Files(told.images, told.masks, told.size)
+    else:
+        data = draw_shapes(told.samples, told.size)
     train = Subset(data, [i for i in range(len(data)) if i % 5])
-    test = Subset(data, every_fifth)
+    test = Subset(data, range(0, len(data), 5))
 
     torch.manual_seed(0)  # of the initial weights
     model = convert_sync_batchnorm(UNet(told.classes)).to(device)

@@ -14,9 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.linalg import sqrtm
+from sklearn.metrics import r2_score
+from torch.nn.functional import avg_pool2d
 
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.train.run import Run
@@ -125,3 +129,30 @@ def test_files_of_ones_own(start_ranks: StartRanks, tmp_path: Path) -> None:
     jobs = [start_ranks(1, run_script, name, tmp_path / name, None, flags[name]) for name in TINY]
     for job in jobs:
         job.results()
+
+
+def test_figures_are_those_of_their_definitions() -> None:
+    """R² as scikit-learn has it, the distance with scipy's root of a matrix, exp of the mean loss."""
+    found = {name: runpy.run_path(f"{EXAMPLES / name}.py") for name in TINY}
+    generator = torch.Generator().manual_seed(0)
+    real, fake = torch.randn(2, 300, 1, 28, 28, generator=generator)
+    r2, distance, perplexity = (
+        found[name][metric]()
+        for name, metric in (
+            ("regression", "R2"),
+            ("gan", "FrechetDistance"),
+            ("language_model", "Perplexity"),
+        )
+    )
+    for part in (slice(0, 120), slice(120, 300)):
+        r2.update(fake[part, 0, 0, 0], real[part, 0, 0, 0])
+        distance.update(real[part], 0.5 * fake[part] + 1)
+        perplexity.update(real[part].square())
+    expected = r2_score(real[:, 0, 0, 0].numpy(), fake[:, 0, 0, 0].numpy())
+    assert float(r2.compute()) == pytest.approx(expected)
+    assert float(perplexity.compute()) == pytest.approx(float(real.double().square().mean().exp()))
+    a, b = (avg_pool2d(x, 4).flatten(1).double().numpy() for x in (real, 0.5 * fake + 1))
+    root = sqrtm(np.cov(a.T) @ np.cov(b.T)).real
+    shift = np.square(a.mean(0) - b.mean(0)).sum()
+    expected = shift + np.trace(np.cov(a.T) + np.cov(b.T) - 2 * root)
+    assert float(distance.compute()) == pytest.approx(expected)
