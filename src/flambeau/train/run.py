@@ -229,7 +229,7 @@ class Run:
             self._at_event(ends_epoch=micro.ends_epoch)
         self._preempt_if_asked()
 
-    def log(self, **values: Tensor | float) -> None:
+    def log(self, **values: Any) -> None:
         """Count values of the last batch; their mean over samples is the figure in metrics.jsonl.
 
         Args:
