@@ -1,7 +1,6 @@
 """Classes of uneven size: counts of their images, how often they are drawn, and their weights in the loss."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,9 +57,9 @@ def class_weights(settings: Settings, labels: Tensor, classes: Sequence[str]) ->
         weight = told.get(name)
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise InputError(f"{path}: class {name!r} needs a number, got {weight!r:.50}")
-        if not 0 <= weight < math.inf:
+        if not 0 <= weight <= torch.finfo(torch.float32).max:
             raise InputError(
-                f"{path}: the weight of class {name!r} must be finite and at least 0, got {weight}"
+                f"{path}: the weight of class {name!r} must be from 0 to 3.4e38, got {weight!s:.50}"
             )
     weights = [float(told[name]) for name in classes]
     if not any(weights):
