@@ -189,6 +189,7 @@ class Same(Counting):
 @pytest.mark.parametrize(
     ("told", "error", "message"),
     [
+        ({"val": Counting}, InputError, r"metrics\['val'\] is the class Counting: give an object"),
         ({"val": "f1"}, InputError, r"metrics\['val'\] must be .* 'f1' has no update"),
         ({"step": Counting()}, InputError, "each line of metrics.jsonl has 'step' already"),
         ([Counting()], InputError, "metrics must be a dict"),

@@ -121,6 +121,8 @@ class EvaluationMetrics:
 
 def _check(name: str, metric: Any, *, needs_merge: bool) -> None:
     missing = [m for m in ("update", "compute", "reset") if not callable(getattr(metric, m, None))]
+    if isinstance(metric, type):
+        raise InputError(f"metrics[{name!r}] is the class {metric.__name__}: give an object of it")
     if missing:
         raise InputError(
             f"metrics[{name!r}] must be an object with update, compute and reset, such as torchmetrics' "
