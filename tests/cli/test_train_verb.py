@@ -562,6 +562,24 @@ def test_a_dry_run_finds_what_would_prevent_the_run(flambeau: Any, images: Path)
     assert sorted(p.name for p in Path("run").rglob("*")) == before
 
 
+def test_a_dry_run_that_fails_promises_no_resume(flambeau: Any) -> None:
+    Path("data.py").write_text(
+        "import multiprocessing\nimport os\nimport torch\n\n\n"
+        "class Images(torch.utils.data.Dataset):\n"
+        "    targets = [k % 2 for k in range(16)]\n\n"
+        "    def __len__(self):\n        return 16\n\n"
+        "    def __getitem__(self, k):\n"
+        "        if multiprocessing.current_process().name != 'MainProcess':\n            os._exit(3)\n"
+        "        return torch.zeros(3, 80, 80), k % 2\n\n\n"
+        "def images():\n    return Images()\n"
+    )
+    answer = flambeau(
+        "train", "data.py:images", "--dry-run --workers 1 --batch-size 4 --image-size 16"
+    )
+    assert (answer.code, "data worker 0" in answer.err) == (1, True), answer.err
+    assert "the next start" not in answer.err
+
+
 def test_a_dry_run_tells_of_a_loss_that_is_not_finite(flambeau: Any, images: Path) -> None:
     flags = "--schedule constant --warmup 0st --label-smoothing 0 --batch-size 4 --precision fp32"
     answer = flambeau("train", images, "--dry-run --lr 1e30 --out run", flags)

@@ -157,7 +157,8 @@ def test_the_command(flambeau: Any, images: Path, tmp_path: Path) -> None:
     assert (answer.code, "is for a finished run" in answer.err) == (2, True)
     assert flambeau("train", images, run).code == 0
     assert "this run is finished" in flambeau("train", images, run).out
-    assert flambeau("train", images, run, "--extend 1ep --dry-run").code == 0
+    answer = flambeau("train", images, run, "--extend 2ep --dry-run")
+    assert (answer.code, "the run has 12 steps of 4 per epoch" in answer.err) == (0, True)
     answer = flambeau("train", images, run, "--extend 1ep")
     assert "the run of 4 steps is extended by 1ep" in answer.err
     assert "finished: " in answer.out

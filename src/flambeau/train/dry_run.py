@@ -16,7 +16,7 @@ from flambeau.parallel.ranks import join_ranks
 from flambeau.train.build.data import DataFacts
 from flambeau.train.fit import Training, set_up
 from flambeau.train.loop.nan_guard import CURES, NotFinite
-from flambeau.train.loop.progress_bar import ProgressBar, peak_bytes
+from flambeau.train.loop.progress_bar import peak_bytes
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 
 _STEPS = 6
@@ -43,10 +43,11 @@ def dry_run(
     ranks = join_ranks()
     folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-dry-run-"))
     try:
-        settings = dataclasses.replace(settings, extend=None)  # of the run that is in its folder
-        training = set_up(settings, facts, train, val, folder=Path(folder) / "run", bar=False)
+        # `extend` is of the run that is in its folder.
+        alone = dataclasses.replace(settings, extend=None)
+        training = set_up(alone, facts, train, val, folder=Path(folder) / "run", bar=False)
         # Silent from here: Ctrl-C leaves nothing to go on.
-        training.run.progress = ProgressBar(shown=False, silent=True)
+        training.run.progress.silent = True
         try:
             seconds = _first_steps(training, world=ranks.world)
             is_finite = not training.run.state.amp.halted
@@ -59,7 +60,7 @@ def dry_run(
                 f"within {_STEPS} steps the loss or a gradient was NaN or infinite\n{CURES}"
             )
         if ranks.is_first:
-            for line in _report(training, seconds):
+            for line in _report(training, seconds, extend=settings.extend):
                 say(line)
     finally:
         if ranks.is_first:
@@ -87,16 +88,17 @@ def _first_steps(training: Training, *, world: int) -> list[float]:
     return seconds
 
 
-def _report(training: Training, seconds: list[float]) -> list[str]:
+def _report(training: Training, seconds: list[float], *, extend: str | None) -> list[str]:
     run = training.run
+    steps = run.plan.total_steps + run.plan.extension(extend)
     per_step = statistics.median(seconds[1:] or seconds)
-    left = per_step * run.plan.total_steps
+    left = per_step * steps
     of = (
         "the first step alone" if len(seconds) == 1 else f"{len(seconds) - 1} steps after the first"
     )
     return [
         f"first step {seconds[0]:.2f} s, then {per_step:.3g} s per step (median of {of})",
-        f"the run has {run.plan.total_steps} steps of {run.plan.steps_per_epoch} per epoch: about "
+        f"the run has {steps} steps of {run.plan.steps_per_epoch} per epoch: about "
         f"{_duration(left)}, without evaluations",
         f"memory at most {peak_bytes(run.device) / 2**20:.0f} MiB {_where(run.device)}",
         "a dry run: nothing was written",

@@ -30,7 +30,7 @@ class ProgressBar:
     """
 
     def __init__(self, *, shown: bool, silent: bool = False) -> None:
-        self._shown, self._silent = shown and not silent and shows_bars(), silent
+        self._shown, self.silent = shown and not silent and shows_bars(), silent
         self.is_in_notebook = self._shown and in_notebook()
         """Whether a cell shows the bar, and may show more."""
         self._line: LiveLine | None = None
@@ -88,7 +88,7 @@ class ProgressBar:
 
     def say(self, text: str, *, green: str = "") -> None:
         """A line of its own, on standard error; `green` is the part of it to be shown in that color."""
-        if not self._silent:
+        if not self.silent:
             say(text, green=green)
 
     def say_saved(self, signal: str, *, step: int, folder: Path) -> None:
@@ -100,7 +100,7 @@ class ProgressBar:
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """What happened, for a program that listens."""
-        if self.listener is not None and not self._silent:
+        if self.listener is not None and not self.silent:
             self.listener(event)
 
     def close(self) -> None:
