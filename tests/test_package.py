@@ -1,7 +1,9 @@
 """What `import flambeau` gives: the doors by name, and nothing loaded before one is used."""
 
+import fnmatch
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +57,12 @@ else:
 @pytest.mark.parametrize("first", ["", "import flambeau.train.api", "from flambeau import Run"])
 def test_train_is_a_folder_and_a_function(first: str) -> None:
     subprocess.run([sys.executable, "-c", TRAIN.format(first=first)], check=True)
+
+
+def test_no_folder_of_tests_is_left_out(request: pytest.FixtureRequest) -> None:
+    """pytest passes folders of some names by in silence, such as 'build'."""
+    left_out = request.config.getini("norecursedirs")
+    folders = {path.parent for path in Path(__file__).parent.rglob("test_*.py")}
+    for folder in folders:
+        for part in folder.relative_to(Path(__file__).parents[1]).parts:
+            assert not any(fnmatch.fnmatch(part, pattern) for pattern in left_out), folder

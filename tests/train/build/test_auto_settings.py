@@ -242,7 +242,9 @@ def test_other_files_are_no_facts(content: bytes | None, tmp_path: Path) -> None
     path = tmp_path / "dataset.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=r"dataset\.json cannot be read .*a run of flambeau train"):
+    with pytest.raises(
+        InputError, match=r"dataset\.json cannot be read: .*a run of flambeau train"
+    ):
         DataFacts.read(path)
 
 
