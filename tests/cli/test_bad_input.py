@@ -88,6 +88,7 @@ def no_data(tmp_path: Path, make_images: Callable[..., Path]) -> dict[str, tuple
     (tmp_path / "texts" / "b").mkdir()
     (tmp_path / "texts" / "a" / "1.txt").touch()
     make_images(tmp_path / "one", classes="a")
+    (tmp_path / "lone" / "a").mkdir(parents=True)
     make_images(tmp_path / "loose")
     shutil.copy(tmp_path / "loose" / "a" / "00.png", tmp_path / "loose" / "00.png")
     make_images(tmp_path / "gap")
@@ -101,6 +102,7 @@ def no_data(tmp_path: Path, make_images: Callable[..., Path]) -> dict[str, tuple
     return {
         "empty": ("empty has no sub-folders", "CLASS"),
         "texts": ("texts has 2 sub-folders, but no image in them", "1 .txt"),
+        "lone": ("lone has 1 sub-folder, but no image in it",),
         "one": ("one holds one class only, 'a'", "two or more"),
         "loose": ("loose holds images outside any class folder", "00.png"),
         "gap": ("gap has class folders without any image: c",),

@@ -94,5 +94,6 @@ def test_the_folder_of_a_run_is_named_after_the_data_set_of_the_hub() -> None:
     from flambeau.train.settings.default_folder import default_folder
     from flambeau.train.settings.settings import Settings
 
-    for name, folder in (("hf:a/mnist", "mnist"), ("hf:a/mnist:plain", "mnist-plain")):
+    names = ("hf:a/mnist", "mnist"), ("hf:a/mnist:plain", "mnist-plain"), ("a/b:c", "b-c")
+    for name, folder in names:
         assert default_folder(Settings(data=name), {"data": name}) == Path("runs") / folder

@@ -181,6 +181,10 @@ def test_a_best_that_is_not_logged_is_said_once(tmp_path: Path, capfd: Any) -> N
     evaluate(start(tmp_path / "other", duration="3ep", best="val_mse"), "val_loss", "val_mse")
     evaluate(start(tmp_path / "none", duration="3ep"))
     assert "was not logged" not in capfd.readouterr().err
+    evaluate(start(tmp_path / "never", duration="3ep", best="val_loss"))
+    said = capfd.readouterr().err
+    assert said.count("best = 'val_loss' was not logged within run.evaluate()") == 1
+    assert said.count("nothing was logged there") == 1
 
 
 def test_the_least_loss_is_the_best(tmp_path: Path) -> None:

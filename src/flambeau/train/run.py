@@ -325,7 +325,7 @@ class Run:
         if state.position < state.data_length and not self._is_over:
             raise RuntimeError("the loop left `for ... in run.batches()` before its end")
         self._parts.schedule.end_epoch(say=say)
-        state.best.end_epoch(say=say, training=state.window.logged)
+        state.best.end_epoch(say=say, training=state.window.logged, is_last=self._is_over)
         state.epoch, state.position = state.epoch + 1, 0
         due = state.step % self.plan.save_every == 0 or self._is_over
         if due or state.best.step == state.step:

@@ -57,9 +57,14 @@ class FolderSource:
             labels += [label] * (len(names) - len(labels))
         if not names:
             found = f" (found: {endings(others)})" if others else ""
+            count = len(self.classes)
+            where = (
+                "1 sub-folder, but no image in it"
+                if count == 1
+                else f"{count} sub-folders, but no image in them"
+            )
             raise InputError(
-                f"{root} has {len(self.classes)} sub-folders, but no image in them{found}\n"
-                f"Expected files that end in {' '.join(IMAGE_SUFFIXES)}"
+                f"{root} has {where}{found}\nExpected files that end in {' '.join(IMAGE_SUFFIXES)}"
             )
         self.names: tuple[str, ...] = tuple(names)
         self.labels = torch.tensor(labels)

@@ -26,8 +26,15 @@ def pick_device(name: str) -> torch.device:
             device = torch.device(name)
             torch.zeros(1, device=device).item()  # which 'meta' has not
         except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"device = {name!r} is not available here: {reason}") from error
+            # Of a GPU that is missing torch says why in its first sentence, of others in its own terms.
+            why = (
+                f" ({str(error).splitlines()[0].split('. ')[0]})"
+                if name.startswith("cuda:") or name == "cuda"
+                else ""
+            )
+            raise InputError(
+                f"device = {name!r} is not available here: there is {', '.join(_names())}{why}"
+            ) from error
     if device.type == "cuda":
         gpus = 1 if device.index is not None else torch.cuda.device_count()
         if local_world() > gpus:
@@ -36,6 +43,15 @@ def pick_device(name: str) -> torch.device:
                 "each needs one of its own; start fewer, or use --device cpu"
             )
     return device
+
+
+def _names() -> list[str]:
+    """Of the devices that this machine has, as --device takes them."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        return ["cpu"]
+    numbers = range(torch.accelerator.device_count())
+    return ["cpu", *(f"{found.type}:{number}" for number in numbers)]
 
 
 def generators_of(device: torch.device) -> list[torch.Generator]:

@@ -17,6 +17,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 from flambeau.train.checkpoints.json_file import json_file
 from flambeau.train.checkpoints.metrics_log import json_numbers
 from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.settings.run_options import DEFAULT_BEST
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,15 @@ class Best:
         if self._value is None or value * self._sign >= self._value * self._sign:
             self._value, self.step, self.metrics = value, step, dict(metrics)
 
-    def end_epoch(self, *, say: Callable[[str], None], training: Container[str] = ()) -> None:
+    def end_epoch(
+        self, *, say: Callable[[str], None], training: Container[str] = (), is_last: bool = False
+    ) -> None:
         """Say once if the metric was in no evaluation of the epochs so far, or in two at one step.
 
         Args:
             say: takes a line for the user.
             training: the names that were logged elsewhere.
+            is_last: the run ends here; then a metric that was asked for is missed, too, without evaluations.
         """
         if self._is_twice:
             self._is_twice = None
@@ -98,6 +102,8 @@ class Best:
         elif self._others:
             names = ", ".join(self._others)
             say(f"{what}: give Run the name of what was logged ({names})")
+        elif is_last and self._metric != DEFAULT_BEST:
+            say(f"{what}: nothing was logged there")
         else:
             return
         self._others = None

@@ -36,7 +36,7 @@ def default_folder(settings: Settings, told: Mapping[str, Any]) -> Path:
         told_data = told_data.replace(":", "-")  # of hf:USER/NAME:CONFIG the name and the CONFIG
     data = Path(told_data.replace("torchvision:", "torchvision-"))
     is_plain = data.is_dir() and data.suffix not in _PACKED_FOLDERS
-    name = data.name if is_plain else data.stem
+    name = (data.name if is_plain else data.stem).replace(":", "-")
     kept = {k: v for k, v in told.items() if k != "data" and not FIELDS[k].metadata["neutral"]}
     if kept:
         name += "-" + hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]

@@ -16,6 +16,8 @@ from flambeau.train.settings.fields import check_value, typed
 from flambeau.train.settings.named_schedule import NamedSchedule
 from flambeau.train.settings.settings import FIELDS
 
+DEFAULT_BEST = "val_accuracy"
+"""The figure that chooses the best checkpoint where none is named."""
 OnBad = Callable[[Sequence[int]], None]
 """Takes the indices of samples that a data set could not read."""
 Explain = Callable[[Any, Sequence[str], int], Iterable[object]]
@@ -113,7 +115,7 @@ class RunOptions:
     keep: int = 2
     log_every: int = 50
     metrics: Mapping[str, Any] | None = None
-    best: str = "val_accuracy"
+    best: str = DEFAULT_BEST
     best_mode: Literal["max", "min"] | None = None
     on_nan: str = "stop"
     stop_within: str | None = None
