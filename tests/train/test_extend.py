@@ -165,6 +165,9 @@ def test_the_command(flambeau: Any, images: Path, tmp_path: Path) -> None:
     assert "this run is finished" in flambeau("train", images, run, "--extend 1ep").out
     assert "this run is finished" in flambeau("train", images, "--out", tmp_path / "run").out
     assert flambeau("verify", tmp_path / "run").code == 0
+    answer = flambeau("train", images, run, "--extend 3ep --fresh")
+    assert (answer.code, "is for a finished run" in answer.err) == (2, True)
+    assert not (tmp_path / "run.old-1").exists()
     answer = flambeau("train", images, run, "--extend 0ep")
     assert (answer.code, "extend must be above 0, got '0ep'" in answer.err) == (2, True)
     answer = flambeau("train", images, run, "--seed 4")

@@ -104,6 +104,11 @@ def _open(
 ) -> tuple[ResolvedSettings, DataFacts, Source, Source]:
     """The settings of a run, new or stored, with nothing left open, the facts of its data, and these."""
     told = stored or settings
+    if stored is None and told.extend is not None:  # also with --fresh, before the run is set aside
+        raise InputError(
+            f"extend = {told.extend!r} is for a finished run, and this would be a new one in {place.path}: "
+            "leave it out, or name the folder of one"
+        )
     check_download(settings.download, *([] if told.data is None else [told.data]))
     if told.download:
         ranks.first(lambda: bool(open_data(told)))  # one fetches, all read
