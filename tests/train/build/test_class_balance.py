@@ -1,6 +1,7 @@
 """Classes of uneven size: against scikit-learn's weights, in the lines, the loss and the order."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,11 @@ def test_a_file_holds_a_number_for_each_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "must be 'auto' or a file of a JSON object of a number .*No such file"),
+        (None, "must be 'auto' or a file of a JSON object of a number .*it is missing"),
         ("[1, 2, 3]", "the file must hold a JSON object of a number for each class"),
         ("{", "must be 'auto' or a file"),
         ("[" * 100_000, "must be 'auto' or a file"),
-        (" " * (1 << 22) + "{}", "the file is too large"),
+        (" " * (1 << 22) + "{}", "it has more than 4194304 bytes"),
         ('{"ant": 1, "bee": 1}', "class 'cat' needs a number, got None"),
         ('{"ant": 1, "bee": 1, "cat": "2"}', "class 'cat' needs a number, got '2'"),
         ('{"ant": 1, "bee": 1, "cat": true}', "class 'cat' needs a number, got True"),
@@ -65,6 +66,12 @@ def test_other_files_are_refused(content: str | None, message: str, tmp_path: Pa
         file.write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         class_weights(Settings(class_weights=str(file)), LABELS, NAMES)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "weights.json")
+    with pytest.raises(InputError, match="it is not a file"):
+        class_weights(Settings(class_weights=str(tmp_path / "weights.json")), LABELS, NAMES)
 
 
 @pytest.mark.parametrize(

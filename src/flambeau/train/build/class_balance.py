@@ -1,6 +1,5 @@
 """Classes of uneven size: counts of their images, how often they are drawn, and their weights in the loss."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from flambeau.errors import InputError, nearest
 from flambeau.recipes.data.samplers import BalancedSampler
+from flambeau.train.checkpoints.json_file import json_file
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import Settings
 
@@ -18,7 +18,6 @@ _UNEVEN = (
     5  # times as many images in the largest class as in the smallest, for a word about it; chosen
 )
 _LISTED = 12  # classes, with their counts
-_LARGEST_FILE = 1 << 22  # bytes; a class takes some dozens
 
 
 def balanced_sampler(settings: ResolvedSettings, labels: Tensor) -> BalancedSampler | None:
@@ -70,14 +69,11 @@ def class_weights(settings: Settings, labels: Tensor, classes: Sequence[str]) ->
 def _read(path: Path) -> Mapping[str, Any]:
     wanted = 'a JSON object of a number for each class, such as {"cat": 1, "dog": 2.5}'
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise InputError(
-                f"class_weights = {path}: the file is too large; it must hold {wanted}"
-            )
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        told = json_file(path)
+    except (OSError, ValueError) as error:
+        why = "it is missing" if isinstance(error, FileNotFoundError) else error
         raise InputError(
-            f"class_weights = {path} must be 'auto' or a file of {wanted}: {error}"
+            f"class_weights = {path} must be 'auto' or a file of {wanted}: {why}"
         ) from error
     if not isinstance(told, dict):
         raise InputError(f"class_weights = {path}: the file must hold {wanted}")

@@ -1,4 +1,4 @@
-"""JSON files in the folder of a run, read without torch: bounded, and what they claim is checked."""
+"""JSON files of a run, and of its user, read without torch: bounded, and what they claim is checked."""
 
 import json
 from collections.abc import Mapping
