@@ -16,7 +16,7 @@ from flambeau.parallel.shard_layout import Layout
 from flambeau.recipes.setup.environment import environment
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, SaveFailed
 from flambeau.train.checkpoints.metrics_log import MetricsLog
-from flambeau.train.checkpoints.published_weights import Result, publish, published
+from flambeau.train.checkpoints.published_weights import Result, publish
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.loop.epoch_lines import EpochLines
@@ -188,8 +188,8 @@ class Recorder:
             )
         return needed <= left
 
-    def result(self, schedule: LRSchedule) -> Result | None:
-        """What the run has published; None while it is not finished, or if it is to be longer from now on.
+    def begin_extension(self, schedule: LRSchedule) -> bool:
+        """Let a run that is over go on, if it is to be longer than it was; whether it is.
 
         Args:
             schedule: of the run, as long as it is to be.
@@ -200,7 +200,7 @@ class Recorder:
         state, plan, extend = self._state, self._plan, self._options.extend
         before, now = plan.extension(self._extended), plan.extension(extend)
         if now == before:
-            return self._ranks.first(lambda: published(self._folder))
+            return False
         steps = plan.total_steps - now + before
         if now < before:
             raise InputError(
@@ -221,7 +221,7 @@ class Recorder:
             f"the run of {steps} steps is extended by {extend}: the learning rate is that of a run of "
             f"{plan.total_steps}, so now {schedule(state.step):.4g} of its peak"
         )
-        return None
+        return True
 
     def wait_for_all(self) -> None:
         """Return when the checkpoint is on the disk; a failure on rank 0 is one on all."""
