@@ -72,7 +72,7 @@ class Checkpointer:
         self._ranks = Ranks(0, 1, None)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._began = 0.0
+        self._newest, self._began = "", 0.0  # of the last save: its checkpoint, when it began
         self._took = deque[float](maxlen=3)  # seconds of the last saves
         self.last_good: str | None = None
 
@@ -98,6 +98,7 @@ class Checkpointer:
             SaveFailed: the one before could not be written.
         """
         self.wait()
+        self._newest = name
         self._began = time.monotonic() if began is None else began
         self._thread = threading.Thread(
             target=self._write, args=(name, snapshot, best, before), name=f"save {name}"
@@ -110,8 +111,19 @@ class Checkpointer:
         As long as the longest of the last three took; 0 where none has been written yet.
         """
         usual = max(self._took, default=0.0)
-        under_way = self._thread is not None and self._thread.is_alive()
-        return usual + (max(0.0, usual - (time.monotonic() - self._began)) if under_way else 0.0)
+        passed = time.monotonic() - self._began
+        return usual + (max(0.0, usual - passed) if self._is_writing else 0.0)
+
+    def goes_on_from(self) -> str:
+        """In words, the checkpoint that a resume begins with: one under way may not get to its end."""
+        good = self.last_good or "the beginning"
+        return (
+            f"{self._newest}, if that is written in time, else {good}" if self._is_writing else good
+        )
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
         """Return when everything is on the disk.

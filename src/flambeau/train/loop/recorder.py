@@ -184,7 +184,7 @@ class Recorder:
             self._say(
                 f"no checkpoint of step {self._state.step}: it would take about {needed:.1f} s, and "
                 f"{max(left, 0.0):.1f} s of stop_within = {self._options.stop_within!r} are left; the same "
-                f"command goes on from {self.saver.last_good}"
+                f"command goes on from {self.saver.goes_on_from()}"
             )
         return needed <= left
 
