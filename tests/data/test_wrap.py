@@ -1,6 +1,7 @@
 """Anyone's data set: exact, resumable, and with workers that are named when they fail."""
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import random
@@ -126,6 +127,12 @@ def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def torch_iterators() -> set[int]:
+    """Those alive, by address; nobody else collects garbage."""
+    names = ((type(one).__name__, id(one)) for one in gc.get_objects())
+    return {address for name, address in names if name == "_MultiProcessingDataLoaderIter"}
+
+
 def stopped() -> None:
     """It stands still with batches sent, whose memory the parent has yet to ask it for."""
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -146,12 +153,15 @@ def stopped() -> None:
 def test_a_worker_that_dies_or_hangs_is_named_with_its_sample(
     what: Callable[[], object], words: str
 ) -> None:
+    before = torch_iterators()
     batches = wrap(Failing(what), batch_size=4, workers=2, shuffle=False, stall_timeout=1.0)
     seen = []
-    with pytest.raises(WorkerLost, match=rf"data worker 0 \(process \d+\) {words}"):
+    with pytest.raises(WorkerLost, match=rf"data worker 0 \(process \d+\) {words}") as error:
         for batch in batches:
             seen.append(int(batch[0, 0]))
             time.sleep(0.05)  # a step, in which nothing is raised
+    assert torch_iterators() <= before, "the traceback keeps torch's iterator"
+    assert error.value.__traceback__ is not None
     assert seen == [0, 4, 8, 12][: len(seen)] != []
 
 

@@ -108,10 +108,14 @@ class Workers:
                     self._asked = time.monotonic()
         except (Exception, KeyboardInterrupt) as error:
             if self.count:
-                # Torch would wait for workers that still read; and its frames, in a cycle with the error,
-                # would keep its iterator until some collection of garbage, perhaps in a worker forked later.
+                # Torch would wait for workers that still read; and its frames, in a cycle with the error or
+                # what that replaces, would keep its iterator until some collection of garbage: in a worker
+                # forked later, or when nothing is left that knows the dead workers for ours.
                 self._kill(batches)
-                traceback.clear_frames(error.__traceback__)
+                cause: BaseException | None = error
+                while cause is not None:
+                    traceback.clear_frames(cause.__traceback__)
+                    cause = cause.__context__
             raise
         finally:
             ended.set()
