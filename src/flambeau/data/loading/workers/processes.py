@@ -108,14 +108,8 @@ class Workers:
                     self._asked = time.monotonic()
         except (Exception, KeyboardInterrupt) as error:
             if self.count:
-                # Torch would wait for workers that still read; and its frames, in a cycle with the error or
-                # what that replaces, would keep its iterator until some collection of garbage: in a worker
-                # forked later, or when nothing is left that knows the dead workers for ours.
-                self._kill(batches)
-                cause: BaseException | None = error
-                while cause is not None:
-                    traceback.clear_frames(cause.__traceback__)
-                    cause = cause.__context__
+                self._kill(batches)  # torch would wait for those that still read
+                _clear_frames(error)
             raise
         finally:
             ended.set()
@@ -179,6 +173,17 @@ class Workers:
         what = "has read nothing after" if last.is_over else "has been reading"
         where = self._describe(last.sample)
         return f"data worker {last.worker} (process {last.pid}) {what} {where}"
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Clear the frames of an error's traceback, and of those that it has replaced.
+
+    Torch's own would keep its iterator until some collection of garbage: in a worker forked later, or when
+    nothing is left that knows the dead workers for ours.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 @contextlib.contextmanager
