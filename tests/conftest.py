@@ -65,6 +65,12 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
+def pytest_collection_finish() -> None:
+    """Whatever is there now stays: a collection of garbage in a fork would copy a page for each object."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files for pytest-xdist; within a file nothing changes."""
     place = {name: number for number, name in enumerate(_LONGEST)}

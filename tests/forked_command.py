@@ -4,6 +4,7 @@ A server, started once, has torch loaded and forks for each command. What a test
 of a subprocess: a session and an output of its own, signals, an exit code.
 """
 
+import gc
 import io
 import multiprocessing
 import os
@@ -81,6 +82,7 @@ def run(
     words: list[str], output: str, environ: dict[str, str], folder: str, cores: set[int]
 ) -> None:
     """The life of the new process."""
+    gc.freeze()  # a collection of garbage would copy a page for each object of the server
     os.setsid()
     os.sched_setaffinity(0, cores)
     # A child of a fork server would start its data workers from a fork server too.

@@ -41,6 +41,7 @@ def test_the_script_of_the_readme_runs_unchanged(
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_again_what_was_killed(
     tmp_path: Path, make_images: Callable[..., Path]
 ) -> None:
