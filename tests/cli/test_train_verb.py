@@ -517,7 +517,7 @@ def test_early_stop_ends_a_run_that_gets_no_better(flambeau: Any, images: Path) 
     flags = "--lr 1e-12 --epochs 9 --early-stop 2 --out run"
     answer = flambeau("train", images, flags, "--batch-size 4 --model small_convnet --workers 0")
     assert answer.code == 0
-    assert re.search(r"no better val_accuracy since epoch \d", answer.err)
+    assert re.search(r"no better val_accuracy in the last 2 epochs than \d", answer.err)
     evaluations = [row for row in rows(Path("run")) if "val_accuracy" in row]
     figures = [row["val_accuracy"] for row in evaluations]
     improved = [k for k, figure in enumerate(figures) if figure > max(figures[:k], default=-1)]

@@ -23,6 +23,7 @@ from flambeau.train.fit import Training, fit, set_up
 from flambeau.train.loop.nan_guard import CURES, NotFinite
 from flambeau.train.settings.config_file import as_dict, from_stored
 from flambeau.train.settings.default_folder import EMBEDDED_NAME
+from flambeau.train.settings.durations import parse_duration
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import Settings
 
@@ -160,7 +161,10 @@ def _stored(told: Mapping[str, Any], place: RunFolder) -> ResolvedSettings | Non
         )
     # Also what a machine or an older default had chosen.
     place.check_same({k: v for k, v in stored.items() if k in told}, told)
-    return dataclasses.replace(from_stored(stored, place.config), **told)
+    settings = dataclasses.replace(from_stored(stored, place.config), **told)
+    if settings.extend is None or parse_duration(settings.extend, name="extend").amount:
+        return settings
+    return dataclasses.replace(settings, extend=None)  # taken back, if nothing of it was trained
 
 
 def _check_outside(folder: Path, data: str | None) -> None:
