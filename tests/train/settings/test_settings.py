@@ -301,7 +301,8 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
     assert {n for n, f in FIELDS.items() if f.metadata["neutral"]} == set(neutral)
     changed = {**stored, "lr": 0.2, "mixup": 0.1}
     assert differences(stored, changed) == ["lr: 0.1 there, 0.2 now", "mixup: 0.0 there, 0.1 now"]
-    assert differences({}, {"lr": 0.1}) == ["lr: None there, 0.1 now"]
+    assert differences({}, {"lr": 0.1}) == ["lr: not given there, 0.1 now"]
+    assert differences({"flip": True}, {"flip": False}) == ["flip: yes there, no now"]
     assert (
         differences({"lr": 0.1}, {"lr": 0.1, "freeze": "none"}) == []
     )  # which an older version lacked

@@ -17,7 +17,7 @@ from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS
 from flambeau.data.sources.optional_packages import extra
 from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.data.sources.tables.arrow_file import ArrowSource
-from flambeau.errors import DamagedData, InputError
+from flambeau.errors import DamagedData, InputError, json_object
 
 _MAX_FACTS = 1 << 24  # bytes of a .json of a saved folder
 
@@ -153,7 +153,7 @@ def _words(path: Path, found: Any) -> list[str]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            facts = json.loads(file.read(_MAX_FACTS))
+            facts = json.loads(file.read(_MAX_FACTS), object_pairs_hook=json_object)
     except (ValueError, RecursionError, OSError) as error:
         raise DamagedData(
             f"{path} cannot be read: {error}\nMake the folder again, with save_to_disk"
