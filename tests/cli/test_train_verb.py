@@ -505,10 +505,10 @@ def test_a_data_set_by_name_is_packed_trained_on_and_measured(
     assert "did you mean torchvision:mnist?" in refused.err
 
 
-def test_settings_of_several_processes_are_said_to_do_nothing_in_one(
-    flambeau: Any, images: Path
-) -> None:
-    err = flambeau("train", images, "--out run --sync-bn --compression fp16", SHORT).err
+def test_settings_that_do_nothing_in_one_process_are_said_to(flambeau: Any, images: Path) -> None:
+    flags = "--sync-bn --compression fp16 --retry-workers 2"
+    err = flambeau("train", images, "--out run", flags, SHORT).err
+    assert "retry_workers = 2 has no effect without workers: " in err
     assert "sync_bn has no effect in one process" in err
     assert "compression = 'fp16' has no effect in one process" in err
 

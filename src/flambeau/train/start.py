@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
+
 from flambeau.data.sources.data_names import check_download
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
@@ -212,7 +214,8 @@ def _show(
     """Every setting with its value, those that were given first: nothing is hidden."""
     say(f"{len(train)} images to train on, {len(val)} to evaluate on")
     for line in class_lines(settings, train.labels, train.classes):
-        say(line)
+        first, *words = line.split(" ")
+        say(_wrapped(first, words, indent=2))
     by_group: dict[str, list[str]] = {}
     for name, value in told.items():
         by_group.setdefault("given", []).append(f"{name}={value}")
@@ -221,14 +224,14 @@ def _show(
         if value is not None and field.name not in ("data", *told):
             by_group.setdefault(field.metadata["group"], []).append(f"{field.name}={value}")
     for group, texts in by_group.items():
-        say(_wrapped(f"  {group:<13} ", texts))
+        say(_wrapped(f"  {group:<13}", texts, indent=16))
 
 
-def _wrapped(head: str, texts: Sequence[str]) -> str:
+def _wrapped(head: str, texts: Sequence[str], *, indent: int) -> str:
     """Texts behind a heading, in lines that fit the terminal; none of them is broken."""
-    lines, width = [head.rstrip()], columns()
+    lines, width = [head], columns()
     for text in texts:
-        if len(lines[-1]) + 1 + len(text) > width and len(lines[-1]) > len(head):
-            lines.append("")
-        lines[-1] = f"{lines[-1].ljust(len(head) - 1)} {text}"
+        if cell_len(lines[-1]) + 1 + cell_len(text) > width and lines[-1] != head:
+            lines.append(" " * (indent - 1))
+        lines[-1] += f" {text}"
     return "\n".join(lines)

@@ -147,8 +147,10 @@ def test_a_run_of_uneven_classes(flambeau: Any, images: Path, tmp_path: Path) ->
         file.unlink()
     short = f"--batch-size 3 --precision fp32 --duration 3st --out {tmp_path / 'run'}"
     answer = flambeau("train", images, short)
-    assert "training images: a 8, b 1\nthe classes are uneven: a has 8 times the images of b" in (
-        answer.err
+    assert (
+        "training images: a 8, b 1\n"
+        "the classes are uneven: a has 8 times the images of b; --balance sqrt (or full)\n"
+        "  draws rare ones more often, --class-weights auto weighs them more\n" in answer.err
     )
     answer = flambeau("train", images, short, "--balance full --class-weights auto --fresh")
     assert (answer.code, "both make up for rare classes" in answer.err) == (2, True)
