@@ -234,7 +234,11 @@ def test_the_command(
     again = flambeau("train", images, run, "--extend 1ep").out
     assert "this run is finished" in again
     assert "--extend 10ep trains it on,\n--weights" in again
+    answer = flambeau("train", images, run.replace("--duration 1ep", "--duration 5ep"))
+    assert "(duration: '1ep' there, '5ep' now)" in answer.err
+    assert "continue it (--extend 10ep trains a finished run on for so much more), or" in answer.err
     answer = flambeau("train", images, run, "--seed 4")
+    assert "--extend" not in answer.err
     assert "--weights RUN --out NEW begins another one from its weights" in answer.err
     (images / "train" / "a" / "more.png").write_bytes(
         (images / "train" / "a" / "00.png").read_bytes()

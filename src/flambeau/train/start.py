@@ -19,7 +19,7 @@ from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.class_balance import class_lines
 from flambeau.train.build.data import DataFacts, check_unchanged, open_data
 from flambeau.train.checkpoints.published_weights import published
-from flambeau.train.checkpoints.run_folder import START_AGAIN, RunFolder
+from flambeau.train.checkpoints.run_folder import GO_ON, START_AGAIN, RunFolder
 from flambeau.train.dry_run import dry_run as train_briefly
 from flambeau.train.fit import Training, fit, set_up
 from flambeau.train.loop.nan_guard import CURES, NotFinite
@@ -31,6 +31,7 @@ from flambeau.train.settings.settings import Settings
 
 _BY_FLAGS = {
     START_AGAIN: "--fresh sets it aside, and --weights RUN --out NEW begins another one from its weights",
+    GO_ON: "--extend 10ep trains a finished run on for so much more",
     CURES: "Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback",
 }
 
