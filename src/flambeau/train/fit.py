@@ -78,7 +78,8 @@ def fit(training: Training) -> None:
         if 0 < training.early_stop <= run.epochs_since_best:
             num, best = run.epochs_since_best, run.state.best.metrics.get("val_accuracy")
             than = "" if best is None else f" than {best:.4f}"
-            run.progress.say(f"no better val_accuracy in the last {num} epochs{than}")
+            last = "last epoch" if num == 1 else f"last {num} epochs"
+            run.progress.say(f"no better val_accuracy in the {last}{than}")
             run.stop()
 
 
