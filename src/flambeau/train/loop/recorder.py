@@ -206,19 +206,7 @@ class Recorder:
         state, plan, extend = self._state, self._plan, self._options.extend
         before, now = plan.extension(state.extend), plan.extension(extend)
         steps = plan.total_steps - now + before
-        is_over = state.stopped or state.step >= steps
-        if now < before:
-            what = "" if is_over else f", of which it has trained {state.step} of {steps} steps"
-            more = ", or more" if is_over else ""
-            raise InputError(
-                f"the run has been extended by {state.extend}{what}: give extend = {state.extend!r}{more}; "
-                f"or {START_AGAIN}"
-            )
-        if now > before and not is_over:
-            raise InputError(
-                f"extend = {extend!r} is for a finished run, and this one stands at step {state.step} of "
-                f"{steps}: let it finish first"
-            )
+        self._ranks.first(lambda: self._check_extension(steps, now - before))
         state.extend = extend
         if now == before:
             if plan.extension(self._extended) > now:
@@ -238,6 +226,22 @@ class Recorder:
             f"of a run of {plan.total_steps} steps, so now {schedule(state.step):.4g} of its peak"
         )
         return True
+
+    def _check_extension(self, steps: int, more: int) -> None:
+        """Refuse making a run longer before its end, at so many steps, or shorter than it was trained for."""
+        state, extend = self._state, self._options.extend
+        is_over = state.stopped or state.step >= steps
+        if more < 0:
+            what = "" if is_over else f", of which it has trained {state.step} of {steps} steps"
+            now = f"extend = {state.extend!r}" + (", or more" if is_over else "")
+            raise InputError(
+                f"the run has been extended by {state.extend}{what}: give {now}; or {START_AGAIN}"
+            )
+        if more and not is_over:
+            raise InputError(
+                f"extend = {extend!r} is for a finished run, and this one stands at step {state.step} of "
+                f"{steps}: let it finish first"
+            )
 
     def wait_for_all(self) -> None:
         """Return when the checkpoint is on the disk; a failure on rank 0 is one on all."""
