@@ -52,9 +52,9 @@ def print_table(
         for column, text in zip(columns, texts, strict=True):
             text.overflow = "fold"
             table.add_row(Text(column, "bold"), text)
-    with console.capture() as text:
+    with console.capture() as captured:
         console.print(table)
-    lines = [line.rstrip() for line in text.get().splitlines()]
+    lines = [line.rstrip() for line in captured.get().splitlines()]
     # flushed here, where `| head` is handled by the command
     print("\n".join(lines), file=sys.stdout, flush=True)
 
