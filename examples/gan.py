@@ -6,7 +6,8 @@
 Kill it and start it again: it continues to the same bits.
 
 `Run` trains and publishes the generator. The discriminator and its optimizer are saved with it by `state=`,
-and are stepped here, before `run.step`. One process: the gradients of the discriminator would not be shared.
+and are stepped here, before `run.step`. What is not finite in either of the two networks stops the run.
+One process: the gradients of the discriminator would not be shared.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from torch.nn.functional import avg_pool2d, softplus
 from flambeau import Run
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.open_data import open_sources
+from flambeau.recipes.training.amp_step import AmpStep
 
 NOISE = 64  # numbers that an image is made of
 
@@ -97,6 +99,7 @@ def main() -> None:
         torch.optim.Adam(network.parameters(), lr=lr, betas=(0.5, 0.999), fused=True)
         for network, lr in ((generator, 1e-3), (discriminator, 4e-4))
     )
+    discriminator_step = AmpStep(discriminator_optimizer)
     run = Run(
         told.out, generator, optimizer, train,
         duration=told.duration, checkpoint_every=told.checkpoint_every, batch_size=64, ema=0.995,
@@ -112,10 +115,13 @@ def main() -> None:
             loss_real = softplus(-discriminator(real)).mean()
             loss = loss_real + softplus(discriminator(fake.detach())).mean()
             discriminator_optimizer.zero_grad()
-            loss.backward()
-            discriminator_optimizer.step()
+            discriminator_step.backward(loss)
+            discriminator_step.step(
+                watch=[loss]
+            )  # changes nothing if that or a gradient is not finite
 
             generator_loss = softplus(-discriminator(fake)).mean()
+            generator_loss = generator_loss.masked_fill(discriminator_step.halted.bool(), torch.nan)
             run.log(discriminator_loss=loss)
             run.step(generator_loss)
         for images, _ in run.evaluate(test):

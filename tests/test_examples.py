@@ -23,6 +23,7 @@ from sklearn.metrics import r2_score
 from torch.nn.functional import avg_pool2d
 
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
+from flambeau.train.loop.nan_guard import NotFinite
 from flambeau.train.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -156,3 +157,54 @@ def test_figures_are_those_of_their_definitions() -> None:
     shift = np.square(a.mean(0) - b.mean(0)).sum()
     expected = shift + np.trace(np.cov(a.T) + np.cov(b.T) - 2 * root)
     assert float(distance.compute()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("bad", ["gradient", "loss"])
+def test_a_gan_whose_discriminator_goes_bad_stops_with_both_from_before(
+    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The discriminator is not stepped either, and the next start has the bits of a run that never saw it."""
+    spec = importlib.util.spec_from_file_location("gan", EXAMPLES / "gan.py")
+    assert spec is not None
+    assert spec.loader is not None
+    gan = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gan)
+    make, made = gan.make_discriminator, []
+
+    def goes_bad(width: int) -> torch.nn.Module:
+        network = make(width)
+        made.append(network)
+        calls = iter(range(1000))
+        if (
+            bad == "gradient"
+        ):  # in each step that of the discriminator's loss, and that of the generator's
+            network[-1].bias.register_hook(lambda g: g / 0 if next(calls) == 28 else g)
+        else:  # the real images, the others, and the others for the generator
+            network.register_forward_hook(
+                lambda *given: given[2] * torch.nan if next(calls) == 42 else given[2]
+            )
+        return network
+
+    def start(folder: str) -> bytes:
+        flags = [*TINY["gan"][0].split(), "--out", str(tmp_path / folder)]
+        monkeypatch.setattr(sys, "argv", ["gan.py", *flags])
+        gan.main()
+        return (tmp_path / folder / "model.safetensors").read_bytes()
+
+    monkeypatch.setattr(gan, "make_discriminator", goes_bad)
+    with pytest.raises(NotFinite, match=r"^step 15 "):
+        start("bad")
+    assert all(p.isfinite().all() for p in made[0].parameters())
+    monkeypatch.setattr(gan, "make_discriminator", make)
+    assert start("bad") == start("whole")
+
+
+def test_a_gan_refuses_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gan.py"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as ending:
+        runpy.run_path(f"{EXAMPLES / 'gan.py'}", run_name="__main__")
+    assert ending.value.code == 2
+    assert "start it without a launcher" in capsys.readouterr().err

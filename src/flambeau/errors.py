@@ -4,6 +4,7 @@ import difflib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 class InputError(ValueError):
@@ -67,6 +68,24 @@ def why_no_json(error: Exception) -> str:
         return f"it is no JSON ({error})"
     is_of_int = isinstance(error, ValueError) and "set_int_max_str_digits" in str(error)
     return "it has a number of thousands of digits" if is_of_int else str(error)
+
+
+def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `object_pairs_hook` of json.loads, which by itself takes the last of two values without a word.
+
+    Raises:
+        ValueError: a name is there twice.
+
+    Example:
+        >>> json.loads('{"cat": 1, "dog": 2}', object_pairs_hook=json_object)
+        {'cat': 1, 'dog': 2}
+    """
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"it gives {name[:80]!r} twice")
+        found[name] = value
+    return found
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

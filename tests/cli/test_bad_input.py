@@ -275,10 +275,10 @@ def test_wrong_settings_name_themselves(flambeau: Any, images: Path) -> None:
         ("--epochs 1" + "0" * 40, "epochs is a number of 133 bits; that is too large"),
         (
             "--epochs 1.5",
-            "argument --epochs: must be a whole number, got '1.5'; part of one is --duration",
+            "--epochs: must be a whole number, got '1.5'; part of one is --duration",
         ),
-        ("--batch-size many", "argument --batch-size: must be a whole number, got 'many'"),
-        ("--lr high", "argument --lr: must be a number, got 'high'"),
+        ("--batch-size many", "--batch-size: must be a whole number, got 'many'"),
+        ("--lr high", "--lr: must be a number, got 'high'"),
         ("--optimizer AdamW", "did you mean 'adamw'?"),
         ("--freeze backbon", "freeze = 'backbon': did you mean 'backbone'? 'backbon' matches"),
         ("--freeze zzz", "its parts are 'stem', 'stages', 'dropout', 'head'"),
@@ -416,7 +416,7 @@ def test_a_result_file_that_cannot_be_read(
 def test_numbers_of_thousands_of_digits(flambeau: Any, images: Path) -> None:
     digits = "9" * 5000
     for flag in ("--seed", "--epochs", "--workers"):
-        part = f"argument {flag}: a number of 5000 digits is too large"
+        part = f"{flag}: a number of 5000 digits is too large"
         refused(flambeau("train", images, flag, digits), part)
     refused(flambeau("predict run x.png --top", digits), "a number of 5000 digits is too large")
     refused(flambeau("launch --nnodes", digits, "train"), "--nnodes must be a number")

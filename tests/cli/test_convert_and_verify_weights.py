@@ -468,7 +468,7 @@ def test_a_name_that_stands_twice_is_damage(flambeau: Any) -> None:
     text = b"{" + entry + b"," + entry + b"}"
     Path("a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
     answer = flambeau("verify", "a.safetensors")
-    assert (answer.code, "has a name twice" in answer.out) == (1, True)
+    assert (answer.code, "it gives 'a' twice" in answer.out) == (1, True)
 
 
 def test_many_small_tensors_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:

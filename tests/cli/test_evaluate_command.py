@@ -192,6 +192,8 @@ def test_flips_average_probabilities(flambeau: Any, root: Path) -> None:
         found = [{one["class"]: one["probability"] for one in row["classes"]} for row in rows]
         return torch.tensor([[row["a"], row["b"]] for row in found])
 
+    said = flambeau("evaluate", root / "two", root / "two_images", "--flip-tta").out
+    assert ", averaged with their mirror images\n" in said
     expected = (shares(*paths) + shares(*mirrored)) / 2
     torch.testing.assert_close(shares(*paths, "--flip-tta"), expected, rtol=0, atol=3e-6)
     torch.testing.assert_close(shares(*mirrored, "--flip-tta"), expected, rtol=0, atol=3e-6)

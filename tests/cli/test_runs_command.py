@@ -462,6 +462,29 @@ def test_on_a_terminal_it_fits(columns: int, monkeypatch: pytest.MonkeyPatch) ->
     assert not re.search(r"\x1b\[3\d", on_terminal("runs --state stopped"))
 
 
+@pytest.mark.parametrize("columns", [40, 64, 80])
+def test_no_word_is_broken_where_the_terminal_is_narrow(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder("runs/one")
+    Path("runs/two").mkdir()
+    Path("runs/two/config.toml").write_text("x = [", encoding="utf-8")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = on_terminal("runs")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert max(map(len, plain.splitlines())) <= columns
+    assert {"resnet18", "damaged:", "document)"} <= set(plain.split())
+    assert ("name   one" in plain) == (columns == 40)
+
+
+def test_before_the_first_run(flambeau: Any) -> None:
+    answer = flambeau("runs")
+    assert (answer.code, answer.out) == (0, "")
+    assert "no runs here: flambeau train makes them in the folder runs" in answer.err
+
+
 def on_terminal(words: str) -> str:
     """What the command writes to a terminal."""
     import pty

@@ -297,6 +297,10 @@ def test_an_index_says_what_it_leaves_out(flambeau: Any) -> None:
     assert "NOT listed by the index, and left out: one.safetensors: bias\n" in answer.out
     told = load_weights(nn.Linear(1, 1), "model.index.json")
     assert "1 not listed by the index, such as one.safetensors: bias" in told
+    text = '{"weight_map": {"weight": "one.safetensors", "weight": "two.safetensors"}}'
+    index.write_text(text, encoding="utf-8")
+    answer = flambeau("convert model.index.json none.safetensors")
+    assert (answer.code, "with weight_map): it gives 'weight' twice" in answer.err) == (2, True)
     index.write_text('{"weight_map": {}}', encoding="utf-8")
     answer = flambeau("convert model.index.json none.safetensors")
     assert (answer.code, "lists no weights" in answer.err) == (2, True)

@@ -67,3 +67,23 @@ def test_torchrun_starts_again_what_was_killed(
     assert job.returncode == 0, said
     assert len(re.findall(r"^going on from step \d+ of 240$", said, re.M)) == 1, said
     assert (out / "model.safetensors").exists()
+
+
+def test_an_extension_on_two_processes_and_a_refusal_that_is_said_once(
+    tmp_path: Path, make_images: Callable[..., Path]
+) -> None:
+    make_images(tmp_path / "data", per_class=8)
+
+    def train(*more: str) -> tuple[int, str]:
+        command = [
+            sys.executable, "-m", "flambeau", "train", str(tmp_path / "data"), "--out", str(tmp_path / "out"),
+            "--procs", "2", "--duration", "1ep", "--batch-size", "4", "--device", "cpu", *more,
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, done.stderr
+
+    assert train()[0] == 0
+    code, said = train("--extend", "1ep")
+    assert (code, said.count("is extended by 1ep: from step")) == (0, 1)
+    code, said = train("--extend", "0ep")
+    assert (code, said.count("the run has been extended by 1ep: give extend = '1ep'")) == (2, 1)

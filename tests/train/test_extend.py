@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from flambeau.errors import InputError
 from flambeau.recipes.training.schedules import cosine
+from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_summary import summarize
 from flambeau.train.run import Run
 
@@ -62,8 +63,8 @@ def test_a_finished_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[st
     run = start(tmp_path / "run", extend="1ep")
     assert run.result is None
     assert (
-        "the run of 12 steps is extended by 1ep: the learning rate is that of a run of 18, so now "
-        in (capsys.readouterr().err)
+        "the run of 12 steps is extended by 1ep: from step 12 to 18, 1 epoch; the learning rate is that of a "
+        "run of 18 steps, so now " in (capsys.readouterr().err)
     )
     train(run)
     assert run.result is not None
@@ -87,16 +88,43 @@ def test_an_extension_that_is_killed_has_the_same_bits(tmp_path: Path) -> None:
         train(start(tmp_path / name))
     train(start(tmp_path / "whole", extend="2ep"))
     with pytest.raises(Stop):
-        train(start(tmp_path / "stopped", extend="2ep"), stop_at=15)
+        train(start(tmp_path / "stopped", extend="2ep", checkpoint_every="2st"), stop_at=15)
     assert summarize(tmp_path / "stopped", name="").state == "stopped"
-    with pytest.raises(InputError, match="has been extended by 2ep"):
-        start(tmp_path / "stopped")
+    for less in (None, "1ep"):
+        with pytest.raises(
+            InputError, match="by 2ep, of which it has trained 14 of 24 steps: give"
+        ):
+            start(tmp_path / "stopped", extend=less)
+    with pytest.raises(InputError, match="stands at step 14 of 24: let it finish first"):
+        start(tmp_path / "stopped", extend="3ep")
     train(start(tmp_path / "stopped", extend="2ep"))
     assert lines(tmp_path / "stopped") == lines(tmp_path / "whole")
     weights = [
         (tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")
     ]
     assert weights[0] == weights[1]
+
+
+def test_an_extension_without_a_step_is_taken_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("run", "whole"):
+        train(start(tmp_path / name))
+        train(start(tmp_path / name, extend="1ep"))
+    weights = (tmp_path / "run" / "model.safetensors").read_bytes()
+    for mistyped in ("300ep", "200ep"):  # the second one is shorter
+        with pytest.raises(Stop):  # killed before the first checkpoint
+            train(start(tmp_path / "run", extend=mistyped), stop_at=20)
+    capsys.readouterr()
+    run = train(start(tmp_path / "run", extend="1ep"))
+    assert "is not extended by 200ep: none of that was trained" in capsys.readouterr().err
+    assert run.result is not None
+    assert (run.state.step, run.result.step) == (18, 18)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+    for name in ("run", "whole"):
+        train(start(tmp_path / name, extend="2ep"))
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
 
 
 def test_killed_between_result_and_configuration(
@@ -116,12 +144,32 @@ def test_killed_between_result_and_configuration(
     assert run.result is not None
 
 
-def test_a_run_that_was_ended_early_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_was_ended_early_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = train(start(tmp_path / "run", duration="5ep"), early_at=12)
     assert run.state.step == 12
+    with pytest.raises(
+        Stop
+    ):  # before a checkpoint of the extension: the one that is there is of an end
+        train(start(tmp_path / "run", duration="5ep", extend="1ep"), stop_at=15)
     run = start(tmp_path / "run", duration="5ep", extend="1ep")
+    assert (
+        "the run of 30 steps, which ended at step 12, is extended by 1ep: from step 12 to 36, 4 epochs; "
+        in capsys.readouterr().err
+    )
     assert run.epochs_since_best == 0
     assert train(run).state.step == 36
+
+
+def test_a_rollback_to_the_end_of_the_first_part(tmp_path: Path) -> None:
+    train(start(tmp_path / "run", duration="5ep", log_every=1), early_at=12)
+    run = start(tmp_path / "run", duration="5ep", extend="1ep", on_nan="rollback", log_every=1)
+    for _ in run.epochs():
+        for x, y in run.batches():
+            bad = run.state.step == 14 and not run.state.rollbacks
+            run.step(cross_entropy(run.model(x), y) * (float("nan") if bad else 1.0))
+    assert (run.state.step, run.state.rollbacks) == (36, 1)
 
 
 def test_the_best_of_the_first_part_stays(tmp_path: Path) -> None:
@@ -151,7 +199,9 @@ def test_what_cannot_be_extended(tmp_path: Path) -> None:
         start(tmp_path / "run", extend="5%")
 
 
-def test_the_command(flambeau: Any, images: Path, tmp_path: Path) -> None:
+def test_the_command(
+    flambeau: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = f"--out {tmp_path / 'run'} --batch-size 4 --precision fp32 --duration 1ep"
     answer = flambeau("train", images, run, "--extend 1ep")
     assert (answer.code, "is for a finished run" in answer.err) == (2, True)
@@ -169,8 +219,26 @@ def test_the_command(flambeau: Any, images: Path, tmp_path: Path) -> None:
     assert (answer.code, "is for a finished run" in answer.err) == (2, True)
     assert not (tmp_path / "run.old-1").exists()
     answer = flambeau("train", images, run, "--extend 0ep")
-    assert (answer.code, "extend must be above 0, got '0ep'" in answer.err) == (2, True)
+    assert (
+        answer.code,
+        "has been extended by 1ep: give extend = '1ep', or more" in answer.err,
+    ) == (2, True)
+    killed = "flambeau.train.checkpoints.run_folder.RunFolder.update_config"
+    with monkeypatch.context() as patch:
+        write = RunFolder.update_config
+        patch.setattr(killed, lambda self: (write(self), (_ for _ in ()).throw(Stop)))
+        with pytest.raises(Stop):
+            flambeau("train", images, run, "--extend 300ep")
+    answer = flambeau("train", images, run, "--extend 1ep")
+    assert (answer.code, "not extended by 300ep: none of that" in answer.err) == (0, True)
+    again = flambeau("train", images, run, "--extend 1ep").out
+    assert "this run is finished" in again
+    assert "--extend 10ep trains it on,\n--weights" in again
+    answer = flambeau("train", images, run.replace("--duration 1ep", "--duration 5ep"))
+    assert "(duration: '1ep' there, '5ep' now)" in answer.err
+    assert "continue it (--extend 10ep trains a finished run on for so much more), or" in answer.err
     answer = flambeau("train", images, run, "--seed 4")
+    assert "--extend" not in answer.err
     assert "--weights RUN --out NEW begins another one from its weights" in answer.err
     (images / "train" / "a" / "more.png").write_bytes(
         (images / "train" / "a" / "00.png").read_bytes()

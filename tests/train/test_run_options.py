@@ -223,8 +223,8 @@ def test_config_has_a_table_of_its_own(tmp_path: Path) -> None:
         ({"config": {"seed": 7}}, {"config": {"seed": 8}}, "config seed: 7 there, 8 now"),
         ({"config": {"data": "v1"}}, {"config": {"data": "v2"}}, "config data: 'v1' there, 'v2'"),
         ({"config": {"keep": 1}}, {"config": {"keep": 2}}, "config keep: 1 there, 2 now"),
-        ({"config": {"a": 1}}, {}, "config a: 1 there, None now"),
-        ({}, {"config": {"a": 1}}, "config a: None there, 1 now"),
+        ({"config": {"a": 1}}, {}, "config a: 1 there, not given now"),
+        ({}, {"config": {"a": 1}}, "config a: not given there, 1 now"),
     ],
 )
 def test_another_identity_is_refused(

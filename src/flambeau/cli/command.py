@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError, WorkerLost, nearest
@@ -33,9 +33,30 @@ _USER_ERRNOS = {
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in two lines, and which flag or command was probably meant."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """A word such as -1ep behind a flag is its value, which argparse takes for another flag."""
+        words = list(args or ())
+        if not any(
+            action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions
+        ):
+            known = self._option_string_actions
+            for at in range(len(words) - 2, -1, -1):
+                flag, value = words[at : at + 2]
+                takes_one = flag in known and known[flag].nargs is None
+                if takes_one and re.match("-[^-]", value) and value not in known:
+                    words[at : at + 2] = [f"{flag}={value}"]
+        return super().parse_known_args(words, namespace)
+
     def error(self, message: str) -> NoReturn:
         message = message.replace("invalid int value:", "must be a whole number, got")
         message = message.replace("invalid float value:", "must be a number, got")
+        if lacking := re.fullmatch("argument (.+): expected one argument", message):
+            message = f"{lacking[1]} needs a value; {self.prog} --help says which"
+        elif told := re.fullmatch("argument (.+): ignored explicit argument (.+)", message):
+            message = f"{told[1]} takes no value, got {told[2]}"
+        elif missing := re.fullmatch("the following arguments are required: (.+)", message):
+            message = f"{missing[1]} is missing; see {self.prog} --help"
+        message = message.removeprefix("argument ")
         flag, _, what = message.partition(": must be ")
         if what and (digits := re.search("[0-9]{4301,}", what)):  # which int() refuses
             message = f"{flag}: a number of {len(digits[0])} digits is too large"

@@ -25,11 +25,13 @@ COLUMNS: dict[str, Callable[[RunSummary], Any]] = {
     "time": lambda run: run.seconds,
 }
 
+_DEFAULT = "runs"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """DIR, and which rows in what order."""
     parser.add_argument(
-        "folder", metavar="DIR", nargs="?", default="runs", help="where to look (default: runs)"
+        "folder", metavar="DIR", nargs="?", default=_DEFAULT, help="where to look (default: runs)"
     )
     parser.add_argument(
         "--state",
@@ -64,6 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
     key, down = _order(arguments.sort)
     states = [_state(word) for word in arguments.state or []]
     wanted = [_condition(text) for text in arguments.where]
+    if not root.exists() and arguments.folder == _DEFAULT:
+        say(
+            "no runs here: flambeau train makes them in the folder runs; flambeau runs DIR looks in DIR"
+        )
+        return 0
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"{root} {what}; name the folder that holds your runs: flambeau runs DIR")

@@ -3,8 +3,9 @@
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
+_LONG_WORD = 24  # columns; a longer word may be broken; chosen
 _LONGEST = 200  # characters of a cell: a name in a file may have any number
 
 
@@ -15,7 +16,7 @@ def print_table(
     right: Sequence[str] = (),
     styles: Mapping[str, str] | None = None,
 ) -> None:
-    """Print rows below their headings.
+    """Print rows below their headings; on a terminal too narrow for that, each row as lines of its own.
 
     Args:
         columns: the headings.
@@ -28,24 +29,55 @@ def print_table(
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        cells = ["-" if cell is None else shown(cell) for cell in row]
-        table.add_row(
-            *(
-                Text(cell, (styles or {}).get(cell.partition(" ")[0].rstrip(","), ""))
-                for cell in cells
-            )
-        )
     if not console.is_terminal:
         console.width = 100_000  # more than all columns together
-    with console.capture() as text:
+    cells = [["-" if cell is None else shown(cell) for cell in row] for row in rows]
+    widths = _widths([columns, *cells], console.width)
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold",
+        show_header=widths is not None,
+    )  # fmt: skip
+    for column, width in zip(columns, widths, strict=True) if widths else ():
+        justify: Literal["right", "left"] = "right" if column in right else "left"
+        table.add_column(column, width=width, justify=justify, overflow="fold")
+    for number, row in enumerate(cells):
+        texts = [
+            Text(cell, (styles or {}).get(cell.partition(" ")[0].rstrip(","), "")) for cell in row
+        ]
+        if widths is not None:
+            table.add_row(*texts)
+            continue
+        if number:
+            table.add_row()
+        for column, text in zip(columns, texts, strict=True):
+            text.overflow = "fold"
+            table.add_row(Text(column, "bold"), text)
+    with console.capture() as captured:
         console.print(table)
-    lines = [line.rstrip() for line in text.get().splitlines()]
+    lines = [line.rstrip() for line in captured.get().splitlines()]
     # flushed here, where `| head` is handled by the command
     print("\n".join(lines), file=sys.stdout, flush=True)
+
+
+def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """Of the columns of a table that fits, its words unbroken; None where there is no room for that."""
+    from rich.cells import cell_len
+
+    columns = list(zip(*rows, strict=True))
+    most = [max(map(cell_len, column)) for column in columns]
+    widths = [
+        max(min(cell_len(word), _LONG_WORD) for cell in column for word in cell.split() or [""])
+        for column in columns
+    ]
+    spare = room - 2 * (len(columns) - 1) - sum(widths)
+    if spare < 0:
+        return None
+    order = sorted(range(len(columns)), key=lambda k: most[k] - widths[k])
+    for done, k in enumerate(order):
+        more = min(most[k] - widths[k], spare // (len(columns) - done))
+        widths[k] += more
+        spare -= more
+    return widths
 
 
 def print_json(rows: Iterable[Mapping[str, Any]], *, file: TextIO | None = None) -> None:

@@ -171,7 +171,10 @@ def _report(
         )  # fmt: skip
     if already:
         place.tidy()
-        print(f"this run is finished ({figures}); --fresh starts it again")
+        print(
+            f"this run is finished ({figures}); --fresh starts it again, --extend 10ep trains it on,"
+        )
+        print(f"--weights {place.path} --out NEW begins another one from its weights")
     else:
         print(f"finished: {figures} ({which} weights, step {result.step})")
     print(f"run folder: {place.path}    weights: {place.weights}")

@@ -76,9 +76,10 @@ def fit(training: Training) -> None:
             losses = cross_entropy(logits, targets, reduction="none")
             run.log(val_loss=losses, val_accuracy=correct(logits, targets))
         if 0 < training.early_stop <= run.epochs_since_best:
-            run.progress.say(
-                f"no better val_accuracy since epoch {run.state.epoch + 1 - run.epochs_since_best}"
-            )
+            num, best = run.epochs_since_best, run.state.best.metrics.get("val_accuracy")
+            than = "" if best is None else f" than {best:.4f}"
+            last = "last epoch" if num == 1 else f"last {num} epochs"
+            run.progress.say(f"no better val_accuracy in the {last}{than}")
             run.stop()
 
 

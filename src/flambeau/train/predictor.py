@@ -157,8 +157,8 @@ def _flat(images: Images) -> list[Any]:
     if isinstance(images, Sequence) and not isinstance(images, bytes):
         return [one for part in images for one in _flat(part)]
     raise TypeError(
-        "images are paths, PIL images, uint8 arrays (H, W, C), uint8 tensors (C, H, W), or a list of these; "
-        f"got {type(images).__name__}"
+        "images are paths, PIL images, uint8 arrays (H, W, C), uint8 tensors (C, H, W), both of floats for a "
+        f"run of such, or a list of these; got {type(images).__name__}"
     )
 
 

@@ -161,7 +161,7 @@ class Run:
 
     @property
     def epochs_since_best(self) -> int:
-        """Whole epochs since `best` was better than ever before; since the start where it never was."""
+        """Whole epochs since `best` was better than ever before, or the run began, or its extension."""
         return (self.state.step - (self.state.best.improved_at or 0)) // self.plan.steps_per_epoch
 
     @property
@@ -389,6 +389,7 @@ class Run:
         """Go back from a bad step to the newest checkpoint, or stop."""
         self._loop.stream = None
         why = self._nan_guard.roll_back(steps_before, self._recorder, self._go_to)
+        self._recorder.begin_extension(self._parts.schedule)
         self._step.sync.roll_back()
         self.progress.say(why)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
+
 from flambeau.data.sources.data_names import check_download
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
@@ -17,17 +19,19 @@ from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.class_balance import class_lines
 from flambeau.train.build.data import DataFacts, check_unchanged, open_data
 from flambeau.train.checkpoints.published_weights import published
-from flambeau.train.checkpoints.run_folder import START_AGAIN, RunFolder
+from flambeau.train.checkpoints.run_folder import GO_ON, START_AGAIN, RunFolder
 from flambeau.train.dry_run import dry_run as train_briefly
 from flambeau.train.fit import Training, fit, set_up
 from flambeau.train.loop.nan_guard import CURES, NotFinite
 from flambeau.train.settings.config_file import as_dict, from_stored
 from flambeau.train.settings.default_folder import EMBEDDED_NAME
+from flambeau.train.settings.durations import parse_duration
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import Settings
 
 _BY_FLAGS = {
     START_AGAIN: "--fresh sets it aside, and --weights RUN --out NEW begins another one from its weights",
+    GO_ON: "--extend 10ep trains a finished run on for so much more",
     CURES: "Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback",
 }
 
@@ -160,7 +164,10 @@ def _stored(told: Mapping[str, Any], place: RunFolder) -> ResolvedSettings | Non
         )
     # Also what a machine or an older default had chosen.
     place.check_same({k: v for k, v in stored.items() if k in told}, told)
-    return dataclasses.replace(from_stored(stored, place.config), **told)
+    settings = dataclasses.replace(from_stored(stored, place.config), **told)
+    if settings.extend is None or parse_duration(settings.extend, name="extend").amount:
+        return settings
+    return dataclasses.replace(settings, extend=None)  # taken back, if nothing of it was trained
 
 
 def _check_outside(folder: Path, data: str | None) -> None:
@@ -208,7 +215,8 @@ def _show(
     """Every setting with its value, those that were given first: nothing is hidden."""
     say(f"{len(train)} images to train on, {len(val)} to evaluate on")
     for line in class_lines(settings, train.labels, train.classes):
-        say(line)
+        first, *words = line.split(" ")
+        say(_wrapped(first, words, indent=2))
     by_group: dict[str, list[str]] = {}
     for name, value in told.items():
         by_group.setdefault("given", []).append(f"{name}={value}")
@@ -217,14 +225,14 @@ def _show(
         if value is not None and field.name not in ("data", *told):
             by_group.setdefault(field.metadata["group"], []).append(f"{field.name}={value}")
     for group, texts in by_group.items():
-        say(_wrapped(f"  {group:<13} ", texts))
+        say(_wrapped(f"  {group:<13}", texts, indent=16))
 
 
-def _wrapped(head: str, texts: Sequence[str]) -> str:
+def _wrapped(head: str, texts: Sequence[str], *, indent: int) -> str:
     """Texts behind a heading, in lines that fit the terminal; none of them is broken."""
-    lines, width = [head.rstrip()], columns()
+    lines, width = [head], columns()
     for text in texts:
-        if len(lines[-1]) + 1 + len(text) > width and len(lines[-1]) > len(head):
-            lines.append("")
-        lines[-1] = f"{lines[-1].ljust(len(head) - 1)} {text}"
+        if cell_len(lines[-1]) + 1 + cell_len(text) > width and lines[-1] != head:
+            lines.append(" " * (indent - 1))
+        lines[-1] += f" {text}"
     return "\n".join(lines)

@@ -159,6 +159,10 @@ BAD = {
     "below zero": (numbered("1", "-1"), ", 0001.jpg: label -1"),
     "huge": (numbered("1", "9" * 400), ", 0001.jpg: label 999"),
     "no json": (jsons({"label": 1}) | {"x.jpg": "x", "x.json": "{"}, ", x.json cannot be read"),
+    "label twice": (
+        jsons({"label": 1}) | {"x.jpg": "x", "x.json": '{"label": 1, "label": 2}'},
+        ", x.json cannot be read: it gives 'label' twice",
+    ),
     "deep json": (jsons({"label": 1}) | {"x.jpg": "x", "x.json": "[" * 90000}, ", x.json cannot be read"),
     "json without": (jsons({"label": 1}, {"width": 1}), ", 0001.json has no `label`, as others"),
     "null": (jsons({"label": 1}, {"label": None}), ", 0001.json has no `label`"),

@@ -326,6 +326,7 @@ def sample(image, label=0):
 
 
 RAW = "Return images as they are stored, without Normalize and random transforms"
+DTYPES = "Return pixels of uint8, uint16, float16, float32 or float64, "
 FIRST = "data.py:load, sample 0: "
 
 
@@ -333,19 +334,23 @@ FIRST = "data.py:load, sample 0: "
     ("returned", "parts"),
     [
         (sample(torch.full((3, 9, 7), torch.nan)), ("nan .. nan are not all k / 255", RAW)),
-        (sample(torch.zeros(3, 9, 7).bfloat16()), ("its image is a bfloat16 tensor", RAW)),
-        (sample(torch.zeros(3, 9, 7, dtype=torch.int64)), ("its image is a int64 tensor", RAW)),
+        (
+            sample(torch.zeros(3, 9, 7).bfloat16()),
+            ("its image is a bfloat16 tensor", DTYPES, "image.float()"),
+        ),
+        (sample(torch.zeros(3, 9, 7, dtype=torch.int64)), ("its image is a int64 tensor", DTYPES)),
         ([(torch.rand(4, 9, 7), 0)], ("float32 tensor of shape (4, 9, 7)", "C 1 or 3")),
         ([(torch.rand(9, 7, 3), 0)], ("float32 tensor of shape (9, 7, 3)", "(C, H, W)")),
         (sample(torch.zeros(9, 7, 3)), ("tensor of shape (9, 7, 3)", "(C, H, W)")),
-        (sample(Image.new("F", (7, 9))), ("a PIL image of floating-point pixels", RAW)),
+        (sample(np.zeros((9, 7), bool)), ("its image is a bool array", DTYPES)),
+        (sample(Image.new("F", (7, 9))), ("of floating-point pixels", "np.asarray(image)")),
         (sample(PIXELS[0].transpose(2, 0, 1)), ("array of shape (3, 9, 7)", "(H, W[, C])")),
         (sample(torch.from_numpy(PIXELS[0])), ("tensor of shape (9, 7, 3)", "(C, H, W)")),
         (sample(torch.zeros(1, 3, 9, 7, dtype=torch.uint8)), ("(1, 3, 9, 7)",)),
         (sample(None), ("its image is None", "where an image cannot be read, raise an OSError")),
         (
             sample(io.BytesIO()),
-            ("its image is of type BytesIO", "Return the bytes of an image file"),
+            ("its image is of type BytesIO", "Return the bytes of an image file", "or float64"),
         ),
         (sample(PIXELS[0], 0.5), ("its label is 0.5", "the number of the class")),
         (sample(PIXELS[0], None), ("its label is None",)),

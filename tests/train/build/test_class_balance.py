@@ -48,9 +48,11 @@ def test_a_file_holds_a_number_for_each_class(tmp_path: Path) -> None:
         ("{", "must be 'auto' or a file"),
         ("[" * 100_000, "must be 'auto' or a file"),
         (" " * (1 << 22) + "{}", "it has more than 4194304 bytes"),
-        ('{"ant": 1, "bee": 1}', "class 'cat' needs a number, got None"),
-        ('{"ant": 1, "bee": 1, "cat": "2"}', "class 'cat' needs a number, got '2'"),
-        ('{"ant": 1, "bee": 1, "cat": true}', "class 'cat' needs a number, got True"),
+        ('{"ant": 1, "bee": 1}', "class 'cat' has no weight; give it a number"),
+        ('{"ant": 1, "bee": 1, "cat": null}', "class 'cat' needs a number, got null"),
+        ('{"ant": 1, "bee": 1, "cat": 1, "ant": 2}', "number for .*: it gives 'ant' twice"),
+        ('{"ant": 1, "bee": 1, "cat": "2"}', "class 'cat' needs a number, got .2."),
+        ('{"ant": 1, "bee": 1, "cat": true}', "class 'cat' needs a number, got true"),
         ('{"ant": 1, "bee": 1, "cat": -1}', "'cat' must be from 0 to 3.4e38, got -1"),
         ('{"ant": 1, "bee": 1, "cat": NaN}', "'cat' must be from 0 to 3.4e38, got nan"),
         ('{"ant": 1, "bee": 1, "cat": 1e999}', "'cat' must be from 0 to 3.4e38, got inf"),
@@ -145,8 +147,10 @@ def test_a_run_of_uneven_classes(flambeau: Any, images: Path, tmp_path: Path) ->
         file.unlink()
     short = f"--batch-size 3 --precision fp32 --duration 3st --out {tmp_path / 'run'}"
     answer = flambeau("train", images, short)
-    assert "training images: a 8, b 1\nthe classes are uneven: a has 8 times the images of b" in (
-        answer.err
+    assert (
+        "training images: a 8, b 1\n"
+        "the classes are uneven: a has 8 times the images of b; --balance sqrt (or full)\n"
+        "  draws rare ones more often, --class-weights auto weighs them more\n" in answer.err
     )
     answer = flambeau("train", images, short, "--balance full --class-weights auto --fresh")
     assert (answer.code, "both make up for rare classes" in answer.err) == (2, True)

@@ -270,7 +270,9 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
 
 
 def test_a_stored_key_of_another_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"config\.toml: unknown key 'ema_decay'"):
+    with pytest.raises(
+        InputError, match=r"config\.toml: unknown key 'ema_decay'.*\nThe file was edited, or"
+    ):
         from_stored({"ema_decay": 0.9}, tmp_path / "config.toml")
 
 
@@ -301,7 +303,8 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
     assert {n for n, f in FIELDS.items() if f.metadata["neutral"]} == set(neutral)
     changed = {**stored, "lr": 0.2, "mixup": 0.1}
     assert differences(stored, changed) == ["lr: 0.1 there, 0.2 now", "mixup: 0.0 there, 0.1 now"]
-    assert differences({}, {"lr": 0.1}) == ["lr: None there, 0.1 now"]
+    assert differences({}, {"lr": 0.1}) == ["lr: not given there, 0.1 now"]
+    assert differences({"flip": True}, {"flip": False}) == ["flip: yes there, no now"]
     assert (
         differences({"lr": 0.1}, {"lr": 0.1, "freeze": "none"}) == []
     )  # which an older version lacked

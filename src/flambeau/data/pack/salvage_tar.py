@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from flambeau.data.pack.salvage_records import Found
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
+from flambeau.errors import json_object
 
 _BLOCK = 512
 _NAME_SIZE = 100
@@ -106,7 +107,7 @@ def _found(sample: _Sample, kind: str) -> Found:
 
 def _json_label(files: Mapping[str, bytes]) -> int | str | None:
     try:
-        values = json.loads(files.get("json", b""))
+        values = json.loads(files.get("json", b""), object_pairs_hook=json_object)
     except (ValueError, RecursionError):
         return None
     label = values.get("label", values.get("class")) if isinstance(values, dict) else None

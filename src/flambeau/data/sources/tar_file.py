@@ -17,7 +17,7 @@ from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.index_cache import Arrays, joined, split_texts, stored_index
 from flambeau.data.sources.listing import PARTS, numbers_or_words, split
 from flambeau.data.sources.source import Source
-from flambeau.errors import InputError, unreadable, why_no_json
+from flambeau.errors import InputError, json_object, unreadable, why_no_json
 from flambeau.recipes.data.tar_shards import ShardError, TarIndex, TarReader, index_tar
 
 _IMAGES = {suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES}
@@ -205,7 +205,7 @@ def _text(data: bytes, where: str) -> str:
 def _json_label(reader: TarReader, sample: int) -> str | None:
     where = f"{_where(reader, sample)}.json"
     try:
-        values = json.loads(reader.read(sample, "json"))
+        values = json.loads(reader.read(sample, "json"), object_pairs_hook=json_object)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} cannot be read: {why_no_json(error)}\nMake it again") from error
     if not isinstance(values, dict):

@@ -27,9 +27,10 @@ _AS_STORED = (
 )
 _ALL_FLOAT = "Give the data set `float_pixels = True` where all are such, or return all as uint8"
 _UNIT = (-0.25, 1.25)  # 0 .. 1 and what a bicubic filter makes of its ends; chosen
+_DTYPES = "uint8, uint16, float16, float32 or float64"
 _KINDS = (
     "Return the bytes of an image file, its path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W) "
-    "of uint8"
+    f"of {_DTYPES}"
 )
 _CHANNELS = (1, 3, 4)
 # bfloat16 and float8 are too coarse to tell neighbouring k / 255 apart.
@@ -143,7 +144,9 @@ def _of_pil(image: Image.Image) -> NDArray[Any]:
     image.load()  # a PNG may say it behind its pixels; a TIFF is turned here
     orientation = UPRIGHT if image.format == "TIFF" else info_orientation(image.info)
     if image.mode == "F":
-        raise WrongSample(f"its image is a PIL image of floating-point pixels\n{_AS_STORED}")
+        raise WrongSample(
+            "its image is a PIL image of floating-point pixels\nReturn them as an array: np.asarray(image)"
+        )
     if image.mode.startswith("I"):
         levels = np.asarray(image)
         if levels.min() < 0 or levels.max() > 65535:
@@ -183,7 +186,9 @@ def _of_tensor(tensor: torch.Tensor) -> Stored:
 def _rows_first(tensor: torch.Tensor) -> NDArray[Any]:
     """As an array, (C, H, W) as (H, W, C)."""
     if tensor.dtype not in _PIXELS:
-        raise WrongSample(f"its image is {_what(tensor)}\n{_AS_STORED}")
+        raise WrongSample(
+            f"its image is {_what(tensor)}\n{_other_dtype(is_float=tensor.is_floating_point())}"
+        )
     plain = tensor.as_subclass(torch.Tensor).detach().cpu()  # torchvision has tensors of its own
     if plain.ndim == 3:
         if plain.shape[0] not in _CHANNELS:
@@ -196,7 +201,7 @@ def _rows_first(tensor: torch.Tensor) -> NDArray[Any]:
 def _of_array(array: NDArray[Any], *, what: str) -> Stored:
     """Pixels, or the bytes of a file; `what` it was, for an error."""
     if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind != "f":
-        raise WrongSample(f"its image is {what}\n{_AS_STORED}")
+        raise WrongSample(f"its image is {what}\n{_other_dtype(is_float=False)}")
     if array.ndim == 1 and array.dtype == np.uint8:
         return array.tobytes()  # of a file, as torchvision.io.read_file and np.fromfile have it
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in _CHANNELS):
@@ -210,6 +215,11 @@ def _of_array(array: NDArray[Any], *, what: str) -> Stored:
                 remedy = f"\n{_AS_STORED}"
             raise WrongSample(f"its image is {what}: {error}{remedy}") from error
     return np.ascontiguousarray(array)
+
+
+def _other_dtype(*, is_float: bool) -> str:
+    so = "such as image.float(), which keeps these values" if is_float else "as they are stored"
+    return f"Return pixels of {_DTYPES}, {so}"
 
 
 def _what(value: object) -> str:

@@ -1,5 +1,6 @@
 """Classes of uneven size: counts of their images, how often they are drawn, and their weights in the loss."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,12 @@ def class_weights(settings: Settings, labels: Tensor, classes: Sequence[str]) ->
         if name not in classes:
             raise InputError(f"{path}: the data have no class {name!r}{nearest(name, classes)}")
     for name in classes:
-        weight = told.get(name)
+        if name not in told:
+            raise InputError(f"{path}: class {name!r} has no weight; give it a number")
+        weight = told[name]
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-            raise InputError(f"{path}: class {name!r} needs a number, got {weight!r:.50}")
+            given = json.dumps(weight)  # in the words of the file
+            raise InputError(f"{path}: class {name!r} needs a number, got {given:.50}")
         if not 0 <= weight <= torch.finfo(torch.float32).max:
             raise InputError(
                 f"{path}: the weight of class {name!r} must be from 0 to 3.4e38, got {weight!s:.50}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flambeau.errors import why_no_json
+from flambeau.errors import json_object, why_no_json
 
 _MAX_BYTES = 2**22  # result.json has 0.2 kB; dataset.json names every class; a manifest every file
 _NAMES = {
@@ -19,7 +19,7 @@ def json_file(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no JSON, no regular file, or larger than such a file can be.
+        ValueError: it is no JSON, has a name twice, is no regular file, or larger than such a file can be.
     """
     if not path.is_file():
         if path.exists():
@@ -30,7 +30,7 @@ def json_file(path: Path) -> Any:
     if len(content) > _MAX_BYTES:
         raise ValueError(f"it has more than {_MAX_BYTES} bytes")
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=json_object)
     except (ValueError, RecursionError) as error:
         raise ValueError(why_no_json(error)) from None
 

@@ -13,7 +13,8 @@ from flambeau.train.checkpoints.run_lock import RunLock
 from flambeau.train.settings.config_file import as_toml, load_toml, parse_toml
 
 START_AGAIN = "move the folder of the run away to start again"
-"""What a message advises; a command says which of its flags does it."""
+GO_ON = "extend='10ep' trains a finished run on for so much more"
+"""What messages advise; a command says which of its flags do it."""
 
 
 class RunFolder:
@@ -144,9 +145,11 @@ class RunFolder:
         different = differences(stored, config)
         if different:
             more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+            is_of_length = any(text.startswith("duration: ") for text in different)
+            longer = f" ({GO_ON})" if is_of_length else ""
             raise InputError(
                 f"{self.path} holds a run of another configuration ({'; '.join(different[:3])}{more}).\n"
-                f"Give the same settings to continue it, or another folder; or {START_AGAIN}."
+                f"Give the same settings to continue it{longer}, or another folder; or {START_AGAIN}."
             )
 
     def _has_logged(self, metric: str) -> bool:

@@ -22,6 +22,7 @@ _OBJECTS = {  # of RunOptions: not values that a file can hold, or not of the ru
     "sampler", "schedule", "collate", "state", "on_bad", "explain", "config", "settings",
     "attachments", "bar", "metrics", "replay_from",
 }  # fmt: skip
+_NOT_GIVEN = "not given"
 _SINCE_0_2 = {"best", "best_mode", "param_groups"}  # what config.toml of 0.1 does not hold
 _OF_GROUPS = (
     "lr", "momentum", "dampening", "nesterov", "betas", "alpha", "rho", "eps", "weight_decay", "amsgrad",
@@ -91,8 +92,18 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
         # What an older version did not know was as it is by default.
         there = stored.get(name, None if field is None else field.default)
         if there != wanted.get(name) and not (name in _SINCE_0_2 and name not in stored):
-            found.append(f"{name}: {there!r} there, {wanted.get(name)!r} now")
+            texts = [
+                _shown(value, is_flag=field is not None) for value in (there, wanted.get(name))
+            ]
+            found.append(f"{name}: {texts[0]} there, {texts[1]} now")
     return found
+
+
+def _shown(value: object, *, is_flag: bool = False) -> str:
+    """A value in a message; of a flag that has none, what its help says."""
+    if value is None:
+        return _NOT_GIVEN
+    return ("no", "yes")[value] if is_flag and isinstance(value, bool) else repr(value)
 
 
 def _in_groups(stored: Sequence[str], wanted: Sequence[str]) -> list[str]:
@@ -106,7 +117,7 @@ def _in_groups(stored: Sequence[str], wanted: Sequence[str]) -> list[str]:
         )
         of_group = f" of parameter group {number}" if len(stored) > 1 else ""
         found += [
-            f"{name}{of_group}: {there.get(name)} there, {now.get(name)} now"
+            f"{name}{of_group}: {there.get(name, _NOT_GIVEN)} there, {now.get(name, _NOT_GIVEN)} now"
             for name in {**there, **now}
             if there.get(name) != now.get(name)
         ]
@@ -125,7 +136,7 @@ def _with_table(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mapping
 
 def _in_table(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     return [
-        f"config {name}: {stored.get(name)!r} there, {wanted.get(name)!r} now"
+        f"config {name}: {_shown(stored.get(name))} there, {_shown(wanted.get(name))} now"
         for name in sorted({*stored, *wanted})
         if name not in stored or name not in wanted or stored[name] != wanted[name]
     ]

@@ -181,7 +181,7 @@ class Evaluation:
         ]
         if self.auroc is not None:
             rows.append(["AUROC", f"{self.auroc:.4f}"])
-        return _table([], rows, left=2)
+        return _table([], rows, left=2, longest=200)
 
     def _class_table(self) -> str:
         shown = list(self.classes)
@@ -228,7 +228,9 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> str:
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, longest: int = _LONGEST
+) -> str:
     """Aligned columns; the first `left` ones to the left. Rich knows how wide a Chinese character is."""
     from rich.console import Console
     from rich.table import Table
@@ -240,14 +242,14 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> 
         side: Literal["left", "right"] = "left" if number < left else "right"
         table.add_column(title, justify=side)
     for row in rows:
-        table.add_row(*(Text(_plain(cell)) for cell in row))
+        table.add_row(*(Text(_plain(cell, longest)) for cell in row))
     text = io.StringIO()
     # As wide as it needs: where to cut is the terminal's business, and a file has no width.
     Console(file=text, width=100_000, color_system=None, force_terminal=False).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-def _plain(name: str) -> str:
+def _plain(name: str, longest: int = _LONGEST) -> str:
     """On one line and without what a terminal would obey."""
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
-    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
+    return shown if len(shown) <= longest else shown[: longest - 3] + "..."

@@ -17,7 +17,7 @@ from flambeau.recipes.setup.environment import environment
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, SaveFailed
 from flambeau.train.checkpoints.metrics_log import MetricsLog
 from flambeau.train.checkpoints.published_weights import Result, publish
-from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.checkpoints.run_folder import START_AGAIN, RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.loop.epoch_lines import EpochLines
 from flambeau.train.loop.lr_schedule import LRSchedule
@@ -68,7 +68,7 @@ class Recorder:
             self._chart = NotebookChart(steps_per_epoch=plan.steps_per_epoch)
         self._told: str | None = None  # of the checkpoints that are on the disk
         self._metrics_log: MetricsLog | None = None
-        self._extended: str | None = None  # by how much the run was before
+        self._extended: str | None = None  # what was asked for before
         # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
         self._repeated: dict[int, tuple[int, int]] = {}
 
@@ -82,6 +82,7 @@ class Recorder:
         files = {"environment.json": report.encode(), **attachments}
         stored = self._ranks.first(lambda: self._folder.claim(identity, files))
         self._extended = None if stored is None else stored.get("extend")
+        self._state.extend = self._extended  # as far as no checkpoint says what was trained
         if self._layout is not None:
             from flambeau.train.checkpoints.sharded_checkpointer import ShardedCheckpointer
 
@@ -189,39 +190,58 @@ class Recorder:
         return needed <= left
 
     def begin_extension(self, schedule: LRSchedule) -> bool:
-        """Let a run that is over go on, if it is to be longer than it was; whether it is.
+        """Let a run that is over go on, if it is to be longer than what its steps were trained for.
+
+        Called whenever a checkpoint was put back, which may be from before the extension.
 
         Args:
             schedule: of the run, as long as it is to be.
+
+        Returns:
+            Whether it goes on beyond its former end.
 
         Raises:
             InputError: a run that is not over is to be longer, or one is to be shorter.
         """
         state, plan, extend = self._state, self._plan, self._options.extend
-        before, now = plan.extension(self._extended), plan.extension(extend)
-        if now == before:
-            return False
+        before, now = plan.extension(state.extend), plan.extension(extend)
         steps = plan.total_steps - now + before
-        if now < before:
+        self._ranks.first(lambda: self._check_extension(steps, now - before))
+        state.extend = extend
+        if now == before:
+            if plan.extension(self._extended) > now:
+                self._say(f"the run is not extended by {self._extended}: none of that was trained")
+            self._extended = extend
+            return False
+        early = f", which ended at step {state.step}," if state.step < steps else ""
+        state.stopped = False
+        state.best.improved_at = state.step  # patience begins anew
+        # Before config.toml says so: a start that is killed in between finds a run at its end, and none that
+        # seems to be finished at its new length.
+        self._ranks.first(lambda: self._folder.result.unlink(missing_ok=True))
+        left = format((plan.total_steps - state.step) / plan.steps_per_epoch, ".3g")
+        self._say(
+            f"the run of {steps} steps{early} is extended by {extend}: from step {state.step} to "
+            f"{plan.total_steps}, {left} {'epoch' if left == '1' else 'epochs'}; the learning rate is that "
+            f"of a run of {plan.total_steps} steps, so now {schedule(state.step):.4g} of its peak"
+        )
+        return True
+
+    def _check_extension(self, steps: int, more: int) -> None:
+        """Refuse making a run longer before its end, at so many steps, or shorter than it was trained for."""
+        state, extend = self._state, self._options.extend
+        is_over = state.stopped or state.step >= steps
+        if more < 0:
+            what = "" if is_over else f", of which it has trained {state.step} of {steps} steps"
+            now = f"extend = {state.extend!r}" + (", or more" if is_over else "")
             raise InputError(
-                f"the run has been extended by {self._extended}: give extend = {self._extended!r}, or more"
+                f"the run has been extended by {state.extend}{what}: give {now}; or {START_AGAIN}"
             )
-        if not state.stopped and state.step < steps:
+        if more and not is_over:
             raise InputError(
                 f"extend = {extend!r} is for a finished run, and this one stands at step {state.step} of "
                 f"{steps}: let it finish first"
             )
-        state.stopped = False
-        if state.best.improved_at is not None:
-            state.best.improved_at = state.step  # patience begins anew
-        # Before config.toml says so: a start that is killed in between finds a run at its end, and none that
-        # seems to be finished at its new length.
-        self._ranks.first(lambda: self._folder.result.unlink(missing_ok=True))
-        self._say(
-            f"the run of {steps} steps is extended by {extend}: the learning rate is that of a run of "
-            f"{plan.total_steps}, so now {schedule(state.step):.4g} of its peak"
-        )
-        return True
 
     def wait_for_all(self) -> None:
         """Return when the checkpoint is on the disk; a failure on rank 0 is one on all."""

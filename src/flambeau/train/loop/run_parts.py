@@ -205,7 +205,15 @@ def make_state(
 def share_model(
     parts: RunParts, options: RunOptions, ranks: Ranks, *, say: Callable[[str], None]
 ) -> GradientSync:
-    """Let the processes share the model as it is now, from which it will go on; all of them call it."""
+    """Let the processes share the model as it is now, from which it will go on; all of them call it.
+
+    A line names options that do nothing here.
+    """
+    if options.retry_workers and not options.workers:
+        say(
+            f"retry_workers = {options.retry_workers} has no effect without workers: the data are read in "
+            "this process (workers = 0)"
+        )
     if parts.shards is not None:
         return parts.shards[0]
     if ranks.world > 1:

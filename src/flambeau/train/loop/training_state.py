@@ -44,6 +44,7 @@ class TrainingState:
         rollbacks: how often the run went back from a step that was not finite.
         lr_scale: what they have made of the learning rate.
         stopped: the run was ended by `run.stop()`.
+        extend: what the steps so far were trained for beyond `duration`; the option may ask for more.
     """
 
     model: nn.Module
@@ -62,6 +63,7 @@ class TrainingState:
     rollbacks: int = 0
     lr_scale: float = 1.0
     stopped: bool = False
+    extend: str | None = None
 
     def __post_init__(self) -> None:
         self._shapes = _shapes(self.model)
@@ -95,6 +97,7 @@ class TrainingState:
         state = {
             **place,
             "data_length": self.data_length,
+            "extend": self.extend,
             "metrics_bytes": metrics_bytes,
             "best": self.best.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -179,6 +182,7 @@ class TrainingState:
         for name, thing in self.user.items():
             thing.load_state_dict(state["user"][name])
         set_rng_state(state["rng"])
+        self.extend = state.get("extend", self.extend)
         for name in _PLACE:
             setattr(self, name, state.get(name, getattr(self, name)))
 

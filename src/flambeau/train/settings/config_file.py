@@ -71,7 +71,9 @@ def from_stored(values: Mapping[str, Any], path: Path) -> ResolvedSettings:
     Raises:
         InputError: an unknown key, or a missing or wrong value: of another version, or edited by hand.
     """
-    _check_keys(values, path)
+    _check_keys(
+        values, path, why="\nThe file was edited, or written by a later version of flambeau"
+    )
     missing = [
         f.name for f in dataclasses.fields(ResolvedSettings) if f.kw_only and f.name not in values
     ]
@@ -123,7 +125,7 @@ def as_toml(values: Mapping[str, Any]) -> bytes:
     return tomli_w.dumps({k: v for k, v in values.items() if v is not None}).encode()
 
 
-def _check_keys(values: Mapping[str, Any], path: Path) -> None:
+def _check_keys(values: Mapping[str, Any], path: Path, *, why: str = "") -> None:
     for key in values:
         if key not in FIELDS:
-            raise InputError(f"{path}: unknown key '{key}'{nearest(key, FIELDS)}")
+            raise InputError(f"{path}: unknown key '{key}'{nearest(key, FIELDS)}{why}")

@@ -174,8 +174,8 @@ class Settings:
         auto="5ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
     )  # fmt: skip
     extend: str | None = setting(
-        None, "train a finished run on, for so much more than its duration, such as 10ep", group="length",
-        neutral=True,
+        None, "train a finished run on, for so much more than its duration, such as 10ep; 0ep takes one back "
+        "of which nothing is trained", group="length", neutral=True,
     )  # fmt: skip
     batch_size: int | None = setting(
         None,
@@ -351,8 +351,8 @@ class Settings:
                 )
         if warmup.unit == "%" and warmup.amount >= 100:
             raise InputError(f"warmup = {self.warmup!r} leaves nothing of the run")
-        if self.extend is not None and not parse_duration(self.extend, name="extend").amount:
-            raise InputError(f"extend must be above 0, got {self.extend!r}")
+        if self.extend is not None:
+            parse_duration(self.extend, name="extend")
         if self.stop_within is not None:
             parse_seconds(self.stop_within, name="stop_within")
         if parse_duration(self.checkpoint_every, name="checkpoint_every").amount <= 0:

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, json_object, why_no_json
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints import checkpoint_tensors
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
@@ -229,15 +229,17 @@ def _chosen(
 
 def _of_index(path: Path, key: str | None, drop_objects: bool) -> Weights:
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        text = path.read_text(encoding="utf-8")
+        weight_map = json.loads(text, object_pairs_hook=json_object)["weight_map"]
         files = dict.fromkeys(weight_map.values())
         if not files:
             raise InputError(f"{path} lists no weights: its weight_map is empty")
     except InputError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f": {why_no_json(error)}" if isinstance(error, ValueError | RecursionError) else ""
         raise InputError(
-            f"{path} is no index of weights (a JSON object with weight_map)"
+            f"{path} is no index of weights (a JSON object with weight_map){why}"
         ) from error
     held: dict[str, Weights] = {}
     for file in files:

@@ -8,7 +8,7 @@ from typing import Any
 import safetensors
 from torch import Tensor
 
-from flambeau.errors import InputError, why_no_json
+from flambeau.errors import InputError, json_object, why_no_json
 
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, safetensors.SafetensorError)
@@ -82,17 +82,13 @@ def check_header(path: Path) -> None:
 def _parsed(text: bytes) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_entry)
-    except InputError:
-        raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"the header cannot be read: {why_no_json(error)}") from error
 
 
 def _entry(pairs: list[tuple[str, Any]]) -> Any:
     """Of a tensor the end of its data, or what is wrong: of many tensors, lists would cost memory."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise InputError("the header has a name twice")
+    found = json_object(pairs)
     places, shape = found.get("data_offsets"), found.get("shape")
     if not (isinstance(places, list) and isinstance(shape, list)):
         return found  # the table itself, or its metadata

@@ -16,7 +16,7 @@ from PIL import Image
 
 from flambeau.data.sources.open_data import open_parts, open_source, open_sources, open_unlabelled
 from flambeau.data.sources.source import Source
-from flambeau.data.sources.tables import parquet_file
+from flambeau.data.sources.tables import hugging_face, parquet_file
 from flambeau.errors import DamagedData, InputError
 
 pa = pytest.importorskip("pyarrow")
@@ -437,9 +437,32 @@ def test_a_name_that_is_not_there_says_how_it_gets_there(
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(peer / "home"))
     message = refusal(Path("hf:peer/unknown"))
-    assert "hf:peer/unknown cannot be loaded" in message
-    assert "--download" in message
-    assert message.count("\n") == 1
+    assert message.startswith("hf:peer/unknown is not on this machine: --download fetches it; ")
+    assert message.count("\n") == 0
+    assert refusal(Path("hf:./none")) == "hf:./none: there is no folder ./none"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            "ConnectionError('Reach: HEAD')",
+            "hf:x/y cannot be fetched: https://huggingface.co does not answer; ",
+        ),
+        (
+            "ValueError('BuilderConfig')",
+            "hf:x/y cannot be loaded: ValueError: BuilderConfig\nLook at its name",
+        ),
+    ],
+)
+def test_what_the_hub_says_is_said_in_a_line(
+    error: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = hugging_face._LOAD.replace("import datasets", f"raise {error}")
+    monkeypatch.setattr(hugging_face, "_LOAD", code)
+    with pytest.raises(InputError) as caught:
+        hugging_face.open_hub("x/y", download=True)
+    assert str(caught.value).startswith(message)
 
 
 def test_without_the_packages_the_message_is_the_command(

@@ -35,7 +35,7 @@ from flambeau.data.sources.arrays.npy_pth import (
     damaged,
 )
 from flambeau.data.sources.optional_packages import extra
-from flambeau.errors import InputError, why_no_json
+from flambeau.errors import InputError, json_object, why_no_json
 
 _METADATA = {"zarr3": "zarr.json", "zarr": ".zarray", "n5": "attributes.json"}  # by driver
 _MAX_METADATA = 1 << 24  # bytes of a file of it; lists of class names are in it
@@ -233,7 +233,7 @@ def _json(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _MAX_METADATA:
         raise damaged(path, f"over {_MAX_METADATA} bytes of metadata")
     try:
-        facts = json.loads(path.read_bytes())
+        facts = json.loads(path.read_bytes(), object_pairs_hook=json_object)
     except (ValueError, RecursionError) as error:
         raise damaged(path, why_no_json(error)) from error
     if not isinstance(facts, dict):

@@ -17,7 +17,7 @@ from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS
 from flambeau.data.sources.optional_packages import extra
 from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.data.sources.tables.arrow_file import ArrowSource
-from flambeau.errors import DamagedData, InputError
+from flambeau.errors import DamagedData, InputError, json_object
 
 _MAX_FACTS = 1 << 24  # bytes of a .json of a saved folder
 
@@ -52,10 +52,14 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
     if importlib.util.find_spec("datasets") is None:
         extra("datasets", what=f"hf:{name}")
     path, _, config = name.partition(":")
-    offline = {} if download else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    if path.startswith((".", "/", "~")) and not Path(path).is_dir():
+        raise InputError(f"hf:{name}: there is no folder {path}")
+    # The hub itself tells of each of its trials to connect, with a traceback's words.
+    variables = {"HF_HUB_VERBOSITY": "error"}
+    variables |= {} if download else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     ran = subprocess.run(
         [sys.executable, "-P", "-c", _LOAD, path, config],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, **offline},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, **variables},
         check=False, text=True,
     )  # fmt: skip
     lines = ran.stdout.splitlines()
@@ -73,13 +77,15 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
                 raise
         return _parts(f"hf:{name}", splits, labelled=False)
     reason = " ".join(str(found).split())[:300] if found else f"exit code {ran.returncode}"
-    remedy = (
-        "Look at the name and the connection to https://huggingface.co"
-        if download
-        else "Give --download to fetch it; without internet, load it on a machine with it and copy "
-        "~/.cache/huggingface, or name a folder of save_to_disk or of .parquet files"
-    )
-    raise InputError(f"hf:{name} cannot be loaded: {reason}\n{remedy}")
+    if reason.startswith(("ConnectionError", "OfflineModeIsEnabled")):
+        copied = "copy ~/.cache/huggingface from a machine that has it"
+        why = (
+            f"cannot be fetched: https://huggingface.co does not answer; try later, or {copied}"
+            if download
+            else f"is not on this machine: --download fetches it; without internet, {copied}"
+        )
+        raise InputError(f"hf:{name} {why}, or name a folder of save_to_disk or .parquet files")
+    raise InputError(f"hf:{name} cannot be loaded: {reason}\nLook at its name on huggingface.co")
 
 
 def open_saved(folder: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
@@ -153,7 +159,7 @@ def _words(path: Path, found: Any) -> list[str]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            facts = json.loads(file.read(_MAX_FACTS))
+            facts = json.loads(file.read(_MAX_FACTS), object_pairs_hook=json_object)
     except (ValueError, RecursionError, OSError) as error:
         raise DamagedData(
             f"{path} cannot be read: {error}\nMake the folder again, with save_to_disk"
