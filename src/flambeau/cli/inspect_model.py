@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 HELP = "show what a model is made of: shapes, parameters, operations, memory, receptive fields"
 
+_SMALL_SIZE = 32  # pixels, for our own small models
 _NAMED = 10  # unused modules and shared parameters that are named in the lines below the table
 
 
@@ -93,13 +94,15 @@ def _loaded(name: str, shape: tuple[int, ...]) -> "tuple[nn.Module, tuple[int, .
     if is_function(name):
         side = side or DEFAULT_SIZE
         model = build_model(name, num_classes=1000, channels=channels, image_size=side)
-        return model, (1, channels, side, side)
-    if name in model_names(tags=False) or name in model_names(tags=True):
-        side = (
-            side or model_facts(name).input_size or (32 if name in (SMALL, TINY) else DEFAULT_SIZE)
-        )
+    elif name in (SMALL, TINY):
+        side = side or _SMALL_SIZE
+        model = model_without_values(name, channels=channels, image_size=side)
+    else:
+        model = model_without_values(name, channels=channels, image_size=side)
+        # torchvision's ViTs are made for 224 pixels, whatever their newest weights take
+        side = side or getattr(model, "image_size", None) or model_facts(name).input_size
     side = side or DEFAULT_SIZE
-    return model_without_values(name, channels=channels, image_size=side), (1, channels, side, side)
+    return model, (1, channels, side, side)
 
 
 def _training_memory(model: "nn.Module", args: tuple[Any, ...]) -> "MemoryEstimate | None":

@@ -53,6 +53,8 @@ def _example(text: str, word: str) -> Tensor:
             f"--input {word}: no dtype {dtype!r}{nearest(dtype, _DTYPES)} (known: {known})"
         )
     shape = [int(size) for size in sizes.split(",")]
+    if 0 in shape:
+        raise InputError(f"--input {word}: sizes must be at least 1")
     if len(shape) > _MOST_DIMENSIONS or prod(shape) > _MOST_NUMBERS:
         raise InputError(
             f"--input {word}: at most {_MOST_DIMENSIONS} sizes and {_MOST_NUMBERS:,} numbers"

@@ -9,6 +9,7 @@ import torch
 import torchvision.models
 from torch import nn
 
+from flambeau.errors import InputError
 from flambeau.train.build.model import SMALL, TINY, build_model
 
 TORCHVISION = "torchvision:"
@@ -87,16 +88,24 @@ def model_without_values(
 ) -> nn.Module:
     """A model on the meta device, with the head of its published weights, or one for 1000 classes.
 
+    With values where its constructor reads some, as torchvision's RegNets do.
+
     Args:
         name: one of `model_names`.
-        channels: of its input; None for what it is published for.
-        image_size: side of its input, pixels; likewise.
+        channels: of its input; None for 3.
+        image_size: side of its input, pixels; None for what it is published for.
 
     Raises:
         InputError: it cannot be made so.
     """
     published = None if ":" in name or name in (SMALL, TINY) else timm.get_pretrained_cfg(name)
-    num_classes = 1000 if published is None else published.num_classes
-    side = image_size or model_facts(name).input_size or DEFAULT_SIZE
-    with torch.device("meta"):
-        return build_model(name, num_classes=num_classes, channels=channels or 3, image_size=side)
+    shape = {
+        "num_classes": 1000 if published is None else published.num_classes,
+        "channels": channels or 3,
+        "image_size": image_size or (published and published.input_size[-1]) or DEFAULT_SIZE,
+    }
+    try:
+        with torch.device("meta"):
+            return build_model(name, **shape)
+    except (InputError, NotImplementedError):
+        return build_model(name, **shape)
