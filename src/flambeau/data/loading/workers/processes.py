@@ -108,14 +108,8 @@ class Workers:
                     self._asked = time.monotonic()
         except (Exception, KeyboardInterrupt) as error:
             if self.count:
-                # Torch would wait for workers that still read; and its frames, in a cycle with the error or
-                # what that replaces, would keep its iterator until some collection of garbage: in a worker
-                # forked later, or when nothing is left that knows the dead workers for ours.
-                self._kill(batches)
-                cause: BaseException | None = error
-                while cause is not None:
-                    traceback.clear_frames(cause.__traceback__)
-                    cause = cause.__context__
+                self._kill(batches)  # torch would wait for workers that still read
+                _clear_frames(error)
             raise
         finally:
             ended.set()
@@ -217,6 +211,18 @@ def signals_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Let go of what the frames of an error, and of those that it replaces, hold.
+
+    Torch's frames, in a cycle with the error, would keep its iterator until some collection of garbage: in a
+    worker forked later, or when nothing is left that knows the dead workers for ours.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__context__
 
 
 def _start(in_flight: InFlight, starter_lasts: bool, worker: int) -> None:
