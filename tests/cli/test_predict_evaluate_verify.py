@@ -375,6 +375,15 @@ def test_a_changed_byte_of_a_finished_run_is_noticed(
     assert any(line.startswith(said) for line in out.splitlines()), out
 
 
+def test_a_line_after_the_end_of_a_finished_run_is_noticed(flambeau: Any, run: Path) -> None:
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 9}\n')
+    code, out, _ = flambeau("verify", run)
+    assert code == 1
+    said = "DAMAGED: metrics.jsonl has 12 bytes that the run has not written, at its end"
+    assert said in out.splitlines()
+
+
 def test_an_unfinished_run_can_go_on(flambeau: Any, unfinished: Path) -> None:
     code, out, _ = flambeau("verify", unfinished)
     assert code == 0
