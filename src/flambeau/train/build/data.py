@@ -130,8 +130,9 @@ def check_unchanged(
         ("training", train, facts.train_samples, facts.train_fingerprint, facts.train_content),
         ("validation", val, facts.val_samples, facts.val_fingerprint, facts.val_content),
     ):
+        # In its place, an image that was mended may hold something else.
         is_same = source.fingerprint == fingerprint
-        if not is_same or content not in (None, content_sample(source)):
+        if not is_same or (moved and content not in (None, content_sample(source))):
             images = f"({samples} images then, {len(source)} now)"
             if is_same:
                 images = "(of the same names and sizes, and of another content)"
