@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from flambeau.data.images.decode import decode
+from flambeau.data.sources.arrays import hdf5_file
 from flambeau.data.sources.arrays.array_roles import labels_beside, names_by_part, role_of
 from flambeau.data.sources.arrays.array_source import open_arrays
 from flambeau.data.sources.formats import kind_of
@@ -491,6 +492,21 @@ def test_what_hdf5_claims_is_compared_with_the_size_of_the_file(tmp_path):
     assert "so many images" in complaint(
         open_arrays, tmp_path / f"{1 << 40}.h5", "hdf5", labelled=False
     )
+
+
+def test_a_chunk_that_is_larger_than_the_cache_is_unpacked_once(tmp_path, monkeypatch):
+    """It was unpacked for each image: a file of a MB with a million images took days."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        images = np.arange(64 * 32 * 32, dtype=np.uint8).reshape(64, 32, 32)
+        file.create_dataset("images", data=images, chunks=images.shape, compression="gzip")
+        file["labels"] = np.arange(64) % 2
+    monkeypatch.setattr(hdf5_file, "_CACHE", 1 << 12)
+    rows = hdf5_file.open_hdf5(path)["images"]
+    assert all((rows.read(k, k + 1)[0] == images[k]).all() for k in range(64))
+    _, _, dataset = rows._opened
+    assert dataset.id.get_access_plist().get_chunk_cache()[1] == images.nbytes
+    assert dataset.file.id.get_access_plist().get_cache()[2] == 1 << 12
 
 
 def test_a_chunk_is_no_larger_than_the_file_can_hold(tmp_path):
