@@ -130,7 +130,7 @@ def check_unchanged(
         ("training", train, facts.train_samples, facts.train_fingerprint, facts.train_content),
         ("validation", val, facts.val_samples, facts.val_fingerprint, facts.val_content),
     ):
-        # In its place, an image that was mended may hold something else.
+        # In its place, an image that was repaired may hold something else.
         is_same = source.fingerprint == fingerprint
         if not is_same or (moved and content not in (None, content_sample(source))):
             images = f"({samples} images then, {len(source)} now)"
