@@ -89,10 +89,16 @@ def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' for the known word that begins with it or is most similar, or nothing."""
-    by_lower = {name.lower(): name for name in known}
-    word = word.lower()
-    longer = [name for name in by_lower if name.startswith(word)] if len(word) > 2 else []
+    """'; did you mean X?' for the known word that begins with it or is most similar, or nothing.
+
+    The dashes of flags do not count: all flags have them. Typos of two letters of five are at 0.6, and so are
+    'extra' and 'train': at that the first letters must be equal.
+    """
+    by_bare = {name.lower().lstrip("-"): name for name in known}
+    word = word.lower().lstrip("-")
+    longer = [name for name in by_bare if name.startswith(word)] if len(word) > 2 else []
     close = [min(longer, key=lambda name: (len(name), name))] if longer else []
-    close = close or difflib.get_close_matches(word, by_lower, n=1, cutoff=0.6)
-    return f"; did you mean '{by_lower[close[0]]}'?" if close else ""
+    close = close or difflib.get_close_matches(word, by_bare, n=1, cutoff=0.7)
+    begin_alike = [name for name in by_bare if name[:1] == word[:1]]
+    close = close or difflib.get_close_matches(word, begin_alike, n=1, cutoff=0.6)
+    return f"; did you mean '{by_bare[close[0]]}'?" if close else ""

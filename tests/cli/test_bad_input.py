@@ -931,6 +931,38 @@ def test_other_data_of_the_same_name_are_named(flambeau: Any, images: Path, tmp_
     refused(flambeau("train --out", run, "--seed 5"), "--fresh sets it aside")
 
 
+def test_other_data_of_the_same_names_and_sizes_are_told_apart(
+    flambeau: Any, images: Path, tmp_path: Path
+) -> None:
+    """Such as images without compression: 'this run is finished', with the figures of the others."""
+    other = tmp_path / "b" / "images"
+    shutil.copytree(images, other)
+    for path in other.glob("val/*/*.png"):
+        path.write_bytes(bytes(reversed(path.read_bytes())))
+    command = ("train", "--model linear.py:make")
+    assert flambeau(*command, images).code == 0
+    (run,) = Path("runs").iterdir()
+    refused(
+        flambeau(*command, other),
+        f"the run in {run} is of {images}, and {other} is something else: its validation data are others "
+        "(of the same names and sizes, and of another content)",
+        "--out",
+    )
+    images.rename("moved")
+    answer = flambeau(*command, "moved --out", run)
+    assert (answer.code, "finished" in answer.out + answer.err) == (0, True), answer
+
+    facts = json.loads((run / "dataset.json").read_text(encoding="utf-8"))
+    assert facts.pop("train_content") and facts.pop("val_content")
+    (run / "dataset.json").write_text(
+        json.dumps(facts), encoding="utf-8"
+    )  # as version 0.1 wrote it
+    assert flambeau(*command, "moved --out", run).code == 0
+    facts["val_content"] = 7
+    (run / "dataset.json").write_text(json.dumps(facts), encoding="utf-8")
+    refused(flambeau(*command, "moved --out", run), "'val_content' in it is not what a run writes")
+
+
 def test_moved_data_are_not_changed_data(
     flambeau: Any, stopped: tuple[str | Path, ...], images: Path
 ) -> None:

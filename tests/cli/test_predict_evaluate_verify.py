@@ -18,6 +18,8 @@ from flambeau.data.images.decode import decode
 from flambeau.data.transforms.crops import eval_image
 from flambeau.recipes.models.small_convnet import SmallConvNet
 from flambeau.recipes.setup.environment import usable_cpus
+from flambeau.train import verify_run
+from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.run import Run
 
 SETTINGS = "--batch-size 4 --precision fp32 --lr 0.05"
@@ -373,6 +375,26 @@ def test_a_changed_byte_of_a_finished_run_is_noticed(
     code, out, _ = flambeau("verify", run)
     assert code == 1
     assert any(line.startswith(said) for line in out.splitlines()), out
+
+
+def test_a_line_after_the_end_of_a_finished_run_is_noticed(flambeau: Any, run: Path) -> None:
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 9}\n')
+    code, out, _ = flambeau("verify", run)
+    assert code == 1
+    said = "DAMAGED: metrics.jsonl has 12 bytes that the run has not written, at its end"
+    assert said in out.splitlines()
+
+
+@pytest.mark.parametrize("position", [0, 64])
+def test_evaluations_after_a_checkpoint_within_an_epoch_are_no_damage(
+    position: int, run: Path
+) -> None:
+    """A run that was stopped in its last evaluation: the checkpoint stays, the evaluations are made again."""
+    size = (run / "metrics.jsonl").stat().st_size
+    checkpoint = {"metrics_bytes": size - 30, "position": position}
+    found = verify_run._added_metrics(RunFolder(run), checkpoint)
+    assert len(found) == (position == 0)
 
 
 def test_an_unfinished_run_can_go_on(flambeau: Any, unfinished: Path) -> None:

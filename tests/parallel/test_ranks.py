@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from flambeau.errors import InputError
+from flambeau.parallel import ranks as ranks_module
 from flambeau.parallel.ranks import LOST_PEER, FailedElsewhere, Ranks, _choose_interface, join_ranks
 from flambeau.train.loop.nan_guard import NotFinite
 from flambeau.train.run import Run
@@ -41,6 +42,20 @@ def test_whoever_asks_gets_the_same_ranks(start_ranks: StartRanks) -> None:
         return join_ranks() is first and first.world == 2
 
     assert start_ranks(2, work).results() == [True, True]
+
+
+@pytest.mark.parametrize(("rank", "absent"), [(0, 1), (1, 0)])
+def test_a_rank_that_does_not_join_is_named_and_not_waited_for_without_end(
+    rank: int, absent: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 stopped on the first line of its script: the others waited ten minutes without a word."""
+    monkeypatch.setattr(ranks_module, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(ranks_module, "_START_S", 0.6)
+    with pytest.raises(InputError, match=f"^rank {absent} has not joined the others within 0.6 s"):
+        ranks_module._name_of_start(dist.HashStore(), rank, 2)
+    said = capsys.readouterr().err
+    assert said.startswith(f"flambeau: rank {absent} has not joined the others within 0.2 s: it is")
+    assert said.endswith("; waiting for 0.6 s at most\n")
 
 
 def test_first_runs_on_rank_0_and_tells_the_others(start_ranks: StartRanks) -> None:

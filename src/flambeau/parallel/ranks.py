@@ -22,8 +22,10 @@ from flambeau.parallel.network_interface import interface_of, route
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.watchdog.failure_detector import PACE, Member
 from flambeau.parallel.watchdog.watchdog import LOST_PEER, Watchdog
+from flambeau.terminal import say
 
 _START_S = 600  # for all ranks to import what they need and to come
+_PATIENCE_S = 30  # of waiting for them, before the user is told
 _GROUP_TIMEOUT = datetime.timedelta(
     minutes=30
 )  # of torch's collectives; the watchdog reports long before
@@ -285,10 +287,10 @@ def _name_of_start(store: Store, rank: int, world: int) -> str:
     the last time listened, and find none there. So each rank registers under a new random word, and rank 0
     answers each rank that it sees until all have acknowledged.
     """
-    word, deadline = uuid.uuid4().hex, time.monotonic() + _START_S
+    word, started_at, has_told = uuid.uuid4().hex, time.monotonic(), False
     if rank:
         store.set(f"flambeau/came/{rank}", word)
-        store.wait([f"flambeau/answer/{word}"], datetime.timedelta(seconds=_START_S))
+        _wait_for_first(store, f"flambeau/answer/{word}", tells=rank == 1)
         name = store.get(f"flambeau/answer/{word}").decode()
         store.set(f"flambeau/{name}/{rank}", "")
         return name
@@ -302,10 +304,35 @@ def _name_of_start(store: Store, rank: int, world: int) -> str:
                     answered[other] = theirs
                     store.set(f"flambeau/answer/{theirs.decode()}", word)
         missing = {r for r in missing if not store.check([f"flambeau/{word}/{r}"])}
-        if time.monotonic() > deadline:
-            raise InputError(f"rank {min(missing)} has not come within {_START_S} s")
+        waited_s = time.monotonic() - started_at
+        if waited_s > _START_S:
+            raise InputError(_absent(min(missing), _START_S))
+        if missing and waited_s > _PATIENCE_S and not has_told:
+            has_told = True
+            say(f"flambeau: {_absent(min(missing), _PATIENCE_S)}; waiting for {_START_S} s at most")
         time.sleep(0.02)
     return word
+
+
+def _wait_for_first(store: Store, key: str, *, tells: bool) -> None:
+    """Until rank 0 has written a key; one of the other ranks tells the user that this takes long."""
+    try:
+        store.wait([key], datetime.timedelta(seconds=_PATIENCE_S))
+        return
+    except dist.DistStoreError:
+        if tells:
+            say(f"flambeau: {_absent(0, _PATIENCE_S)}; waiting for {_START_S} s at most")
+    try:
+        store.wait([key], datetime.timedelta(seconds=_START_S - _PATIENCE_S))
+    except dist.DistStoreError as error:
+        raise InputError(_absent(0, _START_S)) from error
+
+
+def _absent(rank: int, waited_s: int) -> str:
+    return (
+        f"rank {rank} has not joined the others within {waited_s} s: it is stopped, still busy with what its "
+        "script does before, or was never started"
+    )
 
 
 def _choose_interface(address: str, port: int) -> None:

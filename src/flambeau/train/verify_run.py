@@ -57,6 +57,8 @@ def inspect_run(path: Path) -> Inspection:
         said = {None: "readable", True: "whole", False: "DAMAGED, not what the run has left"}[whole]
         lines.append(f"model.safetensors: {said} ({result.weights} weights, step {result.step})")
         lost = _lost_metrics(folder, newest or {})
+        if not lost and newest is not None and not damaged:
+            lost = _added_metrics(folder, newest)
         lost += _unreadable_facts(folder, stored)
         lines += [f"DAMAGED: {reason}" for reason in lost]
         lines.append("finished: there is nothing to resume")
@@ -117,3 +119,15 @@ def _lost_metrics(folder: RunFolder, newest: dict[str, Any]) -> list[str]:
     if crc32 is not None and crc32_of(folder.metrics, size) != crc32:
         return [f"{name} is not what it was at the checkpoint"]
     return []
+
+
+def _added_metrics(folder: RunFolder, last: dict[str, Any]) -> list[str]:
+    """What metrics.jsonl of a finished run has beyond its last checkpoint, which is as old as its last line.
+
+    Unless that was written before the end of the epoch, where evaluations may have come after it.
+    """
+    size = folder.metrics.stat().st_size if folder.metrics.is_file() else 0
+    more = size - last.get("metrics_bytes", size)
+    if more <= 0 or last["position"] != 0:
+        return []
+    return [f"{folder.metrics.name} has {more} bytes that the run has not written, at its end"]

@@ -185,6 +185,27 @@ def test_the_users_mistake_arrives_as_it_was_said(workers: int) -> None:
     assert str(caught.value) == "photo.jpg cannot be decoded"
 
 
+class Ragged(Dataset[dict[str, Tensor]]):
+    """The mask of one sample is not as large as its image."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"image": torch.zeros(3, 8, 8), "mask": torch.zeros(7 if index == 5 else 8, 8)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_do_not_make_a_batch_are_named(workers: int) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        all_of(Loader(Ragged(), BatchLayout(20), seed=1, reading=ReadOptions(workers=workers)))
+    said = f"{caught.value} {getattr(caught.value, '__notes__', [])}"
+    order = sample_order(40, seed=1, epoch=0).tolist()
+    batch = order[:20] if 5 in order[:20] else order[20:]
+    text = ", ".join(map(str, batch[:16]))
+    assert f"flambeau: this was the batch of samples {text} and 4 more" in said
+
+
 def test_empty_is_refused() -> None:
     with pytest.raises(InputError, match="empty"):
         Loader(TensorDataset(torch.zeros(0, 1)), BatchLayout(5))

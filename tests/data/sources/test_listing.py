@@ -349,6 +349,10 @@ def test_fingerprint(tmp_path):
         ListingSource(put(tmp_path / "two", "l.csv", text.replace("b.jpg", "c.jpg"))).fingerprint
         != first
     )
+    sample = ListingSource(tmp_path / "one/l.csv").content_sample
+    assert ListingSource(tmp_path / "two/m.csv").content_sample == sample
+    (tmp_path / "two/b.jpg").write_bytes(bytes((tmp_path / "two/b.jpg").stat().st_size))
+    assert ListingSource(tmp_path / "two/m.csv").content_sample != sample
     (tmp_path / "one/b.jpg").write_bytes(b"longer than before")
     assert ListingSource(tmp_path / "one/l.csv").fingerprint != first
 

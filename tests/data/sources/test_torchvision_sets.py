@@ -427,8 +427,24 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, name):
         assert " not found" in message
         assert ("and the download failed: " in message) == download
         archives = ", ".join(torchvision_sets._SETS[name].archives)
-        fetch = f"Give --download, which fetches {archives}, or put that into {tmp_path} before"
-        assert message.endswith(f"\n{fetch}")
+        advice = f"Give --download, which fetches {archives}, or put that into {tmp_path} before"
+        if download:
+            advice = (
+                "Look at the connection (behind a proxy, at the variable HTTPS_PROXY) and give the same "
+                f"command again, or fetch {archives} elsewhere and put that into {tmp_path}"
+            )
+        assert message.endswith(f"\n{advice}")
+
+
+def test_an_archive_that_is_not_the_one_is_said_where_no_other_can_be_fetched(tmp_path):
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"cut short")
+    message = complaint("cifar10", tmp_path, download=True)
+    assert "Give --download" not in message
+    assert message.endswith(
+        f"\ncifar-10-python.tar.gz lies in {tmp_path}, but is not what its checksum says or could not be "
+        "unpacked: put a whole copy there, or remove it where there is a connection, and give the same "
+        "command again"
+    )
 
 
 def test_some_files_are_missing(tmp_path, monkeypatch):
@@ -513,7 +529,7 @@ def test_a_tar_archive_is_unpacked_without_a_network(tmp_path, monkeypatch):
 def test_an_unknown_name(tmp_path):
     message = complaint("cifar_1O", tmp_path)
     assert message.startswith(
-        "no data set is named 'cifar-1o'; did you mean cifar10?\nThose known: cifar10,"
+        "no data set is named 'cifar-1o'; did you mean 'cifar10'?\nThose known: cifar10,"
     )
 
 

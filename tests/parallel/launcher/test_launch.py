@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from flambeau.errors import InputError
-from flambeau.parallel.launcher import job, job_status, rendezvous_address
+from flambeau.parallel.launcher import attempt, job, job_status, rendezvous_address
 from flambeau.parallel.launcher import launch as launch_module
 from flambeau.parallel.launcher.launch import launch
 
@@ -719,6 +719,64 @@ wait()
     ended = launcher.send(signal.SIGTERM).end()
     assert (ended.code, ended.out) == (1, ["0 saved", "1 saved"])
     last_line(ended, 1, 2, "ended with exit code 9")
+
+
+STOPS = """
+if rank == 0:
+    kill(signal.SIGSTOP)
+wait()
+"""
+
+
+def test_a_rank_that_is_stopped_is_named_and_killed_when_the_job_is_to_end(start: Start) -> None:
+    """SIGTERM does not reach it: the job waited for ever, and said nothing."""
+    launcher = start(STOPS, patch={(attempt, "_STOPPED_S"): 1.0})
+    (pid,) = launcher.pids(1, first=1)
+    deadline = time.monotonic() + 10
+    while not (said := (launcher.folder / "err").read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert re.fullmatch(
+        WHO.format(0, 2)
+        + r" has been stopped for 1 s, by SIGSTOP or another such signal: kill -CONT \d+ lets it go on\n",
+        said,
+    )
+    ended = launcher.send(signal.SIGTERM).end()
+    assert ended.code == 1
+    assert 1 < ended.seconds < 6
+    how = "was stopped, by SIGSTOP or another such signal, and had to be killed"
+    last_line(ended, 0, 2, how)
+    assert len(ended.err) == 2
+    assert is_gone(pid)
+
+
+@pytest.mark.parametrize("whose", ["rank", "supervisor"])
+def test_a_job_whose_other_ranks_have_saved_does_not_wait_for_a_stopped_one(
+    start: Start, whose: str
+) -> None:
+    body = f"""
+ready()
+while not os.path.exists("ready-1"):
+    time.sleep(0.01)
+if rank == 0:
+    os.kill(os.getpid() if {whose == "rank"} else os.getppid(), signal.SIGSTOP)
+sys.exit(75)
+"""
+    ended = start(body, patch={(attempt, "_STOPPED_S"): 1.0}).end()
+    assert ended.code == 1
+    last_line(ended, 0, 2, "was stopped, by SIGSTOP or another such signal, and had to be killed")
+
+
+def test_a_rank_that_goes_on_again_saves(start: Start) -> None:
+    body = "on(signal.SIGTERM, lambda: sys.exit(75))\nwait()"
+    launcher = start(body, patch={(attempt, "_STOPPED_S"): 2.0})
+    pids = launcher.pids()
+    os.kill(pids[0], signal.SIGSTOP)
+    launcher.send(signal.SIGTERM)
+    time.sleep(0.5)
+    os.kill(pids[0], signal.SIGCONT)
+    ended = launcher.end()
+    assert (ended.code, ended.err) == (75, [])
 
 
 def test_ranks_do_not_outlive_the_launcher(start: Start) -> None:

@@ -318,6 +318,13 @@ def test_nearest() -> None:
     models = ("efficientnet_l2", "efficientnet_b0", "efficientnetv2_m", "efficientformer_l1")
     assert nearest("efficientnet", models) == "; did you mean 'efficientnet_b0'?"
     assert nearest("zz", models) == ""
+    assert nearest("--outt", ["--out", "--json"]) == "; did you mean '--out'?"
+    assert nearest("--lrr", ["--lr", "--zh"]) == "; did you mean '--lr'?"
+    for far in ("--bogus", "--version", "--zzz"):
+        assert nearest(far, ["-o", "--out", "--json", "--zh"]) == ""
+    assert nearest("extra", ["train", "verify"]) == ""
+    assert nearest("amadw", ["sgd", "adam", "adamw"]) == "; did you mean 'adamw'?"
+    assert nearest("trian", ["train", "verify"]) == "; did you mean 'train'?"
     assert nearest("qqqqqq", FIELDS) == ""
 
 

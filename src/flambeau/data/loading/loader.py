@@ -313,7 +313,9 @@ class _Fetch(Dataset[Any]):
                 seed_cpu(seed)
                 with reading(index), errors_kept(f"sample {index}", workers=self._workers):
                     samples.append(self._dataset[index])
-            return part, self.collated(samples), size, ()
+            what = f"the batch of {_samples_text(indices.tolist())}"
+            with errors_kept(what, workers=self._workers):
+                return part, self.collated(samples), size, ()
 
     def unpacked(self, data: Any) -> Any:
         """The batch that a worker has sent."""
@@ -340,3 +342,9 @@ def is_dataset(data: object) -> TypeGuard[Dataset[Any]]:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _samples_text(indices: Sequence[int]) -> str:
+    """Which samples were to become a batch: where it fails, one of them has another shape."""
+    more = f" and {len(indices) - 16} more" if len(indices) > 16 else ""
+    return f"samples {', '.join(map(str, indices[:16]))}{more}"

@@ -240,11 +240,12 @@ class PackFiles:
 
     def _check_same(self, then: Mapping[str, Any], what: str) -> None:
         now = self._config
+        then = {"content": now.get("content"), **then}  # version 0.1 did not note it
         changed = next((key for key in now if then.get(key) != now[key]), None)
         if changed is None:
             return
         how = f"with {changed} {then.get(changed)}, not {now[changed]}"
-        if changed == "data":
+        if changed in ("data", "content"):
             how = "of other images, or of a source that has changed since"
         raise InputError(
             f"{what}, made {how}\n"

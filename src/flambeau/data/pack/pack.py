@@ -45,7 +45,7 @@ from flambeau.data.pack.writers import (
     require_package,
 )
 from flambeau.data.sources.format_table import FORMATS, endings_of
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, content_sample
 from flambeau.errors import DecodeError, InputError, require_folder
 from flambeau.terminal import CountBar
 
@@ -137,6 +137,7 @@ def _config(
     return {
         "format": kind,
         "data": [[name, source.fingerprint] for name, source in parts],
+        "content": [content_sample(source) for _, source in parts],
         # Other versions bring other libraries, which may write other bytes.
         "libraries": f"pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}",
         **dataclasses.asdict(how),

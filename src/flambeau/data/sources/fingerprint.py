@@ -1,10 +1,15 @@
-"""What distinguishes a file of packed images from another one, at little cost."""
+"""What distinguishes a file of packed images from another one, or many files from others, at little cost."""
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 _MIB = 1 << 20
+_FILES = 64  # of many that are looked into; chosen
+_ENDS_BYTES = (
+    1 << 13
+)  # at the begin and at the end of each: beyond what the files of one camera have alike
 
 
 def file_fingerprint(path: Path, facts: str) -> str:
@@ -21,4 +26,26 @@ def file_fingerprint(path: Path, facts: str) -> str:
             file.seek(start)
             digest.update(file.read(_MIB))
     digest.update(f"{size} {facts}".encode())
+    return digest.hexdigest()
+
+
+def sampled_content(count: int, file_of: Callable[[int], Path]) -> str:
+    """SHA-256, hexadecimal, of both ends of some dozen files, evenly spread over many.
+
+    Names and sizes tell most data apart, and not those of equal names and equal sizes: arrays of one shape,
+    or images without compression. 64 files take 3 ms, of however many.
+
+    Args:
+        count: how many files there are.
+        file_of: each by its number.
+    """
+    digest = hashlib.sha256()
+    for number in range(min(count, _FILES)):
+        try:
+            with file_of(number * count // min(count, _FILES)).open("rb") as file:
+                digest.update(file.read(_ENDS_BYTES))
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _ENDS_BYTES))
+                digest.update(file.read(_ENDS_BYTES))
+        except OSError:  # a bad image, which reading it will tell
+            digest.update(b"-")
     return digest.hexdigest()

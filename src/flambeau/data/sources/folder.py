@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from flambeau.data.sources.fingerprint import sampled_content
 from flambeau.errors import InputError, unreadable
 
 _FLAGS = getattr(os, "O_BINARY", 0)  # of Windows
@@ -100,6 +101,10 @@ class FolderSource:
                 size = -1
             digest.update(os.fsencode(f"{name}\0{size}\n"))
         return digest.hexdigest()
+
+    @cached_property
+    def content_sample(self) -> str:
+        return sampled_content(len(self), lambda index: self.folder / self.names[index])
 
 
 def class_folders(root: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from typing import NamedTuple, TextIO
 import torch
 
 from flambeau.data.sources.class_names import named_labels
+from flambeau.data.sources.fingerprint import sampled_content
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.source import Source, SubsetSource
 from flambeau.errors import InputError, unreadable
@@ -117,6 +118,10 @@ class ListingSource:
                 size = -1
             digest.update(f"{self.names[index]}\0{size}\0{label}\n".encode())
         return digest.hexdigest()
+
+    @cached_property
+    def content_sample(self) -> str:
+        return sampled_content(len(self), self._file)
 
     def _file(self, index: int) -> Path:
         return self.path.parent / self.names[index]

@@ -55,6 +55,12 @@ def pixel_kind(source: Source) -> PixelKind:
     return kind
 
 
+def content_sample(source: Source) -> str:
+    """SHA-256, hexadecimal, of a sample of what a source's files hold; '' where its fingerprint is enough."""
+    sample: str = getattr(source, "content_sample", "")
+    return sample
+
+
 def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
     """InputError where the pixels of a source are not in the unit of others.
 
@@ -105,6 +111,10 @@ class SubsetSource:
     @property
     def pixel_kind(self) -> PixelKind:
         return pixel_kind(self._source)
+
+    @property
+    def content_sample(self) -> str:
+        return content_sample(self._source)
 
     @property
     def names(self) -> Sequence[str]:
@@ -161,6 +171,10 @@ class ConcatSource:
                     "or of another range, and the other has not\nGive them to a command of their own"
                 )
         return first
+
+    @property
+    def content_sample(self) -> str:
+        return " ".join(filter(None, map(content_sample, self._parts)))
 
     @property
     def names(self) -> Sequence[str]:

@@ -4,7 +4,6 @@ Source: torchvision.datasets, which knows the files, their checksums and where t
 numbers of images are those of the data sets' own pages.
 """
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -20,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from flambeau.data.sources.source import Source
-from flambeau.errors import InputError
+from flambeau.errors import InputError, nearest
 
 Settings = Mapping[str, Any]
 Content = tuple[Any, Any]  # of one part: pixels (N, H, W) or (N, H, W, 3), or N paths; and N labels
@@ -119,8 +118,7 @@ def open_named(name: str, root: Path, *, download: bool) -> tuple[Source, Source
     """
     name = name.lower().replace("_", "-")
     if name not in _SETS:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        guess = f"; did you mean {near[0]}?" if near else ""
+        guess = nearest(name, NAMES)
         raise InputError(f"no data set is named {name!r}{guess}\nThose known: {', '.join(NAMES)}")
     known = _SETS[name]
     if known.package and importlib.util.find_spec(known.package) is None:
@@ -137,7 +135,7 @@ def open_named(name: str, root: Path, *, download: bool) -> tuple[Source, Source
     if known.num_images and count != known.num_images:
         raise InputError(
             f"{name} in {root} has {count} images instead of {known.num_images}: unpacking was "
-            f"interrupted\n{_fetch(name, root, again=True)}"
+            f"interrupted\n{_fetch(name, root, again=True, gave_flag=download)}"
         )
     return parts[0], parts[1] if len(parts) == 2 else None
 
@@ -161,20 +159,33 @@ def _open_part(name: str, root: Path, settings: Settings, *, download: bool) -> 
             problem += f", and the download failed: {reason}" if download else ""
         else:
             problem = f"{name} in {root} is damaged: {reason}"
-        raise InputError(f"{problem}\n{_fetch(name, root, again=not missing)}") from error
+        remedy = _fetch(name, root, again=not missing, gave_flag=download)
+        raise InputError(f"{problem}\n{remedy}") from error
 
 
 def _exists(path: Path) -> bool:
     return os.path.exists(path)  # noqa: PTH110 - Path.exists raises where a folder may not be entered
 
 
-def _fetch(name: str, root: Path, *, again: bool) -> str:
+def _fetch(name: str, root: Path, *, again: bool, gave_flag: bool) -> str:
+    """What to do about files that are missing, or that are there and no good (`again`)."""
     known = _SETS[name]
     archives = ", ".join(known.archives)
+    lies_there = all(_exists(root / archive) for archive in known.archives)
+    if gave_flag and not again:
+        same = "give the same command again"
+        if lies_there:
+            return (
+                f"{archives} lies in {root}, but is not what its checksum says or could not be unpacked: "
+                f"put a whole copy there, or remove it where there is a connection, and {same}"
+            )
+        proxy = "Look at the connection (behind a proxy, at the variable HTTPS_PROXY)"
+        return f"{proxy} and {same}, or fetch {archives} elsewhere and put that into {root}"
+    flag = "the same command again" if gave_flag else "--download"
     first = f"Remove it there ({known.files[0]} ...), then give" if again else "Give"
-    if all(_exists(root / archive) for archive in known.archives):
-        return f"{first} --download, which unpacks {archives} that lies there"
-    return f"{first} --download, which fetches {archives}, or put that into {root} before"
+    if lies_there:
+        return f"{first} {flag}, which unpacks {archives} that lies there"
+    return f"{first} {flag}, which fetches {archives}, or put that into {root} before"
 
 
 def _part(settings: Settings) -> str:

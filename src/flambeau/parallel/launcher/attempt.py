@@ -18,6 +18,9 @@ _GRACE_S = 1.5  # between SIGTERM and SIGKILL, once a rank has failed
 _SAVE_S = 60.0  # the same where ranks may save first, because a node joins
 _ROOT_S = 2.0  # ranks that have lost a peer wait so long for that peer's own report
 _LAST_WORDS_S = 0.1  # between the end of a rank and the word of who has ended it
+_STOPPED_S = 10.0  # a rank that was stopped so long is named, and killed if it ought to end
+_LOOK_AWAY_S = 1.0  # counted at most between two looks: this process may have been stopped as well
+_BY_SIGNAL = "by SIGSTOP or another such signal"
 _CAUSE_CHARS = 300
 _LOST = 2  # weight of a failure that is that of a peer
 
@@ -66,6 +69,9 @@ class Round:
         self._signals, self._num_sent, self._num_restarts = signals, 0, num_restarts
         self._failures: list[Ending] = []
         self._lost_at: float | None = None
+        self._looked_at = time.monotonic()
+        self._stopped_s: dict[int, float] = {}
+        self._told_stopped: set[int] = set()
         self._host = socket.gethostname()
 
     def look(self) -> bool:
@@ -82,14 +88,45 @@ class Round:
         while self._num_sent < len(self._signals):
             self._ranks.send(self._signals[self._num_sent])
             self._num_sent += 1
+            self._stopped_s.clear()
+        stopped = self._stopped_ranks()
         if is_running and (self._signals or EXIT_CODE in codes):
-            return False  # they save; whoever has asked for it may lose patience
+            if not stopped:
+                return False  # they save; whoever has asked for it may lose patience
+            self._failures += map(self._could_not_end, stopped)
+        else:
+            self._tell_stopped(stopped)
         if not is_running and not self._failures:
             return self._all_ended_well(codes)
         root = self._root()
         if root is None or (root.weight >= _LOST and self._may_learn_more()):
             return False
         return self._fail(root)
+
+    def _stopped_ranks(self) -> list[int]:
+        """Who has stood still for too long, or has since it was sent a signal."""
+        now, before = time.monotonic(), self._stopped_s
+        passed_s, self._looked_at = min(now - self._looked_at, _LOOK_AWAY_S), now
+        self._stopped_s = {n: before.get(n, 0.0) + passed_s for n in self._ranks.stopped()}
+        return [n for n, stopped_s in self._stopped_s.items() if stopped_s >= _STOPPED_S]
+
+    def _tell_stopped(self, numbers: Sequence[int]) -> None:
+        for number in set(numbers) - self._told_stopped:
+            pid = self._ranks.started[number].pid
+            self._say(
+                f"flambeau: {self._name(number)} has been stopped for {_STOPPED_S:.0f} s, {_BY_SIGNAL}: "
+                f"kill -CONT {pid} lets it go on"
+            )
+        self._told_stopped = set(numbers)
+
+    def _could_not_end(self, number: int) -> Ending:
+        """A rank that ought to save and leave, and takes no signal but SIGKILL."""
+        name = self._name(number)
+        return Ending(f"{name} was stopped, {_BY_SIGNAL}, and had to be killed", 1, 0)
+
+    def _name(self, number: int) -> str:
+        rank = self._ranks.started[number]
+        return _name_of(rank.rank, rank.world, self._host, rank.pid)
 
     def _all_ended_well(self, codes: Sequence[int]) -> bool:
         """The ranks of this machine have ended as they should; the job ends when all have."""
@@ -184,9 +221,7 @@ class Round:
         """A rank has ended on its own: keep it in mind if that is a failure."""
         if code in (0, EXIT_CODE) or _is_stop(code, self._signals):
             return
-        rank = self._ranks.started[number]
-        name = _name_of(rank.rank, rank.world, self._host, rank.pid)
-        line = _line_of(name, code, self._cause(number), lost_peer=LOST_PEER)
+        line = _line_of(self._name(number), code, self._cause(number), lost_peer=LOST_PEER)
         # SIGABRT is what a rank gives itself, perhaps because of another one.
         weight = 0 if code < 0 and -code != signal.SIGABRT else _LOST if code == LOST_PEER else 1
         self._failures.append(Ending(line, code, weight))

@@ -47,7 +47,8 @@ def launch(
 
     Each rank has the environment that torchrun gives (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...). None
     outlives this process. SIGTERM, SIGUSR1 and the first Ctrl-C go to the ranks, which have as long as they
-    need; the second Ctrl-C ends them. The other ranks end soon after one that fails.
+    need; the second Ctrl-C ends them. A rank that is stopped (SIGSTOP) is named, and killed when it is to
+    end. The other ranks end soon after one that fails.
 
     Args:
         command: program and arguments; `${local_rank}` in them becomes the rank's number on this machine.

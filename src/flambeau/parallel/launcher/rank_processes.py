@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from flambeau.parallel.watchdog.heartbeat import state_and_start
+
 _POLL_S = 0.02
 
 
@@ -84,6 +86,9 @@ class RankProcesses:
         for number in self._alive():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.started[number].pid, signal.SIGKILL)
+            if _is_stopped(self.started[number].supervisor):  # it would never tell
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.started[number].supervisor, signal.SIGKILL)
 
     def end(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL for those who still live after a while."""
@@ -92,6 +97,14 @@ class RankProcesses:
         self._wait_until(deadline)
         self.kill()
         self._wait_until(time.monotonic() + 5)  # longer if stuck in the kernel
+
+    def stopped(self) -> list[int]:
+        """The numbers of those that stand still by a signal such as SIGSTOP, or whose supervisor does."""
+        return [
+            number
+            for number in self._alive()
+            if _is_stopped(self.started[number].pid) or _is_stopped(self.started[number].supervisor)
+        ]
 
     def release(self, code: int) -> None:
         """Let the supervisors end, with an exit code for torch's agent."""
@@ -128,3 +141,11 @@ def _is_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def _is_stopped(pid: int) -> bool:
+    """Where there is no /proc, nobody can tell."""
+    try:
+        return state_and_start(pid)[0] == "T"  # not "t", which is that of a debugger
+    except OSError:
+        return False

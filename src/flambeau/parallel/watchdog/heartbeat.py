@@ -44,20 +44,20 @@ class Process(NamedTuple):
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             pid_namespace = f"{host} {boot} {Path('/proc/self/ns/pid').readlink()}"
-            return cls(host, os.getpid(), _stat(os.getpid())[1], pid_namespace)
+            return cls(host, os.getpid(), state_and_start(os.getpid())[1], pid_namespace)
         return cls(host, os.getpid(), "", "")
 
     @property
     def is_gone(self) -> bool:
         """It has ended, though its parent may not have noticed yet."""
         try:
-            state, started = _stat(self.pid)
+            state, started = state_and_start(self.pid)
         except (FileNotFoundError, ProcessLookupError):
             return True
         return state in "ZX" or started != self.started
 
 
-def _stat(pid: int) -> tuple[str, str]:
+def state_and_start(pid: int) -> tuple[str, str]:
     """State and start time: fields 3 and 22 of /proc/PID/stat; the name before them may hold anything."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]

@@ -9,7 +9,7 @@ from typing import Any
 from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.open_data import open_sources
-from flambeau.data.sources.source import PixelKind, Source, pixel_kind, require_unit
+from flambeau.data.sources.source import PixelKind, Source, content_sample, pixel_kind, require_unit
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
@@ -40,6 +40,8 @@ class DataFacts:
         teacher_sha256: of the weights of the teacher, where there is one.
         class_weights: of each class in the loss, where they are not all 1.
         pixels: of what kind; mean and std of 'float' are in the unit of the data.
+        train_content, val_content: hex SHA-256 of a sample of the files, where the fingerprint is of names
+            and sizes; None in runs of version 0.1.
     """
 
     classes: list[str]
@@ -54,6 +56,8 @@ class DataFacts:
     teacher_sha256: str | None = None
     class_weights: list[float] | None = None
     pixels: PixelKind = "uint8"
+    train_content: str | None = None
+    val_content: str | None = None
 
     def as_json(self) -> bytes:
         """The content of dataset.json."""
@@ -122,12 +126,16 @@ def check_unchanged(
     Raises:
         InputError: something is different.
     """
-    for what, source, samples, fingerprint in (
-        ("training", train, facts.train_samples, facts.train_fingerprint),
-        ("validation", val, facts.val_samples, facts.val_fingerprint),
+    for what, source, samples, fingerprint, content in (
+        ("training", train, facts.train_samples, facts.train_fingerprint, facts.train_content),
+        ("validation", val, facts.val_samples, facts.val_fingerprint, facts.val_content),
     ):
-        if source.fingerprint != fingerprint:
+        # In its place, an image that was repaired may hold something else.
+        is_same = source.fingerprint == fingerprint
+        if not is_same or (moved and content not in (None, content_sample(source))):
             images = f"({samples} images then, {len(source)} now)"
+            if is_same:
+                images = "(of the same names and sizes, and of another content)"
             raise InputError(
                 f"{moved}: its {what} data are others {images}; name another folder with --out"
                 if moved

@@ -6,6 +6,7 @@ N: images, H: height, W: width, C: channels, 1, 3 or 4.
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ from flambeau.data.sources.arrays.npy_pth import (
     open_npz,
     open_pth,
 )
-from flambeau.data.sources.arrays.tensorstore_file import open_store, store_fingerprint
+from flambeau.data.sources.arrays.tensorstore_file import (
+    open_store,
+    store_fingerprint,
+    store_sample,
+)
 from flambeau.data.sources.class_names import unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.source import Source
@@ -205,6 +210,10 @@ class ArraySource:
         if self.path.is_dir():
             return store_fingerprint(self.path / self._name, facts)
         return file_fingerprint(self.path, facts)
+
+    @cached_property
+    def content_sample(self) -> str:
+        return store_sample(self.path / self._name) if self.path.is_dir() else ""
 
 
 class UnfitPixels(OSError):

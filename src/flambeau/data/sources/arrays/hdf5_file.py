@@ -53,6 +53,7 @@ class HandleRows:
     def __init__(self, path: Path, dataset: Any) -> None:
         self._path, self._name = path, dataset.name
         self.shape, self.dtype = dataset.shape, dataset.dtype
+        self._chunk_bytes = math.prod(dataset.chunks or (0,)) * dataset.dtype.itemsize
         self._opened: tuple[int, Any, Any] = (-1, None, None)
 
     def read(self, start: int, stop: int) -> Array:
@@ -61,7 +62,7 @@ class HandleRows:
             file, dataset = open_file(self._path), None
         try:
             if dataset is None:
-                dataset = file[self._name]
+                dataset = _cached(file, self._name, self._chunk_bytes)
                 self._opened = os.getpid(), file, dataset
             size = os.fstat(file.id.get_vfd_handle()).st_size
             if size < file.id.get_filesize():  # HDF5 reads zeros behind the end
@@ -73,6 +74,20 @@ class HandleRows:
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             raise OSError(f"{self._name}: {_first_line(error)}") from error
         return rows
+
+
+def _cached(file: Any, name: str, chunk_bytes: int) -> Any:
+    """A data set, of which a chunk stays in memory however large it is: it is unpacked there anyway.
+
+    What does not fit the cache is unpacked again for each image: a second for one of a GiB.
+    """
+    if chunk_bytes <= _CACHE:
+        return file[name]
+    h5py = extra("h5py", what=f"{file.filename}")
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    _, _, preemption = access.get_chunk_cache()
+    access.set_chunk_cache(1, chunk_bytes, preemption)
+    return h5py.Dataset(h5py.h5d.open(file.id, name.encode(), access))
 
 
 class HeapRows:

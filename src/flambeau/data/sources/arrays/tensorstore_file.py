@@ -34,6 +34,7 @@ from flambeau.data.sources.arrays.npy_pth import (
     absent_chunks,
     damaged,
 )
+from flambeau.data.sources.fingerprint import sampled_content
 from flambeau.data.sources.optional_packages import extra
 from flambeau.errors import InputError, json_object, why_no_json
 
@@ -122,6 +123,13 @@ def store_fingerprint(folder: Path, facts: str) -> str:
         digest.update(f"{size} ".encode())
     digest.update(facts.encode())
     return digest.hexdigest()
+
+
+def store_sample(folder: Path) -> str:
+    """`sampled_content` of the chunks of an array: those that are not compressed have one size."""
+    node = _node(folder)
+    assert node is not None
+    return sampled_content(math.prod(node.grid), node.chunk_file)
 
 
 def stored_as(folder: Path) -> tuple[bool, list[str]]:
