@@ -80,7 +80,6 @@ def _loaded(name: str, shape: tuple[int, ...]) -> "tuple[nn.Module, tuple[int, .
     from flambeau.inspection.model_facts import (
         DEFAULT_SIZE,
         model_facts,
-        model_names,
         model_without_values,
     )
     from flambeau.train.build.model import SMALL, TINY, build_model

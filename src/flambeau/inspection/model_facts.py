@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import timm
@@ -99,13 +100,15 @@ def model_without_values(
         InputError: it cannot be made so.
     """
     published = None if ":" in name or name in (SMALL, TINY) else timm.get_pretrained_cfg(name)
-    shape = {
-        "num_classes": 1000 if published is None else published.num_classes,
-        "channels": channels or 3,
-        "image_size": image_size or (published and published.input_size[-1]) or DEFAULT_SIZE,
-    }
+    make = partial(
+        build_model,
+        name,
+        num_classes=1000 if published is None else published.num_classes,
+        channels=channels or 3,
+        image_size=image_size or (published and published.input_size[-1]) or DEFAULT_SIZE,
+    )
     try:
         with torch.device("meta"):
-            return build_model(name, **shape)
+            return make()
     except (InputError, NotImplementedError):
-        return build_model(name, **shape)
+        return make()

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from flambeau.errors import InputError
@@ -189,15 +189,11 @@ def _counted_attention() -> Iterator[None]:
 
 
 def _described(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    def text(value: Any) -> Any:
-        return (
-            f"{value.dtype} {tuple(value.shape)}".removeprefix("torch.")
-            if isinstance(value, Tensor)
-            else value
-        )
+    def text(tensor: Tensor) -> str:
+        return f"{tensor.dtype} {tuple(tensor.shape)}".removeprefix("torch.")
 
-    parts = [f"{tree_map(text, one)}" for one in args]
-    parts += [f"{name}={tree_map(text, one)}" for name, one in kwargs.items()]
+    parts = [f"{tree_map_only(Tensor, text, one)}" for one in args]
+    parts += [f"{name}={tree_map_only(Tensor, text, one)}" for name, one in kwargs.items()]
     return f"({', '.join(parts)})"
 
 
