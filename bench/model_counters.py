@@ -3,10 +3,10 @@
     pip install torchinfo torchsummary fvcore ptflops
     python bench/model_counters.py [--models N] [--record]
 
-On the 80 classification models of torchvision and 50 of timm. What is right is counted by nobody of them: the
-parameters by adding up each tensor once, the operations by torch.utils.flop_counter around a forward pass on the
-device meta. The four others count multiply-adds, which are doubled here, and some of them element-wise operations
-too, so that only a difference of more than a tenth counts as wrong. One JSON line per contender.
+On the 80 classification models of torchvision and 50 of timm. What is right is counted by none of them: the
+parameters by adding up each tensor once, the operations by torch.utils.flop_counter around a forward pass on
+the device meta. The others count multiply-adds, which are doubled here, and some of them element-wise
+operations too, so that only a difference of more than a tenth counts as wrong. One JSON line per contender.
 """
 
 import argparse
@@ -139,7 +139,9 @@ def too_long(*_: object) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=int, help="the first of the 130 alone")
-    parser.add_argument("--record", action="store_true", help="write bench/results/model_counters.jsonl")
+    parser.add_argument(
+        "--record", action="store_true", help="write bench/results/model_counters.jsonl"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGALRM, too_long)
     warnings.simplefilter("ignore")

@@ -133,6 +133,24 @@ def test_wrong_input(flambeau: Any, net: Path, tmp_path: Path, words: str, said:
     assert re.search(said, err), err
 
 
+def test_graph_breaks(flambeau: Any, tmp_path: Path) -> None:
+    text = NET.replace("        return self.head", "        print('seen')\n        return self.head")
+    (tmp_path / "net.py").write_text(text)
+    model = f"{tmp_path / 'net.py'}:make"
+    code, out, _ = flambeau("inspect", model, "--input 5,7:int64 --compile")
+    assert code == 0
+    line = next(n for n, text in enumerate(text.splitlines(), 1) if "print(" in text)
+    assert re.search(rf"^\d+ graphs of \d+ operations, broken at:\n{re.escape(str(tmp_path))}", out)
+    assert f"net.py:{line}  print('seen')" in out
+    assert "seen\n" not in out.replace("print('seen')", "")
+    found = inspected(flambeau, model, "--input 5,7:int64 --compile")
+    assert found["breaks"][0]["line"] == line
+    assert flambeau("inspect tiny_convnet --compile").out.startswith("one graph of ")
+    assert inspected(flambeau, model, "--input 5,7:int64")[
+        "modules"
+    ]  # its words are not in the JSON
+
+
 def test_nothing_is_left_behind(flambeau: Any) -> None:
     before = torch.backends.mha.get_fastpath_enabled()
     assert flambeau("inspect tiny_convnet --depth 0").code == 0

@@ -1,7 +1,9 @@
 """`flambeau inspect`: one table of what a model is made of and what it costs."""
 
 import argparse
+import contextlib
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=2,
         help="how deep modules inside one another are shown (default: 2; 0 is the model alone)",
     )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="where torch.compile cannot follow the model in one graph: file, line and reason of each break",
+    )
     parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
 
 
@@ -57,7 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     model, default = _loaded(arguments.model, tuple(args[0].shape) if args else ())
     if not args and not kwargs:
         args, kwargs = example_inputs([",".join(map(str, default))])
-    summary = summarize(model, args, kwargs)
+    if arguments.compile:
+        return _print_breaks(model, args, kwargs, as_json=arguments.json)
+    with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
+        summary = summarize(model, args, kwargs)
     memory = _training_memory(model, args) if not kwargs else None
     if arguments.json:
         rows = [dataclasses.asdict(row) for row in summary.modules]
@@ -109,9 +119,30 @@ def _training_memory(model: "nn.Module", args: tuple[Any, ...]) -> "MemoryEstima
     from flambeau.recipes.memory.memory_budget import estimate_memory
 
     try:
-        return estimate_memory(model.train(), args)
+        with contextlib.redirect_stdout(sys.stderr):
+            return estimate_memory(model.train(), args)
     except Exception:  # such as BatchNorm, which refuses one value per channel
         return None
+
+
+def _print_breaks(
+    model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, as_json: bool
+) -> int:
+    """What torch.compile would make of the model; returns the exit code."""
+    from flambeau.cli.table import print_json
+    from flambeau.inspection.graph_breaks import graph_breaks
+
+    found = graph_breaks(model, args, kwargs)
+    if as_json:
+        print_json([dataclasses.asdict(found)])
+        return 0
+    if not found.breaks:
+        print(f"one graph of {found.operations} operations, no breaks")
+        return 0
+    print(f"{found.graphs} graphs of {found.operations} operations, broken at:")
+    for place in found.breaks:
+        print(f"{place.file}:{place.line}  {place.code}\n    {place.reason}")
+    return 0
 
 
 def _print_modules(rows: "list[ModuleSummary]") -> None:

@@ -138,7 +138,7 @@ def _follow(
             args, kwargs = tree_map_only(Tensor, _empty, (args, kwargs))
         else:
             twin = copy.deepcopy(model)
-            args, kwargs = tree_map_only(Tensor, _valued, (args, kwargs))
+            args, kwargs = with_values((args, kwargs))
         twin.eval()
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         watch = _Watch(twin, inputs)
@@ -169,8 +169,12 @@ def _empty(tensor: Tensor) -> Tensor:
     return fake
 
 
+def with_values(tree: Any) -> Any:
+    """Random numbers in the place of tensors on the device meta, zeros if they are of integers."""
+    return tree_map_only(Tensor, _valued, tree)
+
+
 def _valued(tensor: Tensor) -> Tensor:
-    """Random numbers in the place of a tensor without values, zeros if it is of integers."""
     if not tensor.is_meta:
         return tensor
     if tensor.is_floating_point() or tensor.is_complex():
