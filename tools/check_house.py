@@ -53,6 +53,7 @@ EVERYTHING = frozenset(
         "data",
         "parallel",
         "train",
+        "inspection",
         "cli",
     }
 )
@@ -86,7 +87,8 @@ FLOORS = {
             {"errors", "file_signature", "user_code", "terminal", "recipes", "data", "parallel"}
         )
     ),
-    "train": Floor(EVERYTHING - {"cli"}),
+    "train": Floor(EVERYTHING - {"inspection", "cli"}),
+    "inspection": Floor(EVERYTHING - {"cli"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),
 }

@@ -20,9 +20,10 @@ from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.version import __version__
 
 VERBS = (
-    "train", "launch", "runs", "models", "predict", "evaluate", "pack", "convert", "verify", "recipes", "env",
-    "completion",
+    "train", "launch", "runs", "models", "inspect", "predict", "evaluate", "pack", "convert", "verify",
+    "recipes", "env", "completion",
 )  # fmt: skip
+_MODULES = {"inspect": "inspect_model"}  # no file may have a name of the standard library
 _USER_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
     errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG,
@@ -191,7 +192,7 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"flambeau {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", parser_class=_Parser)
     for name in VERBS:
-        verb = importlib.import_module(f"flambeau.cli.{name}")
+        verb = importlib.import_module(f"flambeau.cli.{_MODULES.get(name, name)}")
         child = verbs.add_parser(
             name,
             help=verb.HELP,

@@ -1,0 +1,208 @@
+"""`flambeau inspect`: one table of what a model is made of and what it costs."""
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flambeau.errors import InputError
+from flambeau.terminal import say
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from flambeau.inspection.model_summary import ModelSummary, ModuleSummary
+    from flambeau.recipes.memory.memory_budget import MemoryEstimate
+
+HELP = "show what a model is made of: shapes, parameters, operations, memory, receptive fields"
+
+_SMALL_SIZE = 32  # pixels, for our own small models
+_NAMED = 10  # unused modules and shared parameters that are named in the lines below the table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL or RUN, and the input."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL|RUN",
+        help="a name as --model of train takes it (`flambeau models` lists them), FILE.py:FUNCTION that "
+        "returns a torch.nn.Module, or the folder of a run",
+    )
+    parser.add_argument(
+        "--input",
+        action="append",
+        metavar="SIZES",
+        default=[],
+        help="sizes of an input, such as 1,3,224,224; 1,77:int64 for another dtype than float32, "
+        "mask=1,77:bool by name; once for each (default: one image of the size that the model is made for)",
+    )
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=2,
+        help="how deep modules inside one another are shown (default: 2; 0 is the model alone)",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="where torch.compile cannot follow the model in one graph: file, line and reason of each break",
+    )
+    parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table, and below it the totals."""
+    from flambeau.cli.table import print_json
+    from flambeau.inspection.example_input import example_inputs
+    from flambeau.inspection.model_summary import summarize
+
+    if arguments.depth < 0:
+        raise InputError(f"--depth must be at least 0, got {arguments.depth}")
+    args, kwargs = example_inputs(arguments.input)
+    model, default = _loaded(arguments.model, tuple(args[0].shape) if args else ())
+    if not args and not kwargs:
+        args, kwargs = example_inputs([",".join(map(str, default))])
+    if arguments.compile:
+        return _print_breaks(model, args, kwargs, as_json=arguments.json)
+    with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
+        summary = summarize(model, args, kwargs)
+    memory = _training_memory(model, args) if not kwargs else None
+    if arguments.json:
+        rows = [dataclasses.asdict(row) for row in summary.modules]
+        whole = dataclasses.asdict(summary) | {"modules": rows}
+        print_json([whole | {"training": None if memory is None else dataclasses.asdict(memory)}])
+        return 0
+    _print_modules([row for row in summary.modules if row.depth <= arguments.depth])
+    for line in _totals(summary, memory):
+        print(line)
+    return 0
+
+
+def _loaded(name: str, shape: tuple[int, ...]) -> "tuple[nn.Module, tuple[int, ...]]":
+    """A model, and the shape of an image that it is made for.
+
+    Args:
+        name: as the user wrote it.
+        shape: of the first input, empty where none was given.
+    """
+    from flambeau.inspection.model_facts import (
+        DEFAULT_SIZE,
+        model_facts,
+        model_without_values,
+    )
+    from flambeau.train.build.model import SMALL, TINY, build_model
+    from flambeau.train.inference import load_trained
+    from flambeau.user_code import is_function
+
+    if Path(name).is_dir():
+        trained = load_trained(Path(name), say=say)
+        return trained.model, (1, trained.facts.channels, trained.image_size, trained.image_size)
+    channels, side = (shape[1], shape[-1]) if len(shape) == 4 else (3, None)
+    if is_function(name):
+        side = side or DEFAULT_SIZE
+        model = build_model(name, num_classes=1000, channels=channels, image_size=side)
+    elif name in (SMALL, TINY):
+        side = side or _SMALL_SIZE
+        model = model_without_values(name, channels=channels, image_size=side)
+    else:
+        model = model_without_values(name, channels=channels, image_size=side)
+        # torchvision's ViTs are made for 224 pixels, whatever their newest weights take
+        side = side or getattr(model, "image_size", None) or model_facts(name).input_size
+    side = side or DEFAULT_SIZE
+    return model, (1, channels, side, side)
+
+
+def _training_memory(model: "nn.Module", args: tuple[Any, ...]) -> "MemoryEstimate | None":
+    """Of a training step with AdamW; None for a model that cannot be followed in one."""
+    from flambeau.recipes.memory.memory_budget import estimate_memory
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return estimate_memory(model.train(), args)
+    except Exception:  # such as BatchNorm, which refuses one value per channel
+        return None
+
+
+def _print_breaks(
+    model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, as_json: bool
+) -> int:
+    """What torch.compile would make of the model; returns the exit code."""
+    from flambeau.cli.table import print_json
+    from flambeau.inspection.graph_breaks import graph_breaks
+
+    found = graph_breaks(model, args, kwargs)
+    if as_json:
+        print_json([dataclasses.asdict(found)])
+        return 0
+    if not found.breaks:
+        print(f"one graph of {found.operations} operations, no breaks")
+        return 0
+    print(f"{found.graphs} graphs of {found.operations} operations, broken at:")
+    for place in found.breaks:
+        print(f"{place.file}:{place.line}  {place.code}\n    {place.reason}")
+    return 0
+
+
+def _print_modules(rows: "list[ModuleSummary]") -> None:
+    from flambeau.cli.table import count_text, print_table
+
+    columns = ("module", "kind", "output", "parameters", "FLOPs", "kept MiB", "receptive field")
+    right = columns[3:]
+    cells = (
+        (
+            row.name or "(model)",
+            row.kind if row.same_as is None else f"{row.kind}, same as {row.same_as}",
+            " ".join("x".join(map(str, shape)) or "number" for shape in row.output) or None,
+            count_text(row.parameters),
+            count_text(row.flops),
+            f"{row.kept_bytes / 2**20:.2f}",
+            _field(row.receptive_field),
+        )
+        for row in rows
+    )
+    print_table(columns, cells, right=right)
+
+
+def _field(field: tuple[int, ...] | None) -> str | None:
+    if field is None:
+        return None
+    return "x".join(map(str, field)) or "all"
+
+
+def _totals(summary: "ModelSummary", memory: "MemoryEstimate | None") -> list[str]:
+    """What holds for the whole model, in lines."""
+    whole = summary.modules[0]
+    lines = [
+        f"{whole.parameters:,} parameters ({whole.trainable:,} trainable), "
+        f"{whole.buffers:,} numbers in buffers",
+        f"{whole.flops:,} FLOPs of matrix products and convolutions (a multiply and an add are two)",
+        f"{whole.accessed_bytes / 2**20:.1f} MiB read and written, "
+        f"{whole.kept_bytes / 2**20:.1f} MiB kept for a backward pass",
+    ]
+    if memory is not None:
+        lines.append(
+            f"a training step of this input with AdamW: {memory.peak / 2**20:.1f} MiB at its peak, "
+            f"{memory.activations / 2**20:.1f} MiB of it activations"
+        )
+    if summary.shared:
+        lines.append(f"one tensor: {_some([' = '.join(names) for names in summary.shared])}")
+    parameters = {row.name: row.parameters for row in summary.modules}
+    unused = [
+        f"{name} ({parameters[name]:,} parameters)" for name in summary.unused if parameters[name]
+    ]
+    if unused:
+        lines.append(f"not used in evaluation: {_some(unused)}")
+    if idle := len(summary.unused) - len(unused):
+        lines.append(f"{idle} more are not called, and have no parameters (--json names them)")
+    if summary.ran:
+        lines.append(
+            "the model reads values of its tensors: it ran on random ones, another input may differ"
+        )
+    return ["", *lines]
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

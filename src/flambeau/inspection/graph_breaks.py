@@ -1,0 +1,106 @@
+"""Where torch.compile cannot follow a model in one graph: file, line and reason of each break."""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flambeau.errors import InputError
+from flambeau.inspection.model_summary import with_values
+from flambeau.user_code import first_line
+
+_BRANCH = "generic_jump"  # torch's word for an `if` that asks for the value of a tensor
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """A place where a graph ends.
+
+    Attributes:
+        file: of the source line, the innermost that is not torch's own.
+        line: from 1.
+        code: the line.
+        reason: torch's, its first sentence.
+    """
+
+    file: str
+    line: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What torch.compile makes of a forward pass.
+
+    Attributes:
+        graphs: how many; 1 is the best.
+        operations: in all of them.
+        breaks: each place once.
+    """
+
+    graphs: int
+    operations: int
+    breaks: tuple[GraphBreak, ...]
+
+
+def graph_breaks(
+    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Compilation:
+    """Trace a forward pass in evaluation mode as torch.compile does, without compiling any graph.
+
+    Args:
+        model: on any device, 'meta' too; its modes are restored.
+        args: of the model; tensors on the device 'meta' get random values, unless the model is there.
+        kwargs: likewise.
+
+    Raises:
+        InputError: it cannot be traced, or does not take the arguments.
+    """
+    given: tuple[Any, Any] = (tuple(args), dict(kwargs or {}))
+    if not any(one.is_meta for one in (*model.parameters(), *model.buffers())):
+        given = with_values(given)
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with _quiet(), torch.no_grad():
+            found = torch._dynamo.explain(model.eval())(*given[0], **given[1])
+    except Exception as error:
+        raise InputError(
+            f"torch.compile cannot follow {type(model).__name__}: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    finally:
+        torch.compiler.reset()
+        for module, mode in modes.items():
+            module.training = mode
+    breaks = [_named(reason) for reason in found.break_reasons]
+    return Compilation(found.graph_count, found.op_count, tuple(dict.fromkeys(breaks)))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warnings about breaks; what the model prints goes to standard error."""
+    log = logging.getLogger("torch._dynamo")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _named(reason: Any) -> GraphBreak:
+    frames = list(reason.user_stack)
+    torch_folder = str(Path(torch.__file__).parent)
+    own = [frame for frame in frames if not frame.filename.startswith(torch_folder)]
+    frame = (own or frames)[-1]
+    text = reason.reason.partition("\n")[0].strip()
+    if text.startswith(_BRANCH):
+        text = "a branch that depends on the values of a tensor"
+    return GraphBreak(frame.filename, frame.lineno or 0, (frame.line or "").strip(), text)

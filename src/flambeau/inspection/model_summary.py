@@ -1,0 +1,322 @@
+"""What each module of a model makes of an example, and what that costs: no values, shapes alone.
+
+Operations count as torch.utils.flop_counter counts them: products of matrices and convolutions, a multiply
+and an add being two.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from flambeau.errors import InputError
+from flambeau.inspection.receptive_field import EVERYTHING, FieldTracker, ReceptiveField
+from flambeau.user_code import first_line
+
+_VALUES_READ = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+@dataclass(frozen=True)
+class ModuleSummary:
+    """A module in a forward pass of one example, with everything inside it.
+
+    Attributes:
+        name: in the model, '' is the model itself.
+        kind: its class.
+        output: shapes of the tensors that its last call returned; empty if it was not called.
+        calls: how often it was called.
+        parameters: numbers, each tensor once.
+        trainable: those of them that need a gradient.
+        buffers: numbers in buffers.
+        flops: operations, a multiply and an add being two.
+        accessed_bytes: read and written by its operations, views left out: the memory access cost.
+        kept_bytes: of the tensors that its operations keep for the backward pass, without parameters and
+            inputs of the model; each storage counts where it is kept first.
+        receptive_field: pixels of the input that one position of its output depends on, along each
+            dimension; None where that cannot be told, empty where it is the whole input.
+        same_as: the name under which this module has come before.
+    """
+
+    name: str
+    kind: str
+    output: tuple[tuple[int, ...], ...]
+    calls: int
+    parameters: int
+    trainable: int
+    buffers: int
+    flops: int
+    accessed_bytes: int
+    kept_bytes: int
+    receptive_field: tuple[int, ...] | None
+    same_as: str | None = None
+
+    @property
+    def depth(self) -> int:
+        """0 of the model, 1 of its children."""
+        return self.name.count(".") + 1 if self.name else 0
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """What `summarize` finds.
+
+    Attributes:
+        modules: in the order of `named_modules`; the first is the model, whose figures are the totals.
+        unused: names of modules that are not called and none of whose parameters any operation reads; of
+            those inside one another the outermost.
+        shared: names of parameters that are one tensor.
+        ran: whether operations ran on random values, as the model reads some.
+    """
+
+    modules: tuple[ModuleSummary, ...]
+    unused: tuple[str, ...]
+    shared: tuple[tuple[str, ...], ...]
+    ran: bool
+
+
+@dataclass
+class _Cost:
+    """What the calls of one module have cost so far."""
+
+    calls: int = 0
+    output: tuple[tuple[int, ...], ...] = ()
+    receptive_field: ReceptiveField | None = None
+    figures: list[int] = field(default_factory=lambda: [0, 0, 0])
+
+
+def summarize(
+    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> ModelSummary:
+    """Follow a forward pass in evaluation mode.
+
+    Args:
+        model: on any device, 'meta' too; not changed.
+        args: of the model, tensors in any nesting; only shapes and dtypes count, unless the model reads
+            values.
+        kwargs: likewise.
+
+    Raises:
+        InputError: the model does not take them; its own message is in it.
+    """
+    given = (tuple(args), dict(kwargs or {}))
+    lazy = any(is_lazy(one) for one in (*model.parameters(), *model.buffers()))
+    if not lazy:
+        try:
+            return _follow(model, *given, ran=False)
+        except _VALUES_READ:
+            pass
+    if any(leaf.is_meta for leaf in (*model.parameters(), *model.buffers())):
+        raise InputError(
+            "the model reads values of its tensors: it has to be on a device that has them"
+        )
+    return _follow(model, *given, ran=True)
+
+
+def _follow(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, ran: bool
+) -> ModelSummary:
+    with ExitStack() as stack:
+        if not ran:
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            memo: dict[int, Any] = {
+                id(t): _empty(t) for t in (*model.parameters(), *model.buffers())
+            }
+            twin = copy.deepcopy(model, memo)
+            args, kwargs = tree_map_only(Tensor, _empty, (args, kwargs))
+        else:
+            twin = copy.deepcopy(model)
+            args, kwargs = with_values((args, kwargs))
+        twin.eval()
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        watch = _Watch(twin, inputs)
+        # Counting needs the products: neither a fused layer for inference nor a fused attention.
+        stack.enter_context(_counted_attention())
+        stack.enter_context(watch.hooks())
+        stack.enter_context(watch.flops)
+        stack.enter_context(watch)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda kept: kept))
+        stack.enter_context(torch.enable_grad())
+        try:
+            twin(*args, **kwargs)
+        except _VALUES_READ:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"{type(model).__name__} does not take {_described(args, kwargs)}: "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
+    return _summary(twin, watch, ran=ran)
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    """Shape, layout and dtype on the CPU, under a FakeTensorMode."""
+    fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, tensor.requires_grad)
+    return fake
+
+
+def with_values(tree: Any) -> Any:
+    """Random numbers in the place of tensors on the device meta, zeros if they are of integers."""
+    return tree_map_only(Tensor, _valued, tree)
+
+
+def _valued(tensor: Tensor) -> Tensor:
+    if not tensor.is_meta:
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        return torch.randn(tensor.shape, dtype=tensor.dtype)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+@contextmanager
+def _counted_attention() -> Iterator[None]:
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _described(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    def text(tensor: Tensor) -> str:
+        return f"{tensor.dtype} {tuple(tensor.shape)}".removeprefix("torch.")
+
+    parts = [f"{tree_map_only(Tensor, text, one)}" for one in args]
+    parts += [f"{name}={tree_map_only(Tensor, text, one)}" for name, one in kwargs.items()]
+    return f"({', '.join(parts)})"
+
+
+class _Watch(TorchDispatchMode):
+    """Follows a forward pass: what each operation reads, writes and keeps, by module."""
+
+    def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = FlopCounterMode(display=False)
+        self.costs = {id(module): _Cost() for module in model.modules()}
+        self.read = set[int]()  # storages of the parameters that operations read
+        self._model = model
+        self._fields = FieldTracker(inputs)
+        self._accessed = self._kept = 0
+        known = [*model.parameters(), *model.buffers(), *inputs]
+        self._storages = {_key(t) for t in known if not is_lazy(t)}
+        self._alive: list[Tensor] = []  # so that no other storage gets its key
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.read |= {_key(one) for one in sources}
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        if made and not func.is_view:
+            self._accessed += sum(one.numel() * one.element_size() for one in (*sources, *made))
+        self._fields.follow(func, args, kwargs or {}, out)
+        return out
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """A hook of autograd: this tensor is kept for the backward pass."""
+        if (key := _key(tensor)) not in self._storages:
+            self._storages.add(key)
+            self._alive.append(tensor)
+            self._kept += tensor.untyped_storage().nbytes()
+        return tensor
+
+    def _figures(self) -> list[int]:
+        return [self.flops.get_total_flops(), self._accessed, self._kept]
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Until the end of this, the calls of all modules are followed."""
+        began: list[list[int]] = []
+
+        def before(_module: nn.Module, _args: Any) -> None:
+            began.append(self._figures())
+
+        def after(module: nn.Module, _args: Any, output: Any) -> None:
+            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            cost, start = self.costs[id(module)], began.pop()
+            cost.calls += 1
+            cost.output = tuple(tuple(one.shape) for one in tensors)
+            cost.receptive_field = self._fields[tensors[0]] if tensors else None
+            cost.figures = [
+                c + n - s for c, n, s in zip(cost.figures, self._figures(), start, strict=True)
+            ]
+
+        handles = []
+        for module in self._model.modules():
+            handles += [
+                module.register_forward_pre_hook(before, prepend=True),
+                module.register_forward_hook(after),
+            ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _key(tensor: Tensor) -> int:
+    """Of a storage, which has no address here."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _summary(model: nn.Module, watch: _Watch, *, ran: bool) -> ModelSummary:
+    modules, first_names = [], dict[int, str]()
+    for name, module in model.named_modules(remove_duplicate=False):
+        cost = watch.costs[id(module)]
+        flops, accessed, kept = cost.figures
+        parameters = list(module.parameters())
+        before = first_names.setdefault(id(module), name)
+        modules.append(
+            ModuleSummary(
+                name=name,
+                kind=type(module).__name__,
+                output=cost.output,
+                calls=cost.calls,
+                parameters=sum(p.numel() for p in parameters),
+                trainable=sum(p.numel() for p in parameters if p.requires_grad),
+                buffers=sum(b.numel() for b in module.buffers()),
+                flops=flops,
+                accessed_bytes=accessed,
+                kept_bytes=kept,
+                receptive_field=_pixels(cost.receptive_field),
+                same_as=None if before == name else before,
+            )
+        )
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    shared = tuple(tuple(same) for same in names.values() if len(same) > 1)
+    return ModelSummary(tuple(modules), _unused(model, watch), shared, ran)
+
+
+def _pixels(found: ReceptiveField | None) -> tuple[int, ...] | None:
+    if found is None or found is EVERYTHING:
+        return None if found is None else ()
+    return tuple(round(size) for size in found.size)
+
+
+def _unused(model: nn.Module, watch: _Watch) -> tuple[str, ...]:
+    """A module may be used without a call: attention reads the weight of its last layer."""
+    names: list[str] = []
+    for name, module in model.named_modules():
+        inside = list(module.modules())
+        called = any(watch.costs[id(one)].calls for one in inside)
+        read = any(not is_lazy(p) and _key(p) in watch.read for p in module.parameters())
+        within = any(name.startswith(f"{outer}.") for outer in names)
+        if name and not called and not read and not within:
+            names.append(name)
+    return tuple(names)

@@ -1,0 +1,157 @@
+"""`flambeau inspect`: models by name, from a file and of a run; inputs; wrong input."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+
+from flambeau.train.inference import load_trained
+
+NET = """
+import torch
+from torch import nn
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+        self.left = nn.Linear(4, 4)
+
+    def forward(self, ids, scale=None):
+        x = self.embed(ids).mean(1)
+        return self.head(x if scale is None else x * scale)
+
+def make():
+    return Two()
+
+def wrong():
+    return 3
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    return tmp_path / "net.py"
+
+
+def inspected(flambeau: Any, *words: Any) -> dict[str, Any]:
+    code, out, err = flambeau("inspect", *words, "--json")
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_table_and_totals(flambeau: Any) -> None:
+    code, out, _ = flambeau("inspect torchvision:resnet18 --depth 1")
+    assert code == 0
+    rows = [line.split() for line in out.partition("\n\n")[0].splitlines()]
+    assert rows[0][:4] == ["module", "kind", "output", "parameters"]
+    assert rows[9][:7] == ["layer4", "Sequential", "1x512x7x7", "8.4", "M", "822.1", "M"]
+    assert rows[9][-1] == "435x435"
+    assert len(rows) == 2 + len(list(torchvision.models.resnet18().children()))
+    assert "11,689,512 parameters (11,689,512 trainable), 9,620 numbers in buffers" in out
+    assert "3,628,146,688 FLOPs of matrix products" in out
+    assert "a training step of this input with AdamW: " in out
+
+
+def test_depth(flambeau: Any) -> None:
+    def names(depth: int) -> list[str]:
+        table = flambeau(f"inspect tiny_convnet --depth {depth}").out.partition("\n\n")[0]
+        return [line.split()[0] for line in table.splitlines()[1:]]
+
+    assert names(0) == ["(model)"]
+    assert "stages.0" in names(2) and "stages.0" not in names(1)
+
+
+def test_a_model_of_a_file(flambeau: Any, net: Path) -> None:
+    found = inspected(flambeau, f"{net}:make", "--input 5,7:int64 --input scale=5,4")
+    assert found["modules"][0]["output"] == [[5, 3]]
+    assert found["modules"][0]["parameters"] == 36 + 15 + 20
+    assert found["unused"] == ["left"]
+    out = flambeau("inspect", f"{net}:make", "--input 5,7:int64").out
+    assert "not used in evaluation: left (20 parameters)" in out
+
+
+@pytest.fixture
+def run(flambeau: Any, images: Path, tmp_path: Path) -> Path:
+    words = "--duration 1st --batch-size 4 --device cpu --eval-size 24"
+    assert flambeau("train", images, "--out", tmp_path / "run", words).code == 0
+    return tmp_path / "run"
+
+
+def test_the_model_of_a_run(flambeau: Any, run: Path) -> None:
+    found = inspected(flambeau, run)
+    trained = load_trained(run, say=print)
+    assert found["modules"][0]["parameters"] == sum(p.numel() for p in trained.model.parameters())
+    assert found["modules"][1]["output"][0][-1] == 24
+    again = inspected(flambeau, run, "--input 2,1,32,32")
+    assert again["modules"][1]["output"][0][0] == 2
+    assert again["training"]["activations"] > found["training"]["activations"]
+
+
+def test_the_input_chooses_channels_and_size(flambeau: Any) -> None:
+    found = inspected(flambeau, "vit_tiny_patch16_224 --input 2,1,64,64")
+    assert found["modules"][0]["output"] == [[2, 1000]]
+    assert found["modules"][2]["output"] == [[2, 192, 4, 4]]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("resnt18", r"unknown model 'resnt18'; did you mean 'resnet18'\?"),
+        ("NET:make", r"Two does not take \(float32 \(1, 3, 224, 224\)\): RuntimeError: "),
+        ("NET:make --input 1,7", r"Two does not take \(float32 \(1, 7\)\)"),
+        ("NET:make --input bias=1,7:int64", r"unexpected keyword argument 'bias'"),
+        ("NET:wrong", r"net.py:wrong must return a torch.nn.Module, it returned int"),
+        ("NET:absent", r"absent"),
+        ("resnet18 --input 1,3", r"ResNet does not take \(float32 \(1, 3\)\)"),
+        ("torchvision:resnet18 --input 1,1,32,32", r"torchvision:resnet18 takes 3 channels, got 1"),
+        ("resnet18 --input 1x3x64x64", r"--input 1x3x64x64: give sizes such as 1,3,224,224"),
+        (
+            "resnet18 --input 1,3,64,64:int46",
+            r"no dtype 'int46'; did you mean 'int64'\? \(known: ",
+        ),
+        ("resnet18 --input 0,3,64,64", r"--input 0,3,64,64: sizes must be at least 1"),
+        ("resnet18 --input 99999,3,999,999", r"at most 12 sizes and 8,589,934,592 numbers"),
+        ("resnet18 --input 2-x=1,3", r"'2-x' is no name of an argument"),
+        ("resnet18 --input x=1,3 --input x=1,3", r"'x' is given twice"),
+        ("resnet18 --depth -1", r"--depth must be at least 0, got -1"),
+        ("EMPTY", r"holds no run|is not|no run"),
+    ],
+)
+def test_wrong_input(flambeau: Any, net: Path, tmp_path: Path, words: str, said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    given = words.replace("NET", str(net)).replace("EMPTY", str(tmp_path / "empty"))
+    code, out, err = flambeau(f"inspect {given}")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) <= 2
+    assert re.search(said, err), err
+
+
+def test_graph_breaks(flambeau: Any, tmp_path: Path) -> None:
+    text = NET.replace("        return self.head", "        print('seen')\n        return self.head")
+    (tmp_path / "net.py").write_text(text)
+    model = f"{tmp_path / 'net.py'}:make"
+    code, out, _ = flambeau("inspect", model, "--input 5,7:int64 --compile")
+    assert code == 0
+    line = next(n for n, text in enumerate(text.splitlines(), 1) if "print(" in text)
+    assert re.search(rf"^\d+ graphs of \d+ operations, broken at:\n{re.escape(str(tmp_path))}", out)
+    assert f"net.py:{line}  print('seen')" in out
+    assert "seen\n" not in out.replace("print('seen')", "")
+    found = inspected(flambeau, model, "--input 5,7:int64 --compile")
+    assert found["breaks"][0]["line"] == line
+    assert flambeau("inspect tiny_convnet --compile").out.startswith("one graph of ")
+    assert inspected(flambeau, model, "--input 5,7:int64")[
+        "modules"
+    ]  # its words are not in the JSON
+
+
+def test_nothing_is_left_behind(flambeau: Any) -> None:
+    before = torch.backends.mha.get_fastpath_enabled()
+    assert flambeau("inspect tiny_convnet --depth 0").code == 0
+    assert torch.backends.mha.get_fastpath_enabled() == before
