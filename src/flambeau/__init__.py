@@ -7,14 +7,14 @@ flambeau alone imports neither them nor torch.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from flambeau.version import __version__
+from flambeau.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from flambeau.data.wrap import wrap
     from flambeau.train.api import evaluate, load, train
     from flambeau.train.run import Run
 
-__all__ = ["Run", "__version__", "evaluate", "load", "train", "wrap"]
+__all__ = ["Run", "evaluate", "load", "train", "wrap"]
 
 _FILES = {
     "Run": "flambeau.train.run",

@@ -134,7 +134,9 @@ def test_wrong_input(flambeau: Any, net: Path, tmp_path: Path, words: str, said:
 
 
 def test_graph_breaks(flambeau: Any, tmp_path: Path) -> None:
-    text = NET.replace("        return self.head", "        print('seen')\n        return self.head")
+    text = NET.replace(
+        "        return self.head", "        print('seen')\n        return self.head"
+    )
     (tmp_path / "net.py").write_text(text)
     model = f"{tmp_path / 'net.py'}:make"
     code, out, _ = flambeau("inspect", model, "--input 5,7:int64 --compile")
