@@ -26,9 +26,9 @@ from provenance import commit, cpu_model  # beside this script
 
 MODELS = [
     "resnet18", "resnet50", "resnest14d", "regnetx_002", "efficientnet_b0", "mobilenetv3_small_100",
-    "mnasnet_small", "ghostnet_100", "repvgg_a0", "dla34", "hrnet_w18_small", "convnext_atto", "poolformer_s12",
-    "vit_tiny_patch16_224", "deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "mixer_s16_224",
-    "pvt_v2_b0", "torchvision:alexnet", "torchvision:vgg11", "torchvision:squeezenet1_1",
+    "mnasnet_small", "ghostnet_100", "repvgg_a0", "dla34", "hrnet_w18_small", "convnext_atto",
+    "poolformer_s12", "vit_tiny_patch16_224", "deit_tiny_patch16_224", "swin_tiny_patch4_window7_224",
+    "mixer_s16_224", "pvt_v2_b0", "torchvision:alexnet", "torchvision:vgg11", "torchvision:squeezenet1_1",
     "torchvision:densenet121", "torchvision:mobilenet_v2", "torchvision:shufflenet_v2_x1_0",
     "torchvision:resnext50_32x4d", "torchvision:regnet_y_400mf", "torchvision:mnasnet0_5",
     "torchvision:efficientnet_b1", "torchvision:convnext_tiny", "torchvision:vit_b_32",
