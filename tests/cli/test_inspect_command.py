@@ -153,6 +153,37 @@ def test_graph_breaks(flambeau: Any, tmp_path: Path) -> None:
     ]  # its words are not in the JSON
 
 
+def test_convolutions_in_a_row(flambeau: Any) -> None:
+    out = flambeau("inspect --conv 9,k3,s2,p1 --conv k3,d2 --conv k2,s2,t").out
+    table, *pictures = out.strip().split("\n\n")
+    assert [line.split() for line in table.splitlines()[1:]] == [
+        ["9,k3,s2,p1", "9", "5", "0", "3", "2"],
+        ["k3,d2", "5", "1", "2", "11", "2"],
+        ["k2,s2,t", "1", "2", "0", "11", "1"],
+    ]
+    assert pictures[0].splitlines()[:2] == ["+012345678+", "###........"]
+    assert pictures[1:] == ["01234\n#.#.#", "01\n##"]
+    out = flambeau("inspect --conv 224,k7,s2,p3 --json").out
+    assert json.loads(out)["stages"] == [{"size": 112, "unused": 0, "sees": 7, "jump": 2}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "name a MODEL or a RUN"),
+        ("resnet18 --conv 224,k7", "--conv is without MODEL"),
+        ("--conv k7", r"--conv k7: give it as 224,k7,s2,p3, with d2 for a dilation, t for transposed"),
+        ("--conv 9,k3 --conv 7,k3", r"--conv 7,k3: give it as k3,s2,p1 \(the input comes "),
+        ("--conv 9,k0", "--conv 9,k0: kernel must be at least 1, got 0"),
+        ("--conv 9,k3 --conv k9", "--conv: window 2: a window of 9 positions does not fit 7 with 0"),
+    ],
+)  # fmt: skip
+def test_wrong_convolutions(flambeau: Any, words: str, said: str) -> None:
+    code, out, err = flambeau(f"inspect {words}")
+    assert (code, out) == (2, "")
+    assert re.search(said, err), err
+
+
 def test_nothing_is_left_behind(flambeau: Any) -> None:
     before = torch.backends.mha.get_fastpath_enabled()
     assert flambeau("inspect tiny_convnet --depth 0").code == 0

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,15 @@ if TYPE_CHECKING:
 
     from flambeau.inspection.model_summary import ModelSummary, ModuleSummary
     from flambeau.recipes.memory.memory_budget import MemoryEstimate
+    from flambeau.recipes.models.convolution_sizes import Window
 
 HELP = "show what a model is made of: shapes, parameters, operations, memory, receptive fields"
 
+_CONV = (
+    r"((?P<size>\d{1,6}),)?k(?P<kernel>\d{1,6})(,s(?P<stride>\d{1,6}))?(,p(?P<padding>\d{1,6}))?"
+    r"(,d(?P<dilation>\d{1,6}))?(,(?P<transposed>t))?"
+)
+_NUMBERS = ("kernel", "stride", "padding", "dilation")
 _SMALL_SIZE = 32  # pixels, for our own small models
 _NAMED = 10  # unused modules and shared parameters that are named in the lines below the table
 
@@ -27,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL|RUN",
+        nargs="?",
         help="a name as --model of train takes it (`flambeau models` lists them), FILE.py:FUNCTION that "
         "returns a torch.nn.Module, or the folder of a run",
     )
@@ -49,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="where torch.compile cannot follow the model in one graph: file, line and reason of each break",
     )
+    parser.add_argument(
+        "--conv",
+        action="append",
+        metavar="SIZES",
+        help="sizes of a convolution in the place of a model: 224,k7,s2,p3 is an input of 224 with kernel 7, "
+        "stride 2, padding 3; d2 a dilation, t a transposed one; again without the input for the next layer",
+    )
     parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
 
 
@@ -58,6 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.inspection.example_input import example_inputs
     from flambeau.inspection.model_summary import summarize
 
+    if arguments.conv:
+        if arguments.model is not None:
+            raise InputError(
+                "--conv is without MODEL: it draws one convolution, or several in a row"
+            )
+        return _print_convolutions(arguments.conv, as_json=arguments.json)
+    if arguments.model is None:
+        raise InputError("name a MODEL or a RUN; see flambeau inspect --help")
     if arguments.depth < 0:
         raise InputError(f"--depth must be at least 0, got {arguments.depth}")
     args, kwargs = example_inputs(arguments.input)
@@ -143,6 +166,61 @@ def _print_breaks(
     for place in found.breaks:
         print(f"{place.file}:{place.line}  {place.code}\n    {place.reason}")
     return 0
+
+
+def _print_convolutions(words: list[str], *, as_json: bool) -> int:
+    """Sizes of convolutions one after the other, and where their windows are; returns the exit code."""
+    from flambeau.cli.table import print_json, print_table
+    from flambeau.recipes.models.convolution_sizes import chain, picture
+
+    size, windows = _windows(words)
+    try:
+        stages = chain(size, windows)
+    except ValueError as error:
+        raise InputError(f"--conv: {error}") from error
+    if as_json:
+        print_json([{"input": size, "stages": [dataclasses.asdict(stage) for stage in stages]}])
+        return 0
+    columns = ("window", "input", "output", "unused", "receptive field", "jump")
+    sizes = [size, *(stage.size for stage in stages)]
+    cells = (
+        (
+            word,
+            str(before),
+            str(stage.size),
+            str(stage.unused),
+            f"{stage.sees:g}",
+            f"{stage.jump:g}",
+        )
+        for word, before, stage in zip(words, sizes, stages, strict=False)
+    )
+    print_table(columns, cells, right=columns[1:])
+    for before, window in zip(sizes, windows, strict=False):
+        print(f"\n{picture(before, window)}")
+    return 0
+
+
+def _windows(words: list[str]) -> "tuple[int, list[Window]]":
+    """The size of the input, and the windows of --conv."""
+    from flambeau.recipes.models.convolution_sizes import Window
+
+    size, windows = 0, []
+    for number, word in enumerate(words):
+        found = re.fullmatch(_CONV, word)
+        if found is None or (found["size"] is None) != bool(number):
+            example = "k3,s2,p1 (the input comes from the one before)" if number else "224,k7,s2,p3"
+            raise InputError(
+                f"--conv {word}: give it as {example}, with d2 for a dilation, t for transposed"
+            )
+        size = int(found["size"]) if found["size"] else size
+        given: dict[str, Any] = {
+            name: int(found[name]) for name in _NUMBERS if found[name] is not None
+        }
+        try:
+            windows.append(Window(**given, transposed=found["transposed"] is not None))
+        except ValueError as error:
+            raise InputError(f"--conv {word}: {error}") from error
+    return size, windows
 
 
 def _print_modules(rows: "list[ModuleSummary]") -> None:

@@ -1,0 +1,200 @@
+"""Sizes of convolutions, poolings and transposed convolutions: what comes out, and what is left over.
+
+卷积、池化和转置卷积的尺寸：输出多大，又有哪些输入没有用到。
+
+Source: Dumoulin, Visin, "A guide to convolution arithmetic for deep learning", arXiv 1603.07285; the
+receptive field by Araujo et al., "Computing receptive fields of convolutional neural networks", Distill 2019.
+
+One dimension at a time: height and width do not know of each other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MOST_LINES = 24  # of a picture
+
+
+@dataclass(frozen=True)
+class Window:
+    """A convolution or pooling along one dimension, with the names and defaults of nn.Conv2d.
+
+    Attributes:
+        kernel: taps, at least 1.
+        stride: positions from one window to the next.
+        padding: positions added at each end.
+        dilation: positions from one tap to the next.
+        transposed: as nn.ConvTranspose2d.
+        output_padding: of a transposed one, positions added at the end of the output.
+        ceil_mode: as in nn.MaxPool2d: a last window may hang over the end, but not begin beyond it.
+
+    Raises:
+        ValueError: a number out of its range.
+
+    Example:
+        >>> Window(7, stride=2, padding=3).output(224)
+        112
+        >>> Window(4, stride=2, padding=1, transposed=True).output(112)
+        224
+    """
+
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    transposed: bool = False
+    output_padding: int = 0
+    ceil_mode: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("kernel", "stride", "dilation"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("padding", "output_padding"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.output_padding and not self.transposed:
+            raise ValueError("output_padding is for a transposed convolution")
+        if self.output_padding >= max(self.stride, self.dilation) and self.transposed:
+            raise ValueError("output_padding must be less than stride or dilation")
+
+    @property
+    def extent(self) -> int:
+        """Positions from the first tap to the last."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    def output(self, size: int) -> int:
+        """How many positions come out of `size`.
+
+        Raises:
+            ValueError: none: the input with its padding is smaller than the window.
+        """
+        if self.transposed:
+            found = (size - 1) * self.stride - 2 * self.padding + self.extent + self.output_padding
+        else:
+            room = size + 2 * self.padding - self.extent
+            found = room // self.stride + 1
+            if self.ceil_mode and room % self.stride and found * self.stride < size + self.padding:
+                found += 1
+            found = 0 if room < 0 else found
+        if found < 1:
+            raise ValueError(
+                f"a window of {self.extent} positions does not fit {size} with {self.padding} at each end"
+            )
+        return found
+
+    def unused(self, size: int) -> int:
+        """Positions of the input that no tap reads, so that their gradients are zero; 0 if transposed."""
+        if self.transposed:
+            return 0
+        read, windows = bytearray(size), self.output(size) * self.stride
+        for k in range(self.kernel):
+            first = k * self.dilation - self.padding
+            places = slice(
+                first if first >= 0 else first % self.stride, first + windows, self.stride
+            )
+            read[places] = b"1" * len(range(*places.indices(size)))
+        return read.count(0)
+
+
+def same_padding(kernel: int, dilation: int = 1) -> int:
+    """The padding that keeps a size at stride 1.
+
+    Raises:
+        ValueError: there is none that is equal at both ends.
+
+    Example:
+        >>> same_padding(3), same_padding(3, dilation=4)
+        (1, 4)
+    """
+    if dilation * (kernel - 1) % 2:
+        raise ValueError(
+            f"a kernel of {kernel} needs one position more at one end than at the other"
+        )
+    return dilation * (kernel - 1) // 2
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One window in a chain.
+
+    Attributes:
+        size: of its output.
+        unused: positions of its input that no tap reads.
+        sees: positions of the chain's input that one output depends on.
+        jump: positions of the chain's input from one output to the next.
+    """
+
+    size: int
+    unused: int
+    sees: float
+    jump: float
+
+
+def chain(size: int, windows: Sequence[Window]) -> list[Stage]:
+    """Sizes and receptive fields of windows one after the other.
+
+    Args:
+        size: of the first input.
+        windows: in their order.
+
+    Raises:
+        ValueError: one does not fit what comes out of those before it; its place is in the message.
+
+    Example:
+        >>> resnet = [Window(7, stride=2, padding=3), Window(3, stride=2, padding=1)]
+        >>> [(stage.size, stage.sees) for stage in chain(224, resnet)]
+        [(112, 7), (56, 11)]
+    """
+    stages: list[Stage] = []
+    sees, jump = 1.0, 1.0
+    for number, window in enumerate(windows, 1):
+        try:
+            after = window.output(size)
+        except ValueError as error:
+            raise ValueError(f"window {number}: {error}") from None
+        taps = -(-window.extent // window.stride) if window.transposed else window.extent
+        sees += (taps - 1) * jump
+        jump = jump / window.stride if window.transposed else jump * window.stride
+        stages.append(Stage(after, window.unused(size), _number(sees), _number(jump)))
+        size = after
+    return stages
+
+
+def _number(value: float) -> float:
+    return int(value) if value == int(value) else value
+
+
+def picture(size: int, window: Window, *, columns: int = 78) -> str:
+    """Which positions each window covers, as text: `+` is padding, `#` a tap, `.` what lies between.
+
+    Args:
+        size: of the input; of a transposed convolution the windows are over its output.
+        window: of many the first three and the last two are drawn.
+        columns: of the widest line; of longer ones both ends are drawn.
+
+    Example:
+        >>> print(picture(5, Window(3, stride=2, padding=1)))
+        +01234+
+        ###....
+        ..###..
+        ....###
+    """
+    count, across = window.output(size), size + 2 * window.padding
+    if window.transposed:
+        count, across = size, (size - 1) * window.stride + window.extent
+    ruler = "".join(
+        "+"
+        if p < window.padding or p >= across - window.padding
+        else str((p - window.padding) % 10)
+        for p in range(across)
+    )
+    lines = [ruler]
+    for number in range(count):
+        start = number * window.stride
+        taps = {start + k * window.dilation for k in range(window.kernel)}
+        lines.append("".join("#" if p in taps else "." for p in range(max(across, max(taps) + 1))))
+    lines = lines if len(lines) <= _MOST_LINES else [*lines[:4], "...", *lines[-2:]]
+    half = (columns - 5) // 2
+    return "\n".join(
+        line if len(line) <= columns else f"{line[:half]} ... {line[-half:]}" for line in lines
+    )
