@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import shutil
+from collections.abc import Callable
+from importlib import metadata
 
 import pytest
 import torch
@@ -24,6 +27,9 @@ def test_json_is_the_version_and_the_report(capsys: pytest.CaptureFixture[str]) 
     report = json.loads(capsys.readouterr().out)
     images = report.pop("images")
     assert images == {"jpeg": jpeg_decoder(), "kernel": kernel_status()}
+    assert report.pop("problems") == []
+    assert set(report.pop("extras")) <= {"formats", "hf", "plot"}
+    assert 0 <= report.pop("shared_memory_free_bytes") <= shutil.disk_usage("/dev/shm").total
     assert report == {"flambeau": flambeau.__version__, **recipe.environment()}
     assert report["torch"] == torch.__version__
 
@@ -36,24 +42,35 @@ def test_text_is_aligned(
         "packages": {"timm": "1.0.31", "numpy": None},
         "gpus": [],
         "usable_cpus": 2,
+        "usable_memory_bytes": 2**31,
         "native_bf16": ["cpu", "cuda:0"],
         "container": False,
     }
     monkeypatch.setattr(recipe, "environment", lambda: report)
+    monkeypatch.setattr(env, "_free", lambda folder: None)
+    monkeypatch.setattr(
+        env, "_extras", lambda: {"plot": ["matplotlib is missing"], "hf": "installed"}
+    )
     assert call() == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"flambeau     {flambeau.__version__}",
-        "torch        2.15.0",
+        f"flambeau            {flambeau.__version__}",
+        "torch               2.15.0",
         "packages",
-        "  timm       1.0.31",
-        "  numpy      none",
-        "gpus         none",
-        "usable cpus  2",
-        "native bf16  cpu, cuda:0",
-        "container    no",
+        "  timm              1.0.31",
+        "  numpy             none",
+        "gpus                none",
+        "usable cpus         2",
+        "usable memory       2.0 GiB",
+        "native bf16         cpu, cuda:0",
+        "container           no",
+        "shared memory free  none",
         "images",
-        f"  jpeg       {jpeg_decoder()}",
-        f"  kernel     {kernel_status()}",
+        f"  jpeg              {jpeg_decoder()}",
+        f"  kernel            {kernel_status()}",
+        "extras",
+        "  plot              matplotlib is missing",
+        "  hf                installed",
+        "problems            none",
     ]
 
 
@@ -61,5 +78,46 @@ def test_text_says_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert call() == 0
     text = capsys.readouterr().out
     for name, value in recipe.environment().items():
-        assert name.replace("_", " ") in text
-        assert isinstance(value, list | dict | None) or str(value) in text
+        is_size = name.endswith("_bytes")
+        assert name.removesuffix("_bytes").replace("_", " ") in text
+        assert isinstance(value, list | dict | None) or is_size or str(value) in text
+
+
+def installed(versions: dict[str, str]) -> Callable[[str], str]:
+    """Like metadata.version, in a made-up environment."""
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    return version
+
+
+@pytest.mark.parametrize(
+    ("torch_here", "needed", "said"),
+    [
+        ("2.15.0+cu132", "torch (>=2.14.0)", []),
+        ("2.13.0", "torch>=2.14.0", ["torchvision 0.29.2 needs torch 2.14.0 or later, and 2.13.0 is here"]),
+        ("2.11.0+cpu", "torch==2.11.0", []),
+        ("2.12.0", "torch (==2.11.0)", ["torchvision 0.29.2 needs torch 2.11.0, and 2.12.0 is here"]),
+        ("2.12.0", "torchvision-extra==1.0", []),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_together(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    torch_here: str,
+    needed: str,
+    said: list[str],
+) -> None:
+    versions = {"torch": torch_here, "torchvision": "0.29.2", "h5py": "3.12"}
+    needs = {
+        "torchvision": ["numpy", needed],
+        "flambeau": ["torch>=2.11", "h5py>=3.12; extra == 'formats'", "lmdb>=1.6; extra == 'formats'",
+                     "matplotlib>=3.9 ; extra == \"plot\"", "ruff; extra == 'dev'"],
+    }  # fmt: skip
+    monkeypatch.setattr(metadata, "version", installed(versions))
+    monkeypatch.setattr(metadata, "requires", needs.get)
+    assert env._problems() == said
+    assert env._extras() == {"formats": ["lmdb is missing"], "plot": ["matplotlib is missing"]}

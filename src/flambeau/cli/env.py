@@ -2,8 +2,13 @@
 
 import argparse
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from typing import Any
+
+_OF_DEVELOPERS = {"dev", "bench"}
 
 HELP = "report versions, devices and usable CPUs"
 
@@ -20,11 +25,69 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.recipes.setup.environment import environment
     from flambeau.version import __version__
 
-    images = {"jpeg": jpeg_decoder(), "kernel": kernel_status()}
-    report = {"flambeau": __version__, **environment(), "images": images}
+    report = {
+        "flambeau": __version__,
+        **environment(),
+        "shared_memory_free_bytes": _free("/dev/shm"),
+        "images": {"jpeg": jpeg_decoder(), "kernel": kernel_status()},
+        "extras": _extras(),
+        "problems": _problems(),
+    }
     text = json.dumps(report, indent=2) if arguments.json else _table(report)
     print(text, flush=True)  # flushed here, where `| head` is handled by the command
     return 0
+
+
+def _free(folder: str) -> int | None:
+    """Bytes that data workers still have for batches there; None where there is no such folder."""
+    try:
+        state = os.statvfs(folder)
+    except (OSError, AttributeError):  # of Windows
+        return None
+    return state.f_bavail * state.f_frsize
+
+
+def _extras() -> dict[str, list[str] | str]:
+    """The optional parts of flambeau: 'installed', or the packages that are missing."""
+    found: dict[str, list[str] | str] = {}
+    for line in metadata.requires("flambeau") or []:
+        package, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+        if package is None or extra is None or extra[1] in _OF_DEVELOPERS:
+            continue
+        missing = found.setdefault(extra[1], [])
+        if isinstance(missing, list) and _version(package[0]) is None:
+            missing.append(f"{package[0]} is missing")
+    return {name: missing or "installed" for name, missing in found.items()}
+
+
+def _problems() -> list[str]:
+    """What does not fit together: torchvision says which torch it was built with."""
+    here, torchvision = _version("torch"), _version("torchvision")
+    if here is None or torchvision is None:
+        return []
+    found = []
+    for line in metadata.requires("torchvision") or []:
+        wanted = re.match(r"torch *\(?(==|>=) *(\d[\d.]*\d)\)?$", line)
+        if wanted is None:
+            continue
+        there, needed = _numbers(here), _numbers(wanted[2])
+        if there < needed or (wanted[1] == "==" and there != needed):
+            least = " or later" if wanted[1] == ">=" else ""
+            found.append(
+                f"torchvision {torchvision} needs torch {wanted[2]}{least}, and {here} is here"
+            )
+    return found
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _table(report: Mapping[str, Any]) -> str:
@@ -39,8 +102,10 @@ def _rows(report: Mapping[str, Any], indent: str = "") -> Iterator[tuple[str, st
         if isinstance(value, Mapping):
             yield label, ""
             yield from _rows(value, indent + "  ")
+        elif name.endswith("_bytes") and isinstance(value, int):
+            yield label.removesuffix(" bytes"), f"{value / 2**30:.1f} GiB"
         else:
-            yield label, _words(value)
+            yield label.removesuffix(" bytes"), _words(value)
 
 
 def _words(value: object) -> str:

@@ -12,6 +12,7 @@ from flambeau.recipes.setup.environment import (
     environment,
     native_bf16,
     usable_cpus,
+    usable_memory,
 )
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -226,3 +227,60 @@ def test_quota_of_the_cgroup_counts(
     eight_cpus: None, tmp_path: Path, memberships: str, files: dict[str, str], expected: int
 ) -> None:
     assert cpus(tmp_path, memberships, files) == expected
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("memberships", "files", "expected"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": f"{3 * GIB}\n"}, 3 * GIB),
+        ("0::/a/b\n", {"a/b/memory.max": f"{GIB}", "a/memory.max": f"{3 * GIB}"}, GIB),
+        ("0::/\n", {"memory.max": f"{100 * GIB}\n"}, 16 * GIB),
+        ("0::/\n", {}, 16 * GIB),
+        ("0::/../other\n", {"memory.max": f"{2 * GIB}"}, 2 * GIB),
+        ("9:memory:/x\n", {"memory/x/memory.limit_in_bytes": f"{4 * GIB}\n"}, 4 * GIB),
+        ("9:memory:/x\n", {"memory/x/memory.limit_in_bytes": "9223372036854771712\n"}, 16 * GIB),
+        ("9:cpu:/x\n", {"cpu/x/memory.limit_in_bytes": f"{GIB}"}, 16 * GIB),
+    ],
+)
+def test_the_limit_of_the_cgroup_counts(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    memberships: str,
+    files: dict[str, str],
+    expected: int,
+) -> None:
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * GIB // 4096}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    for name, text in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text)
+    (tmp_path / "self").write_text(memberships)
+    found = usable_memory(cgroup_root=tmp_path / "root", cgroup_of_process=tmp_path / "self")
+    assert found == expected
+
+
+def test_memory_of_this_machine() -> None:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    total = int(next(line for line in lines if "MemTotal" in line).split()[1])
+    assert 0 < (usable_memory() or 0) <= total * 1024 + 2**20
+
+
+def test_memory_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sysconf")
+    assert usable_memory() is None
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "features"),
+    [
+        ("flags\t\t: fpu avx avx2 avx512f amx_bf16 amx_tile\n", ["avx2", "avx512f", "amx_bf16"]),
+        ("Features\t: fp asimd sve bf16\n", ["asimd", "sve", "bf16"]),
+        ("", []),
+    ],
+)
+def test_features_of_the_cpu(tmp_path: Path, cpuinfo: str, features: list[str]) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert module._cpu_features(tmp_path / "cpuinfo") == features

@@ -2,8 +2,8 @@
 
 运行环境报告：版本、设备，以及本进程真正可用的 CPU 数量。
 
-Source: own; cgroup files after the Linux kernel's documents cgroup-v2.rst (cpu.max) and sched-bwc.rst
-(cpu.cfs_quota_us).
+Source: own; cgroup files after the Linux kernel's documents cgroup-v2.rst (cpu.max, memory.max),
+sched-bwc.rst (cpu.cfs_quota_us) and cgroup-v1/memory.rst.
 
 Not for live figures such as load or memory in use.
 """
@@ -21,6 +21,20 @@ import torch
 
 _PACKAGES = ("torchvision", "timm", "numpy", "pillow", "safetensors")
 _CPUINFO = Path("/proc/cpuinfo")
+_CPU_FILES = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+_MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")
+# What kernels of torch, oneDNN and ours are chosen by, as the kernel names it.
+_FEATURES = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "sve",
+    "bf16",
+)
 
 
 def environment(*, packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
@@ -53,8 +67,10 @@ def environment(*, packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
         "default_device": str(default_device()),
         "gpus": [torch.cuda.get_device_name(gpu) for gpu in gpus],
         "cpu": _cpu_model(),
+        "cpu_features": _cpu_features(),
         "cpu_count": os.cpu_count(),
         "usable_cpus": usable_cpus(),
+        "usable_memory_bytes": usable_memory(),
         "torch_threads": torch.get_num_threads(),
         "native_bf16": [name for name in ("cpu", *gpus) if native_bf16(torch.device(name))],
     }
@@ -122,12 +138,48 @@ def usable_cpus(
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # Linux; cpusets and taskset both show here
         count = min(count, len(os.sched_getaffinity(0)))
-    quotas = _cpu_quotas(cgroup_root, _read(cgroup_of_process))
-    return min([count, *map(math.ceil, quotas)])
+    limits = _cgroup_limits("cpu", _CPU_FILES, cgroup_root, _read(cgroup_of_process))
+    return min([count, *(math.ceil(int(quota) / int(period)) for quota, period in limits)])
 
 
-def _cpu_quotas(root: Path, memberships: str) -> Iterator[float]:
-    """The quotas, in CPUs, on the way from the process's cgroups up to the root of each."""
+def usable_memory(
+    *,
+    cgroup_root: Path = Path("/sys/fs/cgroup"),
+    cgroup_of_process: Path = Path("/proc/self/cgroup"),
+) -> int | None:
+    """Bytes that this process may have: the machine's, or the limit of its container if that is lower.
+
+    Above that limit the kernel kills, usually a data worker.
+
+    Args:
+        cgroup_root: where cgroups of version 1 or 2 are mounted; nothing there means no limit.
+        cgroup_of_process: the kernel's list of the cgroups that this process is in.
+
+    Returns:
+        None where the system does not tell (Windows).
+
+    Example:
+        >>> usable_memory() is None or usable_memory() > 2**20
+        True
+    """
+    if not hasattr(os, "sysconf"):
+        return None
+    limits = _cgroup_limits("memory", _MEMORY_FILES, cgroup_root, _read(cgroup_of_process))
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(int(limit) for (limit,) in limits)])
+
+
+def _cgroup_limits(
+    controller: str, files: tuple[str, ...], root: Path, memberships: str
+) -> Iterator[list[str]]:
+    """The numbers in the files of the process's cgroups, on the way up to the root of each.
+
+    Args:
+        controller: 'cpu' or 'memory'.
+        files: the one of version 2, then those of version 1.
+        root: where cgroups are mounted.
+        memberships: the kernel's list.
+    """
     for line in memberships.splitlines():
         _, controllers, name = line.split(":", 2)
         inner = PurePosixPath(name.lstrip("/"))
@@ -135,16 +187,16 @@ def _cpu_quotas(root: Path, memberships: str) -> Iterator[float]:
         parts = () if ".." in inner.parts else inner.parts
         folders = [PurePosixPath(*parts[:depth]) for depth in range(len(parts) + 1)]
         if not controllers:  # version 2
-            fields = [_read(root / folder / "cpu.max").split() for folder in folders]
-        elif "cpu" in controllers.split(","):  # version 1: 'cpu,cpuacct', often a link 'cpu' to it
-            mounts = [root / mount / folder for mount in {controllers, "cpu"} for folder in folders]
-            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            fields = [[_read(mount / file).strip() for file in files] for mount in mounts]
+            fields = [_read(root / folder / files[0]).split() for folder in folders]
+        elif controller in controllers.split(
+            ","
+        ):  # version 1: 'cpu,cpuacct', often a link 'cpu' to it
+            mounts = [root / mount / f for mount in {controllers, controller} for f in folders]
+            fields = [[_read(mount / file).strip() for file in files[1:]] for mount in mounts]
         else:
             continue
         # No limit is 'max' in version 2 and -1 in version 1; no file is ''.
-        limits = [field for field in fields if field and field[0].isdecimal()]
-        yield from (int(quota) / int(period) for quota, period in limits)
+        yield from (field for field in fields if field and field[0].isdecimal())
 
 
 def _read(path: Path) -> str:
@@ -161,6 +213,11 @@ def _cpuinfo_line(name: str, cpuinfo: Path) -> str | None:
 
 def _cpu_model() -> str:
     return _cpuinfo_line("model name", _CPUINFO) or platform.processor() or platform.machine()
+
+
+def _cpu_features(cpuinfo: Path = _CPUINFO) -> list[str]:
+    known = (_cpuinfo_line("flags|Features", cpuinfo) or "").split()
+    return [name for name in _FEATURES if name in known]
 
 
 def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
