@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.recipes.debugging.gradient_flow import (
+    Gradient,
     GradientWatch,
     gradient_table,
     plot_gradients,
@@ -125,6 +126,27 @@ def test_a_step_asks_the_device_for_no_value() -> None:
             step(model, optimizer, torch.ones(3, 4, device="meta"))
     with pytest.raises(RuntimeError, match="meta"):
         watch.read()
+
+
+def test_ranks_see_the_reduced_gradients(start_ranks: Any) -> None:
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+    def work() -> list[Gradient]:
+        model = nn.parallel.DistributedDataParallel(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with GradientWatch(model.module, optimizer) as watch:
+            mine = x[torch.distributed.get_rank() :: 2]
+            model(mine).square().mean().backward()
+            optimizer.step()
+        return watch.read()
+
+    whole = net()
+    with GradientWatch(whole) as watch:
+        whole(x).square().mean().backward()
+        watch.record()
+    expected = [(g.name, pytest.approx(g.mean), pytest.approx(g.largest)) for g in watch.read()]
+    for found in start_ranks(2, work, group=True).results():
+        assert [(g.name, g.mean, g.largest) for g in found] == expected
 
 
 @pytest.mark.gpu

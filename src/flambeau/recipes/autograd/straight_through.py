@@ -59,7 +59,7 @@ def straight_through(
 
     Args:
         x: floating, of any shape.
-        function: element by element, to the same shape and dtype: torch.round, torch.floor, a quantization.
+        function: element by element, not in place, to the same shape and dtype: torch.round, a quantization.
         limit: no gradient where |x| is above it. None lets all pass.
 
     Returns:

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 
 @dataclass(frozen=True)
@@ -144,13 +145,14 @@ class _Sums:
 
     def add(self, x: Tensor, unit_dim: int) -> None:
         wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        variance, mean = torch.var_mean(wide, correction=0)
+        mean = wide.mean()
+        squares = vector_norm(wide - mean).square()  # var_mean is far slower on a CPU
         new, total = x.numel(), self.count + x.numel()
         step = mean - self.mean
-        self.squares = self.squares + variance * new + step.square() * (self.count * new / total)
+        self.squares = self.squares + squares + step.square() * (self.count * new / total)
         self.mean = self.mean + step * (new / total)
         self.calls, self.count = self.calls + 1, total
-        self.not_finite = self.not_finite + (~x.isfinite()).sum()
+        self.not_finite = self.not_finite + (x - x).count_nonzero()  # NaN unless finite
         rest = [dim for dim in range(x.dim()) if dim not in (unit_dim, unit_dim + x.dim())]
         nonzero = x.count_nonzero(dim=rest) if len(rest) > 0 else x.count_nonzero()
         seen = torch.zeros_like(nonzero) if self.nonzero is None else self.nonzero

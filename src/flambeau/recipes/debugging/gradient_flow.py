@@ -101,10 +101,9 @@ class GradientWatch:
             gradient = parameter.grad
             if gradient is None or gradient.is_sparse or not gradient.numel():
                 continue
-            dtype = torch.promote_types(gradient.dtype, torch.float32)
-            total, largest = (
-                vector_norm(gradient, order, dtype=dtype) / scale for order in (1, math.inf)
-            )
+            sizes = gradient.abs()
+            dtype = torch.promote_types(sizes.dtype, torch.float32)
+            total, largest = sizes.sum(dtype=dtype) / scale, sizes.amax().to(dtype) / scale
             if name in self._seen:
                 total = total + self._seen[name][0]
                 largest = torch.maximum(largest, self._seen[name][1])
