@@ -1,0 +1,1 @@
+"""Functions with a gradient of their own."""
