@@ -56,6 +56,14 @@ def test_value_and_gradient_of_the_definition(
     )
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_gradient_of_one_side_alone(side: int) -> None:
+    pair = [rows(5, 2), rows(3, 2, seed=1)]
+    pair[side].requires_grad_()
+    (found,) = torch.autograd.grad(pairwise_distances(*pair).sum(), pair[side])
+    torch.testing.assert_close(found, torch.autograd.grad(naive(*pair).sum(), pair[side])[0])
+
+
 @pytest.mark.parametrize("squared", [False, True])
 def test_both_derivatives_are_right(squared: bool) -> None:
     a, b = rows(5, 2).requires_grad_(), rows(3, 2, seed=1).requires_grad_()

@@ -118,7 +118,7 @@ class _Distances(torch.autograd.Function):
         ctx.save_for_backward(a, b, output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, b, distances = ctx.saved_tensors
         # Division by infinity: a distance of zero has no direction, and pulls nowhere.
         scale = 2.0 if ctx.squared else 1 / distances.masked_fill(distances == 0, torch.inf)
@@ -129,6 +129,8 @@ class _Distances(torch.autograd.Function):
         for some, weight in zip(a.split(rows, -2), weights.split(rows, -2), strict=True):
             # Differences and no matrix product: exact for close points, in whatever precision those run.
             pulls = weight.unsqueeze(-1) * (some.unsqueeze(-2) - b.unsqueeze(-3))
-            grad_a.append(pulls.sum(-2))
-            grad_b = grad_b - pulls.sum(-3)
-        return torch.cat(grad_a, -2), grad_b, None
+            if ctx.needs_input_grad[0]:
+                grad_a.append(pulls.sum(-2))
+            if ctx.needs_input_grad[1]:
+                grad_b = grad_b - pulls.sum(-3)
+        return torch.cat(grad_a, -2) if grad_a else None, grad_b, None
