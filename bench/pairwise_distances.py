@@ -76,6 +76,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    at = commit()
     shape = (arguments.rows, arguments.dimensions)
     a, b = (torch.randn(shape, device=arguments.device, requires_grad=True) for _ in range(2))
     for name, call in CONTENDERS.items():
@@ -85,7 +86,7 @@ def main() -> None:
             "error": error(call, a.detach(), b.detach()),
             "error_far": error(call, 1000 + 0.01 * a.detach(), 1000 + 0.01 * b.detach()),
             "rows": arguments.rows, "dimensions": arguments.dimensions, "n": arguments.rounds,
-            "torch": torch.__version__, "device": device_model(arguments.device), "commit": commit(),
+            "torch": torch.__version__, "device": device_model(arguments.device), "commit": at,
         }  # fmt: skip
         print(json.dumps(line), flush=True)
         if arguments.record:
