@@ -204,3 +204,14 @@ def test_chunks_that_are_refused() -> None:
     for a, chunk_rows in ((rows(3, 2), 0), (rows(1, 3, 2), 2)):
         with pytest.raises(ValueError, match="chunk_rows at least 1"):
             reduce_distances(a, a, lambda d: d.sum(1), chunk_rows=chunk_rows)
+
+
+def test_compiled_in_one_graph() -> None:
+    torch.compiler.reset()
+    a, b = rows(30, 4).requires_grad_(), rows(20, 4, seed=1)
+    compiled = torch.compile(pairwise_distances, backend="aot_eager", fullgraph=True)
+    found, expected = compiled(a, b), pairwise_distances(a, b)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sum(), a), torch.autograd.grad(expected.sum(), a)
+    )
