@@ -165,6 +165,8 @@ LONG: dict[str, str] = {
     "which a copy takes along together",
     "recipes/setup/environment.py": "the report, and the limits of cgroups that it names, "
     "which a copy takes along together",
+    "recipes/tensors/image_conversion.py": "four conversions and two scales that agree with each other, "
+    "which a copy takes along together",
     "recipes/training/amp_step.py": "four precisions, fused and other optimizers behind three methods",
     "train/run.py:__init__": "one line a part of the run, in the order in which they need each other",
 }

@@ -1,0 +1,1 @@
+"""Conversions, distances and checks of tensors."""
