@@ -121,6 +121,10 @@ def test_the_input_chooses_channels_and_size(flambeau: Any) -> None:
         ("resnet18 --input 2-x=1,3", r"'2-x' is no name of an argument"),
         ("resnet18 --input x=1,3 --input x=1,3", r"'x' is given twice"),
         ("resnet18 --depth -1", r"--depth must be at least 0, got -1"),
+        ("resnet18 --depth 1 --json", r"--depth has no effect with --json"),
+        ("resnet18 --depth 1 --compile", r"--depth has no effect with --compile"),
+        ("--conv 9,k3 --input 1,3,9,9", r"--input has no effect with --conv"),
+        ("--conv 9,k3 --compile", r"--compile has no effect with --conv"),
         ("EMPTY", r"holds no run|is not|no run"),
     ],
 )

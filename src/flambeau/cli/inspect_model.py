@@ -26,6 +26,7 @@ _CONV = (
 )
 _NUMBERS = ("kernel", "stride", "padding", "dilation")
 _SMALL_SIZE = 32  # pixels, for our own small models
+_DEPTH = 2
 _NAMED = 10  # unused modules and shared parameters that are named in the lines below the table
 
 
@@ -49,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--depth",
         type=int,
-        default=2,
-        help="how deep modules inside one another are shown (default: 2; 0 is the model alone)",
+        help=f"how deep modules inside one another are shown (default: {_DEPTH}; 0 is the model alone)",
     )
     parser.add_argument(
         "--compile",
@@ -73,16 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.inspection.example_input import example_inputs
     from flambeau.inspection.model_summary import summarize
 
+    _check(arguments)
     if arguments.conv:
-        if arguments.model is not None:
-            raise InputError(
-                "--conv is without MODEL: it draws one convolution, or several in a row"
-            )
         return _print_convolutions(arguments.conv, as_json=arguments.json)
-    if arguments.model is None:
-        raise InputError("name a MODEL or a RUN; see flambeau inspect --help")
-    if arguments.depth < 0:
-        raise InputError(f"--depth must be at least 0, got {arguments.depth}")
+    depth = _DEPTH if arguments.depth is None else arguments.depth
     args, kwargs = example_inputs(arguments.input)
     model, default = _loaded(arguments.model, tuple(args[0].shape) if args else ())
     if not args and not kwargs:
@@ -93,14 +87,35 @@ def run(arguments: argparse.Namespace) -> int:
         summary = summarize(model, args, kwargs)
     memory = _training_memory(model, args) if not kwargs else None
     if arguments.json:
-        rows = [dataclasses.asdict(row) for row in summary.modules]
-        whole = dataclasses.asdict(summary) | {"modules": rows}
-        print_json([whole | {"training": None if memory is None else dataclasses.asdict(memory)}])
+        training = None if memory is None else dataclasses.asdict(memory)
+        print_json([dataclasses.asdict(summary) | {"training": training}])
         return 0
-    _print_modules([row for row in summary.modules if row.depth <= arguments.depth])
+    _print_modules([row for row in summary.modules if row.depth <= depth])
     for line in _totals(summary, memory):
         print(line)
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what does not go together, and would have no effect."""
+    shown = "conv" if arguments.conv else "compile" if arguments.compile else ""
+    given = {
+        "input": arguments.input,
+        "depth": arguments.depth is not None,
+        "compile": arguments.compile,
+    }
+    without = {"conv": ("input", "depth", "compile"), "compile": ("depth",), "": ()}[shown]
+    for name in without:
+        if given[name]:
+            raise InputError(f"--{name} has no effect with --{shown}: leave it out")
+    if arguments.conv and arguments.model is not None:
+        raise InputError("--conv is without MODEL: it draws one convolution, or several in a row")
+    if not arguments.conv and arguments.model is None:
+        raise InputError("name a MODEL or a RUN; see flambeau inspect --help")
+    if arguments.json and arguments.depth is not None:
+        raise InputError("--depth has no effect with --json, which has every module: leave it out")
+    if arguments.depth is not None and arguments.depth < 0:
+        raise InputError(f"--depth must be at least 0, got {arguments.depth}")
 
 
 def _loaded(name: str, shape: tuple[int, ...]) -> "tuple[nn.Module, tuple[int, ...]]":
