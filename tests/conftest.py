@@ -35,6 +35,10 @@ from PIL import Image
 from flambeau.cli.command import main
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 
+# If a process uses FakeTensorMode before its first backward pass, that pass starts threads of autograd, and
+# a rank that is forked from it then can run none.
+torch.ones((), requires_grad=True).backward()
+
 # A shell starts what runs in its background with SIGINT ignored, nohup with SIGHUP, and processes that tests
 # start would inherit that.
 for _number, _handler in (
