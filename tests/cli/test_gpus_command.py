@@ -1,6 +1,5 @@
 """`flambeau gpus`: what a driver says, in one table; here a driver made up of plain objects."""
 
-import ctypes
 import json
 import os
 import sys
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from flambeau.cli import gpus as command
-from flambeau.cli.gpus import cuda_uuids, cuda_version
 
 GIB = 2**30
 FIRST, SECOND, PART = (f"{k * 11111111:08}-0000-0000-0000-00000000000{k}" for k in (1, 2, 3))
@@ -85,7 +83,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Any:
     def put(**settings: Any) -> Driver:
         driver = Driver(**settings)
         monkeypatch.setitem(sys.modules, "pynvml", driver)
-        monkeypatch.setattr(command, "cuda_uuids", lambda: [SECOND, FIRST])
+        monkeypatch.setattr(command, "visible_uuids", lambda: [SECOND, FIRST])
         return driver
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -181,43 +179,6 @@ def test_without_a_driver(flambeau: Any) -> None:
     else:
         pynvml.nvmlShutdown()
         assert flambeau("gpus").code == 0
-
-
-def test_versions_as_the_driver_counts_them() -> None:
-    assert [cuda_version(number) for number in (11000, 12080, 13020)] == ["11.0", "12.8", "13.2"]
-
-
-class Library:
-    """What libcuda answers."""
-
-    def __init__(self, uuids: list[str], *, error: int = 0) -> None:
-        self._raw, self._error = [bytes.fromhex(uuid.replace("-", "")) for uuid in uuids], error
-
-    def cuInit(self, flags: int) -> int:  # noqa: N802 - CUDA's names
-        assert flags == 0
-        return self._error
-
-    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
-        count._obj.value = len(self._raw)
-        return 0
-
-    def cuDeviceGet(self, device: Any, ordinal: int) -> int:  # noqa: N802
-        device._obj.value = 100 + ordinal
-        return 0
-
-    def cuDeviceGetUuid_v2(self, uuid: Any, device: ctypes.c_int) -> int:  # noqa: N802
-        uuid._obj[:] = self._raw[device.value - 100]
-        return 0
-
-
-def test_the_order_of_cuda_is_asked_of_cuda() -> None:
-    assert cuda_uuids(lambda _: Library([SECOND, FIRST])) == [SECOND, FIRST]
-    assert cuda_uuids(lambda _: Library([FIRST], error=100)) == []  # CUDA_ERROR_NO_DEVICE
-
-    def missing(name: str) -> Any:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    assert cuda_uuids(missing) == []
 
 
 def test_what_proc_tells(tmp_path: Path) -> None:

@@ -2,16 +2,15 @@
 
 import argparse
 import contextlib
-import ctypes
 import os
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flambeau.cli.nvidia_driver import cuda_version, visible_uuids
 from flambeau.errors import InputError
 
 HELP = "show what runs on the GPUs, whose it is, and which one is cuda:0 here"
@@ -35,9 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     with _nvml() as nvml:
         report = {
             "driver": nvml.nvmlSystemGetDriverVersion(),
-            "cuda_of_driver": cuda_version(nvml.nvmlSystemGetCudaDriverVersion()),
+            "cuda_of_driver": "{}.{}".format(*cuda_version(nvml.nvmlSystemGetCudaDriverVersion())),
             "environment": {name: os.environ.get(name) for name in _VARIABLES},
-            "gpus": [asdict(gpu) for gpu in gpus(nvml, cuda_uuids())],
+            "gpus": [asdict(gpu) for gpu in gpus(nvml, visible_uuids())],
         }
     if arguments.json:
         print_json([report])
@@ -67,11 +66,6 @@ def _nvml() -> Iterator[Any]:
             "A machine without such a GPU has none; a container sees it if it is started with "
             "--gpus all"
         ) from error
-
-
-def cuda_version(number: int) -> str:
-    """13020 as 13.2."""
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 @dataclass(frozen=True)
@@ -210,33 +204,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:  # it has ended, it is not for us to read, or there is no /proc
         return ""
-
-
-def cuda_uuids(load: Callable[[str], Any] = ctypes.CDLL) -> list[str]:
-    """UUIDs of the devices that CUDA shows to this process, in its order: its own answer, without a context.
-
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are in it. Empty where there is no driver or no device.
-
-    Args:
-        load: opens a library of C by its name.
-    """
-    try:
-        cuda = load("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return []
-    count = ctypes.c_int(0)
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
-        return []
-    found: list[str] = []
-    for ordinal in range(count.value):
-        device, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
-        if cuda.cuDeviceGet(ctypes.byref(device), ordinal):
-            return found
-        if cuda.cuDeviceGetUuid_v2(ctypes.byref(raw), device):  # of a part of a GPU, its own
-            return found
-        text = bytes(raw).hex()
-        found.append("-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:])))
-    return found
 
 
 def _print(report: dict[str, Any]) -> None:
