@@ -150,6 +150,15 @@ def test_values_are_there_where_the_model_reads_them() -> None:
         summarize(Reads(), (torch.empty(3, 4),))
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_count_whatever_computes_them(kind: type[nn.RNNBase]) -> None:
+    layer, x = kind(8, 16, 2, batch_first=True, bidirectional=True), torch.zeros(2, 7, 8)
+    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        layer(x)
+    assert summarize(layer, (x,)).modules[0].flops == counter.get_total_flops() > 0
+
+
 class Numpy(nn.Module):
     """Leaves torch in between, which tensors without values cannot do."""
 

@@ -151,7 +151,9 @@ def _training_memory(
 ) -> "MemoryEstimate | str":
     """Of a training step with AdamW, or why a model cannot be followed in one."""
     from torch import nn
+    from torch.nn.parameter import is_lazy
 
+    from flambeau.inspection.model_summary import with_values
     from flambeau.recipes.memory.memory_budget import estimate_memory
 
     class Called(nn.Module):
@@ -167,6 +169,8 @@ def _training_memory(
 
     try:
         with contextlib.redirect_stdout(sys.stderr):
+            if any(is_lazy(leaf) for leaf in (*model.parameters(), *model.buffers())):
+                model(*with_values(args), **with_values(kwargs))  # which gives them their shapes
             return estimate_memory(Called(), (*args, kwargs))
     except Exception as error:  # such as BatchNorm, which refuses one value per channel
         return first_line(error)
@@ -302,7 +306,7 @@ def _totals(summary: "ModelSummary", memory: "MemoryEstimate | str") -> list[str
         lines.append(f"{idle} more are not called, and have no parameters (--json names them)")
     if summary.ran:
         lines.append(
-            "the model reads values of its tensors: it ran on random ones, another input may differ"
+            "the model ran on random values, as it reads some or has lazy layers: another input may differ"
         )
     return ["", *lines]
 

@@ -5,6 +5,7 @@ and an add being two.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -202,12 +203,23 @@ def _described(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return f"({', '.join(parts)})"
 
 
+def _recurrent_flops(
+    x: Sequence[int], w_ih: Sequence[int], w_hh: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Of one direction of one layer: x (T, N, features), weights (gates x hidden, features or hidden)."""
+    return 2 * x[0] * x[1] * (math.prod(w_ih) + math.prod(w_hh))
+
+
+# oneDNN computes an LSTM in one operation, which torch counts as nothing; a GRU is products that it counts.
+_RECURRENT = {torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops}
+
+
 class _Watch(TorchDispatchMode):
     """Follows a forward pass: what each operation reads, writes and keeps, by module."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = FlopCounterMode(display=False)
+        self.flops = FlopCounterMode(display=False, custom_mapping=_RECURRENT)
         self.costs = {id(module): _Cost() for module in model.modules()}
         self.read = set[int]()  # storages of the parameters that operations read
         self._model = model
