@@ -20,10 +20,14 @@ class NVMLError(Exception):
     """As of pynvml."""
 
 
+class NVMLLibraryMismatchError(Exception):
+    """As of pynvml."""
+
+
 class Driver(types.ModuleType):
     """A module pynvml with two GPUs, the second cut by MIG; it keeps the names of what is called."""
 
-    NVMLError = NVMLError
+    NVMLError, NVMLLibraryMismatchError = NVMLError, NVMLLibraryMismatchError
 
     def __init__(self, *, processes: list[Any] | None, used: int = 2 * GIB) -> None:
         super().__init__("pynvml")
@@ -49,10 +53,18 @@ class Driver(types.ModuleType):
         }  # fmt: skip
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("nvml"):
+        if name.removeprefix("nvml") not in self._answers:
             raise AttributeError(name)
         self.calls.append(name)
         return self._answers[name.removeprefix("nvml")]
+
+    def answer(self, name: str, function: Any) -> None:
+        """From now on."""
+        self._answers[name] = function
+
+    def forget(self, name: str) -> None:
+        """As a version of the binding without this function."""
+        del self._answers[name]
 
     @staticmethod
     def _of_whole(answer: Any) -> Any:
@@ -66,7 +78,7 @@ class Driver(types.ModuleType):
     @staticmethod
     def _running(processes: list[Any] | None) -> list[Any]:
         if processes is None:
-            raise NVMLError("Function Not Found")
+            raise NVMLLibraryMismatchError("Unversioned function called")
         return processes
 
     @staticmethod
@@ -156,6 +168,12 @@ def test_memory_of_nobody_who_is_visible(flambeau: Any, start: Any) -> None:
     assert "GPU 0: the driver does not tell which processes use it" in flambeau("gpus").out
 
 
+def test_another_version_of_the_binding(flambeau: Any, start: Any) -> None:
+    start(processes=[]).forget("DeviceGetTemperature")
+    report = json.loads(flambeau("gpus --json").out)
+    assert [gpu["temperature_celsius"] for gpu in report["gpus"]] == [None] * 3
+
+
 def test_without_the_package(flambeau: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     answer = flambeau("gpus")
@@ -164,6 +182,19 @@ def test_without_the_package(flambeau: Any, monkeypatch: pytest.MonkeyPatch) -> 
         "flambeau: flambeau gpus needs the package nvidia-ml-py\n"
         "Install it: pip install 'flambeau[gpu]'\n"
     )
+
+
+def test_a_driver_that_does_not_answer(flambeau: Any, start: Any) -> None:
+    driver = start(processes=[])
+
+    def fail() -> None:
+        raise NVMLError("Driver Not Loaded")
+
+    driver.answer("Init", fail)
+    answer = flambeau("gpus")
+    assert (answer.code, answer.out) == (2, "")
+    assert "the NVIDIA driver does not answer: Driver Not Loaded\n" in answer.err
+    assert "nvmlShutdown" not in driver.calls
 
 
 def test_without_a_driver(flambeau: Any) -> None:

@@ -153,10 +153,13 @@ def _gpu(nvml: Any, device: Any, index: str, uuids: list[str]) -> Gpu:
 
 
 def _told(nvml: Any, function: str, *arguments: Any) -> Any:
-    """What a function of the driver says; None where it cannot: an old driver, a part of a GPU, no right."""
+    """What a function of the driver says; None where it cannot: another version, part of a GPU, no right."""
+    call = getattr(nvml, function, None)
+    if call is None:
+        return None
     try:
-        return getattr(nvml, function)(*arguments)
-    except nvml.NVMLError:
+        return call(*arguments)
+    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):
         return None
 
 
