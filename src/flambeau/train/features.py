@@ -186,7 +186,7 @@ def write_features(
     labelled = [bool(source.classes[label]) for label in source.labels.tolist()]
     told = dict(about or {})
     if any(labelled):
-        told["classes"] = json.dumps(source.classes)
+        told["classes"] = json.dumps([name for name in source.classes if name])  # '' is the last
     numbers = torch.where(torch.tensor(labelled, dtype=torch.bool), source.labels, -1)
     loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     with feature_file(out, len(source), about=told, force=force) as add:
