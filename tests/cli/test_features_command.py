@@ -183,6 +183,18 @@ def test_a_model_of_a_function_brings_its_weights(flambeau: Any, root: Path) -> 
     assert list(safetensors.torch.load_file("f.safetensors")) == ["features"]  # and no labels
 
 
+def test_a_listing_in_which_labels_are_missing(flambeau: Any, root: Path) -> None:
+    """The class without a name is the first of them; the numbers are those of the names."""
+    image = root / "images" / "val" / "a" / "00.png"
+    rows = [f"{image},dog", f"{image},", f"{image},ant"]
+    Path("list.csv").write_text("\n".join(["path,label", *rows]), encoding="utf-8")
+    assert flambeau("features", root / "run", "list.csv f.safetensors").code == 0
+    assert safetensors.torch.load_file("f.safetensors")["labels"].tolist() == [1, -1, 0]
+    with safetensors.safe_open("f.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["classes"]) == ["ant", "dog"]
+    assert [row["label"] for row in listed("f.csv")] == ["dog", "", "ant"]
+
+
 def test_parts_of_data_that_have_two(flambeau: Any, root: Path) -> None:
     run, images = root / "run", root / "images"
     assert flambeau("features", run, images, "t.npy --part train").code == 0
@@ -264,6 +276,14 @@ def test_existing_files_are_kept(there: str, flambeau: Any, root: Path) -> None:
     assert Path(there).read_text(encoding="utf-8") == "mine"
     assert flambeau(*command, "--force").code == 0
     assert (len(np.load("f.npy")), len(listed("f.csv"))) == (70, 70)
+
+
+def test_what_is_read_is_not_replaced(flambeau: Any, root: Path) -> None:
+    rows = f"path,label\n{root / 'images' / 'val' / 'a' / '00.png'},a\n"
+    Path("f.csv").write_text(rows, encoding="utf-8")
+    answer = flambeau("features", root / "run", "f.csv ./f.npy --force")
+    assert answer.code == 2 and "f.csv would be written over" in answer.err
+    assert Path("f.csv").read_text(encoding="utf-8") == rows
 
 
 def test_an_interruption_leaves_nothing(

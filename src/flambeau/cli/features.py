@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     # Before an hour of work, not after it.
     refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
+    _keep_inputs(arguments)
     if len(layers) > 1 and arguments.out.suffix.lower() == ".npy":
         raise InputError(
             f"{arguments.out} holds one layer, and {len(layers)} are named: let it end in .safetensors"
@@ -94,6 +95,16 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{name}: {' x '.join(map(str, (written.num_images, *shape)))} float32", flush=True)
     say(f"features of {written.num_images} images: {arguments.out}, their list: {written.images}")
     return 0
+
+
+def _keep_inputs(arguments: argparse.Namespace) -> None:
+    """Refuse, also with --force, to write over what is read."""
+    for path in (arguments.out, arguments.out.with_suffix(".csv")):
+        for given in (arguments.data, arguments.weights):
+            if given and path.exists() and Path(given).exists() and path.samefile(given):
+                raise InputError(
+                    f"{path} would be written over, and {given} is read\nName another OUT"
+                )
 
 
 def _layers(given: str | None) -> list[str]:

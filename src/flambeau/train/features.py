@@ -183,11 +183,8 @@ def write_features(
             f"a layer cannot be called {LABELS!r}, which are the classes of the images"
         )
     extract = _extractor(trained.model, layers)
-    labelled = [bool(source.classes[label]) for label in source.labels.tolist()]
-    told = dict(about or {})
-    if any(labelled):
-        told["classes"] = json.dumps([name for name in source.classes if name])  # '' is the last
-    numbers = torch.where(torch.tensor(labelled, dtype=torch.bool), source.labels, -1)
+    names, numbers = _labels(source)
+    told = dict(about or {}) | ({"classes": json.dumps(names)} if names else {})
     loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     with feature_file(out, len(source), about=told, force=force) as add:
         kept, shapes = _each_batch(trained, loader, extract, _adder(add, numbers, out), pool=pool)
@@ -195,6 +192,14 @@ def write_features(
             raise InputError(f"none of the {len(source)} images could be read")
         write_file(listing, _listing(source, kept))
     return WrittenFeatures(len(kept), shapes, listing)
+
+
+def _labels(source: Source) -> tuple[list[str], Tensor]:
+    """The names of the classes, and of each image the position among them; -1 where it is of class ''."""
+    names = [name for name in source.classes if name]
+    places = torch.full((len(source.classes),), -1)
+    places[[bool(name) for name in source.classes]] = torch.arange(len(names))
+    return names, places[source.labels]
 
 
 def _adder(add: Add, numbers: Tensor, out: Path) -> Callable[[dict[str, Tensor], list[int]], None]:
