@@ -22,12 +22,13 @@ def disk_speed(
     """Write a file of at most 512 MiB for about three seconds, and read it for as long.
 
     Args:
-        folder: where; a third of its free space is not taken.
+        folder: where; at most a third of its free space is taken, for as long as this lasts.
         clock: seconds.
 
     Returns:
-        The folder, `write_mib_per_s` with the waiting for the disk, `read_mib_per_s` past the cache of the
-        system (None where it cannot be passed: then it would be the speed of memory), and `free_bytes`.
+        The folder as it was given, `write_mib_per_s` with the waiting for the disk, `read_mib_per_s` past the
+        cache of the system (None where it cannot be passed: then it would be the speed of memory), and
+        `free_bytes`.
 
     Raises:
         InputError: no such folder, or it cannot be written into.
@@ -50,7 +51,7 @@ def disk_speed(
             f"--disk {folder}: {why}; name a folder that you may write into"
         ) from error
     return {
-        "folder": str(folder.absolute()),
+        "folder": str(folder),
         "write_mib_per_s": round(write, 1),
         "read_mib_per_s": None if read is None else round(read, 1),
         "free_bytes": free,
