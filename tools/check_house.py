@@ -120,7 +120,7 @@ STOREYS = {
         {"loop", "weights", "evaluation"},
         {"build"},
         {"run.py", "inference.py", "verify_run.py"},
-        {"loss.py", "predictor.py"},
+        {"loss.py", "predictor.py", "features.py"},
         {"fit.py"},
         {"dry_run.py", "replay_step.py"},
         {"start.py"},
