@@ -18,11 +18,11 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
 
-from flambeau.cli import disk_speed as disk
-from flambeau.cli import install_lines as lines
-from flambeau.cli import package_index, wheel_tags
-from flambeau.cli.install_lines import BUILDS, TORCH, Machine, install_lines
-from flambeau.cli.package_index import newest_fitting, requirements
+from flambeau.cli.machine import disk_speed as disk
+from flambeau.cli.machine import install_lines as lines
+from flambeau.cli.machine import package_index, wheel_tags
+from flambeau.cli.machine.install_lines import BUILDS, TORCH, Machine, install_lines
+from flambeau.cli.machine.package_index import newest_fitting, requirements
 from flambeau.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import flambeau
-from flambeau.cli import env, nvidia_driver, wheel_tags
+from flambeau.cli import env
+from flambeau.cli.machine import nvidia_driver, wheel_tags
 from flambeau.data.images.jpeg.region_decode import jpeg_decoder
 from flambeau.data.images.native.kernel import kernel_status
 from flambeau.recipes.setup import environment as recipe

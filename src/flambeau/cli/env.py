@@ -71,7 +71,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 
 def _say_of_wheel(name: str) -> int:
-    from flambeau.cli.wheel_tags import fit
+    from flambeau.cli.machine.wheel_tags import fit
 
     found = fit(name)
     print(f"{name} does not fit here" if found.why_not else f"{name} fits here")
@@ -81,7 +81,7 @@ def _say_of_wheel(name: str) -> int:
 
 
 def _say_of_mirror(arguments: argparse.Namespace) -> int:
-    from flambeau.cli.install_lines import install_lines, require_https, this_machine
+    from flambeau.cli.machine.install_lines import install_lines, require_https, this_machine
 
     mirror = None if arguments.mirror is None else require_https(arguments.mirror)
     if mirror is not None and arguments.check:
@@ -93,7 +93,7 @@ def _say_of_mirror(arguments: argparse.Namespace) -> int:
 
 def _check_index(index: str) -> int:
     """Print which version of each package an index has for this machine; 1 where one is missing."""
-    from flambeau.cli.package_index import newest_fitting, requirements
+    from flambeau.cli.machine.package_index import newest_fitting, requirements
     from flambeau.cli.table import print_table
 
     found = [(wanted, newest_fitting(index, wanted)) for wanted in requirements()]
@@ -106,9 +106,9 @@ def _check_index(index: str) -> int:
 
 
 def _report(disk: Path | None) -> dict[str, Any]:
-    from flambeau.cli.disk_speed import disk_speed
-    from flambeau.cli.nvidia_driver import cuda_of_driver
-    from flambeau.cli.wheel_tags import accepted_here
+    from flambeau.cli.machine.disk_speed import disk_speed
+    from flambeau.cli.machine.nvidia_driver import cuda_of_driver
+    from flambeau.cli.machine.wheel_tags import accepted_here
     from flambeau.data.images.jpeg.region_decode import jpeg_decoder
     from flambeau.data.images.native.kernel import kernel_status
     from flambeau.recipes.setup.environment import environment

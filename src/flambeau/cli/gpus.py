@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flambeau.cli.nvidia_driver import cuda_version, visible_uuids
+from flambeau.cli.machine.nvidia_driver import cuda_version, visible_uuids
 from flambeau.errors import InputError
 
 HELP = "show what runs on the GPUs, whose it is, and which one is cuda:0 here"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from flambeau.cli.nvidia_driver import cuda_of_driver
+from flambeau.cli.machine.nvidia_driver import cuda_of_driver
 from flambeau.errors import InputError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flambeau.cli.nvidia_driver import capabilities, cuda_of_driver
+from flambeau.cli.machine.nvidia_driver import capabilities, cuda_of_driver
 from flambeau.errors import InputError
 
 _TORCH_INDEX = "https://torch.example.org/whl"

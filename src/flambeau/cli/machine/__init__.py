@@ -1,0 +1,1 @@
+"""What `flambeau env` and `flambeau gpus` ask this machine: its disk, its driver, the wheels that fit it."""
