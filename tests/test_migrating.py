@@ -13,9 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("peer", ["lightning", "accelerate"])
-def test_before_and_after_agree(
-    peer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_before_and_after_agree(peer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(peer)
     monkeypatch.chdir(tmp_path)
     text = (PAGES / f"from_{peer}.md").read_text(encoding="utf-8")
