@@ -25,7 +25,9 @@ def tool() -> ModuleType:
 def lines_of(picture: str) -> list[str]:
     """The lines of a drawn terminal, from top to bottom."""
     rows: dict[float, list[tuple[float, str]]] = {}
-    for x, y, text in re.findall(r'<text [^>]*? x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)', picture):
+    for x, y, text in re.findall(
+        r'<text class="session-r[^>]*? x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)', picture
+    ):
         rows.setdefault(float(y), []).append((float(x), html.unescape(text).replace("\xa0", " ")))
     lines = ["".join(text for _, text in sorted(rows[y])).rstrip() for y in sorted(rows)]
     return [line for line in lines if line]
