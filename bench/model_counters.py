@@ -80,17 +80,7 @@ CONTENDERS: dict[str, Callable[[nn.Module, Tensor], Figures]] = {
     "ptflops": ptflops,
 }  # fmt: skip
 # The first of each family of timm that takes an image, and no more than one.
-FAMILIES = [
-    "resnet50", "resnetv2_50", "resnest14d", "res2net50_26w_4s", "regnetx_002", "regnety_002", "regnetz_005",
-    "efficientnet_b0", "tf_efficientnetv2_b0", "mobilenetv3_small_100", "mobilenetv4_conv_small",
-    "mnasnet_small", "ghostnet_100", "mobileone_s0", "repvgg_a0", "convnext_atto", "convnextv2_atto",
-    "densenet121", "dla34", "dpn48b", "hrnet_w18_small", "inception_v4", "xception41", "nfnet_l0",
-    "ese_vovnet19b_dw", "vgg11", "cspresnet50", "selecsls42", "skresnet18", "fbnetc_100", "hardcorenas_a",
-    "rexnet_100", "tinynet_a", "semnasnet_075", "vit_tiny_patch16_224", "deit_tiny_patch16_224",
-    "deit3_small_patch16_224", "beit_base_patch16_224", "cait_xxs24_224", "swin_tiny_patch4_window7_224",
-    "swinv2_tiny_window8_256", "mixer_s16_224", "gmlp_ti16_224", "levit_128s", "poolformer_s12", "pvt_v2_b0",
-    "xcit_nano_12_p16_224", "coatnet_0_224", "edgenext_xx_small", "crossvit_tiny_240",
-]  # fmt: skip
+FAMILIES = (Path(__file__).parent / "timm_families.txt").read_text().split()
 
 
 def models() -> list[str]:

@@ -73,8 +73,42 @@ def test_a_model_of_a_file(flambeau: Any, net: Path) -> None:
     assert found["modules"][0]["output"] == [[5, 3]]
     assert found["modules"][0]["parameters"] == 36 + 15 + 20
     assert found["unused"] == ["left"]
+    assert found["training"]["activations"] > 0
+    assert found["no_training"] is None
     out = flambeau("inspect", f"{net}:make", "--input 5,7:int64").out
     assert "not used in evaluation: left (20 parameters)" in out
+
+
+def test_lazy_layers_have_a_training_step_too(flambeau: Any, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("""
+from torch import nn
+def lazy():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(4))
+def plain():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+""")
+    lazy, plain = (
+        inspected(flambeau, f"{tmp_path / 'net.py'}:{name}", "--input 5,3,2,2")
+        for name in ("lazy", "plain")
+    )
+    assert lazy["training"] == plain["training"]
+    assert lazy["ran"]
+    out = flambeau("inspect", f"{tmp_path / 'net.py'}:lazy", "--input 5,3,2,2").out
+    assert "the model ran on random values, as it reads some or has lazy layers" in out
+
+
+def test_a_model_that_no_training_step_can_take_says_why(flambeau: Any, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("""
+from torch import nn
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4))
+""")
+    code, out, _ = flambeau("inspect", tmp_path / "net.py:make", "--input 1,3,2,2")
+    assert code == 0
+    assert "no training step can be followed, so its memory is not known: Expected more" in out
+    found = inspected(flambeau, tmp_path / "net.py:make", "--input 1,3,2,2")
+    assert found["training"] is None
+    assert found["no_training"].startswith("Expected more than 1 value per channel")
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def notes(folder: Path) -> list[list[str]]:
     return [(folder / f"rank-{rank}").read_text().splitlines() for rank in range(2)]
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+@pytest.mark.parametrize("state", ["RUNNING", pytest.param("COMPLETING", marks=pytest.mark.slow)])
 def test_slurm_job_goes_back_into_the_queue(
     state: str, cluster: dict[str, str], tmp_path: Path
 ) -> None:

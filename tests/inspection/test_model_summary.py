@@ -1,5 +1,9 @@
 """The summary of a model, against torch's own counters and against what is countable by hand."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -10,19 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from flambeau.errors import InputError
 from flambeau.inspection.model_summary import ModelSummary, ModuleSummary, summarize
 
-# Each of another family, of timm.
-TIMM = [
-    "resnet50", "resnetv2_50", "resnest14d", "res2net50_26w_4s", "regnetx_002", "regnety_002",
-    "regnetz_005", "efficientnet_b0", "tf_efficientnetv2_b0", "mobilenetv3_small_100",
-    "mobilenetv4_conv_small", "mnasnet_small", "ghostnet_100", "mobileone_s0", "repvgg_a0", "convnext_atto",
-    "convnextv2_atto", "densenet121", "dla34", "dpn48b", "hrnet_w18_small", "inception_v4", "xception41",
-    "nfnet_l0", "ese_vovnet19b_dw", "vgg11", "cspresnet50", "selecsls42", "skresnet18", "fbnetc_100",
-    "hardcorenas_a", "rexnet_100", "tinynet_a", "semnasnet_075", "vit_tiny_patch16_224",
-    "deit_tiny_patch16_224", "deit3_small_patch16_224", "beit_base_patch16_224", "cait_xxs24_224",
-    "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "mixer_s16_224", "gmlp_ti16_224",
-    "levit_128s", "poolformer_s12", "pvt_v2_b0", "xcit_nano_12_p16_224", "coatnet_0_224",
-    "edgenext_xx_small", "crossvit_tiny_240",
-]  # fmt: skip
+ROOT = Path(__file__).parents[2]
+TIMM = (ROOT / "bench" / "timm_families.txt").read_text().split()
 TORCHVISION = [
     f"torchvision:{name}" for name in torchvision.models.list_models(module=torchvision.models)
 ]
@@ -155,6 +148,50 @@ def test_values_are_there_where_the_model_reads_them() -> None:
     assert summary.unused == ("first",)
     with torch.device("meta"), pytest.raises(InputError, match="reads values of its tensors"):
         summarize(Reads(), (torch.empty(3, 4),))
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_count_whatever_computes_them(kind: type[nn.RNNBase]) -> None:
+    layer, x = kind(8, 16, 2, batch_first=True, bidirectional=True), torch.zeros(2, 7, 8)
+    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        layer(x)
+    assert summarize(layer, (x,)).modules[0].flops == counter.get_total_flops() > 0
+
+
+class Numpy(nn.Module):
+    """Leaves torch in between, which tensors without values cannot do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.from_numpy(x.detach().numpy().T.copy())
+
+
+def test_values_are_there_where_the_model_leaves_torch() -> None:
+    summary = summarize(Numpy(), (torch.empty(3, 4, device="meta"),))
+    assert summary.ran
+    assert summary.modules[0].output == ((3, 3),)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="no fork after a backward pass with a GPU")
+@pytest.mark.parametrize("look", ["summarize(model, inputs)", "estimate_memory(model, inputs)"])
+def test_a_process_that_looked_can_train_and_then_fork_ranks(look: str) -> None:
+    code = f"""
+import os, torch
+from flambeau.inspection.model_summary import summarize
+from flambeau.recipes.memory.memory_budget import estimate_memory
+model, inputs = torch.nn.Linear(2, 2), (torch.ones(1, 2),)
+{look}
+model(*inputs).sum().backward()
+pid = os.fork()
+if not pid:
+    model(*inputs).sum().backward()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "7", done.stderr
 
 
 def test_a_wrong_input_is_named() -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any
 
 _OF_DEVELOPERS = {"dev", "bench"}
@@ -49,6 +48,8 @@ def _free(folder: str) -> int | None:
 
 def _extras() -> dict[str, list[str] | str]:
     """The optional parts of flambeau: 'installed', or the packages that are missing."""
+    from importlib import metadata
+
     found: dict[str, list[str] | str] = {}
     for line in metadata.requires("flambeau") or []:
         package, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
@@ -62,6 +63,8 @@ def _extras() -> dict[str, list[str] | str]:
 
 def _problems() -> list[str]:
     """What does not fit together: torchvision says which torch it was built with."""
+    from importlib import metadata
+
     here, torchvision = _version("torch"), _version("torchvision")
     if here is None or torchvision is None:
         return []
@@ -84,6 +87,8 @@ def _numbers(version: str) -> list[int]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # 30 ms that no other command should pay
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau.errors import InputError
 from flambeau.terminal import say
+from flambeau.user_code import first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +26,6 @@ _CONV = (
     r"(,d(?P<dilation>\d{1,6}))?(,(?P<transposed>t))?"
 )
 _NUMBERS = ("kernel", "stride", "padding", "dilation")
-_SMALL_SIZE = 32  # pixels, for our own small models
 _DEPTH = 2
 _NAMED = 10  # unused modules and shared parameters that are named in the lines below the table
 
@@ -85,10 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_breaks(model, args, kwargs, as_json=arguments.json)
     with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
         summary = summarize(model, args, kwargs)
-    memory = _training_memory(model, args) if not kwargs else None
+    memory = _training_memory(model, args, kwargs)
     if arguments.json:
-        training = None if memory is None else dataclasses.asdict(memory)
-        print_json([dataclasses.asdict(summary) | {"training": training}])
+        training = {
+            "training": None if isinstance(memory, str) else dataclasses.asdict(memory),
+            "no_training": memory if isinstance(memory, str) else None,
+        }
+        print_json([dataclasses.asdict(summary) | training])
         return 0
     _print_modules([row for row in summary.modules if row.depth <= depth])
     for line in _totals(summary, memory):
@@ -125,12 +128,8 @@ def _loaded(name: str, shape: tuple[int, ...]) -> "tuple[nn.Module, tuple[int, .
         name: as the user wrote it.
         shape: of the first input, empty where none was given.
     """
-    from flambeau.inspection.model_facts import (
-        DEFAULT_SIZE,
-        model_facts,
-        model_without_values,
-    )
-    from flambeau.train.build.model import SMALL, TINY, build_model
+    from flambeau.inspection.model_facts import DEFAULT_SIZE, made_for, model_without_values
+    from flambeau.train.build.model import build_model
     from flambeau.train.inference import load_trained
     from flambeau.user_code import is_function
 
@@ -141,26 +140,40 @@ def _loaded(name: str, shape: tuple[int, ...]) -> "tuple[nn.Module, tuple[int, .
     if is_function(name):
         side = side or DEFAULT_SIZE
         model = build_model(name, num_classes=1000, channels=channels, image_size=side)
-    elif name in (SMALL, TINY):
-        side = side or _SMALL_SIZE
-        model = model_without_values(name, channels=channels, image_size=side)
     else:
         model = model_without_values(name, channels=channels, image_size=side)
-        # torchvision's ViTs are made for 224 pixels, whatever their newest weights take
-        side = side or getattr(model, "image_size", None) or model_facts(name).input_size
-    side = side or DEFAULT_SIZE
+        side = side or made_for(name, model)
     return model, (1, channels, side, side)
 
 
-def _training_memory(model: "nn.Module", args: tuple[Any, ...]) -> "MemoryEstimate | None":
-    """Of a training step with AdamW; None for a model that cannot be followed in one."""
+def _training_memory(
+    model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> "MemoryEstimate | str":
+    """Of a training step with AdamW, or why a model cannot be followed in one."""
+    from torch import nn
+    from torch.nn.parameter import is_lazy
+
+    from flambeau.inspection.model_summary import with_values
     from flambeau.recipes.memory.memory_budget import estimate_memory
+
+    class Called(nn.Module):
+        """Takes inputs by name too."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model.train()
+
+        def forward(self, *args: Any) -> Any:
+            *positional, named = args
+            return self.model(*positional, **named)
 
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            return estimate_memory(model.train(), args)
-    except Exception:  # such as BatchNorm, which refuses one value per channel
-        return None
+            if any(is_lazy(leaf) for leaf in (*model.parameters(), *model.buffers())):
+                model(*with_values(args), **with_values(kwargs))  # which gives them their shapes
+            return estimate_memory(Called(), (*args, kwargs))
+    except Exception as error:  # such as BatchNorm, which refuses one value per channel
+        return first_line(error)
 
 
 def _print_breaks(
@@ -264,7 +277,7 @@ def _field(field: tuple[int, ...] | None) -> str | None:
     return "x".join(map(str, field)) or "all"
 
 
-def _totals(summary: "ModelSummary", memory: "MemoryEstimate | None") -> list[str]:
+def _totals(summary: "ModelSummary", memory: "MemoryEstimate | str") -> list[str]:
     """What holds for the whole model, in lines."""
     whole = summary.modules[0]
     lines = [
@@ -274,7 +287,9 @@ def _totals(summary: "ModelSummary", memory: "MemoryEstimate | None") -> list[st
         f"{whole.accessed_bytes / 2**20:.1f} MiB read and written, "
         f"{whole.kept_bytes / 2**20:.1f} MiB kept for a backward pass",
     ]
-    if memory is not None:
+    if isinstance(memory, str):
+        lines.append(f"no training step can be followed, so its memory is not known: {memory}")
+    else:
         lines.append(
             f"a training step of this input with AdamW: {memory.peak / 2**20:.1f} MiB at its peak, "
             f"{memory.activations / 2**20:.1f} MiB of it activations"
@@ -291,7 +306,7 @@ def _totals(summary: "ModelSummary", memory: "MemoryEstimate | None") -> list[st
         lines.append(f"{idle} more are not called, and have no parameters (--json names them)")
     if summary.ran:
         lines.append(
-            "the model reads values of its tensors: it ran on random ones, another input may differ"
+            "the model ran on random values, as it reads some or has lazy layers: another input may differ"
         )
     return ["", *lines]
 

@@ -15,6 +15,7 @@ from flambeau.train.build.model import SMALL, TINY, build_model
 
 TORCHVISION = "torchvision:"
 DEFAULT_SIZE = 224  # pixels, where a model was published for none
+_SMALL_SIZE = 32  # pixels, for our own small models
 
 
 @dataclass(frozen=True)
@@ -112,3 +113,12 @@ def model_without_values(
             return make()
     except (InputError, NotImplementedError):
         return make()
+
+
+def made_for(name: str, model: nn.Module) -> int:
+    """Side of the images, pixels, that one of `model_names` takes as `model_without_values` makes it."""
+    if name in (SMALL, TINY):
+        return _SMALL_SIZE
+    # torchvision's ViTs are made for 224 pixels, whatever their newest weights take
+    side = getattr(model, "image_size", None) or model_facts(name).input_size
+    return side or DEFAULT_SIZE

@@ -5,6 +5,7 @@ and an add being two.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
 )
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flambeau.errors import InputError
 from flambeau.inspection.receptive_field import EVERYTHING, FieldTracker, ReceptiveField
+from flambeau.recipes.memory.memory_budget import fake_tensor_mode
 from flambeau.user_code import first_line
 
 _VALUES_READ = (DataDependentOutputException, DynamicOutputShapeException)
@@ -112,17 +113,26 @@ def summarize(
         InputError: the model does not take them; its own message is in it.
     """
     given = (tuple(args), dict(kwargs or {}))
-    lazy = any(is_lazy(one) for one in (*model.parameters(), *model.buffers()))
-    if not lazy:
+    leaves = [*model.parameters(), *model.buffers()]
+    ways = []
+    if not any(is_lazy(leaf) for leaf in leaves):
+        ways.append(False)
+    if not any(leaf.is_meta for leaf in leaves):
+        ways.append(True)  # values may be all that it lacks
+    problem: Exception | None = None
+    for ran in ways:
         try:
-            return _follow(model, *given, ran=False)
-        except _VALUES_READ:
-            pass
-    if any(leaf.is_meta for leaf in (*model.parameters(), *model.buffers())):
+            return _follow(model, *given, ran=ran)
+        except Exception as error:
+            problem = error
+    if problem is None or isinstance(problem, _VALUES_READ):
         raise InputError(
             "the model reads values of its tensors: it has to be on a device that has them"
-        )
-    return _follow(model, *given, ran=True)
+        ) from problem
+    raise InputError(
+        f"{type(model).__name__} does not take {_described(*given)}: "
+        f"{type(problem).__name__}: {first_line(problem)}"
+    ) from problem
 
 
 def _follow(
@@ -130,7 +140,7 @@ def _follow(
 ) -> ModelSummary:
     with ExitStack() as stack:
         if not ran:
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(fake_tensor_mode())
             memo: dict[int, Any] = {
                 id(t): _empty(t) for t in (*model.parameters(), *model.buffers())
             }
@@ -149,15 +159,7 @@ def _follow(
         stack.enter_context(watch)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda kept: kept))
         stack.enter_context(torch.enable_grad())
-        try:
-            twin(*args, **kwargs)
-        except _VALUES_READ:
-            raise
-        except Exception as error:
-            raise InputError(
-                f"{type(model).__name__} does not take {_described(args, kwargs)}: "
-                f"{type(error).__name__}: {first_line(error)}"
-            ) from error
+        twin(*args, **kwargs)
     return _summary(twin, watch, ran=ran)
 
 
@@ -201,12 +203,23 @@ def _described(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return f"({', '.join(parts)})"
 
 
+def _recurrent_flops(
+    x: Sequence[int], w_ih: Sequence[int], w_hh: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Of one direction of one layer: x (T, N, features), weights (gates x hidden, features or hidden)."""
+    return 2 * x[0] * x[1] * (math.prod(w_ih) + math.prod(w_hh))
+
+
+# oneDNN computes an LSTM in one operation, which torch counts as nothing; a GRU is products that it counts.
+_RECURRENT = {torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops}
+
+
 class _Watch(TorchDispatchMode):
     """Follows a forward pass: what each operation reads, writes and keeps, by module."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = FlopCounterMode(display=False)
+        self.flops = FlopCounterMode(display=False, custom_mapping=_RECURRENT)
         self.costs = {id(module): _Cost() for module in model.modules()}
         self.read = set[int]()  # storages of the parameters that operations read
         self._model = model

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches proc
 
 PLANS = 12  # of which 3 keep their number of ranks: 2, 3 and 4
 SEED = 0
+QUICK = (2, 3, 4, 9, 10)  # one of them keeps its number of ranks; the others are slow tests
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,10 @@ def bench() -> Iterator[ModuleType]:
                 del sys.modules[name]
 
 
-@pytest.mark.parametrize("number", range(PLANS))
+@pytest.mark.parametrize(
+    "number",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in range(PLANS)],
+)
 def test_a_killed_run_ends_like_one_never_killed(
     bench: ModuleType, tmp_path: Path, number: int
 ) -> None:

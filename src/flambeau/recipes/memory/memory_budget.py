@@ -167,6 +167,23 @@ def _mark_passes(module: nn.Module, name: str, live: _LiveStorages) -> None:
     module.register_forward_hook(after)
 
 
+def fake_tensor_mode() -> FakeTensorMode:
+    """Entered, it makes tensors of shape and dtype alone, beside those that have values.
+
+    Where there is no GPU, entering one makes torch believe in one, and then the first backward pass of the
+    process starts threads for it: a process forked later can run none. So that pass comes before.
+
+    Example:
+        >>> with fake_tensor_mode():
+        ...     product = torch.empty(10**6, 10**6) @ torch.empty(10**6, 3)
+        >>> product.shape
+        torch.Size([1000000, 3])
+    """
+    if not torch.cuda.is_available():
+        torch.ones((), requires_grad=True).backward()
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def _without_data(tensor: Tensor) -> Tensor:
     """Under a FakeTensorMode: shape, layout and device, and no memory. 'meta' counts as the CPU."""
     device = "cpu" if tensor.device.type == "meta" else tensor.device
@@ -222,7 +239,7 @@ def _simulate(
 
     `known` are those of another choice: the optimizer, more operations than the rest, takes the same there.
     """
-    live, mode = _LiveStorages(), FakeTensorMode(allow_non_fake_inputs=True)
+    live, mode = _LiveStorages(), fake_tensor_mode()
     with mode, live:
         model, batch = _copied(model, batch, live)
     live.mark("optimizer")
