@@ -78,7 +78,9 @@ def docs(tmp_path: Path) -> Path:
         (folder / "index.md").write_text(index, encoding="utf-8")
         (folder / "page.md").write_text("# Page\n\n## A part\n\n[zh](../zh/other.md)\n")
         (folder / "other.md").write_text("# Other\n\n[code](../../tools/build_site.py)\n")
-        (folder / "design.md").write_text("# Design\n\n[Page](page.md)\n")
+        (folder / "design.md").write_text(
+            "# 设计\n\n[页](page.md)。\n二。\nA line.\nAnother.\n", "utf-8"
+        )
         with (folder / "index.md").open("a") as file:
             file.write("- [Design](design.md)\n")
     return docs
@@ -89,6 +91,8 @@ def test_small_site_builds(docs: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     page = (tmp_path / "out" / "en" / "page.html").read_text(encoding="utf-8")
     assert 'href="../zh/other.html"' in page
+    chinese = (tmp_path / "out" / "zh" / "design.html").read_text(encoding="utf-8")
+    assert "</a>。二。A line.\nAnother.</p>" in chinese
     assert list(broken_links(tmp_path / "out")) == []
 
 

@@ -5,6 +5,7 @@ The pages stay plain Markdown: what leads out of the language's folder is resolv
 
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,23 @@ class LinksOutOfTheLanguage(SphinxTransform):
                 made.extend(node.children)
 
 
+class ChineseLines(SphinxTransform):
+    """A sentence per line in the source is no space between two Chinese sentences on the page."""
+
+    default_priority = 5
+
+    def apply(self, **options: Any) -> None:
+        for paragraph in self.document.findall(nodes.paragraph):
+            parts = paragraph.children
+            paragraph.children = parts[:1] + [
+                part
+                for before, part in pairwise(parts)
+                if part.astext() != "\n"
+                or not re.search(r"[\u3000-\u9fff\uff00-\uffef]$", before.astext())
+            ]
+
+
 def setup(app: Sphinx) -> None:
     app.add_search_language(SearchBigrams)
     app.add_transform(LinksOutOfTheLanguage)
+    app.add_transform(ChineseLines)
