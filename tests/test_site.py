@@ -113,6 +113,30 @@ def test_each_mistake_fails_the_build_and_is_named(docs: Path, tmp_path: Path) -
         assert re.search(said, done.stderr), f"{said} is not in\n{done.stderr}"
 
 
+def test_a_failed_build_and_other_folders_leave_everything_as_it_was(
+    docs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "out"
+    assert build(out, "--docs", str(docs)).returncode == 0
+    page, index = out / "en" / "page.html", docs / "en" / "index.md"
+    before = page.read_bytes()
+    text = index.read_text(encoding="utf-8")
+    index.write_text(text + "\n[a](missing.md)\n", encoding="utf-8")
+    assert build(out, "--docs", str(docs)).returncode == 1
+    assert page.read_bytes() == before
+    index.write_text(text, encoding="utf-8")
+    (out / "en" / "old.html").touch()
+    assert build(out, "--docs", str(docs)).returncode == 0
+    assert not (out / "en" / "old.html").exists()
+    for wrong in (docs, TOOL):
+        done = build(wrong, "--docs", str(docs))
+        assert done.returncode == 2
+        assert f"{wrong} holds something else: --out takes a new folder" in done.stderr
+    done = build(out, "--docs", str(tmp_path))
+    assert done.returncode == 2
+    assert f"there is no {tmp_path / 'en' / 'index.md'}" in done.stderr
+
+
 def test_page_of_one_language_is_named(docs: Path, tmp_path: Path) -> None:
     (docs / "zh" / "other.md").unlink()
     done = build(tmp_path / "out", "--docs", str(docs))

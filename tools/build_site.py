@@ -46,21 +46,44 @@ def main() -> int:
     if missing := [name for name in ("sphinx", "myst_parser", "furo") if find_spec(name) is None]:
         print(f"no {', '.join(missing)}: pip install -e '.[docs]'", file=sys.stderr)
         return 1
+    for language in LANGUAGES:
+        if not (args.docs / language / "index.md").is_file():
+            parser.error(
+                f"there is no {args.docs / language / 'index.md'}: --docs is the folder of en/ and zh/"
+            )
+    if not is_free(args.out):
+        parser.error(
+            f"{args.out} holds something else: --out takes a new folder, or that of a former site"
+        )
     if found := list(lonely_pages(args.docs)):
         print("\n".join(found), file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder:
         stage = Path(folder).resolve()
         collect(args.docs, stage)
-        builds = [start_build(stage, args.out, language) for language in LANGUAGES]
+        site = stage / "site"
+        builds = [start_build(stage, site / language, language) for language in LANGUAGES]
         for build in builds:
             said = build.communicate()[0].replace(f"{stage}/", "")
             print(said, end="", file=sys.stderr)
         if any(build.returncode for build in builds):
             return 1
-    (args.out / "index.html").write_text(START, encoding="utf-8")
+        (site / "index.html").write_text(START, "utf-8")
+        if args.out.exists():
+            shutil.rmtree(args.out)
+        shutil.move(site, args.out)
     print(f"open {args.out / 'index.html'}")
     return 0
+
+
+def is_free(out: Path) -> bool:
+    """Whether nothing but a site of this script would be lost."""
+    if not out.exists():
+        return True
+    start = out / "index.html"
+    return out.is_dir() and (
+        not any(out.iterdir()) or (start.is_file() and start.read_text("utf-8") == START)
+    )
 
 
 def lonely_pages(docs: Path) -> Iterator[str]:
@@ -127,7 +150,7 @@ def start_build(stage: Path, out: Path, language: str) -> subprocess.Popen[str]:
     state = ["-d", str(stage / f"state-{language}")]
     pages = str(stage / "docs" / language)
     return subprocess.Popen(
-        [*command, *settings, *state, pages, str(out / language)],
+        [*command, *settings, *state, pages, str(out)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
