@@ -50,6 +50,7 @@ EVERYTHING = frozenset(
         "terminal",
         "html_table",
         "recipes",
+        "report",
         "data",
         "parallel",
         "train",
@@ -79,6 +80,7 @@ FLOORS = {
     "terminal.py": Floor(frozenset()),
     "html_table.py": Floor(frozenset(), packages=frozenset()),
     "recipes": Floor(frozenset(), packages=frozenset({"torch"})),
+    "report": Floor(frozenset({"report"}), packages=frozenset()),
     "data": Floor(
         frozenset({"errors", "file_signature", "user_code", "terminal", "recipes", "data"})
     ),
@@ -87,7 +89,7 @@ FLOORS = {
             {"errors", "file_signature", "user_code", "terminal", "recipes", "data", "parallel"}
         )
     ),
-    "train": Floor(EVERYTHING - {"inspection", "cli"}),
+    "train": Floor(EVERYTHING - {"report", "inspection", "cli"}),
     "inspection": Floor(EVERYTHING - {"cli"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),
@@ -118,7 +120,7 @@ STOREYS = {
         {"loop", "weights", "evaluation"},
         {"build"},
         {"run.py", "inference.py", "verify_run.py"},
-        {"loss.py", "predictor.py"},
+        {"loss.py", "predictor.py", "features.py"},
         {"fit.py"},
         {"dry_run.py", "replay_step.py"},
         {"start.py"},

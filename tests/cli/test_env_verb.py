@@ -3,6 +3,7 @@
 import argparse
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from importlib import metadata
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import flambeau
-from flambeau.cli import env
+from flambeau.cli import env, nvidia_driver, wheel_tags
 from flambeau.data.images.jpeg.region_decode import jpeg_decoder
 from flambeau.data.images.native.kernel import kernel_status
 from flambeau.recipes.setup import environment as recipe
@@ -26,9 +27,12 @@ def test_json_is_the_version_and_the_report(capsys: pytest.CaptureFixture[str]) 
     assert call("--json") == 0
     report = json.loads(capsys.readouterr().out)
     images = report.pop("images")
+    wheels = report.pop("wheels")
+    assert wheels["python"] == f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert report.pop("cuda_of_driver") is None or torch.version.cuda
     assert images == {"jpeg": jpeg_decoder(), "kernel": kernel_status()}
     assert report.pop("problems") == []
-    assert set(report.pop("extras")) <= {"formats", "hf", "plot"}
+    assert set(report.pop("extras")) <= {"formats", "hf", "plot", "gpu"}
     assert 0 <= report.pop("shared_memory_free_bytes") <= shutil.disk_usage("/dev/shm").total
     assert report == {"flambeau": flambeau.__version__, **recipe.environment()}
     assert report["torch"] == torch.__version__
@@ -45,8 +49,12 @@ def test_text_is_aligned(
         "usable_memory_bytes": 2**31,
         "native_bf16": ["cpu", "cuda:0"],
         "container": False,
+        "cuda_build": "13.2",
     }
+    wheels = {"python": "cp311", "abi": "cp311", "platform": "any", "libc": None}
     monkeypatch.setattr(recipe, "environment", lambda: report)
+    monkeypatch.setattr(wheel_tags, "accepted_here", lambda: wheels)
+    monkeypatch.setattr(nvidia_driver, "cuda_of_driver", lambda: (13, 0))
     monkeypatch.setattr(env, "_free", lambda folder: None)
     monkeypatch.setattr(
         env, "_extras", lambda: {"plot": ["matplotlib is missing"], "hf": "installed"}
@@ -63,6 +71,13 @@ def test_text_is_aligned(
         "usable memory       2.0 GiB",
         "native bf16         cpu, cuda:0",
         "container           no",
+        "cuda build          13.2",
+        "cuda of driver      13.0",
+        "wheels",
+        "  python            cp311",
+        "  abi               cp311",
+        "  platform          any",
+        "  libc              none",
         "shared memory free  none",
         "images",
         f"  jpeg              {jpeg_decoder()}",
@@ -81,6 +96,9 @@ def test_text_says_everything(capsys: pytest.CaptureFixture[str]) -> None:
         is_size = name.endswith("_bytes")
         assert name.removesuffix("_bytes").replace("_", " ") in text
         assert isinstance(value, list | dict | None) or is_size or str(value) in text
+
+
+TOO_NEW = "torch is built for CUDA 13.2, and the NVIDIA driver here serves CUDA 12.8 at most"
 
 
 def installed(versions: dict[str, str]) -> Callable[[str], str]:
@@ -121,3 +139,22 @@ def test_what_does_not_fit_together(
     monkeypatch.setattr(metadata, "requires", needs.get)
     assert env._problems() == said
     assert env._extras() == {"formats": ["lmdb is missing"], "plot": ["matplotlib is missing"]}
+
+
+@pytest.mark.parametrize(
+    ("build", "served", "said"),
+    [
+        ("13.2", None, []),
+        ("13.2", (13, 0), []),
+        ("12.6", (13, 0), []),
+        (None, None, []),
+        (None, (13, 0), ["torch is built without CUDA, and the NVIDIA driver here serves CUDA 13.0"]),
+        ("13.2", (12, 8), [TOO_NEW]),
+    ],
+)  # fmt: skip
+def test_torch_and_the_driver(
+    build: str | None, served: tuple[int, int] | None, said: list[str]
+) -> None:
+    found = env._of_driver(build, served)
+    assert [line.partition(": `")[0] for line in found] == said
+    assert all("flambeau env --pip" in line for line in found)

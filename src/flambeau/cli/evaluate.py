@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flambeau.cli.reading_flags import add_reading_flags, check_at_least, printed
+from flambeau.cli.reading_flags import add_flip_tta, add_reading_flags, check_at_least, printed
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what `flambeau train` takes; its validation part counts, if any",
     )
     add_reading_flags(parser)
+    add_flip_tta(parser)
     parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
     parser.add_argument(
         "--out", type=Path, metavar="FILE.csv", help="write the prediction of each image"

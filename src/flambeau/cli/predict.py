@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.reading_flags import add_reading_flags, check_at_least, printed
+from flambeau.cli.reading_flags import add_flip_tta, add_reading_flags, check_at_least, printed
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top", type=int, default=5, metavar="N", help="classes to name (default: 5)"
     )
     add_reading_flags(parser)
+    add_flip_tta(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="one JSON object per image")
     output.add_argument(

@@ -1,4 +1,4 @@
-"""What `flambeau evaluate` and `predict` share: flags on how images are read, and how lines are printed."""
+"""What commands that read images share: flags on how they do, and how lines are printed."""
 
 import argparse
 import sys
@@ -15,11 +15,6 @@ def add_reading_flags(parser: argparse.ArgumentParser) -> None:
         help="side of the images as the model sees them (default: as in training)",
     )
     parser.add_argument(
-        "--flip-tta",
-        action="store_true",
-        help="average the probabilities of each image and its mirror image; twice the time",
-    )
-    parser.add_argument(
         "--download",
         action="store_true",
         help="fetch what is missing of torchvision:NAME or hf:NAME",
@@ -29,6 +24,15 @@ def add_reading_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--skip-bad-images", type=int, default=0, metavar="N", help="unreadable images to leave out"
+    )
+
+
+def add_flip_tta(parser: argparse.ArgumentParser) -> None:
+    """Whether an image is seen twice, where its classes are wanted."""
+    parser.add_argument(
+        "--flip-tta",
+        action="store_true",
+        help="average the probabilities of each image and its mirror image; twice the time",
     )
 
 

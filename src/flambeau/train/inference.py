@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -38,6 +38,7 @@ from flambeau.train.weights.safetensors_file import read_safetensors
 
 BATCH = 64  # images per forward pass; chosen, untested
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -62,21 +63,26 @@ class Trained:
         With `flip_tta`, the logarithm of the mean probabilities of the images and their mirror images.
         """
         images = images.to(self.device)
-        logits = self._logits(images)
+        logits: Tensor = self.apply(self.model, images).float()
         if not flip_tta:
             return logits
-        mirrored = self._logits(images.flip(-1)).log_softmax(1)
+        mirrored = self.apply(self.model, images.flip(-1)).float().log_softmax(1)
         return torch.logaddexp(logits.log_softmax(1), mirrored) - math.log(2)
 
-    def _logits(self, images: Tensor) -> Tensor:
+    def apply(self, function: Callable[[Tensor], _Found], images: Tensor) -> _Found:
+        """What a function of normalized images gives, in the precision in which the run evaluates.
+
+        Args:
+            function: the model, or one that calls it.
+            images: (N, C, S, S) uint8, or float32 in the unit of the training, on the model's device.
+        """
         same_device = self.settings.device.startswith(self.device.type)
         precision = self.settings.precision if same_device else "fp32"
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if precision in _DTYPES:
             context = torch.autocast(self.device.type, _DTYPES[precision])
         with context:
-            logits: Tensor = self.model(self.normalize(images))
-        return logits.float()
+            return function(self.normalize(images))
 
 
 def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:

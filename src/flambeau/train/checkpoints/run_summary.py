@@ -48,6 +48,7 @@ class RunSummary:
         kind: made by `flambeau train`, or by a script with `Run`.
         metric, best: its name and value; of a finished run, what its weights have.
         step, steps: optimizer steps done, and those of the whole run.
+        steps_per_epoch: of the optimizer.
         changed: seconds since 1970, of the last change.
         seconds: of training, without evaluations and pauses.
         config: what config.toml holds.
@@ -64,6 +65,7 @@ class RunSummary:
     best: float | None = None
     step: int | None = None
     steps: int | None = None
+    steps_per_epoch: int | None = None
     changed: float | None = None
     seconds: float | None = None
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -173,8 +175,8 @@ class _Reader:
             data=data if isinstance(data, str) else None,
             model=told["model"] if isinstance(told.get("model"), str) else None,
             metric=metric if best is not None else None, best=best,
-            step=step, steps=self._total(), changed=_changed(self._path),
-            seconds=self._seconds(), config=config,
+            step=step, steps=self._total(), steps_per_epoch=self._steps_per_epoch(),
+            changed=_changed(self._path), seconds=self._seconds(), config=config,
         )  # fmt: skip
 
     def _state(self) -> tuple[State, str | None, Mapping[str, Any] | None]:

@@ -1,0 +1,151 @@
+"""`flambeau features`: what the layers of a model give for the images of a data set, as one file."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flambeau.cli.reading_flags import add_reading_flags, check_at_least
+from flambeau.errors import InputError
+from flambeau.terminal import say
+
+if TYPE_CHECKING:
+    from flambeau.train.inference import Trained
+
+HELP = "write the features of images by a run or a pretrained model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """RUN or MODEL, DATA and OUT, which layers, and how to read."""
+    parser.add_argument(
+        "model",
+        metavar="RUN|MODEL",
+        help="the folder of a run; or a name as --model of train takes it, with --pretrained or --weights, "
+        "or FILE.py:FUNCTION that returns a model with its weights",
+    )
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        help="an image, a folder of images, or what else `flambeau predict` takes",
+    )
+    parser.add_argument(
+        "out",
+        type=Path,
+        metavar="OUT",
+        help="FILE.npy for one layer, FILE.safetensors with a tensor for each; the list of the images is "
+        "FILE.csv",
+    )
+    parser.add_argument(
+        "--layers",
+        metavar="NAMES",
+        help="names with commas between, such as layer3,avgpool; `flambeau inspect` lists them "
+        "(default: what goes into the classifier head)",
+    )
+    parser.add_argument(
+        "--pool",
+        action="store_true",
+        help="the mean over height and width of maps, and over the tokens of a transformer",
+    )
+    parser.add_argument("--pretrained", action="store_true", help="published weights, of a MODEL")
+    parser.add_argument("--weights", metavar="FILE", help="weights of a file or run, of a MODEL")
+    parser.add_argument(
+        "--part",
+        choices=("train", "val"),
+        help="which part of data that have two (default: val; all of other data)",
+    )
+    add_reading_flags(parser)
+    parser.add_argument("--force", action="store_true", help="replace the files if they exist")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file, and say what is in it."""
+    check_at_least(arguments, workers=0, skip_bad_images=0)
+    layers = _layers(arguments.layers)
+    from flambeau.train.evaluation.feature_file import SUFFIXES
+    from flambeau.train.evaluation.predictions_file import refuse_existing
+    from flambeau.train.features import open_images, write_features
+
+    # Before an hour of work, not after it.
+    refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
+    _keep_inputs(arguments)
+    if len(layers) > 1 and arguments.out.suffix.lower() == ".npy":
+        raise InputError(
+            f"{arguments.out} holds one layer, and {len(layers)} are named: let it end in .safetensors"
+        )
+    is_run = Path(arguments.model).is_dir()
+    trained = _run_of(arguments) if is_run else _model_of(arguments)
+    source = open_images(
+        Path(arguments.data),
+        trained.facts.classes if is_run else None,
+        part=arguments.part,
+        download=arguments.download,
+        say=say,
+    )
+    written = write_features(
+        trained,
+        source,
+        arguments.out,
+        layers=layers,
+        pool=arguments.pool,
+        workers=arguments.workers,
+        skip_bad_images=arguments.skip_bad_images,
+        force=arguments.force,
+        about={"model": arguments.model, "data": arguments.data},
+    )
+    for name, shape in written.shapes.items():
+        print(f"{name}: {' x '.join(map(str, (written.num_images, *shape)))} float32", flush=True)
+    say(f"features of {written.num_images} images: {arguments.out}, their list: {written.images}")
+    return 0
+
+
+def _keep_inputs(arguments: argparse.Namespace) -> None:
+    """Refuse, also with --force, to write over what is read."""
+    for path in (arguments.out, arguments.out.with_suffix(".csv")):
+        for given in (arguments.data, arguments.weights):
+            if given and path.exists() and Path(given).exists() and path.samefile(given):
+                raise InputError(
+                    f"{path} would be written over, and {given} is read\nName another OUT"
+                )
+
+
+def _layers(given: str | None) -> list[str]:
+    if given is None:
+        return []
+    layers = [name.strip() for name in given.split(",")]
+    if "" in layers:
+        raise InputError(f"--layers {given!r} has an empty name in it")
+    for name in layers:
+        if layers.count(name) > 1:
+            raise InputError(f"--layers names {name} twice")
+    return layers
+
+
+def _run_of(arguments: argparse.Namespace) -> "Trained":
+    from flambeau.train.inference import at_size, load_trained
+
+    for flag in ("pretrained", "weights"):
+        if getattr(arguments, flag):
+            raise InputError(f"--{flag} is for a MODEL: {arguments.model} is a run and has its own")
+    return at_size(load_trained(Path(arguments.model), say=say), arguments.image_size)
+
+
+def _model_of(arguments: argparse.Namespace) -> "Trained":
+    from flambeau.inspection.model_facts import DEFAULT_SIZE, model_facts
+    from flambeau.train.features import named_model
+    from flambeau.train.settings.fields import check_value
+    from flambeau.train.settings.settings import FIELDS
+    from flambeau.user_code import is_function
+
+    if arguments.pretrained and arguments.weights:
+        raise InputError("--pretrained and --weights contradict each other: give one of them")
+    size = arguments.image_size
+    if size is None:
+        known = None if is_function(arguments.model) else model_facts(arguments.model).input_size
+        size = known or DEFAULT_SIZE
+    check_value(FIELDS["image_size"], size)
+    return named_model(
+        arguments.model,
+        image_size=size,
+        pretrained=arguments.pretrained,
+        weights=arguments.weights,
+        say=say,
+    )

@@ -1,0 +1,1 @@
+"""What runs look like, as one HTML file that needs nothing else; without torch, for any program."""

@@ -1,0 +1,312 @@
+"""The HTML file: everything that it needs is in it, and all text from a run is escaped."""
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flambeau.report.reported_run import Chart, ReportedRun, Series, charts, seed_groups, thinned
+
+ASSETS = Path(__file__).parent / "assets"
+GENERATOR = "flambeau report"  # in a tag at the head, by which our own file is known again
+_NUMERIC, _DIFFERS = ' class="number"', ' class="differs"'
+_SPARK = (90, 22)  # width and height of a small curve, px
+
+
+def report_page(runs: Sequence[ReportedRun], *, words: Mapping[str, str], version: str) -> str:
+    """A report of one run or of several.
+
+    Args:
+        runs: at least one.
+        words: of `flambeau.report.words`.
+        version: of flambeau.
+    """
+    script = (ASSETS / "report.js").read_text(encoding="utf-8")
+    found = charts(runs)
+    title = runs[0].name
+    if len(runs) > 1:
+        title = f"{words['title']}: {len(runs)} {words['runs'].lower()}"
+    sections = [
+        _section("runs", words, _runs_table(runs, words)) if len(runs) > 1 else "",
+        _section("curves", words, _curves(runs, found, words)),
+        _section("figures", words, _figures(runs, words)),
+        _section("settings", words, _settings(runs, words)),
+        _section("data", words, _nested(runs, "data", words)),
+        _section("environment", words, _nested(runs, "environment", words)),
+    ]
+    return f"""<!DOCTYPE html>
+<html lang="{words["language"]}">
+{_head(title, script)}
+<body>
+<header>
+<h1>{_text(title)}</h1>
+{_summary(runs, words)}
+</header>
+<main>
+{"".join(sections)}
+</main>
+<footer class="soft"><p>{_text(words["made"].format(version=version))}</p></footer>
+<script type="application/json" id="data">{_embedded(_for_script(found, words))}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _head(title: str, script: str) -> str:
+    """With a policy that lets this style and this script work, and nothing else."""
+    style = (ASSETS / "report.css").read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return f"""<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="{GENERATOR}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{_text(title)}</title>
+<style>{style}</style>
+</head>"""
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _embedded(value: object) -> str:
+    """JSON that no text in it can end."""
+    return json.dumps(value, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+
+
+def _section(name: str, words: Mapping[str, str], content: str) -> str:
+    heading = f'<h2 id="h-{name}">{_text(words[name])}</h2>'
+    return f'<section aria-labelledby="h-{name}">{heading}\n{content}</section>\n'
+
+
+def _summary(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
+    names = ["curves", "figures", "settings", "data", "environment"]
+    names = ["runs", *names] if len(runs) > 1 else names
+    links = "".join(f'<a href="#h-{name}">{_text(words[name])}</a>' for name in names)
+    lines = [f'<nav aria-label="{_text(words["title"])}">{links}</nav>']
+    if len(runs) == 1:
+        run = runs[0]
+        said = run.state if run.why is None else f"{run.state}: {run.why}"
+        facts = " · ".join([said, *(f"{label}: {text}" for label, text in run.facts.items())])
+        lines.insert(0, f"<p>{_text(facts)}</p>")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- curves
+
+
+def _for_script(found: Sequence[Chart], words: Mapping[str, str]) -> dict[str, Any]:
+    told = ("nothing", "step", "epoch")
+    return {
+        "words": {name: words[name] for name in told},
+        "charts": [_chart(chart) for chart in found],
+    }
+
+
+def _chart(chart: Chart) -> dict[str, Any]:
+    lines = []
+    for line in chart.lines:
+        values = {"run": line.run, "name": line.name, "color": line.color, "dash": line.dash,
+                  "steps": line.series.steps, "epochs": line.series.epochs or None,
+                  "values": line.series.values}  # fmt: skip
+        if line.spread is not None:
+            values["band"] = line.spread
+            values["low"] = [None if pair is None else pair[0] for pair in line.spread]
+            values["high"] = [None if pair is None else pair[1] for pair in line.spread]
+        lines.append(values)
+    return {"title": chart.title, "log": chart.may_be_log, "lines": lines}
+
+
+def _curves(runs: Sequence[ReportedRun], found: Sequence[Chart], words: Mapping[str, str]) -> str:
+    if not found:
+        return f"<p>{_text(words['no_curves'])}</p>"
+    boxes = "".join(
+        f'<label><input type="checkbox" checked data-run="{_text(group[0].name)}">'
+        f'<span class="swatch" data-color="{color}"></span>{_text(_group_name(group))}</label>'
+        for color, group in enumerate(seed_groups(runs))
+    )
+    has_epochs = any(series.epochs for run in runs for series in run.series.values())
+    axes = "".join(
+        f'<option value="{name}">{_text(words[name])}</option>'
+        for name in (["step", "epoch"] if has_epochs else ["step"])
+    )
+    figures = "".join(
+        f'<figure id="chart-{number}"><h3>{_text(chart.title)}</h3></figure>'
+        for number, chart in enumerate(found)
+    )
+    seeds = any(line.spread is not None for chart in found for line in chart.lines)
+    return f"""<noscript><p>{_text(words["script"])}</p></noscript>
+<div class="controls">{boxes if len(runs) > 1 else ""}
+<label>{_text(words["axis"])} <select id="axis">{axes}</select></label>
+<label><input type="checkbox" id="log"> {_text(words["log"])}</label>
+<label>{_text(words["smooth"])}
+<input type="range" id="smooth" min="0" max="0.98" step="0.02" value="0"></label>
+<span class="soft">{_text(words["keys"])}</span></div>
+{f'<p class="soft">{_text(words["seeds"])}</p>' if seeds else ""}
+<div class="charts">{figures}</div>
+"""
+
+
+def _group_name(group: Sequence[ReportedRun]) -> str:
+    return group[0].name if len(group) == 1 else f"{group[0].name}, n = {len(group)}"
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _table(head: Iterable[str], rows: Iterable[str], *, name: str = "") -> str:
+    known = f' id="{name}"' if name else ""
+    return (
+        f'<div class="scroll" tabindex="0"><table{known}><thead><tr>{"".join(head)}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>\n"
+    )
+
+
+def _heading(text: str, *, number: bool = False, sorts: bool = False) -> str:
+    inner = f'<button type="button">{_text(text)}</button>' if sorts else _text(text)
+    return f'<th scope="col"{_NUMERIC if number else ""}>{inner}</th>'
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"
+
+
+def _runs_table(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
+    figures = list(dict.fromkeys(name for run in runs for name in run.figures))
+    shown = [name for name in differing(runs) if name not in figures][:6]
+    sparks = [
+        name
+        for name in ("val_loss", "val_accuracy", "train_loss")
+        if any(name in run.series for run in runs)
+    ][:2]
+    head = [
+        _heading(words["name"], sorts=True), _heading(words["state"], sorts=True),
+        *(_heading(name, number=True, sorts=True) for name in figures),
+        *(_heading(name, number=True, sorts=True) for name in sparks),
+        *(_heading(name, sorts=True) for name in shown),
+    ]  # fmt: skip
+    rows = []
+    for run in runs:
+        cells = [f'<th scope="row">{_text(run.name)}</th><td>{_text(run.state)}</td>']
+        for name in figures:
+            cells.append(_cell(run.figures.get(name)))
+        for name in sparks:
+            cells.append(_spark_cell(run.series.get(name)))
+        cells += [f"<td>{_text(_value(run.settings.get(name, '')))}</td>" for name in shown]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    label = _text(words["filter"])
+    box = f'<p><label>{label} <input type="search" id="filter" autocomplete="off"></label></p>'
+    return box + _table(head, rows, name="runs")
+
+
+def _cell(value: float | None) -> str:
+    known = "" if value is None else repr(float(value))
+    return f'<td class="number" data-value="{known}">{_number(value)}</td>'
+
+
+def _spark_cell(series: Series | None) -> str:
+    """A small curve, and its last value to sort by."""
+    known = (
+        []
+        if series is None
+        else [value for value in thinned(series, 60).values if value is not None]
+    )
+    if not known:
+        return '<td class="number" data-value=""></td>'
+    width, height = _SPARK
+    low, high = min(known), max(known)
+    right, scale = max(1, len(known) - 1), (height - 4) / ((high - low) or 1)
+    points = " ".join(
+        f"{1 + (width - 2) * k / right:.1f},{height - 2 - scale * (value - low):.1f}"
+        for k, value in enumerate(known)
+    )
+    return (
+        f'<td class="number" data-value="{known[-1]!r}"><svg width="{width}" height="{height}" role="img" '
+        f'aria-label="{_number(known[0])} ... {_number(known[-1])}"><polyline points="{points}" fill="none" '
+        'stroke="currentColor" stroke-width="1.3"/></svg></td>'
+    )
+
+
+def _figures(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
+    names = list(dict.fromkeys(name for run in runs for name in (*run.figures, *run.series)))
+    head = [_heading(words["name"]), *(_heading(run.name, number=True) for run in runs)]
+    rows = []
+    for name in names:
+        values = []
+        for run in runs:
+            value, note = run.figures.get(name), ""
+            if value is None and name in run.series:
+                last = run.series[name].values[-1]
+                value, note = last, f" ({words['last']})"
+            values.append(f'<td class="number">{_number(value)}{_text(note)}</td>')
+        rows.append(f'<tr><th scope="row">{_text(name)}</th>{"".join(values)}</tr>')
+    return _table(head, rows)
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def differing(runs: Sequence[ReportedRun]) -> list[str]:
+    """Settings that are not the same in all runs."""
+    names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    return [name for name in names if len({_value(run.settings.get(name)) for run in runs}) > 1]
+
+
+def _settings(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
+    names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    different = differing(runs)
+
+    def table(chosen: Sequence[str]) -> str:
+        head = [_heading(words["name"]), *(_heading(run.name) for run in runs)]
+        rows = (
+            f"<tr{_DIFFERS if name in different and len(chosen) > len(different) else ''}>"
+            f'<th scope="row">{_text(name)}</th>'
+            + "".join(f"<td>{_text(_value(run.settings.get(name, '')))}</td>" for run in runs)
+            + "</tr>"
+            for name in chosen
+        )
+        return _table(head, rows)
+
+    if not different:
+        return table(names)
+    return (
+        f"<h3>{_text(words['differ'])}</h3>{table(different)}"
+        f"<details><summary>{_text(words['all'])}</summary>{table(names)}</details>\n"
+    )
+
+
+def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name} {key}".strip())
+    else:
+        yield name, _value(value)
+
+
+def _nested(runs: Sequence[ReportedRun], what: str, words: Mapping[str, str]) -> str:
+    flat = [dict(_flat(getattr(run, what))) if getattr(run, what) else {} for run in runs]
+    names = list(dict.fromkeys(name for one in flat for name in one))
+    if not names:
+        return f"<p>{_text(words['nothing'])}</p>"
+    head = [_heading(words["name"]), *(_heading(run.name) for run in runs)]
+    rows = []
+    for name in names:
+        values = [one.get(name, "") for one in flat]
+        marked = _DIFFERS if len(set(values)) > 1 else ""
+        cells = "".join(f"<td>{_text(value)}</td>" for value in values)
+        rows.append(f'<tr{marked}><th scope="row">{_text(name)}</th>{cells}</tr>')
+    return _table(head, rows)

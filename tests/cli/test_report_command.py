@@ -1,0 +1,129 @@
+"""`flambeau report`: one run, several, a folder of runs; what is there already; wrong input."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, kept_process: Any) -> Path:
+    from flambeau.cli.command import main
+
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    words = "--duration 2ep --batch-size 1500 --device cpu --precision fp32 --log-every 2"
+    with kept_process():
+        assert main(["train", "--out", str(folder), *words.split()]) == 0
+    return folder
+
+
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path) -> Path:
+    """Three runs: two that differ in their seed, one with another rate."""
+    for name, change in (
+        ("first", ("", "")),
+        ("second", ("seed = 0", "seed = 1")),
+        ("third", ("momentum = 0.9", "momentum = 0.8")),
+    ):
+        shutil.copytree(trained, tmp_path / "runs" / name)
+        config = tmp_path / "runs" / name / "config.toml"
+        text = config.read_text(encoding="utf-8")
+        assert change[0] in text
+        config.write_text(text.replace(*change), encoding="utf-8")
+    return tmp_path / "runs"
+
+
+def embedded(path: Path) -> Any:
+    text = path.read_text(encoding="utf-8")
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    return json.loads(found)
+
+
+def test_a_run_gets_its_report(flambeau: Any, runs: Path) -> None:
+    run = runs / "first"
+    out = flambeau("report", run).out
+    assert out == f"{run / 'report.html'}\n"
+    assert (run / "report.html").stat().st_mode & 0o777 == 0o644
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "<title>first</title>" in page
+    assert "step: 8/8" in page
+    charts = {chart["title"]: chart["lines"] for chart in embedded(run / "report.html")["charts"]}
+    assert [*charts][:2] == ["loss", "accuracy"]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (val,) = (line for line in charts["loss"] if line["name"].endswith("val_loss"))
+    assert val["values"] == [row["val_loss"] for row in rows if "val_loss" in row]
+    assert val["epochs"] == [1.0, 2.0]
+    for name in ("momentum", "torch_threads", "train_samples"):
+        assert re.search(
+            rf'<th scope="row">{name}</th>', page.replace("torch threads", "torch_threads")
+        )
+    result = json.loads((run / "result.json").read_text())["metrics"]["val_accuracy"]
+    assert f"{result:.5g}" in page
+
+
+def test_a_folder_of_runs(
+    flambeau: Any, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert flambeau("report", "runs").out == "report.html\n"
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<title>Report: 3 runs</title>" in page
+    lines = embedded(tmp_path / "report.html")["charts"][0]["lines"]
+    assert {line["name"].partition(" ")[0] for line in lines} == {"first", "third"}
+    assert sum("n = 2" in line["name"] for line in lines) == 2
+    assert flambeau("report", "runs/second", "runs", "--out", "again.html").code == 0
+    assert "Report: 3 runs" in (tmp_path / "again.html").read_text(encoding="utf-8")
+
+
+def test_chinese(flambeau: Any, runs: Path) -> None:
+    assert flambeau("report", runs / "first", "--zh").code == 0
+    assert '<html lang="zh">' in (runs / "first" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_report_is_replaced_and_nothing_else(flambeau: Any, runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    out.write_text("<p>mine</p>")
+    code, _, err = flambeau("report", runs, "--out", out)
+    assert code == 2
+    assert "exists and is no report of flambeau; --force replaces it" in err
+    assert out.read_text() == "<p>mine</p>"
+    assert flambeau("report", runs, "--out", out, "--force").code == 0
+    assert flambeau("report", runs / "first", "--out", out).code == 0
+    assert "<title>first</title>" in out.read_text(encoding="utf-8")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".report")] == []
+
+
+def test_a_run_that_goes_on_or_is_damaged_has_one_too(flambeau: Any, runs: Path) -> None:
+    run = runs / "first"
+    (run / "result.json").unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "train_loss": 0.')
+    (run / "environment.json").write_text("[" * 100_000)
+    (run / "dataset.json").write_text('{"classes": "<b>"}')
+    assert flambeau("report", run).code == 0
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "damaged: dataset.json cannot be read" in page
+    assert "<b>" not in page
+    (run / "metrics.jsonl").unlink()
+    assert flambeau("report", run).code == 0
+    assert "no line of metrics.jsonl can be read yet" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("RUNS/absent", r"RUNS/absent does not exist; name the folder of a run"),
+        ("RUNS/first/config.toml", r"config.toml is not a folder"),
+        ("RUNS/first/checkpoints", r"no runs in RUNS/first/checkpoints"),
+        ("RUNS --out x.pdf", r"--out x.pdf: a report is an HTML file"),
+        ("RUNS --out no/x.html", r"--out no/x.html: the folder no does not exist"),
+        ("", r"RUN is missing; see flambeau report --help"),
+    ],
+)
+def test_wrong_input(flambeau: Any, runs: Path, words: str, said: str) -> None:
+    code, out, err = flambeau(f"report {words.replace('RUNS', str(runs))}")
+    assert (code, out) == (2, "")
+    assert re.search(said.replace("RUNS", re.escape(str(runs))), err), err

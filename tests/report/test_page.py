@@ -1,0 +1,191 @@
+"""The file itself: nothing from outside, and no text of a run does anything."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from flambeau.report.page import ASSETS, report_page
+from flambeau.report.reported_run import ReportedRun, Series
+from flambeau.report.words import CHINESE, ENGLISH
+
+OWNED = "document.documentElement.dataset.owned=1"
+XSS = [
+    f"<script>{OWNED}</script>",
+    f"</script><script>{OWNED}</script>",
+    f"<img src=x onerror={OWNED}>",
+    f'"><img src=x onerror={OWNED}>',
+    f"'><svg onload={OWNED}>",
+    f"<svg/onload={OWNED}>",
+    f"<body onload={OWNED}>",
+    f"<iframe srcdoc='<script>{OWNED}</script>'>",
+    f"javascript:{OWNED}",
+    f"<a href='javascript:{OWNED}'>x</a>",
+    f"<details open ontoggle={OWNED}>",
+    "<!--",
+    "-->",
+    "]]>",
+    f"<style>@import 'http://example.com'</style><script>{OWNED}</script>",
+    f"<ScRiPt>{OWNED}</ScRiPt>",
+    f"<math><mtext></mtext><script>{OWNED}</script></math>",
+    f"<input autofocus onfocus={OWNED}>",
+    f"<video><source onerror={OWNED}></video>",
+    f"<marquee onstart={OWNED}>",
+    f"<object data=javascript:{OWNED}>",
+    "&lt;script&gt;",
+    f"&#60;script&#62;{OWNED}",
+    f"\\u003cscript>{OWNED}",
+    f"\u2028{OWNED}",
+    f"\0{OWNED}",
+    f"`${{{OWNED}}}`",
+    f"';{OWNED}//",
+    f'";{OWNED}//',
+    f'\\";{OWNED}//',
+    f"</title><script>{OWNED}</script>",
+    f"</style><script>{OWNED}</script>",
+    f"</noscript><script>{OWNED}</script>",
+    f"</td><script>{OWNED}</script>",
+    f"<link rel=stylesheet href=//example.com onload={OWNED}>",
+    f"<base href=javascript:{OWNED}//>",
+    f"<meta http-equiv=refresh content='0;javascript:{OWNED}'>",
+    f"<form action=javascript:{OWNED}><button>",
+    f"<isindex type=image src=1 onerror={OWNED}>",
+    f"<table background=javascript:{OWNED}>",
+    f"on=1 {OWNED} x='",
+    f"{{{{constructor.constructor('{OWNED}')()}}}}",
+    f"<x onclick={OWNED} style=position:fixed;inset:0>",
+    f"<img src=x:x onerror\n={OWNED}>",
+    f"<<script>{OWNED}//<</script>",
+    f"%3Cscript%3E{OWNED}",
+    "__proto__",
+    f"<template><script>{OWNED}</script></template>",
+    f"<plaintext>{OWNED}",
+    f"<textarea><script>{OWNED}</script>",
+    f"<noembed><img title='</noembed><img src onerror={OWNED}>'>",
+]
+
+
+def hostile(number: int, text: str) -> ReportedRun:
+    series = {
+        text: Series((1, 2), (0.5, 1.0), (1.0, None)),
+        "val_loss": Series((2,), (1.0,), (0.5,)),
+    }
+    return ReportedRun(
+        f"{text} {number}", text, why=text, facts={text: text}, settings={text: text, "seed": number},
+        environment={text: {text: [text]}}, data={text: text}, figures={text: 0.5}, series=series,
+    )  # fmt: skip
+
+
+class Tags(HTMLParser):
+    """Elements and attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def page_of(*runs: ReportedRun, words: dict[str, str] = ENGLISH) -> str:
+    return report_page(runs, words=words, version="1.2.3")
+
+
+def test_there_are_fifty_and_none_makes_an_element() -> None:
+    assert len(XSS) == len(set(XSS)) >= 50
+    harmless = [f"text {number}" for number in range(len(XSS))]
+    ours, theirs = (
+        Tags(page_of(*(hostile(number, text) for number, text in enumerate(texts)))).found
+        for texts in (harmless, XSS)
+    )
+    assert [tag for tag, _ in theirs] == [tag for tag, _ in ours]
+    assert [set(attributes) for _, attributes in theirs] == [set(a) for _, a in ours]
+    assert not any(name.startswith("on") for _, attributes in theirs for name in attributes)
+
+
+def test_the_policy_lets_in_this_script_and_style_alone() -> None:
+    page = page_of(hostile(0, "a"))
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)
+    for name, tag in (("script", "<script>(.*?)</script>"), ("style", "<style>(.*?)</style>")):
+        (text,) = re.findall(tag, page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{name}-src 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+
+
+def test_nothing_comes_from_elsewhere() -> None:
+    page = page_of(hostile(0, "a"), hostile(1, "b"))
+    assert set(re.findall(r"https?://[^\"'\s)<]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert not [a for _, a in Tags(page).found if {"src", "srcset", "action", "data"} & a.keys()]
+    assert all(a["href"] and a["href"].startswith("#") for t, a in Tags(page).found if t == "a")
+    script = (ASSETS / "report.js").read_text(encoding="utf-8")
+    assert len(script) <= 30_000
+    assert not re.search(
+        r"\b(fetch|XMLHttpRequest|WebSocket|import|eval|innerHTML|Function)\b", script
+    )
+
+
+def test_what_the_script_reads_is_what_the_runs_have() -> None:
+    page = page_of(hostile(0, "</script>"))
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+    found = json.loads(text)
+    assert [chart["title"] for chart in found["charts"]] == ["loss", "</script>"]
+    assert found["charts"][1]["lines"][0]["values"] == [1.0, None]
+    assert page.count("<figure ") == 2
+
+
+def test_settings_that_differ_come_first() -> None:
+    runs = [
+        ReportedRun(name, "finished", settings={"lr": lr, "model": "resnet18", "seed": 0})
+        for name, lr in (("a", 0.1), ("b", 0.2))
+    ]
+    page = page_of(*runs)
+    before, _, after = page.partition("<details>")
+    assert ENGLISH["differ"] in before
+    differ = before.rpartition("<h3>")[2]
+    assert ">lr<" in differ
+    assert ">model<" not in differ
+    assert ">model<" in after
+    assert '<tr class="differs"><th scope="row">lr<' in after
+    assert "<details>" not in page_of(runs[0])
+
+
+def test_both_languages_have_the_same_words() -> None:
+    assert ENGLISH.keys() == CHINESE.keys()
+    page = page_of(hostile(0, "a"), words=CHINESE)
+    assert '<html lang="zh">' in page
+    assert "曲线" in page
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+def test_a_browser_draws_it_and_runs_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page_of(*(hostile(k, text) for k, text in enumerate(XSS))), encoding="utf-8")
+    log = tmp_path / "net.json"
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}",
+            "--disable-background-networking", f"--log-net-log={log}", "--virtual-time-budget=3000",
+            "--dump-dom", f"file://{file}",
+        ],
+        check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "data-owned" not in done.stdout.partition("<body>")[0]
+    drawn = re.findall(r"<figure [^>]*>.*?</figure>", done.stdout, re.DOTALL)
+    assert len(drawn) == len(XSS) + 1
+    assert all("<path d=" in figure for figure in drawn)
+    asked = re.findall(r'"url":"(https?://[^"]+)"', log.read_text(encoding="utf-8"))
+    assert [url for url in asked if "example.com" in url] == []
