@@ -1,0 +1,91 @@
+"""docs/pictures/charts holds what tools/draw_charts.py draws now, and the pages say the same figures."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOL = ROOT / "tools" / "draw_charts.py"
+PAGES = [ROOT / "docs" / language / "performance.md" for language in ("en", "zh")]
+HOMES = [ROOT / "docs" / language / "index.md" for language in ("en", "zh")]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("draw_charts", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def figures(tool: ModuleType, chart: str) -> dict[str, Any]:
+    rows = tool.rows(tool.CHARTS[chart])
+    return {row["contender"]: row["ratio"] for row in rows}
+
+
+def test_the_files_are_what_the_tool_writes(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = {path.name: path.read_bytes() for path in tool.FOLDER.iterdir()}
+    monkeypatch.setattr(tool, "FOLDER", tmp_path)
+    tool.main()
+    drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert drawn == committed, f"run `python {TOOL.relative_to(ROOT)}`"
+
+
+def test_a_chart_shows_the_rows(tool: ModuleType) -> None:
+    """The lengths of the bars, read back, are the figures to half a pixel of the scale."""
+    chart = tool.CHARTS["trainer-overhead"]
+    picture = tool.svg(chart)
+    lengths = [int(width) for width in re.findall(r'<rect [^>]*width="(\d+)"', picture)]
+    rows = tool.rows(chart)
+    scale = tool.BAR / max(row["ratio_p75"] for row in rows)
+    assert lengths == pytest.approx([row["ratio"] * scale for row in rows], abs=0.51)
+    assert [f"{row['ratio']:.2f}" in picture for row in rows] == [True] * len(rows)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_every_chart_is_shown_with_its_figures(tool: ModuleType, page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in tool.CHARTS:
+        [alternative] = re.findall(rf"!\[(.*?)\]\(\.\./pictures/charts/{name}\.svg\)", text)
+        said = [float(number) for number in re.findall(r"\d\.\d+", alternative)]
+        measured = figures(tool, name).values()
+        assert said
+        for number in said:
+            assert any(number in (round(one, 1), round(one, 2)) for one in measured), number
+
+
+@pytest.mark.parametrize(
+    "page", [*HOMES, *PAGES], ids=lambda page: f"{page.parent.name}-{page.stem}"
+)
+def test_figures_in_words_are_those_of_the_bench(tool: ModuleType, page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    lines = (ROOT / "bench" / "results" / "first_command.jsonl").read_text("utf-8").splitlines()
+    newest = [row for row in map(json.loads, lines) if row["contender"] == "bf16"][-1]
+    overhead, images = figures(tool, "trainer-overhead"), figures(tool, "image-loader")
+    assert f"{newest['seconds_median']}" in text
+    assert f"{overhead['flambeau Run']:.2f}" in text
+    assert f"{overhead['lightning Trainer']:.2f}" in text
+    assert f"{images['flambeau']:.1f}" in text
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_kills_in_words_are_those_of_the_bench(language: str) -> None:
+    text = (ROOT / "docs" / language / "reliability.md").read_text(encoding="utf-8")
+    for name, keys in (
+        ("kill_storm", ("kills", "kills_in_saves", "seed")),
+        ("elastic_plans", ("plans", "kills", "kills_in_saves", "exact_plans", "seed")),
+    ):
+        file = ROOT / "bench" / "results" / f"{name}.jsonl"
+        first = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
+        assert first.get("identical", first.get("good")) is True
+        for key in keys:
+            assert re.search(rf"\b{first[key]}\b", text, re.ASCII), key

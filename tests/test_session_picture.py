@@ -1,0 +1,75 @@
+"""docs/pictures/session.svg shows what `flambeau train` prints when it is killed and started again."""
+
+import html
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOL = ROOT / "tools" / "draw_session.py"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("draw_session", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def lines_of(picture: str) -> list[str]:
+    """The lines of a drawn terminal, from top to bottom."""
+    rows: dict[float, list[tuple[float, str]]] = {}
+    for x, y, text in re.findall(
+        r'<text class="session-r[^>]*? x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)', picture
+    ):
+        rows.setdefault(float(y), []).append((float(x), html.unescape(text).replace("\xa0", " ")))
+    lines = ["".join(text for _, text in sorted(rows[y])).rstrip() for y in sorted(rows)]
+    return [line for line in lines if line]
+
+
+def test_the_picture_is_drawn_by_the_tool(tool: ModuleType) -> None:
+    picture = tool.FILE.read_text(encoding="utf-8")
+    assert tool.svg(lines_of(picture)) == picture, f"run `python {TOOL.relative_to(ROOT)}`"
+
+
+def test_the_picture_loads_nothing_and_names_no_machine(tool: ModuleType) -> None:
+    picture = tool.FILE.read_text(encoding="utf-8")
+    assert not re.search(r"url\((?!#)|@import|@font-face|<image|<script|xlink", picture)
+    assert not re.search(r"(^|[\s\"'>;])/\w+/", "\n".join(lines_of(picture)))
+
+
+def test_both_starts_pass_the_same_points(tool: ModuleType) -> None:
+    """The epoch that was lost is trained again, to the same figures."""
+    lines = lines_of(tool.FILE.read_text(encoding="utf-8"))
+    cut = lines.index("Killed")
+    before, after = (
+        {line.split()[1]: line.split("*")[0] for line in part if line.startswith("epoch")}
+        for part in (lines[:cut], lines[cut:])
+    )
+    assert before.keys() & after.keys() == {"3/5"}
+    assert before["3/5"] == after["3/5"]
+    assert list(before | after) == [f"{number}/5" for number in range(1, 6)]
+
+
+def test_settings_and_folders_are_left_out(tool: ModuleType) -> None:
+    lines = [
+        "two",
+        "  data   a=1",
+        "          b=2",
+        "      flambeau x /home/me/flambeau/data/embedded/y",
+    ]
+    assert tool.shorten(lines) == ["two", "  ...", "      flambeau x .../data/embedded/y"]
+
+
+@pytest.mark.slow
+def test_the_picture_shows_what_the_command_prints(tool: ModuleType) -> None:
+    """But for the digits, which differ between processors."""
+    shown = lines_of(tool.FILE.read_text(encoding="utf-8"))
+    now = [line for line in tool.record() if line]
+    assert [re.sub(r"\d+", "0", line) for line in now] == [re.sub(r"\d+", "0", s) for s in shown]

@@ -1,0 +1,330 @@
+"""The pages as a site: it builds without a warning, names what is wrong, and works without a network."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import quote, unquote
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOL = ROOT / "tools" / "build_site.py"
+LANGUAGES = ("en", "zh")
+# What a reader types, and a page that has to be found by it.
+QUERIES = [
+    ("en", "torch.cuda.amp", "recipes/amp_step"),
+    ("zh", "torch.cuda.amp", "recipes/amp_step"),
+    ("zh", "双线性", "recipes/bilinear_pooling"),
+    ("zh", "双线性池化", "recipes/bilinear_pooling"),
+    ("en", "does not require grad and does not have a grad_fn", "errors_and_old_names"),
+    ("zh", "does not require grad and does not have a grad_fn", "errors_and_old_names"),
+]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_site", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOL), "--out", str(out), *options]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site") / "out"
+    done = build(out)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return out
+
+
+# ---------------------------------------------------------------- quick: what is wrong is named
+
+INDEX = """# Home
+
+[A recipe](recipes/) and [a page](page.md#a-part).
+
+## Pages
+
+- [Page](page.md)
+- [Other](other.md)
+- [Recipes](recipes/)
+- [Contributing](../../{contributing})
+"""
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    """A small folder of pages without a mistake."""
+    docs = tmp_path / "docs"
+    for language, contributing in (("en", "CONTRIBUTING.md"), ("zh", "CONTRIBUTING.zh-CN.md")):
+        folder = docs / language
+        folder.mkdir(parents=True)
+        index = INDEX.format(contributing=contributing)
+        (folder / "index.md").write_text(index, encoding="utf-8")
+        (folder / "page.md").write_text("# Page\n\n## A part\n\n[zh](../zh/other.md)\n")
+        (folder / "other.md").write_text("# Other\n\n[code](../../tools/build_site.py)\n")
+        (folder / "design.md").write_text(
+            "# 设计\n\n[页](page.md)。\n二。\nA line.\nAnother.\n", "utf-8"
+        )
+        with (folder / "index.md").open("a") as file:
+            file.write("- [Design](design.md)\n")
+    return docs
+
+
+def test_small_site_builds(docs: Path, tmp_path: Path) -> None:
+    done = build(tmp_path / "out", "--docs", str(docs))
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (tmp_path / "out" / "en" / "page.html").read_text(encoding="utf-8")
+    assert 'href="../zh/other.html"' in page
+    chinese = (tmp_path / "out" / "zh" / "design.html").read_text(encoding="utf-8")
+    assert "</a>。二。A line.\nAnother.</p>" in chinese
+    assert list(broken_links(tmp_path / "out")) == []
+
+
+def test_each_mistake_fails_the_build_and_is_named(docs: Path, tmp_path: Path) -> None:
+    (docs / "en" / "other.md").write_text("# Other\n\n[a](missing.md) [b](../zh/missing.md)\n")
+    (docs / "zh" / "other.md").write_text("# Other\n\n[a](page.md#no-part)\n[c](nowhere/)\n")
+    for language in LANGUAGES:
+        (docs / language / "unlisted.md").write_text("# Unlisted\n")
+    done = build(tmp_path / "out", "--docs", str(docs))
+    assert done.returncode == 1
+    for said in (
+        r"docs/en/other\.md:3: WARNING: .*missing\.md",
+        r"docs/en/other\.md:3: WARNING: .*zh/missing\.md",
+        r"docs/zh/other\.md:3: WARNING: .*no-part",
+        r"docs/zh/other\.md:3: WARNING: .*nowhere/",
+        r"docs/en/unlisted\.md: WARNING: document isn't included in any toctree",
+    ):
+        assert re.search(said, done.stderr), f"{said} is not in\n{done.stderr}"
+
+
+def test_a_failed_build_and_other_folders_leave_everything_as_it_was(
+    docs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "out"
+    assert build(out, "--docs", str(docs)).returncode == 0
+    page, index = out / "en" / "page.html", docs / "en" / "index.md"
+    before = page.read_bytes()
+    text = index.read_text(encoding="utf-8")
+    index.write_text(text + "\n[a](missing.md)\n", encoding="utf-8")
+    assert build(out, "--docs", str(docs)).returncode == 1
+    assert page.read_bytes() == before
+    index.write_text(text, encoding="utf-8")
+    (out / "en" / "old.html").touch()
+    assert build(out, "--docs", str(docs)).returncode == 0
+    assert not (out / "en" / "old.html").exists()
+    for wrong in (docs, TOOL):
+        done = build(wrong, "--docs", str(docs))
+        assert done.returncode == 2
+        assert f"{wrong} holds something else: --out takes a new folder" in done.stderr
+    done = build(out, "--docs", str(tmp_path))
+    assert done.returncode == 2
+    assert f"there is no {tmp_path / 'en' / 'index.md'}" in done.stderr
+
+
+def test_page_of_one_language_is_named(docs: Path, tmp_path: Path) -> None:
+    (docs / "zh" / "other.md").unlink()
+    done = build(tmp_path / "out", "--docs", str(docs))
+    assert done.returncode == 1
+    assert done.stderr == "docs/en/other.md has no docs/zh/other.md\n"
+
+
+def test_navigation_is_what_the_index_says(tool: ModuleType) -> None:
+    """Each page in one section alone, and the same pages in the same order in both languages."""
+    lists = {}
+    for language in LANGUAGES:
+        index = (ROOT / "docs" / language / "index.md").read_text(encoding="utf-8")
+        index = index.replace(f"../../{tool.CONTRIBUTING[language]}", "contributing.md")
+        lists[language] = [section.splitlines()[5:-1] for section in tool.navigation(index)]
+    assert lists["en"] == lists["zh"]
+    pages = [page for section in lists["en"] for page in section]
+    assert len(pages) == len(set(pages))
+    assert "recipes/index.md" in pages
+    assert "contributing.md" in pages
+
+
+# ---------------------------------------------------------------- slow: the real site
+
+LINKED = {
+    "a": "href",
+    "link": "href",
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+}
+
+
+class Targets(HTMLParser):
+    """Where the elements of a page lead, and which ids it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str]] = []
+        self.ids: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.ids.add(values.get("id") or "")
+        if target := values.get(LINKED.get(tag, "")):
+            self.found.append((tag, target))
+
+
+def targets(path: Path) -> Targets:
+    parser = Targets()
+    parser.feed(path.read_text(encoding="utf-8"))
+    return parser
+
+
+def broken_links(site: Path) -> Iterator[str]:
+    pages = {path: targets(path) for path in site.rglob("*.html")}
+    for path, page in pages.items():
+        for _, target in page.found:
+            file, _, anchor = unquote(target).partition("#")
+            if re.match(r"[a-z]+:", target):
+                continue
+            goal = (path.parent / file.partition("?")[0]).resolve() if file else path
+            if not goal.is_file():
+                yield f"{path.relative_to(site)}: {target}"
+            elif anchor and goal in pages and anchor not in pages[goal].ids:
+                yield f"{path.relative_to(site)}: {target} has no such part"
+
+
+@pytest.mark.slow
+def test_links_of_the_site_lead_somewhere(site: Path) -> None:
+    assert list(broken_links(site)) == []
+    page = targets(site / "en" / "design.html")
+    assert any(target.endswith("/check_house.py") for _, target in page.found)
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_from_a_network(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        loaded = [target for tag, target in targets(path).found if tag != "a"]
+        assert [target for target in loaded if re.match(r"([a-z]+:)?//", target)] == []
+    for path in site.rglob("*.css"):
+        text = re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        used = re.findall(r"url\(\s*[\"']?([^)\"']+)|@import\s+[\"']?([^\"';]+)", text)
+        assert [url for pair in used for url in pair if re.match(r"(https?:)?//", url)] == []
+    for path in site.rglob("*.js"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"(fetch|import|open|importScripts)\(\s*[\"'`](https?:)?//", text)
+        assert not re.search(r"\.(src|href)\s*=\s*[\"'`](https?:)?//", text)
+
+
+@pytest.mark.slow
+def test_every_page_switches_to_itself_in_the_other_language(site: Path) -> None:
+    for language, other in (LANGUAGES, LANGUAGES[::-1]):
+        pages = sorted((site / language).rglob("*.html"))
+        sources = sorted((ROOT / "docs" / language).rglob("*.md"))
+        assert len(pages) == len(sources) + 3  # recipes, contributing, search
+        for path in pages:
+            goals = [(path.parent / t).resolve() for tag, t in targets(path).found if tag == "a"]
+            assert goals.count(site / other / path.relative_to(site / language)) >= 2, path
+            text = path.read_text(encoding="utf-8")
+            assert f'<html class="no-js" lang="{"en" if language == "en" else "zh-CN"}"' in text
+
+
+@pytest.mark.slow
+def test_search_index_holds_the_words(site: Path) -> None:
+    """Without a browser: the pairs of a Chinese word, and the words of a dotted name, lead to the page."""
+    for language, words, page in (
+        ("en", ["torch", "cuda", "amp"], "recipes/amp_step"),
+        ("zh", ["torch", "cuda", "amp"], "recipes/amp_step"),
+        ("zh", ["双线", "线性"], "recipes/bilinear_pooling"),
+        ("en", ["requir", "grad", "grad_fn"], "errors_and_old_names"),
+    ):
+        text = (site / language / "searchindex.js").read_text(encoding="utf-8")
+        index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+        number = index["docnames"].index(page)
+        for word in words:
+            found = [index[part].get(word, []) for part in ("terms", "titleterms")]
+            assert number in [n for one in found for n in (one if isinstance(one, list) else [one])]
+
+
+SEARCH = """
+const fs = require("fs"), vm = require("vm");
+const [folder, query] = process.argv.slice(1);
+const document = {querySelectorAll: () => [], getElementById: () => null};
+const context = {document, window: {}, _ready: () => {}, SPHINX_HIGHLIGHT_ENABLED: false};
+vm.createContext(context);
+const read = (name) => fs.readFileSync(`${folder}/${name}`, "utf-8");
+const parts = ["_static/language_data.js", "_static/searchtools.js", "searchindex.js"].map(read);
+parts.splice(1, 0, "var Stemmer = window.Stemmer;");
+parts.push(`Search._performSearch(...Search._parseQuery(${JSON.stringify(query)})).map((row) => row[0])`);
+console.log(JSON.stringify(vm.runInContext(parts.join("\\n;"), context)));
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js to run the search of the site")
+@pytest.mark.parametrize(("language", "query", "page"), QUERIES)
+def test_search_finds(site: Path, language: str, query: str, page: str) -> None:
+    """By the search's own code."""
+    command = ["node", "-e", SEARCH, str(site / language), query]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    assert page in found
+
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+no_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium to open the site in")
+
+
+def browse(path: Path, folder: Path, query: str = "") -> tuple[str, list[str]]:
+    """A file as the browser shows it where no host exists, and which others the page asked for."""
+    log = folder / "net.json"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000"]
+    no_network = ["--host-resolver-rules=MAP * ~NOTFOUND", f"--log-net-log={log}"]
+    command = [str(BROWSER), *options, *no_network, f"--user-data-dir={folder / 'user'}"]
+    done = subprocess.run(
+        [*command, "--dump-dom", path.as_uri() + query],
+        capture_output=True, text=True, encoding="utf-8", check=False, timeout=120,
+    )  # fmt: skip
+    # Its own requests have no page as their origin.
+    asked = re.findall(r'"initiator":"null".*"url":"(https?:[^"]*)"', log.read_text("utf-8"))
+    return done.stdout, asked
+
+
+@pytest.mark.slow
+@no_browser
+@pytest.mark.parametrize(("language", "query", "page"), QUERIES)
+def test_search_works_from_a_folder(
+    site: Path, tmp_path: Path, language: str, query: str, page: str
+) -> None:
+    dom, asked = browse(site / language / "search.html", tmp_path, f"?q={quote(query)}")
+    assert f'<a href="{page}.html' in dom.partition('id="search-results"')[2]
+    assert asked == []
+
+
+@pytest.mark.slow
+@no_browser
+@pytest.mark.parametrize("page", ["index.html", "zh/index.html", "zh/recipes/ema.html"])
+def test_page_needs_no_network(site: Path, tmp_path: Path, page: str) -> None:
+    dom, asked = browse(site / page, tmp_path)
+    assert "sidebar-tree" in dom
+    assert asked == []
+
+
+@pytest.mark.slow
+@no_browser
+def test_a_remote_script_would_be_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text('<script src="https://example.org/x.js"></script>', encoding="utf-8")
+    assert browse(page, tmp_path)[1] == ["https://example.org/x.js"]
