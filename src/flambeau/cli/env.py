@@ -10,7 +10,7 @@ from typing import Any
 
 from flambeau.errors import InputError
 
-_OF_DEVELOPERS = {"dev", "bench"}
+_OF_DEVELOPERS = {"dev", "docs", "bench"}
 
 HELP = "report versions, devices and usable CPUs, and what fits this machine"
 
