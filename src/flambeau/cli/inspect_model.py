@@ -3,11 +3,12 @@
 import argparse
 import contextlib
 import dataclasses
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.inspection.convolution_table import print_convolutions
+from flambeau.cli.inspection.graph_file import check_picture, write_graphs
 from flambeau.errors import InputError
 from flambeau.terminal import say
 from flambeau.user_code import first_line
@@ -17,15 +18,13 @@ if TYPE_CHECKING:
 
     from flambeau.inspection.model_summary import ModelSummary, ModuleSummary
     from flambeau.recipes.memory.memory_budget import MemoryEstimate
-    from flambeau.recipes.models.convolution_sizes import Window
 
 HELP = "show what a model is made of: shapes, parameters, operations, memory, receptive fields"
 
-_CONV = (
-    r"((?P<size>\d{1,6}),)?k(?P<kernel>\d{1,6})(,s(?P<stride>\d{1,6}))?(,p(?P<padding>\d{1,6}))?"
-    r"(,d(?P<dilation>\d{1,6}))?(,(?P<transposed>t))?"
-)
-_NUMBERS = ("kernel", "stride", "padding", "dilation")
+_WITHOUT = {  # which other options each has no use for
+    "conv": ("input", "depth", "compile", "graph"),
+    "compile": ("depth", "graph"),
+}
 _DEPTH = 2
 _NAMED = 10  # unused modules and shared parameters that are named in the lines below the table
 
@@ -64,7 +63,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sizes of a convolution in the place of a model: 224,k7,s2,p3 is an input of 224 with kernel 7, "
         "stride 2, padding 3; d2 a dilation, t a transposed one; again without the input for the next layer",
     )
+    _add_other_views(parser)
     parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
+
+
+def _add_other_views(parser: argparse.ArgumentParser) -> None:
+    """What is shown in the place of the table."""
+    parser.add_argument(
+        "--graph",
+        type=Path,
+        metavar="FILE.svg",
+        help="draw the modules with the data between them, and autograd's graph with what it keeps",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace the file that is to be written if it exists"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     _check(arguments)
     if arguments.conv:
-        return _print_convolutions(arguments.conv, as_json=arguments.json)
+        return print_convolutions(arguments.conv, as_json=arguments.json)
     depth = _DEPTH if arguments.depth is None else arguments.depth
     args, kwargs = example_inputs(arguments.input)
     model, default = _loaded(arguments.model, tuple(args[0].shape) if args else ())
@@ -83,6 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
         args, kwargs = example_inputs([",".join(map(str, default))])
     if arguments.compile:
         return _print_breaks(model, args, kwargs, as_json=arguments.json)
+    if arguments.graph is not None:
+        return write_graphs(
+            arguments.graph, model, args, kwargs, depth=arguments.depth, as_json=arguments.json
+        )
     with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
         summary = summarize(model, args, kwargs)
     memory = _training_memory(model, args, kwargs)
@@ -101,24 +118,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse what does not go together, and would have no effect."""
-    shown = "conv" if arguments.conv else "compile" if arguments.compile else ""
-    given = {
-        "input": arguments.input,
-        "depth": arguments.depth is not None,
-        "compile": arguments.compile,
-    }
-    without = {"conv": ("input", "depth", "compile"), "compile": ("depth",), "": ()}[shown]
-    for name in without:
-        if given[name]:
+    shown = next((name for name in _WITHOUT if getattr(arguments, name)), "")
+    for name in _WITHOUT.get(shown, ()):
+        if getattr(arguments, name) not in (None, False, []):
             raise InputError(f"--{name} has no effect with --{shown}: leave it out")
+    if arguments.force and arguments.graph is None:
+        raise InputError("--force has no effect without a file to write: leave it out")
     if arguments.conv and arguments.model is not None:
         raise InputError("--conv is without MODEL: it draws one convolution, or several in a row")
     if not arguments.conv and arguments.model is None:
         raise InputError("name a MODEL or a RUN; see flambeau inspect --help")
-    if arguments.json and arguments.depth is not None:
+    if arguments.json and arguments.depth is not None and arguments.graph is None:
         raise InputError("--depth has no effect with --json, which has every module: leave it out")
     if arguments.depth is not None and arguments.depth < 0:
         raise InputError(f"--depth must be at least 0, got {arguments.depth}")
+    if arguments.graph is not None:
+        check_picture(arguments.graph, force=arguments.force)
 
 
 def _loaded(name: str, shape: tuple[int, ...]) -> "tuple[nn.Module, tuple[int, ...]]":
@@ -153,7 +168,7 @@ def _training_memory(
     from torch import nn
     from torch.nn.parameter import is_lazy
 
-    from flambeau.inspection.model_summary import with_values
+    from flambeau.inspection.twin import with_values
     from flambeau.recipes.memory.memory_budget import estimate_memory
 
     class Called(nn.Module):
@@ -194,61 +209,6 @@ def _print_breaks(
     for place in found.breaks:
         print(f"{place.file}:{place.line}  {place.code}\n    {place.reason}")
     return 0
-
-
-def _print_convolutions(words: list[str], *, as_json: bool) -> int:
-    """Sizes of convolutions one after the other, and where their windows are; returns the exit code."""
-    from flambeau.cli.table import print_json, print_table
-    from flambeau.recipes.models.convolution_sizes import chain, picture
-
-    size, windows = _windows(words)
-    try:
-        stages = chain(size, windows)
-    except ValueError as error:
-        raise InputError(f"--conv: {error}") from error
-    if as_json:
-        print_json([{"input": size, "stages": [dataclasses.asdict(stage) for stage in stages]}])
-        return 0
-    columns = ("window", "input", "output", "unused", "receptive field", "jump")
-    sizes = [size, *(stage.size for stage in stages)]
-    cells = (
-        (
-            word,
-            str(before),
-            str(stage.size),
-            str(stage.unused),
-            f"{stage.sees:g}",
-            f"{stage.jump:g}",
-        )
-        for word, before, stage in zip(words, sizes, stages, strict=False)
-    )
-    print_table(columns, cells, right=columns[1:])
-    for before, window in zip(sizes, windows, strict=False):
-        print(f"\n{picture(before, window)}")
-    return 0
-
-
-def _windows(words: list[str]) -> "tuple[int, list[Window]]":
-    """The size of the input, and the windows of --conv."""
-    from flambeau.recipes.models.convolution_sizes import Window
-
-    size, windows = 0, []
-    for number, word in enumerate(words):
-        found = re.fullmatch(_CONV, word)
-        if found is None or (found["size"] is None) != bool(number):
-            example = "k3,s2,p1 (the input comes from the one before)" if number else "224,k7,s2,p3"
-            raise InputError(
-                f"--conv {word}: give it as {example}, with d2 for a dilation, t for transposed"
-            )
-        size = int(found["size"]) if found["size"] else size
-        given: dict[str, Any] = {
-            name: int(found[name]) for name in _NUMBERS if found[name] is not None
-        }
-        try:
-            windows.append(Window(**given, transposed=found["transposed"] is not None))
-        except ValueError as error:
-            raise InputError(f"--conv {word}: {error}") from error
-    return size, windows
 
 
 def _print_modules(rows: "list[ModuleSummary]") -> None:
