@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.inspection.convolution_table import print_convolutions
-from flambeau.cli.inspection.graph_file import check_picture, write_graphs
+from flambeau.cli.inspection.graph_file import check_new_file, write_graphs
+from flambeau.cli.inspection.profile_page import BATCH, profile_model, profile_run
 from flambeau.errors import InputError
 from flambeau.terminal import say
 from flambeau.user_code import first_line
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 HELP = "show what a model is made of: shapes, parameters, operations, memory, receptive fields"
 
 _WITHOUT = {  # which other options each has no use for
-    "conv": ("input", "depth", "compile", "graph"),
-    "compile": ("depth", "graph"),
+    "conv": ("input", "depth", "compile", "graph", "profile"),
+    "compile": ("depth", "graph", "profile"),
+    "profile": ("depth", "graph"),
 }
 _DEPTH = 2
 _NAMED = 10  # unused modules and shared parameters that are named in the lines below the table
@@ -76,6 +78,18 @@ def _add_other_views(parser: argparse.ArgumentParser) -> None:
         help="draw the modules with the data between them, and autograd's graph with what it keeps",
     )
     parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="run training steps here, of a run on its own data, and show where their time goes: parts, "
+        f"operations, modules, Python, data (default input of a model: {BATCH} images)",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.json.gz",
+        help="with --profile: every operation on a time line, which https://ui.perfetto.dev opens",
+    )
+    parser.add_argument(
         "--force", action="store_true", help="replace the file that is to be written if it exists"
     )
 
@@ -91,9 +105,15 @@ def run(arguments: argparse.Namespace) -> int:
         return print_convolutions(arguments.conv, as_json=arguments.json)
     depth = _DEPTH if arguments.depth is None else arguments.depth
     args, kwargs = example_inputs(arguments.input)
-    model, default = _loaded(arguments.model, tuple(args[0].shape) if args else ())
+    if arguments.profile and not args and not kwargs and Path(arguments.model).is_dir():
+        return profile_run(Path(arguments.model), trace=arguments.trace, as_json=arguments.json)
+    shape = tuple(args[0].shape) if args else ()
+    model, default = _loaded(arguments.model, shape, values=arguments.profile)
     if not args and not kwargs:
-        args, kwargs = example_inputs([",".join(map(str, default))])
+        batch = BATCH if arguments.profile else 1
+        args, kwargs = example_inputs([",".join(map(str, (batch, *default[1:])))])
+    if arguments.profile:
+        return profile_model(model, args, kwargs, trace=arguments.trace, as_json=arguments.json)
     if arguments.compile:
         return _print_breaks(model, args, kwargs, as_json=arguments.json)
     if arguments.graph is not None:
@@ -122,7 +142,9 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in _WITHOUT.get(shown, ()):
         if getattr(arguments, name) not in (None, False, []):
             raise InputError(f"--{name} has no effect with --{shown}: leave it out")
-    if arguments.force and arguments.graph is None:
+    if arguments.trace is not None and not arguments.profile:
+        raise InputError("--trace has no effect without --profile: give that, too")
+    if arguments.force and arguments.graph is None and arguments.trace is None:
         raise InputError("--force has no effect without a file to write: leave it out")
     if arguments.conv and arguments.model is not None:
         raise InputError("--conv is without MODEL: it draws one convolution, or several in a row")
@@ -133,17 +155,27 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.depth is not None and arguments.depth < 0:
         raise InputError(f"--depth must be at least 0, got {arguments.depth}")
     if arguments.graph is not None:
-        check_picture(arguments.graph, force=arguments.force)
+        check_new_file(arguments.graph, (".svg",), force=arguments.force)
+    if arguments.trace is not None:
+        check_new_file(arguments.trace, (".gz",), force=arguments.force)
 
 
-def _loaded(name: str, shape: tuple[int, ...]) -> "tuple[nn.Module, tuple[int, ...]]":
+def _loaded(
+    name: str, shape: tuple[int, ...], *, values: bool
+) -> "tuple[nn.Module, tuple[int, ...]]":
     """A model, and the shape of an image that it is made for.
 
     Args:
         name: as the user wrote it.
         shape: of the first input, empty where none was given.
+        values: whether it has to run.
     """
-    from flambeau.inspection.model_facts import DEFAULT_SIZE, made_for, model_without_values
+    from flambeau.inspection.model_facts import (
+        DEFAULT_SIZE,
+        made_for,
+        model_with_values,
+        model_without_values,
+    )
     from flambeau.train.build.model import build_model
     from flambeau.train.inference import load_trained
     from flambeau.user_code import is_function
@@ -156,7 +188,8 @@ def _loaded(name: str, shape: tuple[int, ...]) -> "tuple[nn.Module, tuple[int, .
         side = side or DEFAULT_SIZE
         model = build_model(name, num_classes=1000, channels=channels, image_size=side)
     else:
-        model = model_without_values(name, channels=channels, image_size=side)
+        make = model_with_values if values else model_without_values
+        model = make(name, channels=channels, image_size=side)
         side = side or made_for(name, model)
     return model, (1, channels, side, side)
 
