@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flambeau.cli.inspection.convolution_table import print_convolutions
 from flambeau.cli.inspection.graph_file import check_new_file, write_graphs
 from flambeau.cli.inspection.profile_page import BATCH, profile_model, profile_run
+from flambeau.cli.inspection.rules_table import print_findings, print_rules
 from flambeau.errors import InputError
 from flambeau.terminal import say
 from flambeau.user_code import first_line
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 HELP = "show what a model is made of: shapes, parameters, operations, memory, receptive fields"
 
 _WITHOUT = {  # which other options each has no use for
-    "conv": ("input", "depth", "compile", "graph", "profile"),
-    "compile": ("depth", "graph", "profile"),
-    "profile": ("depth", "graph"),
+    "conv": ("input", "depth", "compile", "graph", "profile", "rules"),
+    "compile": ("depth", "graph", "profile", "rules"),
+    "profile": ("depth", "graph", "rules"),
+    "rules": ("depth", "graph"),
 }
 _DEPTH = 2
 _NAMED = 10  # unused modules and shared parameters that are named in the lines below the table
@@ -90,20 +92,25 @@ def _add_other_views(parser: argparse.ArgumentParser) -> None:
         help="with --profile: every operation on a time line, which https://ui.perfetto.dev opens",
     )
     parser.add_argument(
+        "--rules",
+        action="store_true",
+        help="measure here what unequal channels, groups, branches and element-wise operations cost at equal "
+        "FLOPs (the rules of ShuffleNet V2); with MODEL also where it has them",
+    )
+    parser.add_argument(
         "--force", action="store_true", help="replace the file that is to be written if it exists"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, and below it the totals."""
-    from flambeau.cli.table import print_json
     from flambeau.inspection.example_input import example_inputs
-    from flambeau.inspection.model_summary import summarize
 
     _check(arguments)
     if arguments.conv:
         return print_convolutions(arguments.conv, as_json=arguments.json)
-    depth = _DEPTH if arguments.depth is None else arguments.depth
+    if arguments.rules and arguments.model is None:
+        return print_rules(as_json=arguments.json)
     args, kwargs = example_inputs(arguments.input)
     if arguments.profile and not args and not kwargs and Path(arguments.model).is_dir():
         return profile_run(Path(arguments.model), trace=arguments.trace, as_json=arguments.json)
@@ -116,14 +123,27 @@ def run(arguments: argparse.Namespace) -> int:
         return profile_model(model, args, kwargs, trace=arguments.trace, as_json=arguments.json)
     if arguments.compile:
         return _print_breaks(model, args, kwargs, as_json=arguments.json)
+    if arguments.rules:
+        return print_findings(model, args, kwargs, as_json=arguments.json)
     if arguments.graph is not None:
         return write_graphs(
             arguments.graph, model, args, kwargs, depth=arguments.depth, as_json=arguments.json
         )
+    depth = _DEPTH if arguments.depth is None else arguments.depth
+    return _print_summary(model, args, kwargs, depth=depth, as_json=arguments.json)
+
+
+def _print_summary(
+    model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: int, as_json: bool
+) -> int:
+    """The table, and below it the totals; returns the exit code."""
+    from flambeau.cli.table import print_json
+    from flambeau.inspection.model_summary import summarize
+
     with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
         summary = summarize(model, args, kwargs)
     memory = _training_memory(model, args, kwargs)
-    if arguments.json:
+    if as_json:
         training = {
             "training": None if isinstance(memory, str) else dataclasses.asdict(memory),
             "no_training": memory if isinstance(memory, str) else None,
@@ -148,7 +168,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError("--force has no effect without a file to write: leave it out")
     if arguments.conv and arguments.model is not None:
         raise InputError("--conv is without MODEL: it draws one convolution, or several in a row")
-    if not arguments.conv and arguments.model is None:
+    if arguments.rules and arguments.model is None and arguments.input:
+        raise InputError("--input has no effect without MODEL: leave it out")
+    if not arguments.conv and not arguments.rules and arguments.model is None:
         raise InputError("name a MODEL or a RUN; see flambeau inspect --help")
     if arguments.json and arguments.depth is not None and arguments.graph is None:
         raise InputError("--depth has no effect with --json, which has every module: leave it out")

@@ -18,6 +18,7 @@ class ModuleNode:
         output: shapes of the tensors that come out of it.
         parameters: numbers, of a module.
         reads: names of the parameters that an operation between modules takes.
+        within: of an operation the module that it is in.
     """
 
     role: Literal["input", "module", "operation", "output"]
@@ -27,6 +28,7 @@ class ModuleNode:
     call: int = 1
     parameters: int = 0
     reads: tuple[str, ...] = ()
+    within: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,11 @@ def module_graph(seen: RecordedPass, depth: int) -> ModuleGraph:
         if call is None:
             place = len(nodes)
             role: Literal["input", "operation"] = "operation" if operation.calls else "input"
+            within = operation.calls[-1].name if operation.calls else ""
             nodes.append(
-                ModuleNode(role, operation.name, "", operation.output, reads=operation.reads)
+                ModuleNode(
+                    role, operation.name, "", operation.output, reads=operation.reads, within=within
+                )
             )
         else:
             place = place_of_call.setdefault(id(call), len(nodes))

@@ -217,7 +217,9 @@ def _module_box(node: ModuleNode) -> _Box:
         return _Box((name, f"{node.kind} {shapes}"), note, "#e8f0fe", "#4a6fa5")
     if node.role == "operation":
         reads = tuple(_short(one) for one in node.reads[:2])
-        note = f"operation {node.name}\noutput {shapes}" + "".join(f"\nof {r}" for r in node.reads)
+        note = f"operation {node.name} in {node.within or 'the model'}\noutput {shapes}" + "".join(
+            f"\nof {r}" for r in node.reads
+        )
         lines = (f"{name} {shapes}",) if len(node.output) == 1 else (name, shapes)
         return _Box((*lines, *reads), note, "#fff", "#999", 9)
     word = "" if node.role == "input" or not node.name else "output "

@@ -21,6 +21,7 @@ from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from flambeau.inspection.timing.interleaved import PartTime, summary, synchronize
 from flambeau.inspection.timing.training_steps import Steps
 
 _WARM_UP = 3  # steps that count for nothing; chosen
@@ -29,16 +30,6 @@ _ENOUGH_S = 10.0  # of timed steps; two are made in any case
 _TRACED = 3  # steps that torch.profiler sees: each has thousands of operations
 _MODULE = "module "
 _BACKWARD = "autograd::engine::evaluate_function: "
-
-
-@dataclass(frozen=True)
-class PartTime:
-    """A part of a step, seconds: the median, and between which two values half of the steps are."""
-
-    name: str
-    median_s: float
-    low_s: float
-    high_s: float
 
 
 @dataclass(frozen=True)
@@ -121,10 +112,10 @@ def profile_steps(steps: Steps, *, trace: Callable[[bytes], object] | None = Non
     read_s = None if steps.read is None else _read_seconds(steps.read())
     return StepProfile(
         about=steps.about,
-        device=_device_name(steps.device),
+        device=device_name(steps.device),
         steps=len(whole),
-        step=_summary("step", whole),
-        parts=tuple(_summary(name, seconds) for name, seconds in parts.items()),
+        step=summary("step", whole),
+        parts=tuple(summary(name, seconds) for name, seconds in parts.items()),
         operations=operations,
         modules=modules,
         functions=functions,
@@ -137,13 +128,8 @@ def _no_part(_: str) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for what the device still has to do; on a CPU that is nothing."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """What a reader of figures has to know of it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device}, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
@@ -167,11 +153,6 @@ def _timed(steps: Steps) -> tuple[list[float], dict[str, list[float]]]:
         steps.step(part)
         whole.append(time.perf_counter() - start)
     return whole, parts
-
-
-def _summary(name: str, seconds: list[float]) -> PartTime:
-    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return PartTime(name, median, low, high)
 
 
 # ---------------------------------------------------------------- torch.profiler
