@@ -35,6 +35,9 @@ def test_graphs_of_a_model(flambeau: Any, tmp_path: Path) -> None:
         ("resnet18 --compile --graph FOLDER/x.svg", "--graph has no effect with --compile"),
         ("--conv 9,k3 --graph FOLDER/x.svg", "--graph has no effect with --conv"),
         ("resnet18 --force", "--force has no effect without a file to write"),
+        ("resnet18 --memory FOLDER/x.png", "x.png: the name of this file must end with .svg"),
+        ("resnet18 --memory FOLDER/x.svg --graph FOLDER/y.svg", "--graph has no effect with --memory"),
+        ("tiny_convnet --memory FOLDER/x.svg --input 2,5", "a training step of SmallConvNet fails: "),
     ],
 )  # fmt: skip
 def test_wrong_input(flambeau: Any, tmp_path: Path, words: str, said: str) -> None:
@@ -42,3 +45,25 @@ def test_wrong_input(flambeau: Any, tmp_path: Path, words: str, said: str) -> No
     assert (code, out) == (2, "")
     assert re.search(said, err), err
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_of_a_step(flambeau: Any, tmp_path: Path) -> None:
+    file = tmp_path / "memory.svg"
+    code, out, _ = flambeau("inspect tiny_convnet --input 2,3,32,32 --memory", file)
+    assert code == 0
+    assert out.startswith(f"{file}: SmallConvNet, random input 2x3x32x32, AdamW\n")
+    assert re.search(r"at the peak, above .* of parameters and buffers", out)
+    ElementTree.parse(file)
+    assert flambeau("inspect tiny_convnet --memory", file).code == 2
+    found = json.loads(flambeau("inspect tiny_convnet --json --force --memory", file).out)
+    assert (
+        found["peak_bytes"] > 0 and found["about"] == "SmallConvNet, random input 8x3x32x32, AdamW"
+    )
+
+
+def test_memory_of_a_run(flambeau: Any, images: Path, tmp_path: Path) -> None:
+    words = "--duration 1st --batch-size 4 --device cpu"
+    assert flambeau("train", images, "--out", tmp_path / "run", words).code == 0
+    code, out, err = flambeau("inspect", tmp_path / "run", "--memory", tmp_path / "memory.svg")
+    assert code == 0, err
+    assert ", 4 images of " in out

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.inspection.convolution_table import print_convolutions
 from flambeau.cli.inspection.graph_file import check_new_file, write_graphs
-from flambeau.cli.inspection.profile_page import BATCH, profile_model, profile_run
+from flambeau.cli.inspection.memory_file import write_memory
+from flambeau.cli.inspection.profile_page import print_profile
 from flambeau.cli.inspection.rules_table import print_findings, print_rules
+from flambeau.cli.inspection.steps_here import BATCH, Source
 from flambeau.errors import InputError
 from flambeau.terminal import say
 from flambeau.user_code import first_line
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
 HELP = "show what a model is made of: shapes, parameters, operations, memory, receptive fields"
 
 _WITHOUT = {  # which other options each has no use for
-    "conv": ("input", "depth", "compile", "graph", "profile", "rules"),
-    "compile": ("depth", "graph", "profile", "rules"),
-    "profile": ("depth", "graph", "rules"),
+    "conv": ("input", "depth", "compile", "graph", "profile", "memory", "rules"),
+    "compile": ("depth", "graph", "profile", "memory", "rules"),
+    "profile": ("depth", "graph", "memory", "rules"),
+    "memory": ("depth", "graph", "rules"),
     "rules": ("depth", "graph"),
 }
 _DEPTH = 2
@@ -92,6 +95,12 @@ def _add_other_views(parser: argparse.ArgumentParser) -> None:
         help="with --profile: every operation on a time line, which https://ui.perfetto.dev opens",
     )
     parser.add_argument(
+        "--memory",
+        type=Path,
+        metavar="FILE.svg",
+        help="draw the memory of a training step here over its time, and name who allocated the peak",
+    )
+    parser.add_argument(
         "--rules",
         action="store_true",
         help="measure here what unequal channels, groups, branches and element-wise operations cost at equal "
@@ -112,15 +121,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.rules and arguments.model is None:
         return print_rules(as_json=arguments.json)
     args, kwargs = example_inputs(arguments.input)
-    if arguments.profile and not args and not kwargs and Path(arguments.model).is_dir():
-        return profile_run(Path(arguments.model), trace=arguments.trace, as_json=arguments.json)
+    trains = arguments.profile or arguments.memory is not None
+    if trains and not args and not kwargs and Path(arguments.model).is_dir():
+        return _measure(arguments, Source(run=Path(arguments.model)))
     shape = tuple(args[0].shape) if args else ()
-    model, default = _loaded(arguments.model, shape, values=arguments.profile)
+    model, default = _loaded(arguments.model, shape, values=trains)
     if not args and not kwargs:
-        batch = BATCH if arguments.profile else 1
+        batch = BATCH if trains else 1
         args, kwargs = example_inputs([",".join(map(str, (batch, *default[1:])))])
-    if arguments.profile:
-        return profile_model(model, args, kwargs, trace=arguments.trace, as_json=arguments.json)
+    if trains:
+        return _measure(arguments, Source(None, model, args, kwargs))
     if arguments.compile:
         return _print_breaks(model, args, kwargs, as_json=arguments.json)
     if arguments.rules:
@@ -131,6 +141,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
     depth = _DEPTH if arguments.depth is None else arguments.depth
     return _print_summary(model, args, kwargs, depth=depth, as_json=arguments.json)
+
+
+def _measure(arguments: argparse.Namespace, source: Source) -> int:
+    """What takes training steps."""
+    if arguments.memory is not None:
+        return write_memory(arguments.memory, source, as_json=arguments.json)
+    return print_profile(source, trace=arguments.trace, as_json=arguments.json)
 
 
 def _print_summary(
@@ -164,7 +181,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InputError(f"--{name} has no effect with --{shown}: leave it out")
     if arguments.trace is not None and not arguments.profile:
         raise InputError("--trace has no effect without --profile: give that, too")
-    if arguments.force and arguments.graph is None and arguments.trace is None:
+    files = ((arguments.graph, ".svg"), (arguments.memory, ".svg"), (arguments.trace, ".gz"))
+    if arguments.force and not any(path for path, _ in files):
         raise InputError("--force has no effect without a file to write: leave it out")
     if arguments.conv and arguments.model is not None:
         raise InputError("--conv is without MODEL: it draws one convolution, or several in a row")
@@ -176,10 +194,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError("--depth has no effect with --json, which has every module: leave it out")
     if arguments.depth is not None and arguments.depth < 0:
         raise InputError(f"--depth must be at least 0, got {arguments.depth}")
-    if arguments.graph is not None:
-        check_new_file(arguments.graph, (".svg",), force=arguments.force)
-    if arguments.trace is not None:
-        check_new_file(arguments.trace, (".gz",), force=arguments.force)
+    for path, suffix in files:
+        if path is not None:
+            check_new_file(path, (suffix,), force=arguments.force)
 
 
 def _loaded(

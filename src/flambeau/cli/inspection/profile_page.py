@@ -7,61 +7,23 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from flambeau.cli.inspection.steps_here import Source, quiet_profiler, steps_here
 from flambeau.cli.table import print_json, print_table
-from flambeau.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from flambeau.inspection.timing.step_profile import StepProfile
-    from flambeau.inspection.timing.training_steps import Steps
 
-BATCH = 8  # images of a step where neither the input nor a run says; chosen
 _ROWS = {"operations": 10, "modules": 8, "kinds": 5, "functions": 6}
 _WAITS = 0.1  # share of the time that a step may wait for data before a line says so; chosen
 
 
-def profile_model(
-    model: "nn.Module",
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    trace: Path | None,
-    as_json: bool,
-) -> int:
-    """Steps of a model on random numbers; returns the exit code."""
+def print_profile(source: Source, *, trace: Path | None, as_json: bool) -> int:
+    """Measure steps, and print the page; returns the exit code."""
     quiet_profiler()
-    from flambeau.inspection.timing.training_steps import steps_of_model
-    from flambeau.train.build.device import pick_device, use_threads
-
-    use_threads()
-    with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
-        steps = steps_of_model(model, args, kwargs, device=pick_device("auto"))
-        found = _profiled(steps, trace)
-    return _print(found, trace, as_json=as_json)
-
-
-def profile_run(path: Path, *, trace: Path | None, as_json: bool) -> int:
-    """Steps of a run on its data; returns the exit code."""
-    quiet_profiler()
-    from flambeau.inspection.timing.training_steps import steps_of_run
-
-    with contextlib.redirect_stdout(sys.stderr), steps_of_run(path) as steps:
-        found = _profiled(steps, trace)
-    return _print(found, trace, as_json=as_json)
-
-
-def quiet_profiler() -> None:
-    """Kineto, torch's profiler, tells on standard error when it starts; it reads this when it is loaded."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
-
-def _profiled(steps: "Steps", trace: Path | None) -> "StepProfile":
     from flambeau.inspection.timing.step_profile import profile_steps
     from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
-    from flambeau.user_code import first_line
 
     write: Callable[[bytes], object] | None = None
     if trace is not None:
@@ -69,14 +31,9 @@ def _profiled(steps: "Steps", trace: Path | None) -> "StepProfile":
         def write(data: bytes) -> None:
             write_file(trace, data)
 
-    try:
-        return profile_steps(steps, trace=write)
-    except (RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"a training step fails: {type(error).__name__}: {first_line(error)}"
-        ) from error
+    with contextlib.redirect_stdout(sys.stderr), steps_here(source) as steps:
+        found = profile_steps(steps, trace=write)
+    return _print(found, trace, as_json=as_json)
 
 
 def _print(found: "StepProfile", trace: Path | None, *, as_json: bool) -> int:

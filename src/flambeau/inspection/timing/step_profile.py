@@ -28,8 +28,10 @@ _WARM_UP = 3  # steps that count for nothing; chosen
 _STEPS = 20  # that are timed, at most
 _ENOUGH_S = 10.0  # of timed steps; two are made in any case
 _TRACED = 3  # steps that torch.profiler sees: each has thousands of operations
-_MODULE = "module "
-_BACKWARD = "autograd::engine::evaluate_function: "
+MODULE = "module "
+"""Before the name of a module, in ranges of the profiler."""
+BACKWARD = "autograd::engine::evaluate_function: "
+"""Before the name of a node of the backward pass, in torch's own."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def profile_steps(steps: Steps, *, trace: Callable[[bytes], object] | None = Non
         trace: takes what chrome://tracing and ui.perfetto.dev open, compressed by gzip.
     """
     for _ in range(_WARM_UP):
-        steps.step(_no_part)
+        steps.step(no_part)
     whole, parts = _timed(steps)
     operations, modules = _traced(steps, trace)
     functions, python_s = _python(steps)
@@ -124,7 +126,8 @@ def profile_steps(steps: Steps, *, trace: Callable[[bytes], object] | None = Non
     )
 
 
-def _no_part(_: str) -> contextlib.AbstractContextManager[Any]:
+def no_part(_: str) -> contextlib.AbstractContextManager[Any]:
+    """Around a part of a step that nobody looks at."""
     return contextlib.nullcontext()
 
 
@@ -164,7 +167,7 @@ def _traced(
     activities = [ProfilerActivity.CPU]
     if steps.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with _modules_recorded(steps.model), profile(activities=activities, acc_events=True) as seen:
+    with modules_recorded(steps.model), profile(activities=activities, acc_events=True) as seen:
         for number in range(_TRACED):
             with record_function(f"step {number}"):
                 steps.step(record_function)
@@ -195,13 +198,13 @@ def _operations(seen: profile, *, on_device: bool) -> tuple[OperationTime, ...]:
 
 
 @contextlib.contextmanager
-def _modules_recorded(model: nn.Module) -> Iterator[None]:
+def modules_recorded(model: nn.Module) -> Iterator[None]:
     """Calls of modules are ranges of the profiler, in its trace too."""
     open_: list[Any] = []
 
     def before(name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
-            record = record_function(_MODULE + name)
+            record = record_function(MODULE + name)
             record.__enter__()
             open_.append(record)
 
@@ -233,20 +236,20 @@ def _modules(
     for event in sorted(events, key=lambda one: one.time_range.start):
         us = event.device_time_total if on_device else event.time_range.elapsed_us()
         around = _around(event)
-        if event.name.startswith(_MODULE):
+        if event.name.startswith(MODULE):
             forward[event.name] += us
-            if around.startswith(_MODULE):
+            if around.startswith(MODULE):
                 forward[around] -= us
-        elif event.name.startswith(_BACKWARD):
-            if (owner := owners.get(event.sequence_nr, "")).startswith(_MODULE):
+        elif event.name.startswith(BACKWARD):
+            if (owner := owners.get(event.sequence_nr, "")).startswith(MODULE):
                 backward[owner] += us
-        elif event.sequence_nr >= 0 and not around.startswith(_BACKWARD):
+        elif event.sequence_nr >= 0 and not around.startswith(BACKWARD):
             # Operations that need no gradient show the number that the next one gets.
             owners[event.sequence_nr] = around
-    kinds = {_MODULE + name: type(module).__name__ for name, module in steps.model.named_modules()}
+    kinds = {MODULE + name: type(module).__name__ for name, module in steps.model.named_modules()}
     found = [
         ModuleTime(
-            name.removeprefix(_MODULE),
+            name.removeprefix(MODULE),
             kinds.get(name, ""),
             max(0.0, forward[name]) / 1e6 / _TRACED,
             backward[name] / 1e6 / _TRACED,
@@ -260,7 +263,7 @@ def _around(event: FunctionEvent) -> str:
     """The module, or the node of the backward pass, in which something happens; '' outside."""
     outer = event.cpu_parent
     while outer is not None:
-        if outer.name.startswith((_MODULE, _BACKWARD)):
+        if outer.name.startswith((MODULE, BACKWARD)):
             return str(outer.name)
         outer = outer.cpu_parent
     return ""
@@ -275,7 +278,7 @@ def _python(steps: Steps) -> tuple[tuple[FunctionTime, ...], float]:
     profiler.enable()
     try:
         for _ in range(_TRACED):
-            steps.step(_no_part)
+            steps.step(no_part)
     finally:
         profiler.disable()
     stats: dict[tuple[str, int, str], tuple[int, int, float, float, Any]]
