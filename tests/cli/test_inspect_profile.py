@@ -55,6 +55,9 @@ def test_a_run_on_its_data(flambeau: Any, images: Path, tmp_path: Path) -> None:
         ("tiny_convnet --trace FOLDER/x.json.gz", "--trace has no effect without --profile"),
         ("tiny_convnet --profile --depth 1", "--depth has no effect with --profile"),
         ("tiny_convnet --profile --graph FOLDER/x.svg", "--graph has no effect with --profile"),
+        ("tiny_convnet --checklist --profile", "--checklist has no effect with --profile"),
+        ("tiny_convnet --checklist --depth 1", "--depth has no effect with --checklist"),
+        ("tiny_convnet --checklist --input 2,5", "a training step of SmallConvNet fails: "),
         ("tiny_convnet --profile --compile", "--profile has no effect with --compile"),
         ("tiny_convnet --profile --trace FOLDER/x.json", "the name of this file must end with .gz"),
         ("tiny_convnet --profile --input 2,5", "a training step of SmallConvNet fails: "),
@@ -66,3 +69,20 @@ def test_wrong_input(flambeau: Any, tmp_path: Path, words: str, said: str) -> No
     assert (code, out) == (2, "")
     assert re.search(said, err), err
     assert not list(tmp_path.iterdir())
+
+
+def test_checklist_of_a_model(flambeau: Any) -> None:
+    code, out, _ = flambeau("inspect tiny_convnet --input 2,3,32,32 --checklist")
+    assert code == 0
+    assert out.startswith("SmallConvNet, random input 2x3x32x32, AdamW\non ")
+    assert re.search(r"^cudnn.benchmark +torch.backends.* needs a GPU$", out, re.MULTILINE)
+    assert re.search(r"^del .* MiB at the peak$", out, re.MULTILINE)
+    assert re.search(r"^num_workers .* needs data: give a run", out, re.MULTILINE)
+
+
+def test_checklist_of_a_run(flambeau: Any, images: Path, tmp_path: Path) -> None:
+    words = "--duration 1st --batch-size 4 --device cpu"
+    assert flambeau("train", images, "--out", tmp_path / "run", words).code == 0
+    found = json.loads(flambeau("inspect", tmp_path / "run", "--checklist --json").out)
+    names = [one["name"] for one in found["advice"]]
+    assert {"num_workers=0", "num_workers=1"} <= set(names) and "num_workers" not in names

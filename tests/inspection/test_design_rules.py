@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flambeau.inspection.design_rules import Finding, rule_findings
 from flambeau.inspection.timing.channel_rules import measure_rules
-from flambeau.inspection.timing.interleaved import PartTime, interleaved
+from flambeau.inspection.timing.interleaved import interleaved, ratios
 
 CPU = torch.device("cpu")
 
@@ -73,18 +73,18 @@ def test_variants_of_a_rule_have_about_as_many_operations() -> None:
 
 def test_calls_take_turns() -> None:
     seen: list[str] = []
-    times = interleaved(
+    seconds = interleaved(
         {name: lambda name=name: seen.append(name) for name in "abc"},  # type: ignore[misc]
         device=CPU,
         rounds=4,
     )
-    assert list(times) == ["a", "b", "c"]
+    assert [len(one) for one in seconds.values()] == [4, 4, 4] and list(seconds) == ["a", "b", "c"]
     rounds = [seen[k : k + 3] for k in range(0, len(seen), 3)]
     assert all(sorted(one) == ["a", "b", "c"] for one in rounds) and len(rounds) == 3 + 4
     assert len({tuple(one) for one in rounds}) > 1
 
 
-def test_times_differ_where_their_middle_halves_are_apart() -> None:
-    one, other = PartTime("one", 2.0, 1.0, 3.0), PartTime("other", 5.0, 3.5, 6.0)
-    assert one.differs(other) and other.differs(one)
-    assert not one.differs(PartTime("near", 3.0, 2.9, 4.0))
+def test_what_slows_a_round_does_not_count() -> None:
+    base = [1.0, 10.0, 2.0, 50.0]
+    times = ratios([2 * one for one in base], base)
+    assert (times.low_s, times.median_s, times.high_s) == (2.0, 2.0, 2.0)

@@ -73,7 +73,8 @@ def test_backward_time_belongs_to_the_module_whose_operation_it_is() -> None:
 def test_data_are_read_alone_too() -> None:
     read: list[int] = []
 
-    def batches() -> Any:
+    def batches(workers: int | None) -> Any:
+        assert workers is None
         while True:
             read.append(1)
             yield None

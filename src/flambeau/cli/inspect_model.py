@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.inspection.checklist_table import print_checklist
 from flambeau.cli.inspection.convolution_table import print_convolutions
 from flambeau.cli.inspection.graph_file import check_new_file, write_graphs
 from flambeau.cli.inspection.memory_file import write_memory
 from flambeau.cli.inspection.profile_page import print_profile
 from flambeau.cli.inspection.rules_table import print_findings, print_rules
-from flambeau.cli.inspection.steps_here import BATCH, Source
+from flambeau.cli.inspection.steps_here import BATCH, Source, quiet_profiler
 from flambeau.errors import InputError
 from flambeau.terminal import say
 from flambeau.user_code import first_line
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 HELP = "show what a model is made of: shapes, parameters, operations, memory, receptive fields"
 
 _WITHOUT = {  # which other options each has no use for
-    "conv": ("input", "depth", "compile", "graph", "profile", "memory", "rules"),
-    "compile": ("depth", "graph", "profile", "memory", "rules"),
-    "profile": ("depth", "graph", "memory", "rules"),
-    "memory": ("depth", "graph", "rules"),
+    "conv": ("input", "depth", "compile", "graph", "profile", "memory", "checklist", "rules"),
+    "compile": ("depth", "graph", "profile", "memory", "checklist", "rules"),
+    "profile": ("depth", "graph", "memory", "checklist", "rules"),
+    "memory": ("depth", "graph", "checklist", "rules"),
+    "checklist": ("depth", "graph", "rules"),
     "rules": ("depth", "graph"),
 }
 _DEPTH = 2
@@ -101,6 +103,12 @@ def _add_other_views(parser: argparse.ArgumentParser) -> None:
         help="draw the memory of a training step here over its time, and name who allocated the peak",
     )
     parser.add_argument(
+        "--checklist",
+        action="store_true",
+        help="measure here what the usual advice changes for this model, or for a run with its "
+        "data: cudnn.benchmark, pinned memory, non_blocking, del, num_workers, channels_last, bf16 ...",
+    )
+    parser.add_argument(
         "--rules",
         action="store_true",
         help="measure here what unequal channels, groups, branches and element-wise operations cost at equal "
@@ -113,6 +121,9 @@ def _add_other_views(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, and below it the totals."""
+    trains = arguments.profile or arguments.checklist or arguments.memory is not None
+    if trains:
+        quiet_profiler()  # before torch is imported
     from flambeau.inspection.example_input import example_inputs
 
     _check(arguments)
@@ -121,7 +132,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.rules and arguments.model is None:
         return print_rules(as_json=arguments.json)
     args, kwargs = example_inputs(arguments.input)
-    trains = arguments.profile or arguments.memory is not None
     if trains and not args and not kwargs and Path(arguments.model).is_dir():
         return _measure(arguments, Source(run=Path(arguments.model)))
     shape = tuple(args[0].shape) if args else ()
@@ -147,6 +157,8 @@ def _measure(arguments: argparse.Namespace, source: Source) -> int:
     """What takes training steps."""
     if arguments.memory is not None:
         return write_memory(arguments.memory, source, as_json=arguments.json)
+    if arguments.checklist:
+        return print_checklist(source, as_json=arguments.json)
     return print_profile(source, trace=arguments.trace, as_json=arguments.json)
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from flambeau.cli.inspection.steps_here import Source, quiet_profiler, steps_here
+from flambeau.cli.inspection.steps_here import Source, steps_here
 from flambeau.cli.table import print_json
 
 _OWNERS = 5  # that are printed
@@ -13,7 +13,6 @@ _OWNERS = 5  # that are printed
 
 def write_memory(path: Path, source: Source, *, as_json: bool) -> int:
     """Write the picture, and print what lives at the peak; returns the exit code."""
-    quiet_profiler()
     from flambeau.inspection.graphs.picture import size_text
     from flambeau.inspection.timing.memory_picture import svg_of_memory
     from flambeau.inspection.timing.memory_timeline import memory_timeline

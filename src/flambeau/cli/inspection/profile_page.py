@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flambeau.cli.inspection.steps_here import Source, quiet_profiler, steps_here
+from flambeau.cli.inspection.steps_here import Source, steps_here
+from flambeau.cli.inspection.time_text import milliseconds
 from flambeau.cli.table import print_json, print_table
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ _WAITS = 0.1  # share of the time that a step may wait for data before a line sa
 
 def print_profile(source: Source, *, trace: Path | None, as_json: bool) -> int:
     """Measure steps, and print the page; returns the exit code."""
-    quiet_profiler()
     from flambeau.inspection.timing.step_profile import profile_steps
     from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
@@ -45,7 +45,7 @@ def _print(found: "StepProfile", trace: Path | None, *, as_json: bool) -> int:
     print_table(
         ("part", "ms", "half of the steps", "share"),
         [
-            (name, _ms(part.median_s), f"{_ms(part.low_s)} to {_ms(part.high_s)}",
+            (name, milliseconds(part.median_s), f"{milliseconds(part.low_s)} to {milliseconds(part.high_s)}",
              _share(part.median_s, found.step.median_s))
             for name, part in rows
         ],
@@ -67,7 +67,7 @@ def _print_operations(found: "StepProfile") -> None:
         [
             (
                 one.name.removeprefix("aten::"),
-                _ms(one.self_s),
+                milliseconds(one.self_s),
                 f"{one.share:.0%}",
                 f"{one.calls:.0f}",
             )
@@ -98,8 +98,8 @@ def _print_modules(found: "StepProfile") -> None:
     print_table(
         ("module", "kind", "forward ms", "backward ms", "share"),
         [
-            (one.name or "(model)", one.kind or None, _ms(one.forward_s), _ms(one.backward_s),
-             _share(one.total_s, all_s))
+            (one.name or "(model)", one.kind or None, milliseconds(one.forward_s),
+             milliseconds(one.backward_s), _share(one.total_s, all_s))
             for one in chosen
         ],
         right=("forward ms", "backward ms", "share"),
@@ -111,7 +111,12 @@ def _print_functions(found: "StepProfile") -> None:
     print_table(
         ("Python function", "where", "own ms per step", "calls per step"),
         [
-            (one.name, f"{_near(one.file)}:{one.line}", _ms(one.self_s), f"{one.calls:.0f}")
+            (
+                one.name,
+                f"{_near(one.file)}:{one.line}",
+                milliseconds(one.self_s),
+                f"{one.calls:.0f}",
+            )
             for one in found.functions[: _ROWS["functions"]]
         ],
         right=("own ms per step", "calls per step"),
@@ -120,28 +125,28 @@ def _print_functions(found: "StepProfile") -> None:
 
 def _lines(found: "StepProfile", trace: Path | None) -> list[str]:
     """What follows from the figures."""
+    from flambeau.inspection.timing.training_steps import WAIT
+
     step_s = found.step.median_s
     lines = [
         "",
-        f"Python itself: {_ms(found.python_s)} ms per step at most (cProfile makes it slower)",
+        f"Python itself: {milliseconds(found.python_s)} ms per step at most (cProfile makes it slower)",
     ]
     if found.read_s is None:
         lines.append(
             "no data were read; the folder of a run in the place of the model measures them, too"
         )
     else:
-        waits_s = sum(part.median_s for part in found.parts if part.name == "wait for data")
-        line = f"data alone: {_ms(found.read_s)} ms per batch; a step computes for {_ms(step_s - waits_s)} ms"
-        lines.append(line + f" and waits for data for {_ms(waits_s)} ms")
+        waits_s = sum(part.median_s for part in found.parts if part.name == WAIT)
+        lines.append(
+            f"data alone: {milliseconds(found.read_s)} ms per batch; a step computes for "
+            f"{milliseconds(step_s - waits_s)} ms and waits for data for {milliseconds(waits_s)} ms"
+        )
         if waits_s > _WAITS * step_s:
             lines.append("the data hold it up: more --workers, smaller images, or packed ones")
     if trace is not None:
         lines.append(f"{trace}: open it at https://ui.perfetto.dev, which keeps it on this machine")
     return lines
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:.0f}"
 
 
 def _share(part: float, whole: float) -> str | None:

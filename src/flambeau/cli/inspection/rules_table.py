@@ -5,6 +5,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.inspection.time_text import with_spread
 from flambeau.cli.table import print_json, print_table
 from flambeau.terminal import say
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from flambeau.inspection.design_rules import Finding
-    from flambeau.inspection.timing.interleaved import PartTime
 
 
 def print_findings(
@@ -55,8 +55,8 @@ def print_rules(findings: list[dict[str, Any]] | None = None, *, as_json: bool) 
     for one in found:
         cells.append(
             (one.rule if one.rule != rule else "", one.name, f"{one.flops / 1e6:.0f} M",
-             _ms(one.inference), f"{one.times_inference:.2f}",
-             _ms(one.training), f"{one.times_training:.2f}")
+             with_spread(one.inference), f"{one.times_inference:.2f}",
+             with_spread(one.training), f"{one.times_training:.2f}")
         )  # fmt: skip
         rule = one.rule
     columns = (
@@ -71,13 +71,6 @@ def print_rules(findings: list[dict[str, Any]] | None = None, *, as_json: bool) 
     print_table(columns, cells, right=columns[2:])
     print(f"\non {device_name(device)}; medians, and between which two values half of the runs are")
     return 0
-
-
-def _ms(time: "PartTime") -> str:
-    low, median, high = (
-        f"{seconds * 1000:.3g}" for seconds in (time.low_s, time.median_s, time.high_s)
-    )
-    return f"{median} ({low} to {high})"
 
 
 def _share(one: "Finding") -> str | None:

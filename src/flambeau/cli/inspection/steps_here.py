@@ -28,8 +28,9 @@ class Source:
 
 
 def quiet_profiler() -> None:
-    """Kineto, torch's profiler, tells on standard error when it starts; it reads this when it is loaded."""
+    """What torch's profiler and allocator tell on standard error: they read this when they are loaded."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from flambeau.inspection.timing.interleaved import PartTime, interleaved
+from flambeau.inspection.timing.interleaved import PartTime, interleaved, ratios, summary
 
 _SIDE = 56  # pixels, as in the paper
 _BLOCKS = 3  # one after the other; the paper has ten
@@ -30,7 +30,7 @@ class Variant:
         flops: of its convolutions in a forward pass, a multiply and an add being two.
         inference: its forward pass.
         training: its forward and backward pass.
-        times_inference: against the first of its rule, whose operations are about as many.
+        times_inference: of the first of its rule, whose operations are about as many, round by round.
         times_training: likewise.
     """
 
@@ -153,12 +153,13 @@ def measure_rules(
         flops[key] = counter.get_total_flops()
         calls[f"inference {key}"] = partial(_inference, network, x)
         calls[f"training {key}"] = partial(_training, network, x)
-    times = interleaved(calls, device=device, rounds=rounds, enough_s=enough_s)
-    first: dict[str, tuple[PartTime, PartTime]] = {}
+    seconds = interleaved(calls, device=device, rounds=rounds, enough_s=enough_s)
+    first: dict[str, tuple[list[float], list[float]]] = {}
     found = []
     for key, count in flops.items():
-        both = times[f"inference {key}"], times[f"training {key}"]
+        both = seconds[f"inference {key}"], seconds[f"training {key}"]
         base = first.setdefault(key[0], both)
-        ratios = [one.median_s / of.median_s for one, of in zip(both, base, strict=True)]
-        found.append(Variant(*key, count, *both, *ratios))
+        inference, training = (summary(key[1], one) for one in both)
+        against = [ratios(one, of).median_s for one, of in zip(both, base, strict=True)]
+        found.append(Variant(*key, count, inference, training, *against))
     return tuple(found)

@@ -20,10 +20,6 @@ class PartTime:
     low_s: float
     high_s: float
 
-    def differs(self, other: "PartTime") -> bool:
-        """Whether the middle halves have nothing in common."""
-        return self.high_s < other.low_s or other.high_s < self.low_s
-
 
 def summary(name: str, seconds: Sequence[float]) -> PartTime:
     """Of at least two values."""
@@ -43,7 +39,7 @@ def interleaved(
     device: torch.device,
     rounds: int = 15,
     enough_s: float = 30.0,
-) -> dict[str, PartTime]:
+) -> dict[str, list[float]]:
     """Time each call once per round, in a new order each round.
 
     Args:
@@ -51,6 +47,9 @@ def interleaved(
         device: that is waited for around each.
         rounds: of which each call is timed in one; a few more come first.
         enough_s: of timed calls together, after which no new round begins; two are made in any case.
+
+    Returns:
+        By name the seconds of each round.
     """
     found: dict[str, list[float]] = {name: [] for name in calls}
     order, draw = list(calls), random.Random(0)
@@ -68,4 +67,9 @@ def interleaved(
             synchronize(device)
             if number >= 0:
                 found[name].append(time.perf_counter() - start)
-    return {name: summary(name, seconds) for name, seconds in found.items()}
+    return found
+
+
+def ratios(seconds: Sequence[float], base: Sequence[float]) -> PartTime:
+    """How many times as long as another call, compared round by round: what slows a round slows both."""
+    return summary("times", [one / of for one, of in zip(seconds, base, strict=True)])

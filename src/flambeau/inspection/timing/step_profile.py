@@ -7,7 +7,6 @@ import contextlib
 import cProfile
 import gzip
 import pstats
-import statistics
 import tempfile
 import time
 from collections import defaultdict
@@ -108,10 +107,10 @@ def profile_steps(steps: Steps, *, trace: Callable[[bytes], object] | None = Non
     """
     for _ in range(_WARM_UP):
         steps.step(no_part)
-    whole, parts = _timed(steps)
+    whole, parts = timed(steps)
     operations, modules = _traced(steps, trace)
     functions, python_s = _python(steps)
-    read_s = None if steps.read is None else _read_seconds(steps.read())
+    read_s = None if steps.read is None else read_seconds(steps.read(None))
     return StepProfile(
         about=steps.about,
         device=device_name(steps.device),
@@ -138,7 +137,7 @@ def device_name(device: torch.device) -> str:
     return f"{device}, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
 
 
-def _timed(steps: Steps) -> tuple[list[float], dict[str, list[float]]]:
+def timed(steps: Steps) -> tuple[list[float], dict[str, list[float]]]:
     """Seconds of whole steps and of their parts; the device is waited for after each part."""
     parts: dict[str, list[float]] = defaultdict(list)
     whole: list[float] = []
@@ -292,14 +291,17 @@ def _python(steps: Steps) -> tuple[tuple[FunctionTime, ...], float]:
     return tuple(found), sum(one.self_s for one in found)
 
 
-def _read_seconds(batches: Generator[Any]) -> float:
-    """Seconds per batch, with nobody who computes meanwhile; the first one starts the workers."""
-    next(batches)
-    seconds: list[float] = []
-    while len(seconds) < 2 or (len(seconds) < _STEPS and sum(seconds) < _ENOUGH_S):
-        start = time.perf_counter()
+def read_seconds(batches: Generator[Any], *, enough_s: float = _ENOUGH_S) -> float:
+    """Seconds per batch, with nobody who computes meanwhile; the first one starts the workers.
+
+    Args:
+        batches: without end; they are closed.
+        enough_s: of reading.
+    """
+    with contextlib.closing(batches):
         next(batches)
-        seconds.append(time.perf_counter() - start)
-    batches.close()
-    # A mean: workers deliver in bursts.
-    return statistics.fmean(seconds)
+        count, start = 0, time.perf_counter()
+        while count < 2 or (count < _STEPS and time.perf_counter() - start < enough_s):
+            next(batches)
+            count += 1
+        return (time.perf_counter() - start) / count

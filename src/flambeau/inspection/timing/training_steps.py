@@ -27,6 +27,8 @@ from flambeau.user_code import first_line
 Part = Callable[[str], AbstractContextManager[Any]]
 """Goes around a part of a step, by its name."""
 
+WAIT = "wait for data"
+"""The part of a run's step that its data take."""
 _LONG = "1000000st"  # so that no run is over before it is measured
 
 
@@ -39,18 +41,27 @@ class Steps:
         model: that is trained.
         device: where.
         about: what a step is, in words.
-        read: batches of the run's data alone, without end; None for a model on random numbers.
+        read: batches of the run's data alone, without end, by so many workers, None being those of the run;
+            None for a model on random numbers.
+        example: arguments of the model by shape alone, on the device 'meta'.
     """
 
     step: Callable[[Part], None]
     model: nn.Module
     device: torch.device
     about: str
-    read: Callable[[], Generator[Any]] | None = None
+    read: Callable[[int | None], Generator[Any]] | None = None
+    example: tuple[Any, ...] = ()
 
 
 def steps_of_model(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, device: torch.device
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    device: torch.device,
+    fused: bool = False,
+    precision: torch.dtype | None = None,
 ) -> Steps:
     """Forward pass, the mean of all outputs as the loss, backward pass and AdamW.
 
@@ -59,6 +70,8 @@ def steps_of_model(
         args: of the model, tensors in any nesting; those on the device 'meta' get random values.
         kwargs: likewise.
         device: to run on.
+        fused: all parameters in one kernel of the optimizer.
+        precision: of autocast in the forward pass; None for none.
 
     Raises:
         InputError: no parameter needs a gradient, or the first step fails; the model's message is in it.
@@ -70,10 +83,10 @@ def steps_of_model(
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("no parameter of the model needs a gradient: there is no training step")
-    optimizer = torch.optim.AdamW(parameters)
+    optimizer = torch.optim.AdamW(parameters, fused=fused or None)
 
     def step(part: Part) -> None:
-        with part("forward"):
+        with part("forward"), torch.autocast(device.type, precision, enabled=precision is not None):
             loss = mean_of_all(model(*args, **kwargs))
         with part("backward"):
             loss.backward()
@@ -134,9 +147,10 @@ def steps_of_run(path: Path) -> Iterator[Steps]:
     try:
         training = set_up(alone, facts, train, val, folder=temporary / "run", bar=False)
         training.run.progress.silent = True
-        reading = ReadOptions(alone.workers, pin_memory=training.run.device.type == "cuda")
+        pin = training.run.device.type == "cuda"
 
-        def read() -> Generator[Any]:
+        def read(workers: int | None) -> Generator[Any]:
+            reading = ReadOptions(alone.workers if workers is None else workers, pin_memory=pin)
             layout = BatchLayout(alone.batch_size)
             loader = Loader(training.train, layout, seed=1, reading=reading)
             yield from loader.stream(epoch=0, position=0)
@@ -146,8 +160,10 @@ def steps_of_run(path: Path) -> Iterator[Steps]:
                 f"{alone.model}, {alone.batch_size} images of {alone.image_size} pixels, "
                 f"{alone.optimizer}, {alone.precision}, {alone.workers} workers"
             )
-            step = _step_of(training)
-            yield Steps(step, training.model, training.run.device, about, read)
+            side = alone.image_size
+            example = torch.empty(alone.batch_size, facts.channels, side, side, device="meta")
+            step, device = _step_of(training), training.run.device
+            yield Steps(step, training.model, device, about, read, (example,))
         finally:
             training.run.close()
     finally:
@@ -164,7 +180,7 @@ def _step_of(training: Training) -> Callable[[Part], None]:
     batches = endless()
 
     def step(part: Part) -> None:
-        with part("wait for data"):
+        with part(WAIT):
             images, targets = next(batches)
         with part("forward"):
             loss = training.loss_of(images, targets, step=run.state.step)
