@@ -3,11 +3,17 @@
 import argparse
 import contextlib
 import dataclasses
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.inspection.checklist_table import print_checklist
+from flambeau.cli.inspection.convolution_table import print_convolutions
+from flambeau.cli.inspection.graph_file import check_new_file, write_graphs
+from flambeau.cli.inspection.memory_file import write_memory
+from flambeau.cli.inspection.profile_page import print_profile
+from flambeau.cli.inspection.rules_table import print_findings, print_rules
+from flambeau.cli.inspection.steps_here import BATCH, Source, quiet_profiler
 from flambeau.errors import InputError
 from flambeau.terminal import say
 from flambeau.user_code import first_line
@@ -17,15 +23,17 @@ if TYPE_CHECKING:
 
     from flambeau.inspection.model_summary import ModelSummary, ModuleSummary
     from flambeau.recipes.memory.memory_budget import MemoryEstimate
-    from flambeau.recipes.models.convolution_sizes import Window
 
 HELP = "show what a model is made of: shapes, parameters, operations, memory, receptive fields"
 
-_CONV = (
-    r"((?P<size>\d{1,6}),)?k(?P<kernel>\d{1,6})(,s(?P<stride>\d{1,6}))?(,p(?P<padding>\d{1,6}))?"
-    r"(,d(?P<dilation>\d{1,6}))?(,(?P<transposed>t))?"
-)
-_NUMBERS = ("kernel", "stride", "padding", "dilation")
+_WITHOUT = {  # which other options each has no use for
+    "conv": ("input", "depth", "compile", "graph", "profile", "memory", "checklist", "rules"),
+    "compile": ("depth", "graph", "profile", "memory", "checklist", "rules"),
+    "profile": ("depth", "graph", "memory", "checklist", "rules"),
+    "memory": ("depth", "graph", "checklist", "rules"),
+    "checklist": ("depth", "graph", "rules"),
+    "rules": ("depth", "graph"),
+}
 _DEPTH = 2
 _NAMED = 10  # unused modules and shared parameters that are named in the lines below the table
 
@@ -64,29 +72,107 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sizes of a convolution in the place of a model: 224,k7,s2,p3 is an input of 224 with kernel 7, "
         "stride 2, padding 3; d2 a dilation, t a transposed one; again without the input for the next layer",
     )
+    _add_other_views(parser)
     parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
+
+
+def _add_other_views(parser: argparse.ArgumentParser) -> None:
+    """What is shown in the place of the table."""
+    parser.add_argument(
+        "--graph",
+        type=Path,
+        metavar="FILE.svg",
+        help="draw the modules with the data between them, and autograd's graph with what it keeps",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="run training steps here, of a run on its own data, and show where their time goes: parts, "
+        f"operations, modules, Python, data (default input of a model: {BATCH} images)",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.json.gz",
+        help="with --profile: every operation on a time line, which https://ui.perfetto.dev opens",
+    )
+    parser.add_argument(
+        "--memory",
+        type=Path,
+        metavar="FILE.svg",
+        help="draw the memory of a training step here over its time, and name who allocated the peak",
+    )
+    parser.add_argument(
+        "--checklist",
+        action="store_true",
+        help="measure here what the usual advice changes for this model, or for a run with its "
+        "data: cudnn.benchmark, pinned memory, non_blocking, del, num_workers, channels_last, bf16 ...",
+    )
+    parser.add_argument(
+        "--rules",
+        action="store_true",
+        help="measure here what unequal channels, groups, branches and element-wise operations cost at equal "
+        "FLOPs (the rules of ShuffleNet V2); with MODEL also where it has them",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace the file that is to be written if it exists"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, and below it the totals."""
-    from flambeau.cli.table import print_json
+    trains = arguments.profile or arguments.checklist or arguments.memory is not None
+    if trains:
+        quiet_profiler()  # before torch is imported
     from flambeau.inspection.example_input import example_inputs
-    from flambeau.inspection.model_summary import summarize
 
     _check(arguments)
     if arguments.conv:
-        return _print_convolutions(arguments.conv, as_json=arguments.json)
-    depth = _DEPTH if arguments.depth is None else arguments.depth
+        return print_convolutions(arguments.conv, as_json=arguments.json)
+    if arguments.rules and arguments.model is None:
+        return print_rules(as_json=arguments.json)
     args, kwargs = example_inputs(arguments.input)
-    model, default = _loaded(arguments.model, tuple(args[0].shape) if args else ())
+    if trains and not args and not kwargs and Path(arguments.model).is_dir():
+        return _measure(arguments, Source(run=Path(arguments.model)))
+    shape = tuple(args[0].shape) if args else ()
+    model, default = _loaded(arguments.model, shape, values=trains)
     if not args and not kwargs:
-        args, kwargs = example_inputs([",".join(map(str, default))])
+        batch = BATCH if trains else 1
+        args, kwargs = example_inputs([",".join(map(str, (batch, *default[1:])))])
+    if trains:
+        return _measure(arguments, Source(None, model, args, kwargs))
     if arguments.compile:
         return _print_breaks(model, args, kwargs, as_json=arguments.json)
+    if arguments.rules:
+        return print_findings(model, args, kwargs, as_json=arguments.json)
+    if arguments.graph is not None:
+        return write_graphs(
+            arguments.graph, model, args, kwargs, depth=arguments.depth, as_json=arguments.json
+        )
+    depth = _DEPTH if arguments.depth is None else arguments.depth
+    return _print_summary(model, args, kwargs, depth=depth, as_json=arguments.json)
+
+
+def _measure(arguments: argparse.Namespace, source: Source) -> int:
+    """What takes training steps."""
+    if arguments.memory is not None:
+        return write_memory(arguments.memory, source, as_json=arguments.json)
+    if arguments.checklist:
+        return print_checklist(source, as_json=arguments.json)
+    return print_profile(source, trace=arguments.trace, as_json=arguments.json)
+
+
+def _print_summary(
+    model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: int, as_json: bool
+) -> int:
+    """The table, and below it the totals; returns the exit code."""
+    from flambeau.cli.table import print_json
+    from flambeau.inspection.model_summary import summarize
+
     with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
         summary = summarize(model, args, kwargs)
     memory = _training_memory(model, args, kwargs)
-    if arguments.json:
+    if as_json:
         training = {
             "training": None if isinstance(memory, str) else dataclasses.asdict(memory),
             "no_training": memory if isinstance(memory, str) else None,
@@ -101,34 +187,46 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse what does not go together, and would have no effect."""
-    shown = "conv" if arguments.conv else "compile" if arguments.compile else ""
-    given = {
-        "input": arguments.input,
-        "depth": arguments.depth is not None,
-        "compile": arguments.compile,
-    }
-    without = {"conv": ("input", "depth", "compile"), "compile": ("depth",), "": ()}[shown]
-    for name in without:
-        if given[name]:
+    shown = next((name for name in _WITHOUT if getattr(arguments, name)), "")
+    for name in _WITHOUT.get(shown, ()):
+        if getattr(arguments, name) not in (None, False, []):
             raise InputError(f"--{name} has no effect with --{shown}: leave it out")
+    if arguments.trace is not None and not arguments.profile:
+        raise InputError("--trace has no effect without --profile: give that, too")
+    files = ((arguments.graph, ".svg"), (arguments.memory, ".svg"), (arguments.trace, ".gz"))
+    if arguments.force and not any(path for path, _ in files):
+        raise InputError("--force has no effect without a file to write: leave it out")
     if arguments.conv and arguments.model is not None:
         raise InputError("--conv is without MODEL: it draws one convolution, or several in a row")
-    if not arguments.conv and arguments.model is None:
+    if arguments.rules and arguments.model is None and arguments.input:
+        raise InputError("--input has no effect without MODEL: leave it out")
+    if not arguments.conv and not arguments.rules and arguments.model is None:
         raise InputError("name a MODEL or a RUN; see flambeau inspect --help")
-    if arguments.json and arguments.depth is not None:
+    if arguments.json and arguments.depth is not None and arguments.graph is None:
         raise InputError("--depth has no effect with --json, which has every module: leave it out")
     if arguments.depth is not None and arguments.depth < 0:
         raise InputError(f"--depth must be at least 0, got {arguments.depth}")
+    for path, suffix in files:
+        if path is not None:
+            check_new_file(path, (suffix,), force=arguments.force)
 
 
-def _loaded(name: str, shape: tuple[int, ...]) -> "tuple[nn.Module, tuple[int, ...]]":
+def _loaded(
+    name: str, shape: tuple[int, ...], *, values: bool
+) -> "tuple[nn.Module, tuple[int, ...]]":
     """A model, and the shape of an image that it is made for.
 
     Args:
         name: as the user wrote it.
         shape: of the first input, empty where none was given.
+        values: whether it has to run.
     """
-    from flambeau.inspection.model_facts import DEFAULT_SIZE, made_for, model_without_values
+    from flambeau.inspection.model_facts import (
+        DEFAULT_SIZE,
+        made_for,
+        model_with_values,
+        model_without_values,
+    )
     from flambeau.train.build.model import build_model
     from flambeau.train.inference import load_trained
     from flambeau.user_code import is_function
@@ -141,7 +239,8 @@ def _loaded(name: str, shape: tuple[int, ...]) -> "tuple[nn.Module, tuple[int, .
         side = side or DEFAULT_SIZE
         model = build_model(name, num_classes=1000, channels=channels, image_size=side)
     else:
-        model = model_without_values(name, channels=channels, image_size=side)
+        make = model_with_values if values else model_without_values
+        model = make(name, channels=channels, image_size=side)
         side = side or made_for(name, model)
     return model, (1, channels, side, side)
 
@@ -153,7 +252,7 @@ def _training_memory(
     from torch import nn
     from torch.nn.parameter import is_lazy
 
-    from flambeau.inspection.model_summary import with_values
+    from flambeau.inspection.twin import with_values
     from flambeau.recipes.memory.memory_budget import estimate_memory
 
     class Called(nn.Module):
@@ -194,61 +293,6 @@ def _print_breaks(
     for place in found.breaks:
         print(f"{place.file}:{place.line}  {place.code}\n    {place.reason}")
     return 0
-
-
-def _print_convolutions(words: list[str], *, as_json: bool) -> int:
-    """Sizes of convolutions one after the other, and where their windows are; returns the exit code."""
-    from flambeau.cli.table import print_json, print_table
-    from flambeau.recipes.models.convolution_sizes import chain, picture
-
-    size, windows = _windows(words)
-    try:
-        stages = chain(size, windows)
-    except ValueError as error:
-        raise InputError(f"--conv: {error}") from error
-    if as_json:
-        print_json([{"input": size, "stages": [dataclasses.asdict(stage) for stage in stages]}])
-        return 0
-    columns = ("window", "input", "output", "unused", "receptive field", "jump")
-    sizes = [size, *(stage.size for stage in stages)]
-    cells = (
-        (
-            word,
-            str(before),
-            str(stage.size),
-            str(stage.unused),
-            f"{stage.sees:g}",
-            f"{stage.jump:g}",
-        )
-        for word, before, stage in zip(words, sizes, stages, strict=False)
-    )
-    print_table(columns, cells, right=columns[1:])
-    for before, window in zip(sizes, windows, strict=False):
-        print(f"\n{picture(before, window)}")
-    return 0
-
-
-def _windows(words: list[str]) -> "tuple[int, list[Window]]":
-    """The size of the input, and the windows of --conv."""
-    from flambeau.recipes.models.convolution_sizes import Window
-
-    size, windows = 0, []
-    for number, word in enumerate(words):
-        found = re.fullmatch(_CONV, word)
-        if found is None or (found["size"] is None) != bool(number):
-            example = "k3,s2,p1 (the input comes from the one before)" if number else "224,k7,s2,p3"
-            raise InputError(
-                f"--conv {word}: give it as {example}, with d2 for a dilation, t for transposed"
-            )
-        size = int(found["size"]) if found["size"] else size
-        given: dict[str, Any] = {
-            name: int(found[name]) for name in _NUMBERS if found[name] is not None
-        }
-        try:
-            windows.append(Window(**given, transposed=found["transposed"] is not None))
-        except ValueError as error:
-            raise InputError(f"--conv {word}: {error}") from error
-    return size, windows
 
 
 def _print_modules(rows: "list[ModuleSummary]") -> None:

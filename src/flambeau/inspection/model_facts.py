@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import timm
@@ -88,7 +87,7 @@ def counted(facts: ModelFacts) -> ModelFacts:
 def model_without_values(
     name: str, *, channels: int | None = None, image_size: int | None = None
 ) -> nn.Module:
-    """A model on the meta device, with the head of its published weights, or one for 1000 classes.
+    """A model as `model_with_values` makes it, but on the meta device.
 
     With values where its constructor reads some, as torchvision's RegNets do.
 
@@ -100,19 +99,33 @@ def model_without_values(
     Raises:
         InputError: it cannot be made so.
     """
+    try:
+        with torch.device("meta"):
+            return model_with_values(name, channels=channels, image_size=image_size)
+    except (InputError, NotImplementedError):
+        return model_with_values(name, channels=channels, image_size=image_size)
+
+
+def model_with_values(
+    name: str, *, channels: int | None = None, image_size: int | None = None
+) -> nn.Module:
+    """A model with new weights and the head of its published ones, or one for 1000 classes.
+
+    Args:
+        name: one of `model_names`.
+        channels: of its input; None for 3.
+        image_size: side of its input, pixels; None for what it is published for.
+
+    Raises:
+        InputError: it cannot be made so.
+    """
     published = None if ":" in name or name in (SMALL, TINY) else timm.get_pretrained_cfg(name)
-    make = partial(
-        build_model,
+    return build_model(
         name,
         num_classes=1000 if published is None else published.num_classes,
         channels=channels or 3,
         image_size=image_size or (published and published.input_size[-1]) or DEFAULT_SIZE,
     )
-    try:
-        with torch.device("meta"):
-            return make()
-    except (InputError, NotImplementedError):
-        return make()
 
 
 def made_for(name: str, model: nn.Module) -> int:

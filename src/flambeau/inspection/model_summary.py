@@ -4,7 +4,6 @@ Operations count as torch.utils.flop_counter counts them: products of matrices a
 and an add being two.
 """
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,21 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from flambeau.errors import InputError
 from flambeau.inspection.receptive_field import EVERYTHING, FieldTracker, ReceptiveField
-from flambeau.recipes.memory.memory_budget import fake_tensor_mode
-from flambeau.user_code import first_line
-
-_VALUES_READ = (DataDependentOutputException, DynamicOutputShapeException)
+from flambeau.inspection.twin import follow, storage_key
 
 
 @dataclass(frozen=True)
@@ -112,46 +103,16 @@ def summarize(
     Raises:
         InputError: the model does not take them; its own message is in it.
     """
-    given = (tuple(args), dict(kwargs or {}))
-    leaves = [*model.parameters(), *model.buffers()]
-    ways = []
-    if not any(is_lazy(leaf) for leaf in leaves):
-        ways.append(False)
-    if not any(leaf.is_meta for leaf in leaves):
-        ways.append(True)  # values may be all that it lacks
-    problem: Exception | None = None
-    for ran in ways:
-        try:
-            return _follow(model, *given, ran=ran)
-        except Exception as error:
-            problem = error
-    if problem is None or isinstance(problem, _VALUES_READ):
-        raise InputError(
-            "the model reads values of its tensors: it has to be on a device that has them"
-        ) from problem
-    raise InputError(
-        f"{type(model).__name__} does not take {_described(*given)}: "
-        f"{type(problem).__name__}: {first_line(problem)}"
-    ) from problem
+    return follow(model, args, kwargs or {}, _watched)
 
 
-def _follow(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, ran: bool
+def _watched(
+    twin: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ran: bool
 ) -> ModelSummary:
+    twin.eval()
+    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    watch = _Watch(twin, inputs)
     with ExitStack() as stack:
-        if not ran:
-            stack.enter_context(fake_tensor_mode())
-            memo: dict[int, Any] = {
-                id(t): _empty(t) for t in (*model.parameters(), *model.buffers())
-            }
-            twin = copy.deepcopy(model, memo)
-            args, kwargs = tree_map_only(Tensor, _empty, (args, kwargs))
-        else:
-            twin = copy.deepcopy(model)
-            args, kwargs = with_values((args, kwargs))
-        twin.eval()
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        watch = _Watch(twin, inputs)
         # Counting needs the products: neither a fused layer for inference nor a fused attention.
         stack.enter_context(_counted_attention())
         stack.enter_context(watch.hooks())
@@ -163,27 +124,6 @@ def _follow(
     return _summary(twin, watch, ran=ran)
 
 
-def _empty(tensor: Tensor) -> Tensor:
-    """Shape, layout and dtype on the CPU, under a FakeTensorMode."""
-    fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(fake, tensor.requires_grad)
-    return fake
-
-
-def with_values(tree: Any) -> Any:
-    """Random numbers in the place of tensors on the device meta, zeros if they are of integers."""
-    return tree_map_only(Tensor, _valued, tree)
-
-
-def _valued(tensor: Tensor) -> Tensor:
-    if not tensor.is_meta:
-        return tensor
-    if tensor.is_floating_point() or tensor.is_complex():
-        return torch.randn(tensor.shape, dtype=tensor.dtype)
-    return torch.zeros(tensor.shape, dtype=tensor.dtype)
-
-
 @contextmanager
 def _counted_attention() -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -192,15 +132,6 @@ def _counted_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def _described(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    def text(tensor: Tensor) -> str:
-        return f"{tensor.dtype} {tuple(tensor.shape)}".removeprefix("torch.")
-
-    parts = [f"{tree_map_only(Tensor, text, one)}" for one in args]
-    parts += [f"{name}={tree_map_only(Tensor, text, one)}" for name, one in kwargs.items()]
-    return f"({', '.join(parts)})"
 
 
 def _recurrent_flops(
@@ -226,13 +157,13 @@ class _Watch(TorchDispatchMode):
         self._fields = FieldTracker(inputs)
         self._accessed = self._kept = 0
         known = [*model.parameters(), *model.buffers(), *inputs]
-        self._storages = {_key(t) for t in known if not is_lazy(t)}
+        self._storages = {storage_key(t) for t in known if not is_lazy(t)}
         self._alive: list[Tensor] = []  # so that no other storage gets its key
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        self.read |= {_key(one) for one in sources}
+        self.read |= {storage_key(one) for one in sources}
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         if made and not func.is_view:
             self._accessed += sum(one.numel() * one.element_size() for one in (*sources, *made))
@@ -241,7 +172,7 @@ class _Watch(TorchDispatchMode):
 
     def keep(self, tensor: Tensor) -> Tensor:
         """A hook of autograd: this tensor is kept for the backward pass."""
-        if (key := _key(tensor)) not in self._storages:
+        if (key := storage_key(tensor)) not in self._storages:
             self._storages.add(key)
             self._alive.append(tensor)
             self._kept += tensor.untyped_storage().nbytes()
@@ -279,11 +210,6 @@ class _Watch(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
-
-
-def _key(tensor: Tensor) -> int:
-    """Of a storage, which has no address here."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _summary(model: nn.Module, watch: _Watch, *, ran: bool) -> ModelSummary:
@@ -328,7 +254,7 @@ def _unused(model: nn.Module, watch: _Watch) -> tuple[str, ...]:
     for name, module in model.named_modules():
         inside = list(module.modules())
         called = any(watch.costs[id(one)].calls for one in inside)
-        read = any(not is_lazy(p) and _key(p) in watch.read for p in module.parameters())
+        read = any(not is_lazy(p) and storage_key(p) in watch.read for p in module.parameters())
         within = any(name.startswith(f"{outer}.") for outer in names)
         if name and not called and not read and not within:
             names.append(name)

@@ -1,0 +1,1 @@
+"""What `flambeau inspect` prints and writes, option by option."""

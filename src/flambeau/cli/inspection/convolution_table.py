@@ -1,0 +1,71 @@
+"""`flambeau inspect --conv`: sizes of convolutions in a row, and where their windows are."""
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+from flambeau.errors import InputError
+
+if TYPE_CHECKING:
+    from flambeau.recipes.models.convolution_sizes import Window
+
+_CONV = (
+    r"((?P<size>\d{1,6}),)?k(?P<kernel>\d{1,6})(,s(?P<stride>\d{1,6}))?(,p(?P<padding>\d{1,6}))?"
+    r"(,d(?P<dilation>\d{1,6}))?(,(?P<transposed>t))?"
+)
+_NUMBERS = ("kernel", "stride", "padding", "dilation")
+
+
+def print_convolutions(words: list[str], *, as_json: bool) -> int:
+    """Sizes of convolutions one after the other, and where their windows are; returns the exit code."""
+    from flambeau.cli.table import print_json, print_table
+    from flambeau.recipes.models.convolution_sizes import chain, picture
+
+    size, windows = _windows(words)
+    try:
+        stages = chain(size, windows)
+    except ValueError as error:
+        raise InputError(f"--conv: {error}") from error
+    if as_json:
+        print_json([{"input": size, "stages": [dataclasses.asdict(stage) for stage in stages]}])
+        return 0
+    columns = ("window", "input", "output", "unused", "receptive field", "jump")
+    sizes = [size, *(stage.size for stage in stages)]
+    cells = (
+        (
+            word,
+            str(before),
+            str(stage.size),
+            str(stage.unused),
+            f"{stage.sees:g}",
+            f"{stage.jump:g}",
+        )
+        for word, before, stage in zip(words, sizes, stages, strict=False)
+    )
+    print_table(columns, cells, right=columns[1:])
+    for before, window in zip(sizes, windows, strict=False):
+        print(f"\n{picture(before, window)}")
+    return 0
+
+
+def _windows(words: list[str]) -> "tuple[int, list[Window]]":
+    """The size of the input, and the windows of --conv."""
+    from flambeau.recipes.models.convolution_sizes import Window
+
+    size, windows = 0, []
+    for number, word in enumerate(words):
+        found = re.fullmatch(_CONV, word)
+        if found is None or (found["size"] is None) != bool(number):
+            example = "k3,s2,p1 (the input comes from the one before)" if number else "224,k7,s2,p3"
+            raise InputError(
+                f"--conv {word}: give it as {example}, with d2 for a dilation, t for transposed"
+            )
+        size = int(found["size"]) if found["size"] else size
+        given: dict[str, Any] = {
+            name: int(found[name]) for name in _NUMBERS if found[name] is not None
+        }
+        try:
+            windows.append(Window(**given, transposed=found["transposed"] is not None))
+        except ValueError as error:
+            raise InputError(f"--conv {word}: {error}") from error
+    return size, windows

@@ -1,0 +1,1 @@
+"""Graphs of a model as pictures: modules and the data between them, and what autograd keeps."""

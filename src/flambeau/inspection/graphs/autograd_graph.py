@@ -1,0 +1,198 @@
+"""The graph that autograd has made of a forward pass: its operations, its leaves, and what they keep."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from flambeau.inspection.graphs.recorded_pass import RecordedPass, unit
+from flambeau.inspection.twin import storage_key
+
+_CHANGED = "modified by an inplace operation"  # in torch's message
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor that a node keeps for the backward pass.
+
+    Attributes:
+        name: what the node calls it, such as 'self', 'weight', 'result'.
+        shape: of the tensor.
+        dtype: such as 'float32'.
+        size_bytes: of its storage, 0 if another node keeps that, too, and came before, and for what is
+            there anyway.
+        of: the parameter, the buffer or the input that it is part of, '' if it is kept for this alone.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class AutogradNode:
+    """A node of the graph, or all those that were made in one call of a module.
+
+    Attributes:
+        name: such as 'ConvolutionBackward0'; of a leaf the name of the parameter; of several nodes that of
+            the module.
+        module: in which it was made, '' for the model itself.
+        leaf: whether gradients end up here, in `.grad`.
+        shape: of a leaf.
+        saved: what is kept.
+        nodes: how many this one stands for, leaves among them.
+        leaves: how many of them are leaves.
+        changed: whether something that is kept was changed in place since: a backward pass fails here.
+    """
+
+    name: str
+    module: str
+    leaf: bool = False
+    shape: tuple[int, ...] = ()
+    saved: tuple[SavedTensor, ...] = ()
+    nodes: int = 1
+    leaves: int = 0
+    changed: bool = False
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of what is kept for this alone, each storage counted where it comes first."""
+        return sum(one.size_bytes for one in self.saved)
+
+
+@dataclass(frozen=True)
+class AutogradGraph:
+    """Nodes in the order of the forward pass, and how results go from one to another.
+
+    Attributes:
+        depth: of the modules that nodes are put together by; None where each node is there itself.
+        nodes: in order: what a node takes comes before it.
+        edges: pairs of places in `nodes`, in the direction of the forward pass; gradients go the other way.
+    """
+
+    depth: int | None
+    nodes: tuple[AutogradNode, ...]
+    edges: tuple[tuple[int, int], ...]
+
+
+def autograd_graph(seen: RecordedPass) -> AutogradGraph:
+    """Of a forward pass, each node; empty if no parameter needs a gradient."""
+    order = _in_order([tensor.grad_fn for _, tensor, _ in seen.outputs])
+    place = {node: number for number, node in enumerate(order)}
+    read = _Reader(seen)
+    edges = {
+        (place[source], place[node]): None
+        for node in order
+        for source, _ in node.next_functions
+        if source is not None
+    }
+    return AutogradGraph(None, tuple(read.node(node) for node in order), tuple(edges))
+
+
+def by_module(graph: AutogradGraph, seen: RecordedPass, depth: int) -> AutogradGraph:
+    """The graph with the nodes of each module put together, down to a depth."""
+    order = _in_order([tensor.grad_fn for _, tensor, _ in seen.outputs])
+    nodes: list[AutogradNode] = []
+    place_of_unit: dict[int, int] = {}
+    places = [-1] * len(order)
+    taken_by = dict(reversed(graph.edges))  # the first that takes from each
+    # A leaf belongs where it is used first; it has no call of its own.
+    calls = [seen.nodes.get(node, ()) for node in order]
+    for number, node in enumerate(graph.nodes):
+        inside = calls[taken_by.get(number, number)] if node.leaf else calls[number]
+        call = unit(inside, depth)
+        key = -1 - number if call is None else id(call)
+        places[number] = place_of_unit.setdefault(key, len(nodes))
+        if places[number] == len(nodes):
+            nodes.append(node)
+        else:
+            assert call is not None
+            so_far = nodes[places[number]]
+            nodes[places[number]] = AutogradNode(
+                call.name,
+                call.name,
+                saved=so_far.saved + node.saved,
+                nodes=so_far.nodes + 1,
+                leaves=so_far.leaves + node.leaves,
+            )
+    edges = {(places[a], places[b]): None for a, b in graph.edges if places[a] != places[b]}
+    return AutogradGraph(depth, tuple(nodes), tuple(edges))
+
+
+def _in_order(roots: list[Any]) -> list[Any]:
+    """All nodes, each after those that it takes from."""
+    order: dict[Any, None] = {}
+    todo = [(node, False) for node in reversed(roots) if node is not None]
+    seen = set()
+    while todo:
+        node, done = todo.pop()
+        if done:
+            order[node] = None
+        elif node not in seen:
+            seen.add(node)
+            todo.append((node, True))
+            sources = [one for one, _ in node.next_functions if one is not None]
+            todo += [(one, False) for one in reversed(sources) if one not in seen]
+    return list(order)
+
+
+class _Reader:
+    """Reads nodes, and knows which storages have come already."""
+
+    def __init__(self, seen: RecordedPass) -> None:
+        self._calls = seen.nodes
+        named = (*seen.model.named_parameters(), *seen.model.named_buffers(), *seen.inputs)
+        self._names = {id(tensor): name for name, tensor in named}
+        self._kinds: dict[int, str] = {}
+        for name, tensor in reversed(named):
+            kind = "input" if tensor is dict(seen.inputs).get(name) else "buffer"
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else kind
+            self._kinds[storage_key(tensor)] = f"{kind} {name}"
+        self._kept: set[int] = set()
+
+    def node(self, node: Any) -> AutogradNode:
+        calls = self._calls.get(node, ())
+        module = calls[-1].name if calls else ""
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            name = self._names.get(id(variable), "a tensor")
+            return AutogradNode(name, module, leaf=True, shape=tuple(variable.shape), leaves=1)
+        try:
+            saved = tuple(self._saved(name, tensor) for name, tensor in _kept_by(node))
+        except RuntimeError as error:
+            if _CHANGED not in str(error):
+                raise
+            return AutogradNode(node.name(), module, changed=True)
+        return AutogradNode(node.name(), module, saved=saved)
+
+    def _saved(self, name: str, tensor: Tensor) -> SavedTensor:
+        key, size = storage_key(tensor), tensor.untyped_storage().nbytes()
+        of = self._kinds.get(key, "")
+        if of or key in self._kept:
+            size = 0
+        self._kept.add(key)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return SavedTensor(name, tuple(tensor.shape), dtype, size, of)
+
+
+def _kept_by(node: Any) -> Iterator[tuple[str, Tensor]]:
+    """Autograd's own operations have them as `_saved_NAME` (torch: 'Autograd mechanics, saved tensors').
+
+    Raises:
+        RuntimeError: one was changed in place since, so that a backward pass would fail.
+    """
+    found: dict[str, Any] = {
+        name.removeprefix("_saved_"): getattr(node, name)
+        for name in dir(node)
+        if name.startswith("_saved_")
+    }
+    for number, tensor in enumerate(getattr(node, "saved_tensors", ())):  # a Function of Python
+        found[f"tensor {number}"] = tensor
+    for name, value in found.items():
+        several = isinstance(value, list | tuple)
+        for number, one in enumerate(value if several else [value]):
+            if isinstance(one, Tensor):
+                yield f"{name}[{number}]" if several else name, one

@@ -1,0 +1,270 @@
+"""A forward pass as it is watched: calls of modules, operations and whose results they take."""
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
+
+from flambeau.errors import InputError
+from flambeau.inspection.twin import follow, storage_key
+
+_Found = TypeVar("_Found")
+
+
+@dataclass
+class Call:
+    """A call of a module.
+
+    Attributes:
+        name: of the module in the model, '' is the model itself.
+        number: which call of this module, from 1.
+        module: it.
+        outer: the calls that it happens in, the model's first.
+        calls: how many others happen directly in it.
+        operations: how many happen in it.
+        output: shapes of the tensors that it returned.
+    """
+
+    name: str
+    number: int
+    module: nn.Module
+    outer: "tuple[Call, ...]"
+    calls: int = 0
+    operations: int = 0
+    output: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """0 of the model, 1 of its children."""
+        return self.name.count(".") + 1 if self.name else 0
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of torch, an input (without calls), or a module that passed its input on.
+
+    Attributes:
+        name: as in torch.ops.aten, '' for what passed on.
+        calls: in which it happens, the model's first.
+        sources: numbers of the operations whose results it takes.
+        reads: names of the parameters and buffers that it takes.
+        output: shapes of its results.
+    """
+
+    name: str
+    calls: tuple[Call, ...]
+    sources: tuple[int, ...]
+    reads: tuple[str, ...] = ()
+    output: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass
+class RecordedPass:
+    """What `record` gives to its reader, while the tensors are there.
+
+    Attributes:
+        model: the copy that ran.
+        training: whether in training mode.
+        values: whether on random values, as the model reads some.
+        operations: the inputs first, in order.
+        inputs: (name, shape) of each input.
+        outputs: (name, tensor, number of the operation that made it, or None) of each output.
+        nodes: of autograd's graph, and in which calls they were made.
+        names: of parameters, buffers and inputs by the id of their storage.
+    """
+
+    model: nn.Module
+    training: bool
+    values: bool
+    operations: list[Operation] = field(default_factory=list)
+    inputs: list[tuple[str, Tensor]] = field(default_factory=list)
+    outputs: list[tuple[str, Tensor, int | None]] = field(default_factory=list)
+    nodes: dict[Any, tuple[Call, ...]] = field(default_factory=dict)
+
+
+def unit(calls: Sequence[Call], depth: int) -> Call | None:
+    """The call that stands for what happens in it where modules are shown down to a depth.
+
+    None for an operation of a module whose other parts are shown one by one.
+    """
+    for call in calls:
+        if call.depth >= depth or (not call.calls and call.name):
+            return call
+    return None
+
+
+def record(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    reader: Callable[[RecordedPass], _Found],
+) -> _Found:
+    """Watch a forward pass in training mode; in evaluation mode if the model refuses the input otherwise.
+
+    Args:
+        model: on any device, 'meta' too; not changed.
+        args: of the model, tensors in any nesting; only shapes and dtypes count, unless the model reads
+            values.
+        kwargs: likewise.
+        reader: takes what was seen.
+
+    Returns:
+        What the reader returns.
+
+    Raises:
+        InputError: the model does not take them; its own message is in it.
+    """
+
+    def watch(
+        twin: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], values: bool
+    ) -> _Found:
+        seen = RecordedPass(twin.train(training), training, values)
+        mode = _Watch(seen, args, kwargs)
+        with torch.enable_grad(), mode.hooks(), mode:
+            output = twin(*args, **kwargs)
+        mode.end(output)
+        return reader(seen)
+
+    training = True
+    try:
+        return follow(model, args, kwargs, watch)
+    except InputError:
+        training = False  # BatchNorm refuses one value per channel in training
+        return follow(model, args, kwargs, watch)
+
+
+class _Watch(TorchDispatchMode):
+    """Sees the operations and the calls of modules."""
+
+    def __init__(self, seen: RecordedPass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = seen
+        self._calls: list[Call] = []
+        self._numbers: dict[int, int] = defaultdict(int)
+        self._makers: dict[int, int] = {}  # of tensors, by their id
+        self._storages: dict[int, list[int]] = defaultdict(list)  # ids of the tensors in each
+        self._alive: list[Tensor] = []  # so that no id comes twice
+        self._own = {
+            id(tensor): name
+            for name, tensor in (*seen.model.named_parameters(), *seen.model.named_buffers())
+        }
+        for name, tensor in _named_inputs(seen.model, args, kwargs):
+            seen.inputs.append((name, tensor))
+            self._add(Operation(name, (), (), output=(tuple(tensor.shape),)), [tensor])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        if made:
+            name = func.name().removeprefix("aten::").partition(".")[0]
+            shapes = tuple(tuple(one.shape) for one in made)
+            reads = tuple(self._own[id(one)] for one in taken if id(one) in self._own)
+            operation = Operation(name, tuple(self._calls), self._sources(taken), reads, shapes)
+            self._add(operation, made)
+        return out
+
+    def _sources(self, taken: list[Tensor]) -> tuple[int, ...]:
+        return tuple(
+            dict.fromkeys(maker for one in taken if (maker := self._maker(one)) is not None)
+        )
+
+    def _maker(self, tensor: Tensor) -> int | None:
+        """A view that torch has made anew is found by its storage."""
+        if (maker := self._makers.get(id(tensor))) is not None or id(tensor) in self._own:
+            return maker
+        known = self._storages.get(storage_key(tensor), [])
+        return max((self._makers[one] for one in known), default=None)
+
+    def _add(self, operation: Operation, made: list[Tensor]) -> None:
+        number = len(self.seen.operations)
+        self.seen.operations.append(operation)
+        for call in operation.calls:
+            call.operations += 1
+        for one in made:
+            in_place = id(one) in self._makers
+            self._makers[id(one)] = number
+            if in_place:  # what shares its memory has changed, too
+                self._makers |= dict.fromkeys(self._storages[storage_key(one)], number)
+            elif id(one) not in self._own:
+                self._storages[storage_key(one)].append(id(one))
+                self._alive.append(one)
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Until the end of this, the calls of all modules are followed."""
+        names: dict[int, str] = {}
+        for name, module in self.seen.model.named_modules():
+            names.setdefault(id(module), name)
+
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._autograd((args, kwargs))
+            self._numbers[id(module)] += 1
+            outer = tuple(self._calls)
+            if outer:
+                outer[-1].calls += 1
+            self._calls.append(Call(names[id(module)], self._numbers[id(module)], module, outer))
+
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self._autograd(output)
+            call = self._calls[-1]
+            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            call.output = tuple(tuple(one.shape) for one in tensors)
+            if not call.operations and tensors:
+                sources = self._sources(tensors)
+                self._add(Operation("", tuple(self._calls), sources, (), call.output), [])
+                # Whoever takes it from here on takes it from this module.
+                number = len(self.seen.operations) - 1
+                self._makers |= {id(one): number for one in tensors if id(one) in self._makers}
+            self._calls.pop()
+
+        handles = []
+        for module in self.seen.model.modules():
+            handles += [
+                module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+                module.register_forward_hook(after, with_kwargs=True),
+            ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _autograd(self, tree: Any) -> None:
+        """Nodes that are not known yet were made in the calls that are open now."""
+        todo = [leaf.grad_fn for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+        while todo:
+            node = todo.pop()
+            if node is not None and node not in self.seen.nodes:
+                self.seen.nodes[node] = tuple(self._calls)
+                todo += [one for one, _ in node.next_functions]
+
+    def end(self, output: Any) -> None:
+        """The outputs of the model are these."""
+        leaves, _ = tree_flatten_with_path(output)
+        for path, leaf in leaves:
+            if isinstance(leaf, Tensor):
+                name = "".join(map(str, path))
+                self.seen.outputs.append((name, leaf, self._maker(leaf)))
+
+
+def _named_inputs(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor, by the name of its argument and the place in it."""
+    try:
+        given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # the call will say what is wrong
+        given = {f"argument {n}": one for n, one in enumerate(args)} | kwargs
+    for name, tree in given.items():
+        leaves, _ = tree_flatten_with_path(tree)
+        for path, leaf in leaves:
+            if isinstance(leaf, Tensor):
+                yield name + "".join(map(str, path)), leaf

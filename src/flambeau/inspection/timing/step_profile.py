@@ -1,0 +1,307 @@
+"""Where the time of a training step goes: parts, operations, modules, Python, data.
+
+Three passes, so that none disturbs another: a clock alone, `torch.profiler`, `cProfile`.
+"""
+
+import contextlib
+import cProfile
+import gzip
+import pstats
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from flambeau.inspection.timing.interleaved import PartTime, summary, synchronize
+from flambeau.inspection.timing.training_steps import Steps
+
+_WARM_UP = 3  # steps that count for nothing; chosen
+_STEPS = 20  # that are timed, at most
+_ENOUGH_S = 10.0  # of timed steps; two are made in any case
+_TRACED = 3  # steps that torch.profiler sees: each has thousands of operations
+MODULE = "module "
+"""Before the name of a module, in ranges of the profiler."""
+BACKWARD = "autograd::engine::evaluate_function: "
+"""Before the name of a node of the backward pass, in torch's own."""
+
+
+@dataclass(frozen=True)
+class OperationTime:
+    """An operation of torch, without those that it calls: seconds and calls per step, share of all."""
+
+    name: str
+    self_s: float
+    share: float
+    calls: float
+
+
+@dataclass(frozen=True)
+class ModuleTime:
+    """A module, without the modules in it: seconds per step."""
+
+    name: str
+    kind: str
+    forward_s: float
+    backward_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Of both."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True)
+class FunctionTime:
+    """A Python function, without what it calls: seconds and calls per step."""
+
+    name: str
+    file: str
+    line: int
+    self_s: float
+    calls: float
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """What `profile_steps` finds.
+
+    Attributes:
+        about: what a step is.
+        device: where it ran.
+        steps: that were timed.
+        step: the whole of it.
+        parts: in order.
+        operations: by time; on a GPU by that of their kernels.
+        modules: by time; of those that take part.
+        functions: of Python, by time.
+        python_s: seconds of Python functions per step, under cProfile, which makes them slower.
+        read_s: seconds per batch of the data alone, with nothing else to do; None without data.
+    """
+
+    about: str
+    device: str
+    steps: int
+    step: PartTime
+    parts: tuple[PartTime, ...]
+    operations: tuple[OperationTime, ...]
+    modules: tuple[ModuleTime, ...]
+    functions: tuple[FunctionTime, ...]
+    python_s: float
+    read_s: float | None
+
+
+def profile_steps(steps: Steps, *, trace: Callable[[bytes], object] | None = None) -> StepProfile:
+    """Measure steps.
+
+    Args:
+        steps: to measure; some are made to warm up.
+        trace: takes what chrome://tracing and ui.perfetto.dev open, compressed by gzip.
+    """
+    for _ in range(_WARM_UP):
+        steps.step(no_part)
+    whole, parts = timed(steps)
+    operations, modules = _traced(steps, trace)
+    functions, python_s = _python(steps)
+    read_s = None if steps.read is None else read_seconds(steps.read(None))
+    return StepProfile(
+        about=steps.about,
+        device=device_name(steps.device),
+        steps=len(whole),
+        step=summary("step", whole),
+        parts=tuple(summary(name, seconds) for name, seconds in parts.items()),
+        operations=operations,
+        modules=modules,
+        functions=functions,
+        python_s=python_s,
+        read_s=read_s,
+    )
+
+
+def no_part(_: str) -> contextlib.AbstractContextManager[Any]:
+    """Around a part of a step that nobody looks at."""
+    return contextlib.nullcontext()
+
+
+def device_name(device: torch.device) -> str:
+    """What a reader of figures has to know of it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device}, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
+
+
+def timed(steps: Steps) -> tuple[list[float], dict[str, list[float]]]:
+    """Seconds of whole steps and of their parts; the device is waited for after each part."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    whole: list[float] = []
+
+    @contextlib.contextmanager
+    def part(name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        synchronize(steps.device)
+        parts[name].append(time.perf_counter() - start)
+
+    synchronize(steps.device)
+    while len(whole) < 2 or (len(whole) < _STEPS and sum(whole) < _ENOUGH_S):
+        start = time.perf_counter()
+        steps.step(part)
+        whole.append(time.perf_counter() - start)
+    return whole, parts
+
+
+# ---------------------------------------------------------------- torch.profiler
+
+
+def _traced(
+    steps: Steps, trace: Callable[[bytes], object] | None
+) -> tuple[tuple[OperationTime, ...], tuple[ModuleTime, ...]]:
+    activities = [ProfilerActivity.CPU]
+    if steps.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with modules_recorded(steps.model), profile(activities=activities, acc_events=True) as seen:
+        for number in range(_TRACED):
+            with record_function(f"step {number}"):
+                steps.step(record_function)
+            synchronize(steps.device)
+    if trace is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "trace.json"
+            seen.export_chrome_trace(str(file))
+            trace(gzip.compress(file.read_bytes(), 6))
+    on_device = steps.device.type != "cpu"
+    events = [e for e in seen.events() or [] if isinstance(e, FunctionEvent)]
+    return _operations(seen, on_device=on_device), _modules(steps, events, on_device=on_device)
+
+
+def _operations(seen: profile, *, on_device: bool) -> tuple[OperationTime, ...]:
+    rows = [
+        (row.key, row.self_device_time_total if on_device else row.self_cpu_time_total, row.count)
+        for row in seen.key_averages()
+        if not row.is_user_annotation and row.key != "[memory]"
+    ]
+    all_us = sum(time_us for _, time_us, _ in rows) or 1.0
+    found = [
+        OperationTime(name, time_us / 1e6 / _TRACED, time_us / all_us, count / _TRACED)
+        for name, time_us, count in rows
+        if time_us > 0
+    ]
+    return tuple(sorted(found, key=lambda one: -one.self_s))
+
+
+@contextlib.contextmanager
+def modules_recorded(model: nn.Module) -> Iterator[None]:
+    """Calls of modules are ranges of the profiler, in its trace too."""
+    open_: list[Any] = []
+
+    def before(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            record = record_function(MODULE + name)
+            record.__enter__()
+            open_.append(record)
+
+        return hook
+
+    def after(*_: Any) -> None:
+        open_.pop().__exit__(None, None, None)
+
+    handles = []
+    for name, module in model.named_modules():
+        handles += [
+            module.register_forward_pre_hook(before(name)),
+            module.register_forward_hook(after),
+        ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _modules(
+    steps: Steps, events: list[FunctionEvent], *, on_device: bool
+) -> tuple[ModuleTime, ...]:
+    """Forward from the ranges; backward by autograd's number, which an operation and its gradient share."""
+    forward: dict[str, float] = defaultdict(float)
+    backward: dict[str, float] = defaultdict(float)
+    owners: dict[int, str] = {}
+    for event in sorted(events, key=lambda one: one.time_range.start):
+        us = event.device_time_total if on_device else event.time_range.elapsed_us()
+        around = _around(event)
+        if event.name.startswith(MODULE):
+            forward[event.name] += us
+            if around.startswith(MODULE):
+                forward[around] -= us
+        elif event.name.startswith(BACKWARD):
+            if (owner := owners.get(event.sequence_nr, "")).startswith(MODULE):
+                backward[owner] += us
+        elif event.sequence_nr >= 0 and not around.startswith(BACKWARD):
+            # Operations that need no gradient show the number that the next one gets.
+            owners[event.sequence_nr] = around
+    kinds = {MODULE + name: type(module).__name__ for name, module in steps.model.named_modules()}
+    found = [
+        ModuleTime(
+            name.removeprefix(MODULE),
+            kinds.get(name, ""),
+            max(0.0, forward[name]) / 1e6 / _TRACED,
+            backward[name] / 1e6 / _TRACED,
+        )
+        for name in forward
+    ]
+    return tuple(sorted(found, key=lambda one: -one.total_s))
+
+
+def _around(event: FunctionEvent) -> str:
+    """The module, or the node of the backward pass, in which something happens; '' outside."""
+    outer = event.cpu_parent
+    while outer is not None:
+        if outer.name.startswith((MODULE, BACKWARD)):
+            return str(outer.name)
+        outer = outer.cpu_parent
+    return ""
+
+
+# ---------------------------------------------------------------- Python and data
+
+
+def _python(steps: Steps) -> tuple[tuple[FunctionTime, ...], float]:
+    """Functions that are written in Python; what they call in C, torch's operations too, is not theirs."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        for _ in range(_TRACED):
+            steps.step(no_part)
+    finally:
+        profiler.disable()
+    stats: dict[tuple[str, int, str], tuple[int, int, float, float, Any]]
+    stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    found = [
+        FunctionTime(name, file, line, self_s / _TRACED, calls / _TRACED)
+        for (file, line, name), (_, calls, self_s, _, _) in stats.items()
+        if file != "~"
+    ]
+    found.sort(key=lambda one: -one.self_s)
+    return tuple(found), sum(one.self_s for one in found)
+
+
+def read_seconds(batches: Generator[Any], *, enough_s: float = _ENOUGH_S) -> float:
+    """Seconds per batch, with nobody who computes meanwhile; the first one starts the workers.
+
+    Args:
+        batches: without end; they are closed.
+        enough_s: of reading.
+    """
+    with contextlib.closing(batches):
+        next(batches)
+        count, start = 0, time.perf_counter()
+        while count < 2 or (count < _STEPS and time.perf_counter() - start < enough_s):
+            next(batches)
+            count += 1
+        return (time.perf_counter() - start) / count

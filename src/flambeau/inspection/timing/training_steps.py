@@ -1,0 +1,190 @@
+"""Training steps to measure: of a model on random numbers, or of a run on its own data."""
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from flambeau.data.loading.batch_plan import BatchLayout
+from flambeau.data.loading.loader import Loader, ReadOptions
+from flambeau.errors import InputError
+from flambeau.inspection.twin import with_values
+from flambeau.train.build.data import reopen_data
+from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.fit import Training, set_up
+from flambeau.train.settings.config_file import from_stored
+from flambeau.user_code import first_line
+
+Part = Callable[[str], AbstractContextManager[Any]]
+"""Goes around a part of a step, by its name."""
+
+WAIT = "wait for data"
+"""The part of a run's step that its data take."""
+_LONG = "1000000st"  # so that no run is over before it is measured
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Something that makes one training step after another.
+
+    Attributes:
+        step: makes one; the parts that it consists of go through its argument.
+        model: that is trained.
+        device: where.
+        about: what a step is, in words.
+        read: batches of the run's data alone, without end, by so many workers, None being those of the run;
+            None for a model on random numbers.
+        example: arguments of the model by shape alone, on the device 'meta'.
+    """
+
+    step: Callable[[Part], None]
+    model: nn.Module
+    device: torch.device
+    about: str
+    read: Callable[[int | None], Generator[Any]] | None = None
+    example: tuple[Any, ...] = ()
+
+
+def steps_of_model(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    device: torch.device,
+    fused: bool = False,
+    precision: torch.dtype | None = None,
+) -> Steps:
+    """Forward pass, the mean of all outputs as the loss, backward pass and AdamW.
+
+    Args:
+        model: with values; it is moved to the device and trained.
+        args: of the model, tensors in any nesting; those on the device 'meta' get random values.
+        kwargs: likewise.
+        device: to run on.
+        fused: all parameters in one kernel of the optimizer.
+        precision: of autocast in the forward pass; None for none.
+
+    Raises:
+        InputError: no parameter needs a gradient, or the first step fails; the model's message is in it.
+    """
+    model.train().to(device)
+    args, kwargs = tree_map_only(
+        Tensor, lambda tensor: tensor.to(device), with_values((tuple(args), dict(kwargs)))
+    )
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise InputError("no parameter of the model needs a gradient: there is no training step")
+    optimizer = torch.optim.AdamW(parameters, fused=fused or None)
+
+    def step(part: Part) -> None:
+        with part("forward"), torch.autocast(device.type, precision, enabled=precision is not None):
+            loss = mean_of_all(model(*args, **kwargs))
+        with part("backward"):
+            loss.backward()
+        with part("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+
+    shapes = ", ".join(
+        "x".join(map(str, leaf.shape))
+        for leaf in tree_leaves((args, kwargs))
+        if isinstance(leaf, Tensor)
+    )
+    steps = Steps(step, model, device, f"{type(model).__name__}, random input {shapes}, AdamW")
+    try:
+        step(lambda name: contextlib.nullcontext())
+    except Exception as error:
+        raise InputError(
+            f"a training step of {type(model).__name__} fails: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    return steps
+
+
+def mean_of_all(output: Any) -> Tensor:
+    """A loss that every output takes part in."""
+    leaves = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
+    return torch.stack([leaf.float().mean() for leaf in leaves]).sum()
+
+
+@contextlib.contextmanager
+def steps_of_run(path: Path) -> Iterator[Steps]:
+    """Steps as a run makes them, with its data, loss, precision and optimizer; the run stays as it is.
+
+    The weights are new ones, and a folder of its own is removed in the end.
+
+    Args:
+        path: folder of a run of `flambeau train`.
+
+    Yields:
+        The steps.
+
+    Raises:
+        InputError: no such run, or its data are not there any more, or have changed.
+    """
+    folder = RunFolder(path)
+    stored = folder.read_existing()
+    if "model" not in stored:
+        raise InputError(
+            f"{path} is of a training loop of your own (the class Run): it cannot be run from here\n"
+            "Profile that loop itself: see the page on profiling"
+        )
+    settings = from_stored(stored, folder.config)
+    train, val, facts = reopen_data(settings, folder.dataset)
+    alone = dataclasses.replace(
+        settings, extend=None, duration=_LONG, pretrained=False, weights=None, device="auto",
+        shard="none", compression="none", stop_within=None,
+    )  # fmt: skip
+    temporary = Path(tempfile.mkdtemp(prefix="flambeau-profile-"))
+    try:
+        training = set_up(alone, facts, train, val, folder=temporary / "run", bar=False)
+        training.run.progress.silent = True
+        pin = training.run.device.type == "cuda"
+
+        def read(workers: int | None) -> Generator[Any]:
+            reading = ReadOptions(alone.workers if workers is None else workers, pin_memory=pin)
+            layout = BatchLayout(alone.batch_size)
+            loader = Loader(training.train, layout, seed=1, reading=reading)
+            yield from loader.stream(epoch=0, position=0)
+
+        try:
+            about = (
+                f"{alone.model}, {alone.batch_size} images of {alone.image_size} pixels, "
+                f"{alone.optimizer}, {alone.precision}, {alone.workers} workers"
+            )
+            side = alone.image_size
+            example = torch.empty(alone.batch_size, facts.channels, side, side, device="meta")
+            step, device = _step_of(training), training.run.device
+            yield Steps(step, training.model, device, about, read, (example,))
+        finally:
+            training.run.close()
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _step_of(training: Training) -> Callable[[Part], None]:
+    run = training.run
+
+    def endless() -> Iterator[Any]:
+        for _ in run.epochs():
+            yield from run.batches()
+
+    batches = endless()
+
+    def step(part: Part) -> None:
+        with part(WAIT):
+            images, targets = next(batches)
+        with part("forward"):
+            loss = training.loss_of(images, targets, step=run.state.step)
+        with part("backward and optimizer"):
+            run.step(loss)
+
+    return step
