@@ -79,6 +79,25 @@ def test_a_model_of_a_file(flambeau: Any, net: Path) -> None:
     assert "not used in evaluation: left (20 parameters)" in out
 
 
+def test_an_input_that_is_a_dict(flambeau: Any, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("""
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+    def forward(self, batch, scale=None):
+        x = self.embed(batch["text"]["ids"]).mean(1) + batch["add"]
+        return self.head(x if scale is None else x * scale)
+def make():
+    return Net()
+""")
+    words = "--input batch.text.ids=5,7:int64 --input batch.add=5,4 --input scale=5,4"
+    found = inspected(flambeau, f"{tmp_path / 'net.py'}:make", words)
+    assert found["modules"][0]["output"] == [[5, 3]]
+    assert found["training"]["activations"] > 0
+
+
 def test_lazy_layers_have_a_training_step_too(flambeau: Any, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("""
 from torch import nn
@@ -154,6 +173,9 @@ def test_the_input_chooses_channels_and_size(flambeau: Any) -> None:
         ("resnet18 --input 99999,3,999,999", r"at most 12 sizes and 8,589,934,592 numbers"),
         ("resnet18 --input 2-x=1,3", r"'2-x' is no name of an argument"),
         ("resnet18 --input x=1,3 --input x=1,3", r"'x' is given twice"),
+        ("resnet18 --input x.=1,3", r"'x.' is no name of an argument"),
+        ("resnet18 --input x=1 --input x.y=1", r"--input x.y=1: 'x' is given as a tensor, too"),
+        ("resnet18 --input x.y=1 --input x=1", r"--input x=1: 'x' is given twice"),
         ("resnet18 --depth -1", r"--depth must be at least 0, got -1"),
         ("resnet18 --depth 1 --json", r"--depth has no effect with --json"),
         ("resnet18 --depth 1 --compile", r"--depth has no effect with --compile"),

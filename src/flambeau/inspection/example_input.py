@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,26 +19,34 @@ _MOST_DIMENSIONS = 12
 _MOST_NUMBERS = 2**33  # 32 GiB of float32, which are not allocated
 
 
-def example_inputs(words: Sequence[str]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+def example_inputs(words: Sequence[str]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     """Arguments of a model without values, on the meta device.
 
     Args:
-        words: '1,3,224,224', '1,77:int64', or 'mask=1,77:bool' for an argument by name.
+        words: '1,3,224,224', '1,77:int64', 'mask=1,77:bool' for an argument by name, 'batch.ids=1,77:int64'
+            for an entry of one that is a dict.
 
     Raises:
         InputError: words of another form.
     """
     args: list[Tensor] = []
-    kwargs: dict[str, Tensor] = {}
+    kwargs: dict[str, Any] = {}
     for word in words:
         name, found, shape = word.rpartition("=")
         if not found:
             args.append(_example(shape, word))
-        elif not name.isidentifier() or name in kwargs:
-            why = "is given twice" if name in kwargs else "is no name of an argument"
-            raise InputError(f"--input {word}: {name!r} {why}")
-        else:
-            kwargs[name] = _example(shape, word)
+            continue
+        *outer, last = name.split(".")
+        if not re.fullmatch(r"[^\W\d]\w*(\.\w+)*", name):
+            raise InputError(f"--input {word}: {name!r} is no name of an argument")
+        place = kwargs
+        for part in outer:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise InputError(f"--input {word}: {part!r} is given as a tensor, too")
+        if last in place:
+            raise InputError(f"--input {word}: {name!r} is given twice")
+        place[last] = _example(shape, word)
     return tuple(args), kwargs
 
 
