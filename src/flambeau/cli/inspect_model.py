@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZES",
         default=[],
         help="sizes of an input, such as 1,3,224,224; 1,77:int64 for another dtype than float32, "
-        "mask=1,77:bool by name, batch.ids=1,77:int64 in a dict; once for each (default: one image of the size "
-        "that the model is made for)",
+        "mask=1,77:bool by name, batch.ids=1,77:int64 in a dict; once for each (default: one image of the "
+        "size that the model is made for)",
     )
     parser.add_argument(
         "--depth",
