@@ -126,6 +126,12 @@ STOREYS = {
         {"start.py"},
         {"api.py"},
     ],
+    "inspection": [
+        {"svg.py", "example_input.py", "model_facts.py", "receptive_field.py", "twin.py"},
+        {"model_summary.py", "graph_breaks.py"},
+        {"graphs"},
+        {"timing", "design_rules.py"},
+    ],
 }
 
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "base"}

@@ -41,6 +41,10 @@ def test_a_run_on_its_data(flambeau: Any, images: Path, tmp_path: Path) -> None:
     assert parts == ["wait for data", "forward", "backward and optimizer"]
     assert found["read_s"] > 0 and ", 4 images of " in found["about"]
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace('compile = "none"', 'compile = "default"'))
+    found = json.loads(flambeau("inspect", run, "--profile --json").out)
+    assert found["about"].endswith(", not compiled") and found["modules"]
     alone = json.loads(flambeau("inspect", run, "--input 2,1,32,32 --profile --json").out)
     assert alone["read_s"] is None
     shutil.rmtree(data)

@@ -220,6 +220,19 @@ def test_too_many_nodes_are_put_together() -> None:
     ElementTree.fromstring(svg_of_graphs(graphs))
 
 
+def test_without_a_depth_it_is_as_deep_as_is_readable() -> None:
+    """Rather many nodes than the model as one box."""
+    many = nn.Sequential(*(nn.Sequential(nn.Linear(1, 1), nn.ReLU()) for _ in range(800)))
+    graphs = model_graphs(many, (torch.empty(1, 1, device="meta"),))
+    assert (graphs.modules.depth, graphs.autograd.depth) == (1, 1)
+    some = nn.Sequential(*(nn.Sequential(nn.Linear(1, 1), nn.ReLU()) for _ in range(100)))
+    graphs = model_graphs(some, (torch.empty(1, 1, device="meta"),))
+    assert (graphs.modules.depth, graphs.autograd.depth) == (2, 2)
+    few = nn.Sequential(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+    graphs = model_graphs(few, (torch.empty(1, 1, device="meta"),))
+    assert (graphs.modules.depth, graphs.autograd.depth) == (2, None)
+
+
 def test_what_cannot_be_trained_on_one_example_is_followed_in_evaluation() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     graphs = model_graphs(model, (torch.empty(1, 4),))

@@ -110,11 +110,15 @@ _Graph = TypeVar("_Graph", ModuleGraph, AutogradGraph)
 
 
 def _fitting(graphs: Iterable[_Graph], most: int) -> _Graph:
-    """The first that is not too large; the last is of a few nodes."""
+    """The first that is not too large, but rather one of up to MOST_NODES than the model as one box."""
+    drawable: _Graph | None = None
     for graph in graphs:
-        if len(graph.nodes) <= most:
-            break
-    return graph
+        if drawable is None and len(graph.nodes) <= MOST_NODES:
+            drawable = graph
+        if len(graph.nodes) <= most and (graph.depth != 0 or drawable is graph):
+            return graph
+    assert drawable is not None  # the last is of a few nodes
+    return drawable
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from flambeau.train.build.data import reopen_data
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.fit import Training, set_up
 from flambeau.train.settings.config_file import from_stored
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.user_code import first_line
 
 Part = Callable[[str], AbstractContextManager[Any]]
@@ -119,7 +120,7 @@ def mean_of_all(output: Any) -> Tensor:
 def steps_of_run(path: Path) -> Iterator[Steps]:
     """Steps as a run makes them, with its data, loss, precision and optimizer; the run stays as it is.
 
-    The weights are new ones, and a folder of its own is removed in the end.
+    The weights are new ones, the model is not compiled, and a folder of its own is removed in the end.
 
     Args:
         path: folder of a run of `flambeau train`.
@@ -141,7 +142,7 @@ def steps_of_run(path: Path) -> Iterator[Steps]:
     train, val, facts = reopen_data(settings, folder.dataset)
     alone = dataclasses.replace(
         settings, extend=None, duration=_LONG, pretrained=False, weights=None, device="auto",
-        shard="none", compression="none", stop_within=None,
+        shard="none", compression="none", compile="none", stop_within=None,
     )  # fmt: skip
     temporary = Path(tempfile.mkdtemp(prefix="flambeau-profile-"))
     try:
@@ -156,18 +157,23 @@ def steps_of_run(path: Path) -> Iterator[Steps]:
             yield from loader.stream(epoch=0, position=0)
 
         try:
-            about = (
-                f"{alone.model}, {alone.batch_size} images of {alone.image_size} pixels, "
-                f"{alone.optimizer}, {alone.precision}, {alone.workers} workers"
-            )
             side = alone.image_size
             example = torch.empty(alone.batch_size, facts.channels, side, side, device="meta")
             step, device = _step_of(training), training.run.device
-            yield Steps(step, training.model, device, about, read, (example,))
+            yield Steps(step, training.model, device, _about(settings), read, (example,))
         finally:
             training.run.close()
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _about(settings: ResolvedSettings) -> str:
+    text = (
+        f"{settings.model}, {settings.batch_size} images of {settings.image_size} pixels, "
+        f"{settings.optimizer}, {settings.precision}, {settings.workers} workers"
+    )
+    # The modules of a compiled model are not called one by one.
+    return text if settings.compile == "none" else f"{text}, not compiled"
 
 
 def _step_of(training: Training) -> Callable[[Part], None]:
