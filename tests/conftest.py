@@ -75,6 +75,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """What is frozen would not be freed at the exit, and triton's binding prints what it then finds."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files for pytest-xdist; within a file nothing changes."""
     place = {name: number for number, name in enumerate(_LONGEST)}
