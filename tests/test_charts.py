@@ -1,4 +1,4 @@
-"""docs/pictures/charts holds what tools/draw_charts.py draws now, and the pages say the same figures."""
+"""docs/pictures/charts holds what tools/draw/charts.py draws now, and the pages say the same figures."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TOOL = ROOT / "tools" / "draw_charts.py"
+TOOL = ROOT / "tools" / "draw" / "charts.py"
 PAGES = [ROOT / "docs" / language / "performance.md" for language in ("en", "zh")]
 HOMES = [ROOT / "docs" / language / "index.md" for language in ("en", "zh")]
 

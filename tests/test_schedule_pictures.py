@@ -1,4 +1,4 @@
-"""docs/pictures/schedules holds what tools/draw_schedules.py draws now, and the page shows each."""
+"""docs/pictures/schedules holds what tools/draw/schedules.py draws now, and the page shows each."""
 
 import importlib.util
 import xml.etree.ElementTree as ET
@@ -10,7 +10,7 @@ import pytest
 from flambeau.train.settings.settings import FIELDS
 
 ROOT = Path(__file__).resolve().parents[1]
-TOOL = ROOT / "tools" / "draw_schedules.py"
+TOOL = ROOT / "tools" / "draw" / "schedules.py"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TOOL = ROOT / "tools" / "draw_session.py"
+TOOL = ROOT / "tools" / "draw" / "session.py"
 
 
 @pytest.fixture(scope="module")

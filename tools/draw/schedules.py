@@ -1,6 +1,6 @@
 """Draw every learning-rate schedule of the recipes and of `flambeau train` as an SVG file.
 
-    python tools/draw_schedules.py
+    python tools/draw/schedules.py
 
 Run it after a change of a schedule; tests/test_schedule_pictures.py compares the files in
 docs/pictures/schedules with what this writes. Coordinates are whole numbers, so that no rounding of another
@@ -31,7 +31,7 @@ from flambeau.recipes.training.schedules import (
     wsd,
 )
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures" / "schedules"
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "schedules"
 TOTAL, WARMUP = 100, 10
 WIDTH, HEIGHT, MARGIN = 240, 96, 8
 Schedule = Callable[[int], float]

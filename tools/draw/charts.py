@@ -1,6 +1,6 @@
 """Draw the charts of docs/en/performance.md as SVG files, from the lines of bench/results.
 
-    python tools/draw_charts.py
+    python tools/draw/charts.py
 
 Run it after a bench; tests/test_charts.py compares the files in docs/pictures/charts with what this writes.
 A chart shows the rows of one commit, so that all of them were measured in the same rounds.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "pictures" / "charts"
 LABEL, BAR, NUMBER, ROW, HEAD = 190, 380, 80, 24, 44  # pixels: widths of the columns, heights
 OURS, OTHERS, TEXT = "#d2691e", "#8899aa", "#808080"  # legible on white and on black

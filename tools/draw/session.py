@@ -1,6 +1,6 @@
 """Record `flambeau train`, killed in its third epoch and started again, as docs/pictures/session.svg.
 
-    python tools/draw_session.py               # on an idle machine: it shows seconds
+    python tools/draw/session.py               # on an idle machine: it shows seconds
 
 The lines are those of the command, without the table of its settings and without the folder of this package.
 Run it after a change of what the command prints; tests/test_session_picture.py compares the two.
@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-FILE = Path(__file__).resolve().parents[1] / "docs" / "pictures" / "session.svg"
+FILE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "session.svg"
 COLUMNS = 92
 PROMPT = "$ "
 COMMAND = "flambeau train"
