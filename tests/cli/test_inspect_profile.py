@@ -75,6 +75,25 @@ def test_wrong_input(flambeau: Any, tmp_path: Path, words: str, said: str) -> No
     assert not list(tmp_path.iterdir())
 
 
+def test_a_step_that_fails_later(flambeau: Any, tmp_path: Path) -> None:
+    """Not in the first step, which is tried before all others."""
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "class Tired(nn.Linear):\n"
+        "    calls = 0\n"
+        "    def forward(self, x):\n"
+        "        Tired.calls += 1\n"
+        "        if Tired.calls > 2:\n"
+        "            raise RuntimeError('no more')\n"
+        "        return super().forward(x)\n"
+        "def make():\n"
+        "    return Tired(4, 4)\n"
+    )
+    code, out, err = flambeau("inspect", f"{tmp_path / 'net.py'}:make", "--input 2,4 --profile")
+    assert (code, out) == (2, "")
+    assert err == "flambeau: a training step fails: RuntimeError: no more\n"
+
+
 def test_checklist_of_a_model(flambeau: Any) -> None:
     code, out, _ = flambeau("inspect tiny_convnet --input 2,3,32,32 --checklist")
     assert code == 0

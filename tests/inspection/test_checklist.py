@@ -116,3 +116,14 @@ def test_verdicts(seconds: list[float], verdict: str, monkeypatch: pytest.Monkey
     )  # fmt: skip
     found = checklist(nn.Linear(4, 4), (torch.ones(2, 4),), {}, device=CPU)
     assert named(found.advice)["bf16"].verdict == verdict
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+    found = checklist(model, (torch.ones(2, 3, 8, 8),), {}, device=torch.device("cuda"), rounds=2)
+    advice = named(found.advice)
+    for name in ("channels_last", "bf16", "cudnn.benchmark", "pinned memory", "non_blocking"):
+        assert advice[name].time is not None
+    assert not torch.backends.cudnn.benchmark

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from flambeau.errors import InputError
 from flambeau.inspection.graphs.picture import MOST_NODES, model_graphs, svg_of_graphs
@@ -106,6 +107,26 @@ def test_kept_bytes_are_those_that_autograd_packs(name: str, depth: int | None) 
         model(image)
     size = sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in known)
     assert model_graphs(model, (image,), depth=depth).kept_bytes == size > 0
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Sequential(nn.Linear(4, 64), nn.Sigmoid(), nn.Linear(64, 4))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = checkpoint(self.again, x * 2, use_reentrant=False)
+        assert isinstance(y, Tensor)
+        return self.head(y)
+
+
+def test_what_is_computed_again_is_not_kept() -> None:
+    graphs = model_graphs(Checkpointed(), (torch.empty(3, 4),))
+    (sigmoid,) = (node for node in graphs.autograd.nodes if node.name == "SigmoidBackward0")
+    assert [saved.of for saved in sigmoid.saved] == ["computed again in the backward pass"]
+    assert graphs.kept_bytes == 2 * (3 * 4 * 4)  # what the segment takes, and what the head takes
+    svg_of_graphs(graphs)
 
 
 def test_saved_tensors_say_what_they_are() -> None:

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
+from flambeau.errors import InputError
 from flambeau.inspection.timing.memory_picture import svg_of_memory
 from flambeau.inspection.timing.memory_timeline import memory_timeline
-from flambeau.inspection.timing.training_steps import steps_of_model
+from flambeau.inspection.timing.step_profile import no_part
+from flambeau.inspection.timing.training_steps import Part, Steps, steps_of_model
 from flambeau.recipes.memory.memory_budget import estimate_memory
 
 CPU = torch.device("cpu")
@@ -53,6 +55,31 @@ def test_modules_own_what_they_keep() -> None:
     owned = {owner.name: owner.size_bytes for owner in found.owners}
     result = 4 * 8 * 64 * 64 * 4  # of each layer; the sigmoids keep theirs
     assert owned["1"] == owned["2"] == owned["3"] == result
+
+
+def test_a_step_without_memory() -> None:
+    def step(part: Part) -> None:
+        with part("forward"):
+            pass
+
+    with pytest.raises(InputError, match="reports no memory of the device cpu"):
+        memory_timeline(Steps(step, nn.Identity(), CPU, "nothing"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu() -> None:
+    device = torch.device("cuda")
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *(nn.Sigmoid() for _ in range(4)))
+    steps = steps_of_model(model, (torch.ones(4, 3, 64, 64),), {}, device=device)
+    found = memory_timeline(steps)
+    owned = {owner.name: owner.size_bytes for owner in found.owners}
+    assert owned["1"] == owned["2"] == 4 * 8 * 64 * 64 * 4
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    steps.step(no_part)
+    assert found.peak_bytes == pytest.approx(torch.cuda.max_memory_allocated() - before, rel=0.1)
 
 
 def test_two_steps_and_the_picture() -> None:

@@ -88,6 +88,24 @@ def test_data_are_read_alone_too() -> None:
     assert found.steps == 20 and found.about == "nothing"
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu() -> None:
+    """Time of kernels, none of it twice."""
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3))
+    steps = steps_of_model(model, (torch.ones(8, 3, 64, 64),), {}, device=torch.device("cuda"))
+    found = profile_steps(steps)
+    calls = {one.name: one.calls for one in found.operations}
+    assert calls["aten::convolution_backward"] == 2
+    assert all(
+        one.name.startswith(("aten::", "autograd::", "Optimizer")) for one in found.operations
+    )
+    modules = {one.name: one for one in found.modules}
+    assert all(modules[name].forward_s > 0 and modules[name].backward_s > 0 for name in "02")
+    of_modules = sum(one.total_s for one in found.modules)
+    assert 0 < of_modules <= sum(one.self_s for one in found.operations) * 1.01
+
+
 @pytest.mark.parametrize(
     ("model", "given", "said"),
     [

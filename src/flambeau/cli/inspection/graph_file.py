@@ -40,7 +40,8 @@ def write_graphs(
         graphs = model_graphs(model, args, kwargs, depth=depth)
     write_file(path, svg_of_graphs(graphs).encode())
     if as_json:
-        print_json([dataclasses.asdict(graphs) | {"file": str(path)}])
+        more = {"kept_bytes": graphs.kept_bytes, "file": str(path)}
+        print_json([dataclasses.asdict(graphs) | more])
         return 0
     nodes = graphs.autograd.nodes
     leaves = sum(node.leaves for node in nodes)

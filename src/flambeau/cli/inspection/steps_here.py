@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, WorkerLost
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,6 +39,7 @@ def steps_here(source: Source) -> "Iterator[Steps]":
 
     Raises:
         InputError: a step fails, or the data of a run are not there any more.
+        WorkerLost: a process that reads data has died.
     """
     from flambeau.inspection.timing.training_steps import steps_of_model, steps_of_run
     from flambeau.train.build.device import pick_device, use_threads
@@ -54,9 +55,9 @@ def steps_here(source: Source) -> "Iterator[Steps]":
             steps = steps_of_model(source.model, source.args, source.kwargs, device=device)
         try:
             yield steps
+        except (InputError, WorkerLost):
+            raise
         except (RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
             raise InputError(
                 f"a training step fails: {type(error).__name__}: {first_line(error)}"
             ) from error

@@ -1,14 +1,17 @@
 """The graph that autograd has made of a forward pass: its operations, its leaves, and what they keep."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from flambeau.inspection.graphs.recorded_pass import RecordedPass, unit
 from flambeau.inspection.twin import storage_key
 
+_AGAIN = "computed again in the backward pass"
 _CHANGED = "modified by an inplace operation"  # in torch's message
 
 
@@ -22,7 +25,8 @@ class SavedTensor:
         dtype: such as 'float32'.
         size_bytes: of its storage, 0 if another node keeps that, too, and came before, and for what is
             there anyway.
-        of: the parameter, the buffer or the input that it is part of, '' if it is kept for this alone.
+        of: the parameter, the buffer or the input that it is part of, '' if it is kept for this alone; or
+            that it is not kept at all, but computed again.
     """
 
     name: str
@@ -89,7 +93,9 @@ def autograd_graph(seen: RecordedPass) -> AutogradGraph:
         for source, _ in node.next_functions
         if source is not None
     }
-    return AutogradGraph(None, tuple(read.node(node) for node in order), tuple(edges))
+    with read.again:
+        nodes = tuple(read.node(node) for node in order)
+    return AutogradGraph(None, nodes, tuple(edges))
 
 
 def by_module(graph: AutogradGraph, seen: RecordedPass, depth: int) -> AutogradGraph:
@@ -139,19 +145,39 @@ def _in_order(roots: list[Any]) -> list[Any]:
     return list(order)
 
 
+class _Again(TorchDispatchMode):
+    """Sees what is made while kept tensors are read: where a segment is checkpointed, it runs again then."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made: dict[int, Tensor] = {}  # by storage; alive, so that none gets the key of another
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        given = {storage_key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        self.made |= {key: t for t in tensors if (key := storage_key(t)) not in given}
+        return out
+
+
 class _Reader:
     """Reads nodes, and knows which storages have come already."""
 
     def __init__(self, seen: RecordedPass) -> None:
         self._calls = seen.nodes
-        named = (*seen.model.named_parameters(), *seen.model.named_buffers(), *seen.inputs)
-        self._names = {id(tensor): name for name, tensor in named}
-        self._kinds: dict[int, str] = {}
-        for name, tensor in reversed(named):
-            kind = "input" if tensor is dict(seen.inputs).get(name) else "buffer"
-            kind = "parameter" if isinstance(tensor, nn.Parameter) else kind
-            self._kinds[storage_key(tensor)] = f"{kind} {name}"
+        named: dict[str, Sequence[tuple[str, Tensor]]] = {
+            "input": seen.inputs,
+            "buffer": [*seen.model.named_buffers()],
+            "parameter": [*seen.model.named_parameters()],
+        }
+        self._names = {id(tensor): name for pairs in named.values() for name, tensor in pairs}
+        self._kinds = {
+            storage_key(tensor): f"{kind} {name}"
+            for kind, pairs in named.items()
+            for name, tensor in pairs
+        }
         self._kept: set[int] = set()
+        self.again = _Again()
 
     def node(self, node: Any) -> AutogradNode:
         calls = self._calls.get(node, ())
@@ -170,7 +196,7 @@ class _Reader:
 
     def _saved(self, name: str, tensor: Tensor) -> SavedTensor:
         key, size = storage_key(tensor), tensor.untyped_storage().nbytes()
-        of = self._kinds.get(key, "")
+        of = self._kinds.get(key, _AGAIN if key in self.again.made else "")
         if of or key in self._kept:
             size = 0
         self._kept.add(key)

@@ -20,7 +20,7 @@ from flambeau.inspection.svg import LINE, SIZE, Picture, width_of
 
 MOST_NODES = 1500  # of a graph that is drawn: some seconds
 _GOOD = 450  # nodes up to which everything is shown, unless a depth is given
-_LONGEST = 40  # characters of a name, the end of it
+_LONGEST = 40  # characters of a name: the end of it, of an operation the beginning
 _PAD = 6.0  # pixels between a box and its text
 _MARGIN = 24.0
 _HEAD = 64.0  # pixels for the lines above the graphs
@@ -220,6 +220,7 @@ def _module_box(node: ModuleNode) -> _Box:
         note = f"{node.name or '(model)'}: {node.kind}\n{node.parameters:,} parameters\noutput {shapes}"
         return _Box((name, f"{node.kind} {shapes}"), note, "#e8f0fe", "#4a6fa5")
     if node.role == "operation":
+        name = node.name if len(node.name) <= _LONGEST else f"{node.name[: _LONGEST - 3]}..."
         reads = tuple(_short(one) for one in node.reads[:2])
         note = f"operation {node.name} in {node.within or 'the model'}\noutput {shapes}" + "".join(
             f"\nof {r}" for r in node.reads

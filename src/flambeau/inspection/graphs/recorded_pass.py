@@ -26,7 +26,6 @@ class Call:
         name: of the module in the model, '' is the model itself.
         number: which call of this module, from 1.
         module: it.
-        outer: the calls that it happens in, the model's first.
         calls: how many others happen directly in it.
         operations: how many happen in it.
         output: shapes of the tensors that it returned.
@@ -35,7 +34,6 @@ class Call:
     name: str
     number: int
     module: nn.Module
-    outer: "tuple[Call, ...]"
     calls: int = 0
     operations: int = 0
     output: tuple[tuple[int, ...], ...] = ()
@@ -77,7 +75,6 @@ class RecordedPass:
         inputs: (name, shape) of each input.
         outputs: (name, tensor, number of the operation that made it, or None) of each output.
         nodes: of autograd's graph, and in which calls they were made.
-        names: of parameters, buffers and inputs by the id of their storage.
     """
 
     model: nn.Module
@@ -207,10 +204,9 @@ class _Watch(TorchDispatchMode):
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             self._autograd((args, kwargs))
             self._numbers[id(module)] += 1
-            outer = tuple(self._calls)
-            if outer:
-                outer[-1].calls += 1
-            self._calls.append(Call(names[id(module)], self._numbers[id(module)], module, outer))
+            if self._calls:
+                self._calls[-1].calls += 1
+            self._calls.append(Call(names[id(module)], self._numbers[id(module)], module))
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             self._autograd(output)

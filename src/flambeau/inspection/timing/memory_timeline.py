@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
+from flambeau.errors import InputError
 from flambeau.inspection.timing.interleaved import synchronize
-from flambeau.inspection.timing.step_profile import BACKWARD, MODULE, modules_recorded, no_part
+from flambeau.inspection.timing.step_profile import (
+    BACKWARD,
+    MODULE,
+    activities,
+    modules_recorded,
+    no_part,
+)
 from flambeau.inspection.timing.training_steps import Steps
 
 _WARM_UP = 2  # steps, in which the optimizer makes its state
@@ -66,15 +73,15 @@ def memory_timeline(steps: Steps, *, num_steps: int = 1) -> MemoryTimeline:
     Args:
         steps: to watch; some are made to warm up.
         num_steps: how many, one after the other.
+
+    Raises:
+        InputError: torch's profiler sees no memory of the device.
     """
     for _ in range(_WARM_UP):
         steps.step(no_part)
-    activities = [ProfilerActivity.CPU]
-    if steps.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
     with (
         modules_recorded(steps.model),
-        profile(activities=activities, profile_memory=True) as seen,
+        profile(activities=activities(steps.device), profile_memory=True) as seen,
     ):
         for _ in range(num_steps):
             steps.step(lambda name: record_function(_PART + name))
@@ -112,6 +119,8 @@ def _timeline(events: Sequence[dict[str, Any]], steps: Steps, there: int) -> Mem
     owners: dict[str, int] = defaultdict(int)
     for size, owner in at_peak.values():
         owners[owner] += size
+    if len(samples) == 1:
+        raise InputError(f"torch's profiler reports no memory of the device {steps.device}")
     return MemoryTimeline(
         about=steps.about,
         there_before=there,

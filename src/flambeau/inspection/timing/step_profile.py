@@ -163,10 +163,8 @@ def timed(steps: Steps) -> tuple[list[float], dict[str, list[float]]]:
 def _traced(
     steps: Steps, trace: Callable[[bytes], object] | None
 ) -> tuple[tuple[OperationTime, ...], tuple[ModuleTime, ...]]:
-    activities = [ProfilerActivity.CPU]
-    if steps.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with modules_recorded(steps.model), profile(activities=activities, acc_events=True) as seen:
+    watched = activities(steps.device)
+    with modules_recorded(steps.model), profile(activities=watched, acc_events=True) as seen:
         for number in range(_TRACED):
             with record_function(f"step {number}"):
                 steps.step(record_function)
@@ -176,16 +174,25 @@ def _traced(
             file = Path(folder) / "trace.json"
             seen.export_chrome_trace(str(file))
             trace(gzip.compress(file.read_bytes(), 6))
-    on_device = steps.device.type != "cpu"
-    events = [e for e in seen.events() or [] if isinstance(e, FunctionEvent)]
+    on_device = len(watched) > 1
+    # The device's own rows repeat what the operations that asked for it show.
+    events = [e for e in seen.events() or [] if e.device_type.name == "CPU"]
     return _operations(seen, on_device=on_device), _modules(steps, events, on_device=on_device)
+
+
+def activities(device: torch.device) -> list[ProfilerActivity]:
+    """What torch's profiler can see of it: on other devices than these the CPU's part alone."""
+    found = [ProfilerActivity.CPU]
+    if device.type in ("cuda", "xpu"):
+        found.append(getattr(ProfilerActivity, device.type.upper()))
+    return found
 
 
 def _operations(seen: profile, *, on_device: bool) -> tuple[OperationTime, ...]:
     rows = [
         (row.key, row.self_device_time_total if on_device else row.self_cpu_time_total, row.count)
         for row in seen.key_averages()
-        if not row.is_user_annotation and row.key != "[memory]"
+        if row.device_type.name == "CPU" and not row.is_user_annotation
     ]
     all_us = sum(time_us for _, time_us, _ in rows) or 1.0
     found = [
