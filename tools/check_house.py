@@ -127,7 +127,7 @@ STOREYS = {
         {"api.py"},
     ],
     "inspection": [
-        {"svg.py", "example_input.py", "model_facts.py", "receptive_field.py", "twin.py"},
+        {"svg.py", "example_input.py", "model_facts.py", "receptive_field.py", "model_copy.py"},
         {"model_summary.py", "graph_breaks.py"},
         {"graphs"},
         {"timing", "design_rules.py"},

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flambeau.inspection.design_rules import Finding, rule_findings
 from flambeau.inspection.timing.channel_rules import measure_rules
-from flambeau.inspection.timing.interleaved import interleaved, ratios
+from flambeau.inspection.timing.paired_times import interleaved, ratios
 
 CPU = torch.device("cpu")
 

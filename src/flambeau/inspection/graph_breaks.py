@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flambeau.errors import InputError
-from flambeau.inspection.twin import with_values
+from flambeau.inspection.model_copy import with_values
 from flambeau.user_code import first_line
 
 _BRANCH = "generic_jump"  # torch's word for an `if` that asks for the value of a tensor

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from flambeau.inspection.model_copy import follow, storage_key
 from flambeau.inspection.receptive_field import EVERYTHING, FieldTracker, ReceptiveField
-from flambeau.inspection.twin import follow, storage_key
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flambeau.inspection.timing.interleaved import PartTime
+    from flambeau.inspection.timing.paired_times import PartTime
 
 
 def milliseconds(seconds: float) -> str:

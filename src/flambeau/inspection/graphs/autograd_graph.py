@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flambeau.inspection.graphs.recorded_pass import RecordedPass, unit
-from flambeau.inspection.twin import storage_key
+from flambeau.inspection.model_copy import storage_key
 
 _AGAIN = "computed again in the backward pass"
 _CHANGED = "modified by an inplace operation"  # in torch's message

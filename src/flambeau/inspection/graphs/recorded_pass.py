@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from flambeau.errors import InputError
-from flambeau.inspection.twin import follow, storage_key
+from flambeau.inspection.model_copy import follow, storage_key
 
 _Found = TypeVar("_Found")
 

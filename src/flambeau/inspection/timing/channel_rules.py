@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from flambeau.inspection.timing.interleaved import PartTime, interleaved, ratios, summary
+from flambeau.inspection.timing.paired_times import PartTime, interleaved, ratios, summary
 
 _SIDE = 56  # pixels, as in the paper
 _BLOCKS = 3  # one after the other; the paper has ten

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from flambeau.inspection.timing.interleaved import PartTime, interleaved, ratios, summary
+from flambeau.inspection.model_copy import with_values
 from flambeau.inspection.timing.memory_timeline import memory_timeline
+from flambeau.inspection.timing.paired_times import PartTime, interleaved, ratios, summary
 from flambeau.inspection.timing.step_profile import no_part, read_seconds, timed
 from flambeau.inspection.timing.training_steps import (
     WAIT,
@@ -21,7 +22,6 @@ from flambeau.inspection.timing.training_steps import (
     mean_of_all,
     steps_of_model,
 )
-from flambeau.inspection.twin import with_values
 from flambeau.recipes.setup.environment import usable_cpus
 
 BASE = "as it is"

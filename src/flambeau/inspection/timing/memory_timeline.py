@@ -11,7 +11,7 @@ from typing import Any
 from torch.profiler import profile, record_function
 
 from flambeau.errors import InputError
-from flambeau.inspection.timing.interleaved import synchronize
+from flambeau.inspection.timing.paired_times import synchronize
 from flambeau.inspection.timing.step_profile import (
     BACKWARD,
     MODULE,

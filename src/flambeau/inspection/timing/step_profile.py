@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from flambeau.inspection.timing.interleaved import PartTime, summary, synchronize
+from flambeau.inspection.timing.paired_times import PartTime, summary, synchronize
 from flambeau.inspection.timing.training_steps import Steps
 
 _WARM_UP = 3  # steps that count for nothing; chosen

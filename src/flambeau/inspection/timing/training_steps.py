@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.errors import InputError
-from flambeau.inspection.twin import with_values
+from flambeau.inspection.model_copy import with_values
 from flambeau.train.build.data import reopen_data
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.fit import Training, set_up
