@@ -138,7 +138,7 @@ def _curves(runs: Sequence[ReportedRun], found: Sequence[Chart], words: Mapping[
         f'<span class="swatch" data-color="{color}"></span>{_text(_group_name(group))}</label>'
         for color, group in enumerate(seed_groups(runs))
     )
-    has_epochs = any(series.epochs for run in runs for series in run.series.values())
+    has_epochs = all(series.epochs for run in runs for series in run.series.values())
     axes = "".join(
         f'<option value="{name}">{_text(words[name])}</option>'
         for name in (["step", "epoch"] if has_epochs else ["step"])
@@ -195,7 +195,7 @@ def _runs_table(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
     head = [
         _heading(words["name"], sorts=True), _heading(words["state"], sorts=True),
         *(_heading(name, number=True, sorts=True) for name in figures),
-        *(_heading(name, number=True, sorts=True) for name in sparks),
+        *(_heading(f"{name} ({words['last']})", number=True, sorts=True) for name in sparks),
         *(_heading(name, sorts=True) for name in shown),
     ]  # fmt: skip
     rows = []
@@ -247,11 +247,12 @@ def _figures(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
     for name in names:
         values = []
         for run in runs:
-            value, note = run.figures.get(name), ""
-            if value is None and name in run.series:
+            shown = _number(run.figures.get(name))
+            if not shown and name in run.series:
                 last = run.series[name].values[-1]
-                value, note = last, f" ({words['last']})"
-            values.append(f'<td class="number">{_number(value)}{_text(note)}</td>')
+                shown = words["not_finite"] if last is None else _number(last)
+                shown = f"{shown} ({words['last']})"
+            values.append(f'<td class="number">{_text(shown)}</td>')
         rows.append(f'<tr><th scope="row">{_text(name)}</th>{"".join(values)}</tr>')
     return _table(head, rows)
 
