@@ -159,6 +159,13 @@ def test_settings_that_differ_come_first() -> None:
     assert "<details>" not in page_of(runs[0])
 
 
+def test_sections_without_a_row_say_so() -> None:
+    page = page_of(ReportedRun("a", "foreign"))
+    for name in ("settings", "data", "environment"):
+        section = page.partition(f'<h2 id="h-{name}">')[2].partition("</section>")[0]
+        assert ENGLISH["nothing"] in section and "<table" not in section
+
+
 def test_both_languages_have_the_same_words() -> None:
     assert ENGLISH.keys() == CHINESE.keys()
     page = page_of(hostile(0, "a"), words=CHINESE)
@@ -247,6 +254,7 @@ def test_columns_of_a_figure_and_of_its_curve_are_told_apart() -> None:
     runs = [ReportedRun(n, "finished", figures={"val_loss": 0.4}, series=series) for n in "ab"]
     head = page_of(*runs).partition("<thead>")[2].partition("</thead>")[0]
     assert re.findall(r"val_loss[^<]*", head) == ["val_loss", "val_loss (last)"]
+    assert page_of(*runs).count('data-value="0.5">0.5 <svg ') == 2
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")

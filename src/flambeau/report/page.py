@@ -234,7 +234,8 @@ def _spark_cell(series: Series | None) -> str:
         for k, value in enumerate(known)
     )
     return (
-        f'<td class="number" data-value="{known[-1]!r}"><svg width="{width}" height="{height}" role="img" '
+        f'<td class="number" data-value="{known[-1]!r}">{_number(known[-1])} '
+        f'<svg width="{width}" height="{height}" role="img" '
         f'aria-label="{_number(known[0])} ... {_number(known[-1])}"><polyline points="{points}" fill="none" '
         'stroke="currentColor" stroke-width="1.3"/></svg></td>'
     )
@@ -269,6 +270,8 @@ def differing(runs: Sequence[ReportedRun]) -> list[str]:
 
 def _settings(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    if not names:
+        return f"<p>{_text(words['nothing'])}</p>"
     different = differing(runs)
 
     def table(chosen: Sequence[str]) -> str:
