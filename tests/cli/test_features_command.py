@@ -345,5 +345,6 @@ def test_a_full_disk_leaves_nothing(
         free = 1000
 
     monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: Little)
-    refused(flambeau(*command), "f.safetensors will take 0.0 GiB", "--pool")
+    answer = flambeau(*command)
+    refused(answer, "f.safetensors will take 0.0", "MiB, and . has 0.00 MiB left", "--pool")
     assert list(Path().iterdir()) == []
