@@ -52,6 +52,16 @@ def make(num_classes):
     torch.manual_seed(0)
     return Model(num_classes)
 
+def five_classes():
+    torch.manual_seed(0)
+    return Model(5)
+
+def frozen_backbone():
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.BatchNorm2d(3)).requires_grad_(False)
+
+def fails():
+    return nn.Linear(7, 7)
+
 def without_head(num_classes):
     layers = nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, num_classes, 1), nn.Flatten()
     return nn.Sequential(*layers, nn.LayerNorm(num_classes))
@@ -183,6 +193,20 @@ def test_a_model_of_a_function_brings_its_weights(flambeau: Any, root: Path) -> 
     assert list(safetensors.torch.load_file("f.safetensors")) == ["features"]  # and no labels
 
 
+@pytest.mark.parametrize(
+    ("words", "shape"),
+    [("five_classes", (35, 48)), ("frozen_backbone --layers 0", (35, 3, 2, 2))],
+)
+def test_a_model_of_a_function_need_not_classify(
+    words: str, shape: tuple[int, ...], flambeau: Any, root: Path
+) -> None:
+    function, *flags = words.split()
+    command = f"{root}/models.py:{function}", root / "images" / "val" / "a", "f.npy", *flags
+    answer = flambeau("features", *command, "--image-size 8")
+    assert answer.code == 0, answer
+    assert np.load("f.npy").shape == shape
+
+
 def test_a_listing_in_which_labels_are_missing(flambeau: Any, root: Path) -> None:
     """The class without a name is the first of them; the numbers are those of the names."""
     image = root / "images" / "val" / "a" / "00.png"
@@ -256,6 +280,7 @@ def test_images_that_cannot_be_read(flambeau: Any, root: Path, name: str, worker
         ("models.py:make DATA f.npy --layers idle --image-size 8", ("layer 'idle' did not run",)),
         ("models.py:make DATA f.npy --layers relu --image-size 8", ("ran 2 times: ask for 'relu#0'",)),
         ("models.py:make DATA f.npy --image-size 4", ("image_size must be from 8",)),
+        ("models.py:fails DATA f.npy", ("the model fails on 1 x 3 x 224 x 224: RuntimeError",)),
         ("models.py:without_head DATA f.npy", ("Name layers with --layers",)),
         ("RUN DATA f.npy --workers -1", ("--workers must be at least 0",)),
     ],
@@ -320,5 +345,6 @@ def test_a_full_disk_leaves_nothing(
         free = 1000
 
     monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: Little)
-    refused(flambeau(*command), "f.safetensors will take 0.0 GiB", "--pool")
+    answer = flambeau(*command)
+    refused(answer, "f.safetensors will take 0.0", "MiB, and . has 0.00 MiB left", "--pool")
     assert list(Path().iterdir()) == []

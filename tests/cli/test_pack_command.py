@@ -53,6 +53,17 @@ def test_a_folder_becomes_a_file_that_trains(flambeau: Any, images: Path) -> Non
     assert again.out.startswith("already packed: 24 images")
 
 
+def test_what_is_next_can_be_copied_to_a_shell(flambeau: Any, images: Path) -> None:
+    """Also with a space in the name."""
+    packed = flambeau("pack", images, Path("my photos.rec"))
+    assert packed.out.endswith("next: flambeau verify 'my photos_train.rec'\n")
+    short = "--duration 2st --batch-size 4 --precision fp32"
+    data, folder = Path("my photos_train.rec"), Path("my run")
+    trained = flambeau("train", data, "--out", folder, short)
+    for line in ("predict 'my run' IMAGE...", "evaluate 'my run' DATA", "verify 'my run'\n"):
+        assert f"flambeau {line}" in trained.out
+
+
 def test_segments_without_the_kernel(
     flambeau: Any, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

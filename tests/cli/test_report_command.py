@@ -1,6 +1,8 @@
 """`flambeau report`: one run, several, a folder of runs; what is there already; wrong input."""
 
+import errno
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -112,6 +114,30 @@ def test_a_run_that_goes_on_or_is_damaged_has_one_too(flambeau: Any, runs: Path)
     assert "no line of metrics.jsonl can be read yet" in (run / "report.html").read_text()
 
 
+def test_a_folder_whose_name_is_no_text(flambeau: Any, runs: Path) -> None:
+    odd = runs / os.fsdecode(b"caf\xe9")
+    (runs / "first").rename(odd)
+    assert flambeau("report", odd).code == 0
+    assert "<title>caf\\xe9</title>" in (odd / "report.html").read_text(encoding="utf-8")
+    assert flambeau("report", runs, "--out", runs / "all.html").code == 0
+    (box,) = re.findall(r'data-run="(caf[^"]*)"', (runs / "all.html").read_text(encoding="utf-8"))
+    lines = embedded(runs / "all.html")["charts"][0]["lines"]
+    assert box in {line["run"] for line in lines}
+
+
+def test_a_disk_that_fails_is_told_with_the_file(
+    flambeau: Any, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "chmod", full)
+    code, _, err = flambeau("report", runs / "first")
+    assert code == 2
+    assert "first/report.html: No space left on device" in err
+    assert [path.name for path in (runs / "first").glob("*report*")] == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -120,10 +146,13 @@ def test_a_run_that_goes_on_or_is_damaged_has_one_too(flambeau: Any, runs: Path)
         ("RUNS/first/checkpoints", r"no runs in RUNS/first/checkpoints"),
         ("RUNS --out x.pdf", r"--out x.pdf: a report is an HTML file"),
         ("RUNS --out no/x.html", r"--out no/x.html: the folder no does not exist"),
+        ("RUNS --out RUNS/x.html", r"--out \S+/x.html is a folder; name a file in it: "),
+        ("RUNS --out RUNS/x.html --force", r"--out \S+/x.html is a folder; name a file in it: "),
         ("", r"RUN is missing; see flambeau report --help"),
     ],
 )
 def test_wrong_input(flambeau: Any, runs: Path, words: str, said: str) -> None:
+    (runs / "x.html").mkdir()
     code, out, err = flambeau(f"report {words.replace('RUNS', str(runs))}")
     assert (code, out) == (2, "")
     assert re.search(said.replace("RUNS", re.escape(str(runs))), err), err

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -158,6 +159,13 @@ def test_settings_that_differ_come_first() -> None:
     assert "<details>" not in page_of(runs[0])
 
 
+def test_sections_without_a_row_say_so() -> None:
+    page = page_of(ReportedRun("a", "foreign"))
+    for name in ("settings", "data", "environment"):
+        section = page.partition(f'<h2 id="h-{name}">')[2].partition("</section>")[0]
+        assert ENGLISH["nothing"] in section and "<table" not in section
+
+
 def test_both_languages_have_the_same_words() -> None:
     assert ENGLISH.keys() == CHINESE.keys()
     page = page_of(hostile(0, "a"), words=CHINESE)
@@ -166,6 +174,87 @@ def test_both_languages_have_the_same_words() -> None:
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def in_a_browser(folder: Path, page: str, script: str) -> str:
+    """The elements of a page after a script in it has run."""
+    assert CHROMIUM is not None
+    page, changed = re.subn(r"<meta http-equiv=[^>]*>", "", page)  # which lets no other script run
+    assert changed == 1
+    file = folder / "report.html"
+    file.write_text(page.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    flags = f"--headless --no-sandbox --disable-gpu --user-data-dir={folder / 'user'} --dump-dom"
+    done = subprocess.run(
+        [CHROMIUM, *flags.split(), f"file://{file}"],
+        check=True, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.stdout
+
+
+def simple(
+    name: str, values: tuple[float | None, ...], *, seed: int = 0, epochs: bool = True
+) -> ReportedRun:
+    steps = tuple(range(1, len(values) + 1))
+    series = Series(steps, tuple(map(float, steps)) if epochs else (), values)
+    return ReportedRun(name, "finished", settings={"seed": seed}, series={"train_loss": series})
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+@pytest.mark.parametrize(("key", "seen"), [("ArrowLeft", "step 2"), ("ArrowRight", "step 3")])
+def test_arrow_keys_reach_points_that_are_far_apart(tmp_path: Path, key: str, seen: str) -> None:
+    press = f"""
+    const svg = document.querySelector("figure > svg");
+    svg.dispatchEvent(new KeyboardEvent("keydown", {{key: "{key}"}}));
+    """
+    found = in_a_browser(tmp_path, page_of(simple("a", (1.0, 2.0, 3.0))), press)
+    assert f'<div class="readout">{seen}<ul>' in found
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+@pytest.mark.parametrize("value", [1.0, 1e-320, 0.1, -1e299])
+def test_values_that_differ_in_the_last_bit_are_drawn(tmp_path: Path, value: float) -> None:
+    """Ticks so close together would never come to their end."""
+    page = page_of(simple("a", (value, math.nextafter(value, math.inf))))
+    assert 'stroke-width="1.6"' in in_a_browser(tmp_path, page, "")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+def test_the_mean_over_seeds_is_smoothed_and_so_is_its_band(tmp_path: Path) -> None:
+    runs = simple("a", (1.0, 3.0)), simple("b", (3.0, 9.0), seed=1)
+    slide = """
+    const slider = document.getElementById("smooth");
+    slider.value = 0.5;
+    slider.dispatchEvent(new Event("input"));
+    """
+    found = in_a_browser(tmp_path, page_of(*runs), slide)
+    # (0.5 * 0.5 * first + 0.5 * last) / 0.75
+    assert "a, n = 2: 4.667 (2.333 ... 7)</li>" in found
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+def test_a_name_is_switched_off_with_all_of_its_runs(tmp_path: Path) -> None:
+    runs = simple("a", (1.0, 2.0)), simple("b", (1.0, 2.0, 3.0), seed=1)
+    found = in_a_browser(tmp_path, page_of(*runs), 'document.querySelector("[data-run]").click();')
+    assert ENGLISH["nothing"] in found.partition("<main>")[2].partition('id="h-figures"')[0]
+
+
+def test_epochs_are_offered_where_all_runs_know_them() -> None:
+    known, unknown = simple("a", (1.0, 2.0)), simple("b", (1.0,), epochs=False)
+    assert '<option value="epoch">' in page_of(known)
+    assert '<option value="epoch">' not in page_of(known, unknown)  # a step is no epoch
+
+
+def test_a_last_value_that_is_not_finite_is_told() -> None:
+    assert '<td class="number">not finite (last)</td>' in page_of(simple("a", (1.0, None)))
+    assert '<td class="number">1 (last)</td>' in page_of(simple("a", (None, 1.0)))
+
+
+def test_columns_of_a_figure_and_of_its_curve_are_told_apart() -> None:
+    series = {"val_loss": Series((1,), (), (0.5,))}
+    runs = [ReportedRun(n, "finished", figures={"val_loss": 0.4}, series=series) for n in "ab"]
+    head = page_of(*runs).partition("<thead>")[2].partition("</thead>")[0]
+    assert re.findall(r"val_loss[^<]*", head) == ["val_loss", "val_loss (last)"]
+    assert page_of(*runs).count('data-value="0.5">0.5 <svg ') == 2
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")

@@ -98,6 +98,13 @@ def test_seeds_that_stopped_at_different_steps_stay_apart() -> None:
     (chart,) = charts([run("a", seed=0), run("b", seed=1, values=(1.0, 2.0, 3.0))])
     assert [line.name for line in chart.lines] == ["a", "b"]
     assert [line.color for line in chart.lines] == [0, 0]
+    assert [line.run for line in chart.lines] == ["a", "a"]  # one box switches them
+
+
+def test_a_band_down_to_zero_has_no_logarithm() -> None:
+    (chart,) = charts([run("a", seed=0, values=(1.0, 2.0)), run("b", seed=1, values=(0.0, 2.0))])
+    assert chart.lines[0].series.values == (0.5, 2.0)
+    assert not chart.may_be_log
 
 
 def test_train_and_val_share_a_chart_and_negative_values_no_logarithm() -> None:

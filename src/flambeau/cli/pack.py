@@ -1,6 +1,7 @@
 """`flambeau pack`: labelled images from any source into a packed file, or back into a folder."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -246,4 +247,4 @@ def _report(packed: "Packed", dst: Path) -> None:
     where = str(files[0]) if len(files) == 1 else f"{len(files)} files, {files[0]} ... {files[-1]}"
     left = f", {len(packed.bad)} left out" if packed.bad else ""
     print(f"{already}{packed.images} images in {where}{left}")
-    print(f"next: flambeau verify {whole_name(files[0])}")
+    print(f"next: flambeau verify {shlex.quote(str(whole_name(files[0])))}")

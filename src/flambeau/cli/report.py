@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.reading_flags import printed
 from flambeau.errors import InputError
 from flambeau.terminal import say
 
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     runs = [_read(folder, names[folder]) for folder in folders]
     page = report_page(runs, words=CHINESE if arguments.zh else ENGLISH, version=__version__)
     _write(out, page)
-    print(out)
+    print(printed(str(out)))
     return 0
 
 
@@ -89,12 +90,14 @@ def _folders(words: Sequence[str]) -> Iterator[Path]:
 
 def _names(folders: Sequence[Path]) -> dict[Path, str]:
     """The last part of each path, or as much of it as tells them apart."""
-    parts = {folder: folder.resolve().parts for folder in folders}
+    # Bytes that are no text cannot stand in the page.
+    readable = {f: os.fsencode(f.resolve()).decode(errors="backslashreplace") for f in folders}
+    parts = {folder: Path(path).parts for folder, path in readable.items()}
     for length in range(1, max(map(len, parts.values())) + 1):
         names = {folder: "/".join(part[-length:]) for folder, part in parts.items()}
         if len(set(names.values())) == len(names):
             return names
-    return {folder: str(folder) for folder in folders}
+    return readable
 
 
 def _read(folder: Path, name: str) -> "ReportedRun":
@@ -173,6 +176,8 @@ def _check_out(path: Path, *, force: bool) -> None:
         raise InputError(f"--out {path}: a report is an HTML file; name it such as report.html")
     if not path.parent.is_dir():
         raise InputError(f"--out {path}: the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise InputError(f"--out {path} is a folder; name a file in it: {path / 'report.html'}")
     if path.exists() and not force:
         head = b""
         with contextlib.suppress(OSError), path.open("rb") as file:
@@ -183,15 +188,19 @@ def _check_out(path: Path, *, force: bool) -> None:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all: a browser may be reading the last one."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=".report-", suffix=".tmp", delete=False
-    ) as file:
-        temporary = Path(file.name)
-        try:
-            file.write(text)
-            file.close()
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    content = text.encode(errors="backslashreplace")
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=".report-", suffix=".tmp", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            try:
+                file.write(content)
+                file.close()
+                temporary.chmod(0o644)
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+    except OSError as error:  # which names the temporary file, or none
+        raise OSError(error.errno, error.strerror, str(path)) from error

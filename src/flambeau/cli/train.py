@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -169,16 +170,17 @@ def _report(
                 "already": already,
             }
         )  # fmt: skip
+    quoted = shlex.quote(str(place.path))  # these lines are copied to a shell
     if already:
         place.tidy()
         print(
             f"this run is finished ({figures}); --fresh starts it again, --extend 10ep trains it on,"
         )
-        print(f"--weights {place.path} --out NEW begins another one from its weights")
+        print(f"--weights {quoted} --out NEW begins another one from its weights")
     else:
         print(f"finished: {figures} ({which} weights, step {result.step})")
     print(f"run folder: {place.path}    weights: {place.weights}")
-    print(f"next: flambeau predict {place.path} IMAGE...")
-    data = "DATA" if "data" in (place.read_config() or {}) else embedded
-    print(f"      flambeau evaluate {place.path} {data}")
-    print(f"      flambeau verify {place.path}")
+    print(f"next: flambeau predict {quoted} IMAGE...")
+    data = "DATA" if "data" in (place.read_config() or {}) else shlex.quote(str(embedded))
+    print(f"      flambeau evaluate {quoted} {data}")
+    print(f"      flambeau verify {quoted}")

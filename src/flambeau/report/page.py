@@ -138,7 +138,7 @@ def _curves(runs: Sequence[ReportedRun], found: Sequence[Chart], words: Mapping[
         f'<span class="swatch" data-color="{color}"></span>{_text(_group_name(group))}</label>'
         for color, group in enumerate(seed_groups(runs))
     )
-    has_epochs = any(series.epochs for run in runs for series in run.series.values())
+    has_epochs = all(series.epochs for run in runs for series in run.series.values())
     axes = "".join(
         f'<option value="{name}">{_text(words[name])}</option>'
         for name in (["step", "epoch"] if has_epochs else ["step"])
@@ -195,7 +195,7 @@ def _runs_table(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
     head = [
         _heading(words["name"], sorts=True), _heading(words["state"], sorts=True),
         *(_heading(name, number=True, sorts=True) for name in figures),
-        *(_heading(name, number=True, sorts=True) for name in sparks),
+        *(_heading(f"{name} ({words['last']})", number=True, sorts=True) for name in sparks),
         *(_heading(name, sorts=True) for name in shown),
     ]  # fmt: skip
     rows = []
@@ -234,7 +234,8 @@ def _spark_cell(series: Series | None) -> str:
         for k, value in enumerate(known)
     )
     return (
-        f'<td class="number" data-value="{known[-1]!r}"><svg width="{width}" height="{height}" role="img" '
+        f'<td class="number" data-value="{known[-1]!r}">{_number(known[-1])} '
+        f'<svg width="{width}" height="{height}" role="img" '
         f'aria-label="{_number(known[0])} ... {_number(known[-1])}"><polyline points="{points}" fill="none" '
         'stroke="currentColor" stroke-width="1.3"/></svg></td>'
     )
@@ -247,11 +248,12 @@ def _figures(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
     for name in names:
         values = []
         for run in runs:
-            value, note = run.figures.get(name), ""
-            if value is None and name in run.series:
+            shown = _number(run.figures.get(name))
+            if not shown and name in run.series:
                 last = run.series[name].values[-1]
-                value, note = last, f" ({words['last']})"
-            values.append(f'<td class="number">{_number(value)}{_text(note)}</td>')
+                shown = words["not_finite"] if last is None else _number(last)
+                shown = f"{shown} ({words['last']})"
+            values.append(f'<td class="number">{_text(shown)}</td>')
         rows.append(f'<tr><th scope="row">{_text(name)}</th>{"".join(values)}</tr>')
     return _table(head, rows)
 
@@ -268,6 +270,8 @@ def differing(runs: Sequence[ReportedRun]) -> list[str]:
 
 def _settings(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    if not names:
+        return f"<p>{_text(words['nothing'])}</p>"
     different = differing(runs)
 
     def table(chosen: Sequence[str]) -> str:

@@ -181,7 +181,9 @@ def _title(name: str) -> str:
 
 
 def _positive(lines: Sequence[Line]) -> bool:
-    return all(value is None or value > 0 for line in lines for value in line.series.values)
+    values = (value for line in lines for value in line.series.values)
+    least = (pair and pair[0] for line in lines for pair in line.spread or ())
+    return all(value is None or value > 0 for value in (*values, *least))
 
 
 def _lines(
@@ -196,7 +198,7 @@ def _lines(
         for run in group:
             if name in run.series:
                 yield Line(
-                    run.name, f"{run.name}{what}", thinned(run.series[name]), None, color, dash
+                    group[0].name, f"{run.name}{what}", thinned(run.series[name]), None, color, dash
                 )
         return
     columns = [

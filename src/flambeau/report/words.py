@@ -24,6 +24,7 @@ ENGLISH = {
     "differ": "settings that differ",
     "all": "all settings",
     "last": "last",
+    "not_finite": "not finite",
     "seeds": "A line with n is the mean over runs that differ in nothing but their seed; "
     "the band is their least and greatest value.",
     "keys": "arrow keys move the reading in a chart",
@@ -54,6 +55,7 @@ CHINESE = {
     "differ": "不同的设置",
     "all": "全部设置",
     "last": "最后",
+    "not_finite": "非有限数",
     "seeds": "带 n 的线是只有种子不同的运行的平均值；色带是它们的最小值和最大值。",
     "keys": "方向键移动图中的读数",
     "made": "由 flambeau {version} 生成",

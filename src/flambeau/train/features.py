@@ -26,7 +26,7 @@ from flambeau.recipes.models.classifier_head import find_head
 from flambeau.recipes.models.feature_extractor import feature_extractor
 from flambeau.terminal import CountBar
 from flambeau.train.build.data import DataFacts, model_file_sha256
-from flambeau.train.build.device import use_threads
+from flambeau.train.build.device import pick_device, use_threads
 from flambeau.train.build.fine_tuning import load_weights
 from flambeau.train.build.model import SMALL, TINY, make_model, normalizer, pretrained_normalization
 from flambeau.train.evaluation.feature_file import Add, feature_file
@@ -88,10 +88,10 @@ def named_model(
         workers=0, duration="1ep", batch_size=BATCH, lr=0.1,
     )  # fmt: skip
     use_threads()
-    model = make_model(settings, facts, pretrained=pretrained)
+    model = make_model(settings, facts, pretrained=pretrained, any_output=own)
     if weights is not None:
         say(load_weights(model, weights))
-    device = next(model.parameters()).device
+    device = pick_device(settings.device)
     return Trained(model.eval(), settings, facts, device, normalizer(facts, device))
 
 

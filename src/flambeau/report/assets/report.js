@@ -41,6 +41,12 @@
     for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
     return found;
   }
+  // Least and greatest; around one value, or several that no tick could tell apart, there is some room.
+  function range(values, room) {
+    const [low, high] = values.reduce(([least, most], one) => [Math.min(least, one), Math.max(most, one)], [Infinity, -Infinity]);
+    const apart = high - low > Math.max(1e-300, 1e-12 * Math.max(Math.abs(low), Math.abs(high)));
+    return apart ? [low, high] : [low - room(low), high + room(low)];
+  }
   const decades = (low, high) => {
     const found = [];
     for (let power = Math.floor(low); power <= Math.ceil(high); power++)
@@ -53,10 +59,11 @@
     for (const one of chart.lines) {
       if (state.hidden.has(one.run)) continue;
       const xs = state.axis === "epoch" && one.epochs ? one.epochs : one.steps;
-      let values = smoothed(one.values, one.band ? 0 : state.smooth);
+      const values = smoothed(one.values, state.smooth);
+      const low = one.band && smoothed(one.low, state.smooth), high = one.band && smoothed(one.high, state.smooth);
       const log = state.log && chart.log;
       const y = (value) => (value === null || (log && value <= 0) ? null : log ? Math.log10(value) : value);
-      found.push({ ...one, xs, shown: values, ys: values.map(y), band: one.band && one.band.map((pair) => pair && pair.map(y)) });
+      found.push({ ...one, xs, shown: values, ys: values.map(y), low, high, band: one.band && low.map((value, k) => value === null ? null : [y(value), y(high[k])]) });
     }
     return found;
   }
@@ -80,10 +87,7 @@
     chart.shown = [];
     chart.readout.replaceChildren();
     if (!all.length) { make("text", { x: LEFT, y: HEIGHT / 2 }, svg, words.nothing); return; }
-    const range = (values) => values.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
-    let [low, high] = range(all), [first, last] = range(across);
-    if (low === high) { const around = Math.abs(low) / 10 || 1; low -= around; high += around; }
-    if (first === last) { first -= 1; last += 1; }
+    const [low, high] = range(all, (at) => Math.abs(at) / 10 || 1), [first, last] = range(across, (at) => Math.max(1, at * 1e-9));
     const x = (value) => LEFT + ((value - first) / (last - first)) * (WIDTH - LEFT - RIGHT);
     const y = (value) => (value === null ? null : TOP + ((high - value) / (high - low)) * (HEIGHT - TOP - BOTTOM));
     const log = state.log && chart.log;
@@ -131,6 +135,14 @@
     chart.readout.replaceChildren(`${words[state.axis]} ${format(close.one.xs[close.k])}`, list);
   }
 
+  // The point that is so far away or, where they are further apart, the next one.
+  function next(chart, move) {
+    if (chart.at === undefined) return undefined;
+    const side = Math.sign(move), ahead = (px) => (px - chart.at) * side;
+    const found = chart.shown.flatMap((one) => one.px).filter((px) => ahead(px) > 1e-6).sort((a, b) => ahead(a) - ahead(b));
+    return found.find((px) => ahead(px) >= Math.abs(move)) ?? found.at(-1);
+  }
+
   const charts = data.charts.map((chart, number) => {
     const figure = document.getElementById(`chart-${number}`);
     const svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0, "aria-label": chart.title });
@@ -148,7 +160,8 @@
       const move = { ArrowLeft: -8, ArrowRight: 8 }[event.key];
       if (!move) return;
       event.preventDefault();
-      read(whole, Math.max(LEFT, Math.min(WIDTH - RIGHT, (whole.at ?? WIDTH / 2) + move)));
+      const to = next(whole, move);
+      if (to !== undefined) read(whole, to);
     });
     return whole;
   });

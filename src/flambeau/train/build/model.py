@@ -267,26 +267,46 @@ def check_output(
     Raises:
         InputError: the forward pass fails, the logits are not (N, num_classes), nothing can be trained.
     """
-    device = next((p.device for p in model.parameters() if p.requires_grad), None)
-    if device is None:
+    if not any(p.requires_grad for p in model.parameters()):
         raise InputError("the model has no parameter that can be trained")
-    what = f"{'in training ' if training else ''}on {num_images} x {channels} x {image_size} x {image_size}"
+    images_shape = (num_images, channels, image_size, image_size)
+    logits = try_forward(model, images_shape, training=training)
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if shape != (num_images, num_classes):
+        raise InputError(
+            f"the model must give logits of shape (N, {num_classes}); "
+            f"{_on(images_shape, training=training)} it gives {shape}"
+        )
+
+
+def try_forward(
+    model: nn.Module, shape: tuple[int, int, int, int], *, training: bool = False
+) -> Any:
+    """What the model returns for black images; it stays as it is.
+
+    Args:
+        model: its buffers and modes stay, too.
+        shape: (N, C, H, W) of the images.
+        training: in the modes that the modules are in; otherwise all in evaluation mode.
+
+    Raises:
+        InputError: the forward pass fails.
+    """
     try:
         # Not inference_mode: what a model keeps may be needed for gradients.
         with kept_as_is(model), torch.no_grad():
             if not training:
                 model.eval()
-            images = torch.zeros(num_images, channels, image_size, image_size, device=device)
-            logits: Any = model(images)
+            device = next((p.device for p in model.parameters()), None)
+            return model(torch.zeros(shape, device=device))
     except Exception as error:
         raise InputError(
-            f"the model fails {what}: {type(error).__name__}: {first_line(error)}"
+            f"the model fails {_on(shape, training=training)}: {type(error).__name__}: {first_line(error)}"
         ) from error
-    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if shape != (num_images, num_classes):
-        raise InputError(
-            f"the model must give logits of shape (N, {num_classes}); {what} it gives {shape}"
-        )
+
+
+def _on(shape: tuple[int, ...], *, training: bool) -> str:
+    return f"{'in training ' if training else ''}on {' x '.join(map(str, shape))}"
 
 
 @contextlib.contextmanager
@@ -305,14 +325,24 @@ def kept_as_is(model: nn.Module) -> Iterator[None]:
 
 
 def make_model(
-    settings: ResolvedSettings, facts: DataFacts, *, pretrained: bool = False
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    *,
+    pretrained: bool = False,
+    any_output: bool = False,
 ) -> nn.Module:
-    """The model of a run on its device, in the memory format that convolutions are fastest in."""
+    """The model of a run on its device, in the memory format that convolutions are fastest in.
+
+    With `any_output` it need not be one that can be trained to classify the data: it has to run.
+    """
     shape = _shape(settings, facts)
     model = build_model(
         settings.model, pretrained=pretrained, drop_path=settings.drop_path, **shape
     )
-    check_output(model, **shape)
+    if any_output:
+        try_forward(model, (1, facts.channels, settings.image_size, settings.image_size))
+    else:
+        check_output(model, **shape)
     return model.to(pick_device(settings.device), memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 

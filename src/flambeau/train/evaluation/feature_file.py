@@ -110,7 +110,7 @@ def _require_space(path: Path, size: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if size > free:
         raise InputError(
-            f"{path} will take {size / 2**30:.1f} GiB, and {path.parent} has {free / 2**30:.1f} GiB left\n"
+            f"{path} will take {size / 2**20:,.2f} MiB, and {path.parent} has {free / 2**20:,.2f} MiB left\n"
             "Name a file on another disk, or fewer layers, or make maps small by --pool"
         )
 
