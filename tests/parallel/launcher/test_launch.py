@@ -101,10 +101,25 @@ class Launcher:
         os.kill(self.process.pid, number)
         return self
 
+    def where_it_hangs(self) -> str:
+        """What it has printed, what its ranks have reported, and what each process here waits in."""
+        lines = [(self.folder / "err").read_text()]
+        for path in sorted(self.folder.rglob("*")):
+            if path.suffix in (".started", ".ended", ".error") or path.name == "released":
+                lines.append(f"{path.relative_to(self.folder)}: {path.read_text()}")
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                state, parent, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+                words = (stat.parent / "cmdline").read_text().replace("\0", " ")[-200:]
+                waits = (stat.parent / "wchan").read_text()
+                if f"{self.folder}" in words or session == f"{self.process.pid}":
+                    lines.append(f"{stat.parent.name} of {parent}: {state} in {waits}: {words}")
+        return "\n".join(lines)
+
     def end(self, timeout: float = 60.0) -> Ended:
         """Wait for it."""
         self.process.join(timeout)
-        assert self.process.exitcode is not None, (self.folder / "err").read_text()
+        assert self.process.exitcode is not None, self.where_it_hangs()
         out, err = ((self.folder / name).read_text().splitlines() for name in ("out", "err"))
         # On a busy machine nodes may take seconds to meet.
         waiting = [line for line in err if line.startswith("flambeau: waiting for")]
