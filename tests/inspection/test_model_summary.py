@@ -173,7 +173,13 @@ def test_values_are_there_where_the_model_leaves_torch() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="no fork after a backward pass with a GPU")
-@pytest.mark.parametrize("look", ["summarize(model, inputs)", "estimate_memory(model, inputs)"])
+@pytest.mark.parametrize(
+    "look",
+    [
+        "summarize(model, inputs)",
+        pytest.param("estimate_memory(model, inputs)", marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_that_looked_can_train_and_then_fork_ranks(look: str) -> None:
     code = f"""
 import os, torch

@@ -69,6 +69,7 @@ def test_torchrun_starts_again_what_was_killed(
     assert (out / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_an_extension_on_two_processes_and_a_refusal_that_is_said_once(
     tmp_path: Path, make_images: Callable[..., Path]
 ) -> None:

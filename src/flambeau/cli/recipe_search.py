@@ -8,6 +8,7 @@ There is no index: docstrings and pages are read at each search, which takes a t
 """
 
 import ast
+import functools
 import math
 import re
 from collections import Counter
@@ -163,14 +164,17 @@ def _plain_text(entry: Entry) -> str:
 def _tokens(text: str) -> Iterator[str]:
     """Words in their stems, and pairs of Chinese characters; DataParallel also as its two words."""
     for match in _WORD.finditer(text):
-        run = match[0]
-        if is_chinese(run):
-            yield from (run[i : i + 2] for i in range(max(1, len(run) - 1)))
-            continue
-        yield _stem(run.lower())
-        parts = _HUMP.findall(run)
-        if len(parts) > 1 and not run.isupper():
-            yield from (_stem(part.lower()) for part in parts if len(part) > 1)
+        yield from _tokens_of(match[0])
+
+
+@functools.cache  # of twenty runs one is new
+def _tokens_of(run: str) -> tuple[str, ...]:
+    if is_chinese(run):
+        return tuple(run[i : i + 2] for i in range(max(1, len(run) - 1)))
+    parts = _HUMP.findall(run)
+    if len(parts) < 2 or run.isupper():
+        parts = []
+    return (_stem(run.lower()), *(_stem(part.lower()) for part in parts if len(part) > 1))
 
 
 def _stem(word: str) -> str:
