@@ -125,14 +125,19 @@ def test_no_name_of_a_wheel(name: str, flambeau: Any) -> None:
     ],
 )
 def test_lines_of_a_machine(machine: Machine, torch: str, index: str | None) -> None:
-    reason, first, note, rest = install_lines(machine, None)
     command = f"pip install 'torch{torch}' torchvision"
-    source = "" if index is None else f" --index-url https://torch.example.org/whl/{index}"
-    assert (first, rest) == (command + source, "pip install -e .")
-    assert reason.startswith("# ") and note.startswith("# ")
-    from_mirror = install_lines(machine, "https://m/simple")
-    assert from_mirror[1] == command + (source or " --index-url https://m/simple")
-    assert from_mirror[3] == "pip install -e . --index-url https://m/simple"
+    for mirror, by_pip, by_uv in (
+        (None, "", ""),
+        ("https://m/simple", " --index-url https://m/simple", " --default-index https://m/simple"),
+    ):
+        reason, *first, note, rest = install_lines(machine, mirror)
+        if index is None:
+            assert first == [command + by_pip]
+        else:
+            uv = f"uv {command}{by_uv} --torch-backend {index}"
+            assert first == [f"pip install uv{by_pip}", uv]
+        assert rest == f"pip install -e .{by_pip}"
+        assert reason.startswith("# ") and note.startswith("# ")
 
 
 def test_too_old_a_driver_is_said() -> None:
@@ -153,7 +158,7 @@ def test_the_versions_are_those_of_the_package() -> None:
 def test_lines_of_this_machine(flambeau: Any) -> None:
     code, said, err = flambeau("env --pip --mirror https://m/simple/")
     assert (code, err) == (0, "")
-    assert said.splitlines()[3] == "pip install -e . --index-url https://m/simple"
+    assert said.splitlines()[-1] == "pip install -e . --index-url https://m/simple"
 
 
 @pytest.mark.parametrize(

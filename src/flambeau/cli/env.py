@@ -65,9 +65,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     if arguments.mirror is not None and given not in (["pip"], ["check"]):
         raise InputError("--mirror has no effect without --pip or --check")
     if arguments.check and arguments.mirror is None:
-        raise InputError(
-            "--check asks a mirror: give --mirror URL, such as https://index.example.org/simple"
-        )
+        raise InputError("--check asks a mirror: give --mirror URL, such as https://MIRROR/simple")
 
 
 def _say_of_wheel(name: str) -> int:

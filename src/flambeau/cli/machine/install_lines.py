@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from flambeau.cli.machine.nvidia_driver import capabilities, cuda_of_driver
 from flambeau.errors import InputError
 
-_TORCH_INDEX = "https://torch.example.org/whl"
 TORCH = ">=2.11,<2.16"
 """The versions that flambeau takes, as pyproject.toml has them."""
 
@@ -20,7 +19,7 @@ class Build:
     """Wheels of torch for one version of CUDA.
 
     Attributes:
-        tag: as in the address of their index.
+        tag: as uv's --torch-backend names it.
         torch: the versions that have such wheels, of those that flambeau takes.
         driver: the oldest CUDA that the driver must serve.
         least, most: compute capability of the GPUs that they hold code for.
@@ -73,21 +72,29 @@ def install_lines(machine: Machine, mirror: str | None) -> list[str]:
 
     Args:
         machine: that it is for.
-        mirror: of PyPI, for all that torch's own index does not have.
+        mirror: of PyPI, for all that torch's own index does not have; where that is, uv knows.
     """
-    reason, index, torch = _choice(machine)
-    from_mirror = [] if mirror is None else ["--index-url", mirror]
-    source = from_mirror if index is None else ["--index-url", f"{_TORCH_INDEX}/{index}"]
+    reason, build, torch = _choice(machine)
+    pip_from = [] if mirror is None else ["--index-url", mirror]
+    first = ["pip", "install", f"torch{torch}", "torchvision", *pip_from]
+    lines = [shlex.join(first)]
+    if build is not None:
+        uv_from = [] if mirror is None else ["--default-index", mirror]
+        wanted = ["uv", "pip", "install", f"torch{torch}", "torchvision", *uv_from]
+        lines = [
+            shlex.join(["pip", "install", "uv", *pip_from]),
+            shlex.join([*wanted, "--torch-backend", build]),
+        ]
     return [
         f"# {reason}",
-        shlex.join(["pip", "install", f"torch{torch}", "torchvision", *source]),
+        *lines,
         "# the rest, in the folder of flambeau; torch stays as it is",
-        shlex.join(["pip", "install", "-e", ".", *from_mirror]),
+        shlex.join(["pip", "install", "-e", ".", *pip_from]),
     ]
 
 
 def _choice(machine: Machine) -> tuple[str, str | None, str]:
-    """Why, which index of torch (None for PyPI), and which versions."""
+    """Why, which build (None for that of PyPI), and which versions."""
     if machine.driver is not None:
         return _of_nvidia(machine, machine.driver)
     if machine.has_amd and machine.system == "linux":
