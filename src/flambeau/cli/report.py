@@ -2,11 +2,12 @@
 
 import argparse
 import contextlib
+import io
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from flambeau.cli.reading_flags import printed
 from flambeau.errors import InputError
@@ -119,8 +120,7 @@ def _read(folder: Path, name: str) -> "ReportedRun":
         "time": None if summary.seconds is None else clock(summary.seconds),
     }
     figures = result.get("metrics")
-    with contextlib.ExitStack() as stack:
-        lines = stack.enter_context(_lines(folder / "metrics.jsonl"))
+    with _lines(folder / "metrics.jsonl") as lines:
         series = read_series(lines, steps_per_epoch=summary.steps_per_epoch)
     return ReportedRun(
         name=name, state=summary.state, why=summary.why,
@@ -152,14 +152,9 @@ def _stored(path: Path) -> Mapping[str, Any]:
 @contextlib.contextmanager
 def _lines(path: Path) -> Iterator[Iterator[bytes]]:
     """The lines of a file, of a very long one the last of them; none where it cannot be read."""
-    if not path.is_file():
-        yield iter(())
-        return
-    try:
-        file = path.open("rb")
-    except OSError:
-        yield iter(())
-        return
+    file: BinaryIO = io.BytesIO()
+    with contextlib.suppress(OSError):
+        file = path.open("rb") if path.is_file() else file
     with file:
         start = max(0, file.seek(0, os.SEEK_END) - _MOST_BYTES)
         file.seek(start)

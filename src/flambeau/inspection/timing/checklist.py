@@ -15,13 +15,8 @@ from flambeau.inspection.model_copy import with_values
 from flambeau.inspection.timing.memory_timeline import memory_timeline
 from flambeau.inspection.timing.paired_times import PartTime, interleaved, ratios, summary
 from flambeau.inspection.timing.step_profile import no_part, read_seconds, timed
-from flambeau.inspection.timing.training_steps import (
-    WAIT,
-    Part,
-    Steps,
-    mean_of_all,
-    steps_of_model,
-)
+from flambeau.inspection.timing.training_steps import WAIT, Part, Steps, steps_of_model
+from flambeau.recipes.memory.memory_budget import mean_of_all
 from flambeau.recipes.setup.environment import usable_cpus
 
 BASE = "as it is"

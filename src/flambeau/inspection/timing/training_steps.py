@@ -18,6 +18,7 @@ from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.errors import InputError
 from flambeau.inspection.model_copy import with_values
+from flambeau.recipes.memory.memory_budget import mean_of_all
 from flambeau.train.build.data import reopen_data
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.fit import Training, set_up
@@ -108,12 +109,6 @@ def steps_of_model(
             f"a training step of {type(model).__name__} fails: {type(error).__name__}: {first_line(error)}"
         ) from error
     return steps
-
-
-def mean_of_all(output: Any) -> Tensor:
-    """A loss that every output takes part in."""
-    leaves = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
-    return torch.stack([leaf.float().mean() for leaf in leaves]).sum()
 
 
 @contextlib.contextmanager

@@ -435,7 +435,13 @@ def _forward(
     return output, value
 
 
-def _mean_of_all(output: Any) -> Tensor:
+def mean_of_all(output: Any) -> Tensor:
+    """A loss that every floating tensor of an output takes part in: the sum of their means.
+
+    Example:
+        >>> mean_of_all({"logits": torch.ones(2, 3), "ids": torch.zeros(2, dtype=torch.int64)})
+        tensor(1.)
+    """
     leaves = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
     return torch.stack([leaf.float().mean() for leaf in leaves]).sum()
 
@@ -444,7 +450,7 @@ def estimate_memory(
     model: nn.Module,
     batch: tuple[Any, ...],
     *,
-    loss: Callable[[Any], Tensor] = _mean_of_all,
+    loss: Callable[[Any], Tensor] = mean_of_all,
     optimizer: _Optimizers = AdamW,
     autocast: torch.dtype | None = None,
 ) -> MemoryEstimate:
@@ -518,7 +524,7 @@ def fit_memory_budget(
     blocks: Sequence[str],
     budget_bytes: int,
     recompute: _Recompute,
-    loss: Callable[[Any], Tensor] = _mean_of_all,
+    loss: Callable[[Any], Tensor] = mean_of_all,
     optimizer: _Optimizers = AdamW,
     autocast: torch.dtype | None = None,
 ) -> MemoryPlan:
