@@ -59,6 +59,16 @@ def test_table_and_totals(flambeau: Any) -> None:
     assert "a training step of this input with AdamW: " in out
 
 
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.15."), reason="the page shows figures of torch 2.15"
+)
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_shows_what_is_printed(flambeau: Any, language: str) -> None:
+    page = Path(__file__).parents[3] / "docs" / language / "inspect.md"
+    (shown, *_) = re.findall(r"```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert flambeau("inspect resnet18 --depth 1").out == shown
+
+
 def test_depth(flambeau: Any) -> None:
     def names(depth: int) -> list[str]:
         table = flambeau(f"inspect tiny_convnet --depth {depth}").out.partition("\n\n")[0]

@@ -134,7 +134,10 @@ def device_name(device: torch.device) -> str:
     """What a reader of figures has to know of it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device}, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
+    threads = torch.get_num_threads()
+    return (
+        f"{device}, {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else str(device)
+    )
 
 
 def timed(steps: Steps) -> tuple[list[float], dict[str, list[float]]]:
