@@ -89,7 +89,7 @@ FLOORS = {
             {"errors", "file_signature", "user_code", "terminal", "recipes", "data", "parallel"}
         )
     ),
-    "train": Floor(EVERYTHING - {"report", "inspection", "cli"}),
+    "train": Floor(EVERYTHING - {"inspection", "cli"}),
     "inspection": Floor(EVERYTHING - {"cli"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),

@@ -5,6 +5,11 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +136,7 @@ def test_a_disk_that_fails_is_told_with_the_file(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    (runs / "first" / "report.html").unlink()  # of the training
     monkeypatch.setattr(Path, "chmod", full)
     code, _, err = flambeau("report", runs / "first")
     assert code == 2
@@ -141,6 +147,8 @@ def test_a_disk_that_fails_is_told_with_the_file(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ("RUNS --watch 70000", r"--watch 70000: a port is a number from 1 to 65535"),
+        ("RUNS --watch --out a.html", r"--watch writes no file: leave out --out and --force"),
         ("RUNS/absent", r"RUNS/absent does not exist; name the folder of a run"),
         ("RUNS/first/config.toml", r"config.toml is not a folder"),
         ("RUNS/first/checkpoints", r"no runs in RUNS/first/checkpoints"),
@@ -156,3 +164,100 @@ def test_wrong_input(flambeau: Any, runs: Path, words: str, said: str) -> None:
     code, out, err = flambeau(f"report {words.replace('RUNS', str(runs))}")
     assert (code, out) == (2, "")
     assert re.search(said.replace("RUNS", re.escape(str(runs))), err), err
+
+
+# ---------------------------------------------------------------- what the training writes itself
+
+
+def test_the_training_has_written_it(trained: Path) -> None:
+    page = (trained / "report.html").read_text(encoding="utf-8")
+    for name in (
+        "pictures",
+        "confusion",
+        "classes",
+        "calibration",
+        "first_batch",
+        "events",
+        "model",
+    ):
+        assert f'<h2 id="h-{name}">' in page
+    found = json.loads((trained / "evaluation.json").read_text(encoding="utf-8"))
+    result = json.loads((trained / "result.json").read_text(encoding="utf-8"))
+    assert found["step"] == result["step"]
+    assert sum(found["right"]) / found["images"] == result["metrics"]["val_accuracy"]
+    assert page.count("data:image/jpeg") == 1 + len(found["mistakes"]) + len(found["unsure"])
+    assert "finished: the best weights" in page
+    assert len(page) < 3_000_000
+
+
+def test_a_report_of_several_leads_to_that_of_each(flambeau: Any, runs: Path) -> None:
+    other = runs / "javascript:alert(1) <b>"
+    (runs / "third").rename(other)
+    (runs / "second" / "report.html").unlink()
+    out = runs.parent / "all.html"
+    assert flambeau("report", runs, "--out", out).code == 0
+    page = out.read_text(encoding="utf-8")
+    links = re.findall(r'<a href="(\./[^"]+)">', page)
+    assert links == [
+        "./runs/first/report.html", "./runs/javascript%3Aalert%281%29%20%3Cb%3E/report.html",
+    ]  # fmt: skip
+    assert all((out.parent / urllib.parse.unquote(link)).is_file() for link in links)
+
+
+@pytest.mark.parametrize(
+    "name", ["evaluation.json", "events.jsonl", "first_batch.jpg", "bad_images.txt"]
+)
+@pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff", b"[" * 100_000, b'{"text": 1}\n'])
+def test_a_file_that_is_none_of_ours_is_left_out(
+    flambeau: Any, runs: Path, name: str, content: bytes
+) -> None:
+    (runs / "first" / name).write_bytes(content)
+    assert flambeau("report", runs / "first").code == 0
+    (runs / "first" / name).unlink()
+    (runs / "first" / name).mkdir()
+    assert flambeau("report", runs / "first").code == 0
+
+
+def test_a_report_that_cannot_be_made_ends_no_training(
+    flambeau: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> str:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr("flambeau.train.checkpoints.run_report.report_page", broken)
+    out = tmp_path / "run"
+    code, _, err = flambeau("train --epochs 1 --batch-size 1500 --device cpu --out", out)
+    assert code == 0
+    assert f"{out}/report.html could not be written: ZeroDivisionError: a fault of ours" in err
+    assert (out / "result.json").is_file()
+
+
+def test_somebody_elses_report_stays(
+    flambeau: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ("train", images, "--epochs 2 --batch-size 4 --out run")
+    assert flambeau(*command).code == 0
+    Path("run/report.html").write_text("<p>mine</p>")
+    assert flambeau(*command, "--extend 1ep").code == 0
+    assert Path("run/report.html").read_text() == "<p>mine</p>"
+
+
+def test_it_is_watched_until_ctrl_c(runs: Path) -> None:
+    code = (  # a test run in the background ignores SIGINT, and so would its child
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from flambeau.cli.command import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "report", str(runs / "first"), "--watch"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        address = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://localhost:\d+/", address)
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            page = answer.read().decode()
+        assert "<title>first</title>" in page and "connect-src 'self'" in page
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert "Traceback" not in process.stderr.read()

@@ -86,8 +86,9 @@ def test_a_whole_run(flambeau: Any, images: Path) -> None:
     assert code == 0
     run = Path("run")
     assert {p.name for p in run.iterdir() if p.name[0] != "."} == {
-        "checkpoints", "config.toml", "dataset.json", "environment.json", "metrics.jsonl",
-        "model.safetensors", "result.json",
+        "checkpoints", "config.toml", "dataset.json", "environment.json", "evaluation.json",
+        "events.jsonl", "first_batch.jpg", "metrics.jsonl", "model.safetensors", "report.html",
+        "result.json",
     }  # fmt: skip
     assert "16 images to train on, 8 to evaluate on\n" in err
     assert "the run is in run\n" in err
@@ -305,6 +306,15 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     # What a resume may change is what the file says now.
     assert config_of(Path("run"))["workers"] == 2
+    kept = [json.loads(Path(name, "evaluation.json").read_text()) for name in ("run", "whole")]
+    assert kept[0] == kept[1]
+    shown = kept[0]["mistakes"] + kept[0]["unsure"]
+    assert len(shown) == 8 and all(one["picture"].startswith("data:image/jpeg") for one in shown)
+    events = [json.loads(line) for line in Path("run/events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events] == [0, 6, 6, 12]
+    told = [event["text"].partition(":")[0] for event in events]
+    assert told == ["the run starts", "SIGTERM", "going on from step 6 of 12", "finished"]
+    assert events[-1]["peak_memory_bytes"] > 2**20
 
 
 # ---------------------------------------------------------------- another command

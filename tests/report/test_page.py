@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from flambeau.report.evaluated import Evaluated, Sample
 from flambeau.report.page import ASSETS, report_page
-from flambeau.report.reported_run import ReportedRun, Series
+from flambeau.report.reported_run import Event, ReportedRun, Series
 from flambeau.report.words import CHINESE, ENGLISH
 
 OWNED = "document.documentElement.dataset.owned=1"
@@ -77,9 +78,17 @@ def hostile(number: int, text: str) -> ReportedRun:
         text: Series((1, 2), (0.5, 1.0), (1.0, None)),
         "val_loss": Series((2,), (1.0,), (0.5,)),
     }
+    sample = Sample(f"folder/{text}", 0, 1, 0.9, 0.1, "data:image/jpeg;base64,AAAA")
+    answers = Evaluated(
+        step=2, classes=[text, f"{text} {text}"], labels=[3, 1], predicted=[2, 2], right=[2, 1],
+        confused=[(0, 1, 1)], calibration=[(14, 4, 0.9, 0.75)], calibration_error=0.15,
+        mistakes=[sample], unsure=[sample],
+    )  # fmt: skip
     return ReportedRun(
         f"{text} {number}", text, why=text, facts={text: text}, settings={text: text, "seed": number},
         environment={text: {text: [text]}}, data={text: text}, figures={text: 0.5}, series=series,
+        model={"class": text, "parameters": 9, "trained": 8, "parts": [[text, text, 9, 8]]},
+        events=[Event(text, text, text)], evaluated=answers, bad_images=(2, (text,)),
     )  # fmt: skip
 
 
@@ -102,30 +111,38 @@ def page_of(*runs: ReportedRun, words: dict[str, str] = ENGLISH) -> str:
 def test_there_are_fifty_and_none_makes_an_element() -> None:
     assert len(XSS) == len(set(XSS)) >= 50
     harmless = [f"text {number}" for number in range(len(XSS))]
-    ours, theirs = (
-        Tags(page_of(*(hostile(number, text) for number, text in enumerate(texts)))).found
-        for texts in (harmless, XSS)
-    )
+
+    def tags(texts: list[str]) -> list[tuple[str, dict[str, str | None]]]:
+        runs = [hostile(number, text) for number, text in enumerate(texts)]
+        pages = [page_of(*runs), *(page_of(run) for run in runs)]
+        return [tag for page in pages for tag in Tags(page).found]
+
+    ours, theirs = tags(harmless), tags(XSS)
     assert [tag for tag, _ in theirs] == [tag for tag, _ in ours]
     assert [set(attributes) for _, attributes in theirs] == [set(a) for _, a in ours]
     assert not any(name.startswith("on") for _, attributes in theirs for name in attributes)
 
 
-def test_the_policy_lets_in_this_script_and_style_alone() -> None:
-    page = page_of(hostile(0, "a"))
+@pytest.mark.parametrize("watch_s", [None, 5])
+def test_the_policy_lets_in_these_scripts_and_this_style_alone(watch_s: int | None) -> None:
+    page = report_page([hostile(0, "a")], words=ENGLISH, version="1.2.3", watch_s=watch_s)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)
     for name, tag in (("script", "<script>(.*?)</script>"), ("style", "<style>(.*?)</style>")):
-        (text,) = re.findall(tag, page, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"{name}-src 'sha256-{digest}';" in policy
+        texts = re.findall(tag, page, re.DOTALL)
+        digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+        known = " ".join(f"'sha256-{base64.b64encode(one).decode()}'" for one in digests)
+        assert f"{name}-src {known};" in policy
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
+    assert ("connect-src" in policy) == ("fetch(" in page) == (watch_s is not None)
 
 
 def test_nothing_comes_from_elsewhere() -> None:
     page = page_of(hostile(0, "a"), hostile(1, "b"))
     assert set(re.findall(r"https?://[^\"'\s)<]+", page)) == {"http://www.w3.org/2000/svg"}
     assert not [a for _, a in Tags(page).found if {"src", "srcset", "action", "data"} & a.keys()]
+    images = [a["src"] for t, a in Tags(page_of(hostile(0, "a"))).found if "src" in a]
+    assert len(images) == 2 and all(one and one.startswith("data:image/") for one in images)
     assert all(a["href"] and a["href"].startswith("#") for t, a in Tags(page).found if t == "a")
     script = (ASSETS / "report.js").read_text(encoding="utf-8")
     assert len(script) <= 30_000
@@ -141,6 +158,7 @@ def test_what_the_script_reads_is_what_the_runs_have() -> None:
     assert [chart["title"] for chart in found["charts"]] == ["loss", "</script>"]
     assert found["charts"][1]["lines"][0]["values"] == [1.0, None]
     assert page.count("<figure ") == 2
+    assert found["watch"] is None
 
 
 def test_settings_that_differ_come_first() -> None:
@@ -176,7 +194,7 @@ def test_both_languages_have_the_same_words() -> None:
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-def in_a_browser(folder: Path, page: str, script: str) -> str:
+def in_a_browser(folder: Path, page: str, script: str, *, budget_ms: int = 0) -> str:
     """The elements of a page after a script in it has run."""
     assert CHROMIUM is not None
     page, changed = re.subn(r"<meta http-equiv=[^>]*>", "", page)  # which lets no other script run
@@ -184,6 +202,8 @@ def in_a_browser(folder: Path, page: str, script: str) -> str:
     file = folder / "report.html"
     file.write_text(page.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
     flags = f"--headless --no-sandbox --disable-gpu --user-data-dir={folder / 'user'} --dump-dom"
+    if budget_ms:
+        flags += f" --virtual-time-budget={budget_ms}"
     done = subprocess.run(
         [CHROMIUM, *flags.split(), f"file://{file}"],
         check=True, capture_output=True, text=True, timeout=120,
@@ -278,3 +298,55 @@ def test_a_browser_draws_it_and_runs_nothing_else(tmp_path: Path) -> None:
     assert all("<path d=" in figure for figure in drawn)
     asked = re.findall(r'"url":"(https?://[^"]+)"', log.read_text(encoding="utf-8"))
     assert [url for url in asked if "example.com" in url] == []
+
+
+def axe() -> str:
+    """Deque's axe-core, which looks for what keeps people out."""
+    package = pytest.importorskip("axe_core_python")
+    return (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+_RUN_AXE = """;axe.run(document).then((found) => {
+  const told = document.createElement("pre");
+  told.id = "axe";
+  told.textContent = JSON.stringify([found.passes.length, found.violations.map((one) => one.id)]);
+  document.body.append(told);
+});"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+@pytest.mark.parametrize(
+    ("runs", "words", "planted", "violations"),
+    [
+        ([hostile(0, "a")], ENGLISH, "", []),
+        ([hostile(0, "a"), hostile(1, "b")], CHINESE, "", []),
+        ([hostile(0, "a")], ENGLISH, "<img src='data:,'>", ["image-alt"]),
+    ],
+    ids=["one", "two in Chinese", "an image without a text"],
+)
+def test_axe_finds_nothing(
+    tmp_path: Path,
+    runs: list[ReportedRun],
+    words: dict[str, str],
+    planted: str,
+    violations: list[str],
+) -> None:
+    page = page_of(*runs, words=words).replace("</main>", f"{planted}</main>")
+    found = in_a_browser(tmp_path, page, axe() + _RUN_AXE, budget_ms=20_000)
+    (told,) = re.findall(r'<pre id="axe">(.*?)</pre>', found)
+    passes, broken = json.loads(told)
+    assert broken == violations
+    assert passes > 15
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+def test_a_page_that_is_watched_puts_in_what_is_new(tmp_path: Path) -> None:
+    pages = [
+        report_page([simple("a", values)], words=ENGLISH, version="1", watch_s=1)
+        for values in ((1.0, 2.0), (1.0, 2.0, 8.0))
+    ]
+    answer = json.dumps(pages[1]).replace("<", "\\u003c")
+    script = f"window.fetch = async () => new Response({answer}, {{status: 200}});"
+    found = in_a_browser(tmp_path, pages[0], script, budget_ms=3_000)
+    assert '<div class="readout">step 3<ul>' in found
+    assert ">8 (last)<" in found

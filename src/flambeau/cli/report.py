@@ -1,26 +1,18 @@
 """`flambeau report`: runs as one HTML file, to look at in a browser, to keep, to send."""
 
 import argparse
-import contextlib
-import io
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
 
 from flambeau.cli.reading_flags import printed
 from flambeau.errors import InputError
 from flambeau.terminal import say
 
-if TYPE_CHECKING:
-    from flambeau.report.reported_run import ReportedRun
-
 HELP = "runs as one HTML file: curves, results, settings and what differs between them"
 
 _MOST_RUNS = 200  # in one file
-_MOST_BYTES = 2**28  # of metrics.jsonl that are read, from its end: some two million lines
-_LONGEST_LINE = 2**20
+_WATCH_S = 5  # after which a page that is watched asks for itself again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,31 +32,102 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--zh", action="store_true", help="a report in Chinese")
     parser.add_argument(
+        "--watch",
+        metavar="PORT",
+        nargs="?",
+        type=int,
+        const=0,
+        help="write nothing, and show it at http://localhost:PORT/ while the runs go on, until Ctrl-C",
+    )
+    parser.add_argument(
         "--force", action="store_true", help="replace FILE even if it is no report of flambeau"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file and say where it is."""
-    from flambeau.report.page import report_page
-    from flambeau.report.words import CHINESE, ENGLISH
-    from flambeau.version import __version__
+    """Write the file and say where it is, or show it until Ctrl-C."""
+    if arguments.watch is not None:
+        return _watch(arguments)
+    from flambeau.train.checkpoints.run_report import write_page
 
-    folders = list(_folders(arguments.runs))
-    if len(folders) > _MOST_RUNS:
-        raise InputError(
-            f"{len(folders)} runs are too many for one report, {_MOST_RUNS} at most: name fewer of them"
-        )
+    folders = _chosen(arguments.runs)
     out = arguments.out or (
         folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     )
     _check_out(out, force=arguments.force)
-    names = _names(folders)
-    runs = [_read(folder, names[folder]) for folder in folders]
-    page = report_page(runs, words=CHINESE if arguments.zh else ENGLISH, version=__version__)
-    _write(out, page)
+    write_page(out, _page(folders, zh=arguments.zh, links_from=out.parent))
     print(printed(str(out)))
     return 0
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from flambeau.report.live import server
+
+    if arguments.out is not None or arguments.force:
+        raise InputError("--watch writes no file: leave out --out and --force")
+    if not 0 <= arguments.watch < 2**16:
+        raise InputError(f"--watch {arguments.watch}: a port is a number from 1 to 65535")
+    _chosen(arguments.runs)  # whatever is wrong is told now
+
+    def page() -> str:
+        return _page(_chosen(arguments.runs), zh=arguments.zh, watch_s=_WATCH_S)
+
+    try:
+        watching = server(page, port=arguments.watch)
+    except OSError as error:
+        raise InputError(
+            f"--watch {arguments.watch}: {error.strerror}; choose another port, or none for one that is free"
+        ) from error
+    with watching:
+        print(f"http://localhost:{watching.server_address[1]}/", flush=True)
+        say("Ctrl-C ends it")
+        try:
+            watching.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def _page(
+    folders: Sequence[Path],
+    *,
+    zh: bool,
+    links_from: Path | None = None,
+    watch_s: int | None = None,
+) -> str:
+    """The report of these runs.
+
+    Args:
+        folders: of the runs.
+        zh: in Chinese.
+        links_from: the folder of the page, from which links go to the reports of several runs.
+        watch_s: seconds after which the page asks for itself again.
+    """
+    from flambeau.report.page import report_page
+    from flambeau.report.words import CHINESE, ENGLISH
+    from flambeau.train.checkpoints.run_report import link_to, read_run
+    from flambeau.version import __version__
+
+    names = _names(folders)
+    runs = [read_run(folder, names[folder]) for folder in folders]
+    if links_from is not None and len(runs) > 1:
+        runs = [link_to(run, folder, links_from) for run, folder in zip(runs, folders, strict=True)]
+    words = CHINESE if zh else ENGLISH
+    return report_page(runs, words=words, version=__version__, watch_s=watch_s)
+
+
+def _chosen(words: Sequence[str]) -> list[Path]:
+    """The runs that were named.
+
+    Raises:
+        InputError: none, or more than a report can show.
+    """
+    folders = list(_folders(words))
+    if len(folders) > _MOST_RUNS:
+        raise InputError(
+            f"{len(folders)} runs are too many for one report, {_MOST_RUNS} at most: name fewer of them"
+        )
+    return folders
 
 
 def _folders(words: Sequence[str]) -> Iterator[Path]:
@@ -101,71 +164,9 @@ def _names(folders: Sequence[Path]) -> dict[Path, str]:
     return readable
 
 
-def _read(folder: Path, name: str) -> "ReportedRun":
-    from flambeau.report.reported_run import ReportedRun, read_series
-    from flambeau.terminal import clock
-    from flambeau.train.checkpoints.run_summary import summarize
-
-    summary = summarize(folder, name=name)
-    result = _stored(folder / "result.json")
-    data = dict(_stored(folder / "dataset.json"))
-    if isinstance(classes := data.get("classes"), list):
-        data["classes"] = len(classes)
-    data = {key: value for key, value in data.items() if value not in (None, "")}
-    facts = {
-        "data": summary.data,
-        "model": summary.model,
-        "step": None if summary.step is None else f"{summary.step}/{summary.steps or '?'}",
-        summary.metric or "best": None if summary.best is None else f"{summary.best:.4f}",
-        "time": None if summary.seconds is None else clock(summary.seconds),
-    }
-    figures = result.get("metrics")
-    with _lines(folder / "metrics.jsonl") as lines:
-        series = read_series(lines, steps_per_epoch=summary.steps_per_epoch)
-    return ReportedRun(
-        name=name, state=summary.state, why=summary.why,
-        facts={label: text for label, text in facts.items() if text is not None},
-        settings=summary.config, environment=_stored(folder / "environment.json"), data=data,
-        figures=_numbers(figures) if isinstance(figures, dict) else {}, series=series,
-    )  # fmt: skip
-
-
-def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in figures.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    }
-
-
-def _stored(path: Path) -> Mapping[str, Any]:
-    """A table of a run, empty where it is absent or cannot be read: `flambeau verify` says why."""
-    from flambeau.train.checkpoints.json_file import json_file
-
-    try:
-        found = json_file(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-@contextlib.contextmanager
-def _lines(path: Path) -> Iterator[Iterator[bytes]]:
-    """The lines of a file, of a very long one the last of them; none where it cannot be read."""
-    file: BinaryIO = io.BytesIO()
-    with contextlib.suppress(OSError):
-        file = path.open("rb") if path.is_file() else file
-    with file:
-        start = max(0, file.seek(0, os.SEEK_END) - _MOST_BYTES)
-        file.seek(start)
-        if start:
-            file.readline(_LONGEST_LINE)
-        yield iter(lambda: file.readline(_LONGEST_LINE), b"")
-
-
 def _check_out(path: Path, *, force: bool) -> None:
     """Refuse to replace what is no report."""
-    from flambeau.report.page import GENERATOR
+    from flambeau.train.checkpoints.run_report import is_report
 
     if path.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--out {path}: a report is an HTML file; name it such as report.html")
@@ -173,29 +174,5 @@ def _check_out(path: Path, *, force: bool) -> None:
         raise InputError(f"--out {path}: the folder {path.parent} does not exist")
     if path.is_dir():
         raise InputError(f"--out {path} is a folder; name a file in it: {path / 'report.html'}")
-    if path.exists() and not force:
-        head = b""
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            head = file.read(2**12)
-        if f'content="{GENERATOR}"'.encode() not in head:
-            raise InputError(f"{path} exists and is no report of flambeau; --force replaces it")
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: a browser may be reading the last one."""
-    content = text.encode(errors="backslashreplace")
-    try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=".report-", suffix=".tmp", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            try:
-                file.write(content)
-                file.close()
-                temporary.chmod(0o644)
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-    except OSError as error:  # which names the temporary file, or none
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    if path.exists() and not force and not is_report(path):
+        raise InputError(f"{path} exists and is no report of flambeau; --force replaces it")

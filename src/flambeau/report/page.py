@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flambeau.report import panels
 from flambeau.report.reported_run import Chart, ReportedRun, Series, charts, seed_groups, thinned
 
 ASSETS = Path(__file__).parent / "assets"
@@ -16,52 +17,80 @@ _NUMERIC, _DIFFERS = ' class="number"', ' class="differs"'
 _SPARK = (90, 22)  # width and height of a small curve, px
 
 
-def report_page(runs: Sequence[ReportedRun], *, words: Mapping[str, str], version: str) -> str:
+def report_page(
+    runs: Sequence[ReportedRun],
+    *,
+    words: Mapping[str, str],
+    version: str,
+    watch_s: int | None = None,
+) -> str:
     """A report of one run or of several.
 
     Args:
         runs: at least one.
         words: of `flambeau.report.words`.
         version: of flambeau.
+        watch_s: seconds after which a page that is served asks for itself again; None for a file.
     """
-    script = (ASSETS / "report.js").read_text(encoding="utf-8")
+    files = ["report.js"] if watch_s is None else ["report.js", "watch.js"]
+    scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in files]
     found = charts(runs)
     title = runs[0].name
     if len(runs) > 1:
         title = f"{words['title']}: {len(runs)} {words['runs'].lower()}"
-    sections = [
-        _section("runs", words, _runs_table(runs, words)) if len(runs) > 1 else "",
-        _section("curves", words, _curves(runs, found, words)),
-        _section("figures", words, _figures(runs, words)),
-        _section("settings", words, _settings(runs, words)),
-        _section("data", words, _nested(runs, "data", words)),
-        _section("environment", words, _nested(runs, "environment", words)),
-    ]
+    found_sections = _sections(runs, found, words)
+    names = [name for name, content in found_sections.items() if content]
+    sections = [_section(name, words, found_sections[name]) for name in names]
     return f"""<!DOCTYPE html>
 <html lang="{words["language"]}">
-{_head(title, script)}
+{_head(title, scripts)}
 <body>
 <header>
 <h1>{_text(title)}</h1>
-{_summary(runs, words)}
+{_summary(runs, words, names)}
 </header>
 <main>
 {"".join(sections)}
 </main>
 <footer class="soft"><p>{_text(words["made"].format(version=version))}</p></footer>
-<script type="application/json" id="data">{_embedded(_for_script(found, words))}</script>
-<script>{script}</script>
+<script type="application/json" id="data">{_embedded(_for_script(found, words, watch_s))}</script>
+{"".join(f"<script>{script}</script>" for script in scripts)}
 </body>
 </html>
 """
 
 
-def _head(title: str, script: str) -> str:
-    """With a policy that lets this style and this script work, and nothing else."""
+def _sections(
+    runs: Sequence[ReportedRun], found: Sequence[Chart], words: Mapping[str, str]
+) -> dict[str, str]:
+    """The content of each section, in the order of the page; empty where there is nothing to tell."""
+    one, answers = (runs[0], runs[0].evaluated) if len(runs) == 1 else (None, None)
+    shown = {"runs": _runs_table(runs, words) if one is None else ""}
+    shown["curves"] = (panels.timing(one, words) if one else "") + _curves(runs, found, words)
+    shown["figures"] = _figures(runs, words)
+    if answers is not None:
+        shown["pictures"] = panels.pictures(answers, words)
+        shown["confusion"] = panels.confusion(answers, words)
+        shown["classes"] = panels.classes(answers, words)
+        shown["calibration"] = panels.calibration(answers, words)
+    if one is not None:
+        shown["first_batch"] = panels.first_batch(one, words) if one.first_batch else ""
+        shown["events"] = panels.events(one, words) if one.events else ""
+        shown["model"] = panels.model(one, words) if one.model else ""
+    shown["settings"] = _settings(runs, words)
+    shown["data"] = _nested(runs, "data", words)
+    shown["environment"] = _nested(runs, "environment", words)
+    return shown
+
+
+def _head(title: str, scripts: Sequence[str]) -> str:
+    """With a policy that lets this style and these scripts work, and nothing else."""
     style = (ASSETS / "report.css").read_text(encoding="utf-8")
+    # The script that watches asks its server.
+    more = "; connect-src 'self'" if len(scripts) > 1 else ""
     policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}; "
+        f"img-src data:; base-uri 'none'; form-action 'none'{more}"
     )
     return f"""<head>
 <meta charset="utf-8">
@@ -92,15 +121,15 @@ def _section(name: str, words: Mapping[str, str], content: str) -> str:
     return f'<section aria-labelledby="h-{name}">{heading}\n{content}</section>\n'
 
 
-def _summary(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
-    names = ["curves", "figures", "settings", "data", "environment"]
-    names = ["runs", *names] if len(runs) > 1 else names
+def _summary(runs: Sequence[ReportedRun], words: Mapping[str, str], names: Sequence[str]) -> str:
     links = "".join(f'<a href="#h-{name}">{_text(words[name])}</a>' for name in names)
     lines = [f'<nav aria-label="{_text(words["title"])}">{links}</nav>']
     if len(runs) == 1:
         run = runs[0]
-        said = run.state if run.why is None else f"{run.state}: {run.why}"
-        facts = " · ".join([said, *(f"{label}: {text}" for label, text in run.facts.items())])
+        state = words.get(f"state {run.state}", run.state)
+        said = state if run.why is None else f"{state}: {run.why}"
+        named = (f"{words.get(label, label)}: {text}" for label, text in run.facts.items())
+        facts = " · ".join([said, *named])
         lines.insert(0, f"<p>{_text(facts)}</p>")
     return "\n".join(lines)
 
@@ -108,9 +137,12 @@ def _summary(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------- curves
 
 
-def _for_script(found: Sequence[Chart], words: Mapping[str, str]) -> dict[str, Any]:
+def _for_script(
+    found: Sequence[Chart], words: Mapping[str, str], watch_s: int | None
+) -> dict[str, Any]:
     told = ("nothing", "step", "epoch")
     return {
+        "watch": watch_s,
         "words": {name: words[name] for name in told},
         "charts": [_chart(chart) for chart in found],
     }
@@ -200,7 +232,11 @@ def _runs_table(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
     ]  # fmt: skip
     rows = []
     for run in runs:
-        cells = [f'<th scope="row">{_text(run.name)}</th><td>{_text(run.state)}</td>']
+        name = _text(run.name)
+        if run.link is not None:
+            name = f'<a href="{_text(run.link)}">{name}</a>'
+        state = words.get(f"state {run.state}", run.state)
+        cells = [f'<th scope="row">{name}</th><td>{_text(state)}</td>']
         for name in figures:
             cells.append(_cell(run.figures.get(name)))
         for name in sparks:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flambeau.report.evaluated import Evaluated
+
 MOST_POINTS = 1500  # of a line: more than a screen has columns
 
 
@@ -25,6 +27,23 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Event:
+    """Something that happened to a run.
+
+    Attributes:
+        time: in UTC.
+        step: optimizer steps done.
+        text: what happened.
+        peak_memory_bytes: of an event that tells it.
+    """
+
+    time: str
+    step: str
+    text: str
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class ReportedRun:
     """A run as a report shows it; every text may come from anywhere and is escaped.
 
@@ -38,6 +57,12 @@ class ReportedRun:
         data: likewise.
         figures: of the published weights, by name.
         series: by name, such as 'train_loss'.
+        model: its class, `parameters`, `trained`, and `parts` of [name, class, parameters, trained].
+        events: what happened, in order.
+        evaluated: the answers of its weights, if they were kept.
+        first_batch: 'data:image/jpeg...', training images as the model saw them.
+        bad_images: how many could not be read, and the first of them.
+        link: address of its own report, seen from the page; quoted.
     """
 
     name: str
@@ -49,6 +74,12 @@ class ReportedRun:
     data: Mapping[str, Any] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
     series: Mapping[str, Series] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    events: Sequence[Event] = ()
+    evaluated: Evaluated | None = None
+    first_batch: str | None = None
+    bad_images: tuple[int, tuple[str, ...]] = (0, ())
+    link: str | None = None
 
 
 def read_series(lines: Iterable[bytes], *, steps_per_epoch: int | None) -> dict[str, Series]:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.datasets.with_indices import WithIndices
 from flambeau.data.sources.source import Source
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
@@ -36,6 +37,7 @@ from flambeau.train.build.fine_tuning import (
 )
 from flambeau.train.build.model import check_training, make_model, normalizer
 from flambeau.train.build.optimizer import new_optimizer
+from flambeau.train.evaluation.run_evaluations import RunEvaluations
 from flambeau.train.loop.nan_guard import explain
 from flambeau.train.loss import TrainingLoss, make_teacher
 from flambeau.train.run import Run
@@ -58,29 +60,51 @@ class Training:
     loss_of: TrainingLoss
     early_stop: int
     bad_images: BadImages
+    evaluations: RunEvaluations | None  # none in a replay, which leaves nothing
 
 
 def fit(training: Training) -> None:
     """Train to the end of the run, evaluating after each epoch; the run publishes the weights."""
     run, model, normalize = training.run, training.model, training.normalize
     bad_val_images = training.bad_images.report_to(training.val.describe)
+    training.loss_of.keeps_inputs = True
     for _ in run.epochs():
         for images, targets in run.batches():
             loss, hits = training.loss_of.with_hits(images, targets, step=run.state.step)
             if hits is not None:
                 run.log(train_accuracy=hits)
             run.step(loss)
-        for images, targets in run.evaluate(training.val, on_bad=bad_val_images):
+        for images, targets, indices in run.evaluate(
+            WithIndices(training.val), on_bad=bad_val_images
+        ):
             with run.autocast():
                 logits = model(normalize(images))
             losses = cross_entropy(logits, targets, reduction="none")
             run.log(val_loss=losses, val_accuracy=correct(logits, targets))
-        if 0 < training.early_stop <= run.epochs_since_best:
+            if training.evaluations is not None:
+                run.log(samples=(indices, targets, logits))
+        stops = 0 < training.early_stop <= run.epochs_since_best
+        if stops:
             num, best = run.epochs_since_best, run.state.best.metrics.get("val_accuracy")
             than = "" if best is None else f" than {best:.4f}"
             last = "last epoch" if num == 1 else f"last {num} epochs"
             run.progress.say(f"no better val_accuracy in the {last}{than}")
             run.stop()
+        is_last = stops or run.state.step >= run.plan.total_steps
+        if training.evaluations is not None:
+            _keep_for_report(training, training.evaluations, is_last=is_last)
+
+
+def _keep_for_report(training: Training, evaluations: RunEvaluations, *, is_last: bool) -> None:
+    """What was evaluated, and the first batch, for the report that the run writes at its end."""
+    run = training.run
+    if training.loss_of.inputs is not None:
+        evaluations.add_first_batch(training.loss_of.inputs, say=run.progress.say)
+        training.loss_of.inputs = None
+    evaluations.add(
+        step=run.state.step, published=run.state.results()[0].step, is_last=is_last,
+        say=run.progress.say,
+    )  # fmt: skip
 
 
 def set_up(
@@ -111,32 +135,56 @@ def set_up(
     device = pick_device(settings.device)
     set_up_torch(settings, device)
     ranks = join_ranks()
-    train_data, val_data = datasets(settings, facts, train, val)
+    data = train_data, val_data = datasets(settings, facts, train, val)
     model, lines = new_model(settings, facts, ranks, folder=folder, replay_from=replay_from)
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
     # Before Run, which may put pieces into the optimizer in the place of the model's parameters.
     lines += report(settings, model, optimizer)
     normalize = normalizer(facts, device)
-    data = train_data, val_data
     called, loss_of, compile_line = make_loss(
         model, settings, facts, data, ranks, normalize=normalize
     )
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
+    evaluations = None if replay_from else _run_evaluations(folder, ranks, val_data, facts)
     ranks.first(before_run)
+    options: RunKeywords = {
+        **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
+        "on_bad": bad_images.report_to(train_data.describe), "explain": _explainer(model, loss_of),
+        "sampler": balanced_sampler(settings, train.labels), "bar": bar, "replay_from": replay_from,
+        "metrics": {} if evaluations is None else {"samples": evaluations.metric},
+    }  # fmt: skip
+    run = Run(folder, called, optimizer, train_data, **options)
+    for line in [*(lines if run.state.step == 0 else ()), *compile_line]:
+        run.progress.say(line)
+    return Training(
+        run, called, *data, normalize, loss_of, settings.early_stop, bad_images, evaluations
+    )
+
+
+def _run_evaluations(
+    folder: Path, ranks: Ranks, data: ImageDataset | DeviceDataset, facts: DataFacts
+) -> RunEvaluations:
+    """What keeps the answers of a run for its report, in the first process."""
+    normalized_by, has_unit = (facts.mean, facts.std), facts.pixels != "float"
+    return RunEvaluations(
+        folder if ranks.is_first else None,
+        data,
+        facts.classes,
+        normalized_by=normalized_by,
+        has_unit=has_unit,
+    )
+
+
+def _explainer(
+    model: nn.Module, loss_of: TrainingLoss
+) -> Callable[[Any, Sequence[str], int], list[str]]:
+    """Where a batch of a step first becomes NaN or infinite."""
 
     def explain_batch(batch: Any, names: Sequence[str], step: int) -> list[str]:
         with torch.compiler.set_stance("force_eager"):  # hooks see nothing inside a compiled model
             return explain(model, lambda: loss_of(*batch, step=step), names)
 
-    options: RunKeywords = {
-        **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
-        "on_bad": bad_images.report_to(train_data.describe), "explain": explain_batch,
-        "sampler": balanced_sampler(settings, train.labels), "bar": bar, "replay_from": replay_from,
-    }  # fmt: skip
-    run = Run(folder, called, optimizer, train_data, **options)
-    for line in [*(lines if run.state.step == 0 else ()), *compile_line]:
-        run.progress.say(line)
-    return Training(run, called, *data, normalize, loss_of, settings.early_stop, bad_images)
+    return explain_batch
 
 
 def make_loss(

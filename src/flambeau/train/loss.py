@@ -19,6 +19,8 @@ from flambeau.train.build.data import DataFacts, teacher_sha256
 from flambeau.train.inference import Trained, load_trained
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 
+_SHOWN = 16  # images of a batch that are kept to be looked at
+
 
 class TrainingLoss:
     """From uint8 images (N, C, S, S) and targets (N,) to the loss, 0-d float32.
@@ -48,6 +50,9 @@ class TrainingLoss:
         weights = facts.class_weights
         self._class_weights = None if weights is None else torch.tensor(weights, device=device)
         self._normalize, self._teacher = normalize, teacher
+        self.inputs: Tensor | None = None
+        """Some images of a batch as the model was given them, once `keeps_inputs` was set."""
+        self.keeps_inputs = False
 
     def __call__(self, images: Tensor, targets: Tensor, *, step: int) -> Tensor:
         """The loss of a batch of a step; what is random in it comes from torch's default generator."""
@@ -65,6 +70,8 @@ class TrainingLoss:
         mix = cutmix if settings.cutmix and (odd or not settings.mixup) else mixup
         if alpha := settings.cutmix if mix is cutmix else settings.mixup:
             x, targets = mix(x, targets, alpha=alpha, num_classes=self._num_classes, generator=draw)
+        if self.keeps_inputs:
+            self.inputs, self.keeps_inputs = x[:_SHOWN].clone(), False
         with autocast(self._device, self._precision):
             logits = self._model(x)
             if self._teacher is not None:

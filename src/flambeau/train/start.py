@@ -192,8 +192,8 @@ def _tell_start(
     """What is about to be trained, for the user and for a program that listens."""
     progress, state = training.run.progress, training.run.state
     progress.listener = listener
-    _show(told, settings, facts, train, val, say=progress.say)
-    progress.say(f"the run is in {folder}")
+    _show(told, settings, facts, train, val, say=progress.show)
+    progress.show(f"the run is in {folder}")
     progress.tell(
         {
             "event": "start", "folder": str(folder), "step": state.step,

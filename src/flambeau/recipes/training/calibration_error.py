@@ -61,8 +61,17 @@ class CalibrationError:
         if targets.dtype != torch.int64:
             raise TypeError(f"targets must be int64, got {targets.dtype}")
         confidence, predicted = logits.detach().to(self._real).softmax(1).max(1)
+        self.update_confidence(confidence, predicted == targets)
+
+    def update_confidence(self, confidence: Tensor, right: Tensor) -> None:
+        """Count a batch of which no more is known than these.
+
+        Args:
+            confidence: (N,) floating, the largest probability of each sample.
+            right: (N,) bool, whether its class is that of the sample.
+        """
+        confidence, right = confidence.to(self._real), right.to(self._real)
         bins = (confidence * self.num_bins).ceil().sub(1).clamp(0, self.num_bins - 1)
-        right = (predicted == targets).to(self._real)
         rows = torch.stack([torch.ones_like(right), confidence, right], 1)
         # A NaN has no bin: it goes into the first one, and makes the result NaN.
         self._sums.index_add_(0, bins.nan_to_num(0).long(), rows)

@@ -1,6 +1,7 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+  const read_data = (page) => JSON.parse(page.getElementById("data").textContent);
+  const data = read_data(document);
   const words = data.words;
   const SVG = "http://www.w3.org/2000/svg";
   const WIDTH = 480, HEIGHT = 260, LEFT = 56, RIGHT = 10, TOP = 10, BOTTOM = 28;
@@ -178,8 +179,9 @@
   dark.addEventListener("change", () => { all(); document.querySelectorAll(".swatch").forEach((one) => { one.style.background = color(Number(one.dataset.color)); }); });
   all();
 
-  const table = document.getElementById("runs");
-  if (table) {
+  function set_up_table() {
+    const table = document.getElementById("runs");
+    if (!table) return;
     const body = table.tBodies[0];
     table.querySelectorAll("th button").forEach((button, column) => button.addEventListener("click", () => {
       const heading = button.parentElement, down = heading.getAttribute("aria-sort") === "ascending";
@@ -200,4 +202,6 @@
       for (const row of body.rows) row.hidden = !row.textContent.toLowerCase().includes(text);
     });
   }
+  set_up_table();
+  window.report = { data, charts, draw: all, set_up_table, read_data }; // for a page that is watched
 })();

@@ -33,6 +33,7 @@ class RunFolder:
         self.weights = path / "model.safetensors"
         self.result = path / "result.json"
         self.bad_images = path / "bad_images.txt"
+        self.events = path / "events.jsonl"
         self._lock = RunLock(path)
         self._new_config: bytes | None = None
 

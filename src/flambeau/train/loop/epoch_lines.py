@@ -73,7 +73,7 @@ class EpochLines:
             mark = f" {_MARK}" if is_best and name == self._best else ""
             parts.append(f"{name} {figure:.4f}{mark}")
         parts.append(f"{seconds:.1f} s" if seconds < 60 else clock(seconds))
-        self._progress.say("  ".join(parts), green=_MARK if is_best else "")
+        self._progress.show("  ".join(parts), green=_MARK if is_best else "")
         self._progress.tell(
             {**row, "metrics": {**figures}, "best": is_best, "seconds": round(seconds, 3)}
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flambeau.terminal import REFRESH_S, LiveLine, bar_line, clock, in_notebook, say, shows_bars
+from flambeau.train.checkpoints.events_log import EventsLog
 from flambeau.train.loop.newest_loss import NewestLoss
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
@@ -38,6 +39,8 @@ class ProgressBar:
         self._due = 0.0
         self.listener: Callable[[Mapping[str, Any]], None] | None = None
         """Takes what happens, as a program wants it."""
+        self.events: EventsLog | None = None
+        """Of the run, for lines that tell what happened to it."""
 
     def start(self, state: TrainingState, plan: StepPlan, *, world: int) -> None:
         """Show the bar, if it is to be shown and there is something left to do.
@@ -86,7 +89,17 @@ class ProgressBar:
             self._figures.is_evaluating = now
             self._line.refresh()
 
-    def say(self, text: str, *, green: str = "") -> None:
+    def say(self, text: str) -> None:
+        """Tell what happens to the run: a line of its own on standard error, and one in its folder."""
+        self.show(text)
+        self.tell_folder(text)
+
+    def tell_folder(self, text: str, **figures: float) -> None:
+        """Write what happens to the run into its folder alone."""
+        if self.events is not None and not self.silent:
+            self.events.add(text, **figures)
+
+    def show(self, text: str, *, green: str = "") -> None:
         """A line of its own, on standard error; `green` is the part of it to be shown in that color."""
         if not self.silent:
             say(text, green=green)

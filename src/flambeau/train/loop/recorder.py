@@ -15,14 +15,17 @@ from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.parallel.shard_layout import Layout
 from flambeau.recipes.setup.environment import environment
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored, SaveFailed
+from flambeau.train.checkpoints.events_log import EventsLog
 from flambeau.train.checkpoints.metrics_log import MetricsLog
 from flambeau.train.checkpoints.published_weights import Result, publish
 from flambeau.train.checkpoints.run_folder import START_AGAIN, RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
+from flambeau.train.checkpoints.run_report import write_own_report
 from flambeau.train.loop.epoch_lines import EpochLines
 from flambeau.train.loop.lr_schedule import LRSchedule
+from flambeau.train.loop.model_parts import model_parts
 from flambeau.train.loop.notebook_chart import NotebookChart
-from flambeau.train.loop.progress_bar import ProgressBar
+from flambeau.train.loop.progress_bar import ProgressBar, peak_bytes
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.durations import parse_seconds
@@ -78,9 +81,15 @@ class Recorder:
         Raises:
             InputError: a run of another identity, or another process trains there.
         """
-        report = json.dumps({**environment(), "exactness": self.exactness}, indent=2) + "\n"
+        facts = {
+            **environment(),
+            "exactness": self.exactness,
+            "model": model_parts(self._state.model),
+        }
+        report = json.dumps(facts, indent=2) + "\n"
         files = {"environment.json": report.encode(), **attachments}
         stored = self._ranks.first(lambda: self._folder.claim(identity, files))
+        self._progress.events = EventsLog(self._folder.events, lambda: self._state.step)
         self._extended = None if stored is None else stored.get("extend")
         self._state.extend = self._extended  # as far as no checkpoint says what was trained
         if self._layout is not None:
@@ -96,6 +105,8 @@ class Recorder:
         if not self._ranks.is_first:
             return
         self._folder.update_config()
+        if found is None:
+            self._progress.tell_folder("the run starts")
         keep_bytes = 0 if found is None else found.state["metrics_bytes"]
         self._metrics_log = MetricsLog(self._folder.metrics, keep_bytes=keep_bytes)
         if self._metrics_log.missing_bytes:
@@ -270,11 +281,18 @@ class Recorder:
         self._draw_chart()
         self.saver.wait()
         self._tell_saved()
-        return self._ranks.first(
-            lambda: publish(
-                self._folder, self._state.results(), name_of=checkpoint_name, say=self._say
-            )
+        return self._ranks.first(self._publish)
+
+    def _publish(self) -> Result:
+        result = publish(
+            self._folder, self._state.results(), name_of=checkpoint_name, say=self._say
         )
+        self._progress.tell_folder(
+            f"finished: the {result.weights} weights, of step {result.step}, are published",
+            peak_memory_bytes=peak_bytes(self._state.amp.device),
+        )
+        write_own_report(self._folder.path, say=self._say)
+        return result
 
     def say_where(self, found: Restored) -> None:
         """Where a resume goes on, and what keeps it from the bits of a run that was never stopped, if any."""

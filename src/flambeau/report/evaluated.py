@@ -1,0 +1,136 @@
+"""What evaluation.json of a run tells, as far as it can be believed.
+
+C: classes.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+_PICTURE = re.compile(r"data:image/(jpeg|png);base64,[A-Za-z0-9+/]{1,60000}={0,2}")
+_MOST_CLASSES = 100_000
+_MOST_PAIRS = 100_000
+_MOST_SAMPLES = 50  # of a kind
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An image that is shown.
+
+    Attributes:
+        image: its path, or its file and place in it.
+        label, predicted: numbers of classes.
+        probability: of the predicted class.
+        of_label: of the label.
+        picture: 'data:image/...', or None.
+    """
+
+    image: str
+    label: int
+    predicted: int
+    probability: float
+    of_label: float
+    picture: str | None
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation of a run.
+
+    Attributes:
+        step: of the weights.
+        classes: C names.
+        labels, predicted, right: C counts of images each: of the class, taken for it, and both.
+        confused: (label, predicted, how often) of different classes, the most frequent first.
+        calibration: (number of the bin from 0, images, mean confidence, share that is right), without empty
+            bins; 15 bins of equal width.
+        calibration_error: expected calibration error.
+        mistakes: wrong answers, the most confident first.
+        unsure: right answers, the least certain first.
+    """
+
+    step: int
+    classes: Sequence[str]
+    labels: Sequence[int]
+    predicted: Sequence[int]
+    right: Sequence[int]
+    confused: Sequence[tuple[int, int, int]]
+    calibration: Sequence[tuple[int, int, float, float]]
+    calibration_error: float
+    mistakes: Sequence[Sample]
+    unsure: Sequence[Sample]
+
+
+def evaluated(found: object) -> Evaluated | None:
+    """What a file holds; None where it is not what a run writes."""
+    if not isinstance(found, Mapping):
+        return None
+    try:
+        return _evaluated(found)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _evaluated(found: Mapping[str, Any]) -> Evaluated:
+    classes = [_text(name) for name in _list(found["classes"], _MOST_CLASSES)]
+    num = len(classes)
+
+    def counts(name: str) -> list[int]:
+        values = [_count(value) for value in _list(found[name], num)]
+        return values if len(values) == num else _refuse()
+
+    def number_of_class(value: object) -> int:
+        return number if (number := _count(value)) < num else _refuse()
+
+    def samples(name: str) -> list[Sample]:
+        return [
+            Sample(
+                _text(one["image"])[:1000], number_of_class(one["label"]),
+                number_of_class(one["predicted"]), _share(one["probability"]), _share(one["of_label"]),
+                _picture(one.get("picture")),
+            )
+            for one in _list(found[name], _MOST_SAMPLES)
+        ]  # fmt: skip
+
+    pairs = (_list(pair, 3) for pair in _list(found["confused"], _MOST_PAIRS))
+    bins = (_list(one, 4) for one in _list(found["calibration"], 15))
+    return Evaluated(
+        _count(found["step"]), classes, counts("labels"), counts("predicted"), counts("right"),
+        [(number_of_class(a), number_of_class(b), _count(times)) for a, b, times in pairs],
+        [(min(_count(k), 14), _count(n), _share(c), _share(a)) for k, n, c, a in bins],
+        _share(found["calibration_error"]), samples("mistakes"), samples("unsure"),
+    )  # fmt: skip
+
+
+def _refuse() -> NoReturn:
+    raise ValueError
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else _refuse()
+
+
+def _list(value: object, most: int) -> list[Any]:
+    return value if isinstance(value, list) and len(value) <= most else _refuse()
+
+
+def _count(value: object) -> int:
+    """A whole number, also one that was counted in floating point."""
+    number = _number(value)
+    return int(number) if 0 <= number < 2**53 else _refuse()
+
+
+def _share(value: object) -> float:
+    number = _number(value)
+    return number if 0 <= number <= 1.001 else _refuse()
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 2**53:
+        return _refuse()
+    return float(value)
+
+
+def _picture(value: object) -> str | None:
+    return value if isinstance(value, str) and _PICTURE.fullmatch(value) else None

@@ -1,0 +1,236 @@
+"""The parts of a page that show one run: its answers, what happened to it, what it waited for, its model."""
+
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from flambeau.report.evaluated import Evaluated, Sample
+from flambeau.report.reported_run import ReportedRun, Series
+
+MATRIX_CLASSES = 40  # up to so many classes the whole table of confusions is drawn
+_WORST = 100  # classes in the table of classes, of more
+_PAIRS = 30  # of classes that are confused, of more than a matrix holds
+_CELL, _MARGIN, _NAME = 22, 4, 14  # of the matrix, px; characters of a name beside it
+_PLOT = 240  # side of the diagram of calibration, px
+
+Words = Mapping[str, str]
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int, caption: str = ""
+) -> str:
+    """A table whose first cells of a row are text, and whose last `numbers` cells are numbers."""
+    left = len(heads) - numbers
+    scope = {"col": ' scope="col"', "row": ' scope="row"', "": ""}
+
+    def cell(column: int, value: object, of: str = "") -> str:
+        tag, kind = "th" if of else "td", ' class="number"' if column >= left else ""
+        return f"<{tag}{kind}{scope[of]}>{_text(value)}</{tag}>"
+
+    head = "".join(cell(k, one, "col") for k, one in enumerate(heads))
+    body = "".join(
+        f"<tr>{''.join(cell(k, value, '' if k else 'row') for k, value in enumerate(row))}</tr>"
+        for row in rows
+    )
+    said = f"<caption>{_text(caption)}</caption>" if caption else ""
+    label = _text(caption or heads[0])
+    return (
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{label}"><table>{said}'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n"
+    )
+
+
+# ---------------------------------------------------------------- answers
+
+
+def pictures(found: Evaluated, words: Words) -> str:
+    """The most confident mistakes, and the right answers that were least certain."""
+    parts = []
+    for kind, samples in (("mistakes", found.mistakes), ("unsure", found.unsure)):
+        if samples:
+            shown = "".join(_picture(one, found.classes, words) for one in samples)
+            parts.append(f'<h3>{_text(words[kind])}</h3><ul class="pictures">{shown}</ul>\n')
+    return "".join(parts)
+
+
+def _picture(sample: Sample, classes: Sequence[str], words: Words) -> str:
+    label, predicted = classes[sample.label], classes[sample.predicted]
+    said = f"{predicted} {sample.probability:.1%}"
+    if sample.label != sample.predicted:
+        said = f"{said}; {words['label']}: {label} {sample.of_label:.1%}"
+    image = ""
+    if sample.picture is not None:
+        image = f'<img src="{sample.picture}" alt="{_text(said)}" loading="lazy">'
+    *_, folder, name = ("", *sample.image.split("/"))  # as much of the path as has room
+    place = f"{folder}/{name}" if folder else name
+    return f'<li>{image}<span>{_text(said)}</span><span class="soft">{_text(place)}</span></li>'
+
+
+def confusion(found: Evaluated, words: Words) -> str:
+    """The table of labels and answers; of many classes the pairs that are confused most."""
+    if len(found.classes) <= MATRIX_CLASSES:
+        return _matrix(found, words)
+    rows = (
+        (found.classes[a], found.classes[b], times, _percent(times, found.labels[a]))
+        for a, b, times in found.confused[:_PAIRS]
+    )
+    heads = (words["label"], words["predicted"], words["images"], words["of_label"])
+    return table(heads, rows, numbers=2, caption=words["pairs"])
+
+
+def _matrix(found: Evaluated, words: Words) -> str:
+    counts = {(k, k): right for k, right in enumerate(found.right)}
+    counts |= {(a, b): times for a, b, times in found.confused}
+    left = 8 * min(_NAME, max(map(len, found.classes), default=0)) + _MARGIN
+    parts = []
+    for k, name in enumerate(found.classes):
+        short = _text(name if len(name) <= _NAME else f"{name[: _NAME - 1]}…")
+        at = left + k * _CELL + _CELL * 0.7
+        to = left - _MARGIN
+        parts.append(f'<text x="{to}" y="{at:.0f}" text-anchor="end">{short}</text>')
+        parts.append(f'<text transform="translate({at:.0f} {to}) rotate(-90)">{short}</text>')
+    for (label, answer), times in sorted(counts.items()):
+        if times:
+            share = min(1.0, times / max(1, found.labels[label]))
+            said = f"{found.classes[label]} → {found.classes[answer]}: {times}"
+            kind = "right" if label == answer else "wrong"
+            x, y = left + answer * _CELL, left + label * _CELL
+            parts.append(_cell(x, y, times, share=share, kind=kind, said=said))
+    size = left + len(found.classes) * _CELL + _MARGIN
+    said = _text(words["confusion_told"])
+    return (
+        f'<p class="soft">{said}</p><div class="scroll" tabindex="0" role="group" aria-label="{said}">'
+        f'<svg class="matrix" viewBox="0 0 {size} {size}" width="{size}" height="{size}" role="img" '
+        f'aria-label="{_text(words["confusion"])}">{"".join(parts)}</svg></div>\n'
+    )
+
+
+def _cell(x: int, y: int, times: int, *, share: float, kind: str, said: str) -> str:
+    """A cell of the matrix, with its number where that fits."""
+    number = ""
+    if times < 1000:
+        strong = " strong" if share > 0.5 else ""
+        number = (
+            f'<text class="count{strong}" x="{x + _CELL / 2 - 0.5}" y="{y + _CELL * 0.66:.1f}" '
+            f'text-anchor="middle">{times}</text>'
+        )
+    return (
+        f'<g><title>{_text(said)}</title><rect class="{kind}" x="{x}" y="{y}" width="{_CELL - 1}" '
+        f'height="{_CELL - 1}" fill-opacity="{0.08 + 0.92 * share:.2f}"/>{number}</g>'
+    )
+
+
+def classes(found: Evaluated, words: Words) -> str:
+    """Precision, recall and F1 of each class, the worst first."""
+    rows = []
+    for k, name in enumerate(found.classes):
+        of, said, right = found.labels[k], found.predicted[k], found.right[k]
+        f1 = 2 * right / (of + said) if of + said else math.nan
+        rows.append(
+            (
+                f1,
+                (
+                    name,
+                    of,
+                    _percent(right, of),
+                    _percent(right, said),
+                    "-" if math.isnan(f1) else f"{f1:.1%}",
+                ),
+            )
+        )
+    rows.sort(key=lambda row: (math.isnan(row[0]), row[0]))
+    heads = (words["class"], words["images"], words["recall"], words["precision"], "F1")
+    many = words["worst"].format(shown=_WORST, all=len(rows)) if len(rows) > _WORST else ""
+    return table(heads, (cells for _, cells in rows[:_WORST]), numbers=4, caption=many)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def calibration(found: Evaluated, words: Words) -> str:
+    """How often answers of a confidence are right, against that confidence."""
+    low, high = 34, _PLOT - 10
+    scale = high - low
+
+    def x(share: float) -> float:
+        return low + scale * min(1.0, share)
+
+    def y(share: float) -> float:
+        return high - scale * min(1.0, share) + 4
+
+    most = max((num for _, num, _, _ in found.calibration), default=1)
+    parts = [f'<line class="grid" x1="{x(0)}" y1="{y(0)}" x2="{x(1)}" y2="{y(1)}"/>']
+    for share in (0.0, 0.5, 1.0):
+        parts.append(f'<text x="{low - 6}" y="{y(share) + 4}" text-anchor="end">{share:g}</text>')
+        parts.append(f'<text x="{x(share)}" y="{_PLOT + 14}" text-anchor="middle">{share:g}</text>')
+    for _, num, confidence, right in found.calibration:
+        size = 2 + 7 * math.sqrt(num / most)
+        said = words["bin"].format(images=num, confidence=f"{confidence:.1%}", right=f"{right:.1%}")
+        parts.append(
+            f'<circle class="point" cx="{x(confidence):.1f}" cy="{y(right):.1f}" r="{size:.1f}">'
+            f"<title>{_text(said)}</title></circle>"
+        )
+    label = _text(words["calibration_told"].format(error=f"{found.calibration_error:.1%}"))
+    return (
+        f'<p>{label}</p><svg class="plot" viewBox="0 0 {_PLOT + 10} {_PLOT + 20}" width="{_PLOT + 10}" '
+        f'height="{_PLOT + 20}" role="img" aria-label="{label}">{"".join(parts)}</svg>\n'
+    )
+
+
+# ---------------------------------------------------------------- the run itself
+
+
+def first_batch(run: ReportedRun, words: Words) -> str:
+    """Training images after augmentation."""
+    told = _text(words["first_batch_told"])
+    return f'<img class="sheet" src="{run.first_batch}" alt="{told}"><p class="soft">{told}</p>\n'
+
+
+def timing(run: ReportedRun, words: Words) -> str:
+    """What the loop did with its time, in a sentence; empty where no line tells."""
+    speed, wait = run.series.get("images_per_s"), run.series.get("data_wait")
+    if speed is None or wait is None:
+        return ""
+    share, images = _mean(wait), _mean(speed)
+    verdict = "fast_data" if share < 0.05 else "some_waiting" if share < 0.2 else "slow_data"
+    return f"<p>{_text(words[verdict].format(share=f'{share:.0%}', images=f'{images:,.0f}'))}</p>\n"
+
+
+def _mean(series: Series) -> float:
+    known = [value for value in series.values if value is not None]
+    return math.fsum(known) / len(known)
+
+
+def events(run: ReportedRun, words: Words) -> str:
+    """What happened to the run, and which images it could not read."""
+    rows = ((one.time.replace("T", " "), one.step, one.text) for one in run.events)
+    parts = [table((words["time"], words["step"], words["event"]), rows, numbers=0)]
+    number, names = run.bad_images
+    if number:
+        more = " ..." if number > len(names) else ""
+        told = words["bad_images"].format(number=number)
+        parts.append(f"<p>{_text(told)}: {_text(', '.join(names))}{more}</p>\n")
+    return "".join(parts)
+
+
+def model(run: ReportedRun, words: Words) -> str:
+    """The class of the model, its parameters, and those of its parts."""
+    found = run.model
+    total, trained, parts = found.get("parameters"), found.get("trained"), found.get("parts")
+    if not isinstance(total, int) or not isinstance(trained, int):
+        return ""
+    said = words["model_told"].format(
+        name=found.get("class", ""), total=f"{total:,}", trained=f"{trained:,}"
+    )
+    rows = [
+        (part[0], part[1], f"{part[2]:,}", f"{part[3]:,}")
+        for part in (parts if isinstance(parts, list) else [])[:100]
+        if isinstance(part, list) and len(part) == 4 and all(type(n) is int for n in part[2:])
+    ]
+    heads = (words["part"], words["class"], words["parameters"], words["trained"])
+    return f"<p>{_text(said)}</p>{table(heads, rows, numbers=2) if rows else ''}\n"

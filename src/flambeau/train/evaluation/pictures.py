@@ -1,0 +1,67 @@
+"""Small pictures of what a model was given, for a report.
+
+N: images, C: channels, H: height, W: width.
+"""
+
+import base64
+import io
+import math
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+_SIDE = 112  # of a picture, px at most; on a page they stand side by side
+_COLUMNS = 8  # of a sheet
+
+
+def data_uri(x_CHW: Tensor) -> str:
+    """An image as text that stands in a page: 'data:image/jpeg;base64,...', at most 112 px wide and high.
+
+    Args:
+        x_CHW: uint8, or floating with values from 0 to 1; C is 1 or 3.
+    """
+    content = base64.b64encode(_as_jpeg(_small(_image(x_CHW)))).decode()
+    return f"data:image/jpeg;base64,{content}"
+
+
+def contact_sheet(x_NCHW: Tensor) -> bytes:
+    """Images of one size side by side, eight in a row, as a JPEG file; values as `data_uri` takes them."""
+    images = [_small(_image(x)) for x in x_NCHW]
+    width, height = (length + 4 for length in images[0].size)
+    columns = min(_COLUMNS, len(images))
+    size = columns * width, math.ceil(len(images) / columns) * height
+    sheet = Image.new(images[0].mode, size, "white")
+    for number, image in enumerate(images):
+        sheet.paste(image, (number % columns * width + 2, number // columns * height + 2))
+    return _as_jpeg(sheet)
+
+
+def unit_range(x_NCHW: Tensor) -> Tensor:
+    """Images of an unknown unit, each from its least value as 0 to its greatest as 1."""
+    low, high = (end(x_NCHW, dim=(1, 2, 3), keepdim=True) for end in (torch.amin, torch.amax))
+    return (x_NCHW - low) / (high - low).clamp(min=1e-12)
+
+
+def _image(x_CHW: Tensor) -> Image.Image:
+    x = x_CHW.detach().cpu()
+    if x.dtype != torch.uint8:
+        x = x.float().nan_to_num(0).clamp(0, 1).mul(255).round().to(torch.uint8)
+    pixels = x.permute(1, 2, 0).contiguous().numpy()
+    return Image.fromarray(pixels if x.shape[0] == 3 else pixels[:, :, 0])
+
+
+def _small(image: Image.Image) -> Image.Image:
+    """At most 112 px; tiny images become so many times larger without being smoothed."""
+    longest = max(image.size)
+    if longest > _SIDE:
+        image.thumbnail((_SIDE, _SIDE))
+        return image
+    times = max(1, _SIDE // longest)
+    return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
+
+
+def _as_jpeg(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=82)
+    return file.getvalue()

@@ -1,0 +1,113 @@
+"""The evaluations of a training, kept in its folder for the report: evaluation.json, first_batch.jpg."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.data.datasets.device_dataset import DeviceDataset
+from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.errors import InputError
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.train.checkpoints.json_file import json_file
+from flambeau.train.evaluation.pictures import contact_sheet, data_uri, unit_range
+from flambeau.train.evaluation.sample_results import SampleResultsMetric, evaluation_facts
+
+
+class RunEvaluations:
+    """Writes what a report shows of the weights that a run would publish; only in the first process.
+
+    A file that cannot be written is told, and ends no training.
+
+    Args:
+        folder: of the run; None writes nothing, as in a replay.
+        data: that is evaluated.
+        classes: names.
+        normalized_by: mean and standard deviation of each channel of the model's input.
+        has_unit: pixels are uint8 or from 0 to 1, and not of an unknown unit.
+
+    Attributes:
+        metric: for `Run(metrics={...})`.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        data: ImageDataset | DeviceDataset,
+        classes: list[str],
+        *,
+        normalized_by: tuple[list[float], list[float]],
+        has_unit: bool,
+    ) -> None:
+        self._folder, self._data, self._classes = folder, data, classes
+        self._normalized_by, self._has_unit = normalized_by, has_unit
+        self.metric = SampleResultsMetric()
+        self._facts: dict[str, Any] | None = None
+
+    def add(self, *, step: int, published: int, is_last: bool, say: Callable[[str], None]) -> None:
+        """Take note of the evaluation that has just ended.
+
+        Args:
+            step: of the run.
+            published: step of the weights that the run would publish now.
+            is_last: the run ends here.
+            say: takes a line for the user.
+        """
+        if self._folder is None or self.metric.last is None:
+            return
+        path = self._folder / "evaluation.json"
+        try:
+            if step == published:
+                self._facts = evaluation_facts(
+                    self.metric.last, self._classes, step=step, describe=self._data.describe
+                )
+            elif is_last and self._facts is None:  # a resume: the best one was before
+                self._facts = _stored(path)
+            if is_last and self._facts is not None:
+                self._add_pictures(self._facts)
+            if self._facts is not None and (is_last or step == published):
+                write_file(path, json.dumps(self._facts, ensure_ascii=False).encode() + b"\n")
+        except OSError as error:
+            say(f"{path} could not be written: {error}; the report will lack it")
+
+    def _add_pictures(self, facts: dict[str, Any]) -> None:
+        samples = [*facts["mistakes"], *facts["unsure"]]
+        indices = torch.tensor([sample["index"] for sample in samples], dtype=torch.int64)
+        if not len(indices):
+            return
+        try:
+            (images, _), bad = self._data.batch(indices, torch.zeros_like(indices))
+        except InputError:
+            return  # it could be read a moment ago; a report without pictures is one, too
+        if not bad:
+            for sample, image in zip(samples, self._in_range(images), strict=True):
+                sample["picture"] = data_uri(image)
+
+    def _in_range(self, x_NCHW: Tensor) -> Tensor:
+        return x_NCHW if self._has_unit else unit_range(x_NCHW)
+
+    def add_first_batch(self, x_NCHW: Tensor, *, say: Callable[[str], None]) -> None:
+        """Keep some training images as the model saw them, unless there are such.
+
+        Args:
+            x_NCHW: (N, C, H, W) floating, normalized.
+            say: takes a line for the user.
+        """
+        if self._folder is None or (path := self._folder / "first_batch.jpg").exists():
+            return
+        mean, std = (torch.tensor(one).view(1, -1, 1, 1) for one in self._normalized_by)
+        try:
+            write_file(path, contact_sheet(self._in_range(x_NCHW.float().cpu() * std + mean)))
+        except OSError as error:
+            say(f"{path} could not be written: {error}; the report will lack it")
+
+
+def _stored(path: Path) -> dict[str, Any] | None:
+    try:
+        facts = json_file(path)
+    except (OSError, ValueError):
+        return None
+    return facts if isinstance(facts, dict) and {"mistakes", "unsure"} <= facts.keys() else None
