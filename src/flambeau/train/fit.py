@@ -44,6 +44,7 @@ from flambeau.train.settings.fields import parse_betas
 from flambeau.train.settings.named_schedule import NamedSchedule
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.run_options import RunKeywords
+from flambeau.train.settings.track import LineFunction
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def set_up(
     bar: bool = True,
     replay_from: Path | None = None,
     before_run: Callable[[], None] = lambda: None,
+    track: Sequence[LineFunction] = (),
 ) -> Training:
     """Make everything that `fit` runs.
 
@@ -104,6 +106,7 @@ def set_up(
         bar: show a progress bar on a terminal.
         replay_from: a checkpoint folder to start from, writing nothing.
         before_run: called when all but the run is made, so when most mistakes have been found.
+        track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
 
     Raises:
         InputError: whatever the user can fix.
@@ -111,13 +114,12 @@ def set_up(
     device = pick_device(settings.device)
     set_up_torch(settings, device)
     ranks = join_ranks()
-    train_data, val_data = datasets(settings, facts, train, val)
+    data = train_data, _ = datasets(settings, facts, train, val)
     model, lines = new_model(settings, facts, ranks, folder=folder, replay_from=replay_from)
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
     # Before Run, which may put pieces into the optimizer in the place of the model's parameters.
     lines += report(settings, model, optimizer)
     normalize = normalizer(facts, device)
-    data = train_data, val_data
     called, loss_of, compile_line = make_loss(
         model, settings, facts, data, ranks, normalize=normalize
     )
@@ -129,9 +131,9 @@ def set_up(
             return explain(model, lambda: loss_of(*batch, step=step), names)
 
     options: RunKeywords = {
-        **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
-        "on_bad": bad_images.report_to(train_data.describe), "explain": explain_batch,
-        "sampler": balanced_sampler(settings, train.labels), "bar": bar, "replay_from": replay_from,
+        **run_options(settings), "attachments": {"dataset.json": facts.as_json()}, "replay_from": replay_from,
+        "on_bad": bad_images.report_to(train_data.describe), "explain": explain_batch, "bar": bar,
+        "sampler": balanced_sampler(settings, train.labels), "track": [settings.track, *track],
     }  # fmt: skip
     run = Run(folder, called, optimizer, train_data, **options)
     for line in [*(lines if run.state.step == 0 else ()), *compile_line]:
@@ -227,7 +229,7 @@ def run_options(settings: ResolvedSettings) -> RunKeywords:
         "checkpoint_every": settings.checkpoint_every, "keep": settings.keep,
         "log_every": settings.log_every, "on_nan": settings.on_nan,
         "stall_timeout": settings.stall_timeout, "schedule": make_schedule(settings),
-        "settings": as_dict(settings),
+        "track": settings.track, "settings": as_dict(settings),
     }  # fmt: skip
 
 

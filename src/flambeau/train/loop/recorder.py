@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
@@ -27,6 +27,9 @@ from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.durations import parse_seconds
 from flambeau.train.settings.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from flambeau.train.trackers.tracking import Tracking
 
 
 class Recorder:
@@ -68,6 +71,8 @@ class Recorder:
             self._chart = NotebookChart(steps_per_epoch=plan.steps_per_epoch)
         self._told: str | None = None  # of the checkpoints that are on the disk
         self._metrics_log: MetricsLog | None = None
+        self._tracking: Tracking | None = None
+        self._result: Result | None = None
         self._extended: str | None = None  # what was asked for before
         # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
         self._repeated: dict[int, tuple[int, int]] = {}
@@ -102,6 +107,11 @@ class Recorder:
             self._say(f"{self._folder.metrics} is shorter than at the checkpoint: lines are lost")
         if self._chart is not None:
             self._chart.load(self._folder.metrics)
+        if self._options.track:
+            from flambeau.train.trackers.tracking import Tracking
+
+            size = self._metrics_log.size
+            self._tracking = Tracking(self._options.track, self._folder, size=size, say=self._say)
 
     def cut_metrics(self, found: Restored) -> None:
         """Remove the lines since a checkpoint."""
@@ -109,6 +119,8 @@ class Recorder:
         self._epoch_lines.forget()
         if self._metrics_log is not None:
             self._metrics_log.cut(found.state["metrics_bytes"])
+            if self._tracking is not None:
+                self._tracking.cut(self._metrics_log.size)
             if self._chart is not None:
                 self._chart.load(self._folder.metrics)
 
@@ -131,6 +143,8 @@ class Recorder:
         line = {"step": self._state.step, "epoch": self._state.epoch, **row}
         if self._metrics_log is not None:
             self._metrics_log.write(line)
+            if self._tracking is not None:
+                self._tracking.grow(self._metrics_log.size)
         if self._chart is not None:
             self._chart.add(line)
 
@@ -141,6 +155,8 @@ class Recorder:
     def write_evaluation(self, figures: Mapping[str, float]) -> None:
         """Append the line of an evaluation to metrics.jsonl, and show it."""
         self._append(figures)
+        if self._tracking is not None:
+            self._tracking.evaluated(self._state.model, self._state.step)
         self._epoch_lines.evaluation(figures)
         self._draw_chart()
 
@@ -270,11 +286,18 @@ class Recorder:
         self._draw_chart()
         self.saver.wait()
         self._tell_saved()
-        return self._ranks.first(
+        self._result = self._ranks.first(
             lambda: publish(
                 self._folder, self._state.results(), name_of=checkpoint_name, say=self._say
             )
         )
+        return self._result
+
+    def before_fork(self) -> None:
+        """Workers are forked next, which must not be while another thread holds a lock."""
+        self.saver.wait()
+        if self._tracking is not None:
+            self._tracking.before_fork()
 
     def say_where(self, found: Restored) -> None:
         """Where a resume goes on, and what keeps it from the bits of a run that was never stopped, if any."""
@@ -310,10 +333,13 @@ class Recorder:
             self._say(str(error))
 
     def close(self) -> None:
-        """Close metrics.jsonl."""
+        """Close metrics.jsonl; trackers get a while to take its last lines."""
         if self._metrics_log is not None:
             self._metrics_log.close()
             self._metrics_log = None
+        if self._tracking is not None:
+            tracking, self._tracking = self._tracking, None
+            tracking.close(self._result)
 
 
 def checkpoint_name(step: int) -> str:
