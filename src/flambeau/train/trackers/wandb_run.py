@@ -1,7 +1,7 @@
 """A run of Weights & Biases: online where the user is logged in, else offline in the folder `wandb` of a run.
 
-Offline each start makes a folder of its own; all of them have the id of the run, and each gets all lines from
-the first one on, so that the newest one is whole in itself.
+Offline each start makes a folder of its own with the id of the run, and `wandb sync` lets the last one
+replace the others (wandb/wandb, issue 3841); so each gets all lines, from the first one on.
 """
 
 import os
@@ -34,7 +34,7 @@ class WandbRun:
         noted = facts.record(_RECORD).get("id")
         mode = None
         # Without an account it would ask on the terminal.
-        if not os.environ.get("WANDB_MODE") and not wandb.login(prompt=False):
+        if not os.environ.get("WANDB_MODE") and not wandb.login(prompt=False, verify=False):
             mode = "offline"
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "flambeau", name=facts.name,
@@ -43,7 +43,7 @@ class WandbRun:
             settings=wandb.Settings(console="off", silent=True),
         )  # fmt: skip
         facts.note(_RECORD, {"id": self._run.id})
-        if self._run.settings._offline:
+        if self._run.offline:
             facts.say(f"wandb is offline: wandb sync {self._run.settings.sync_dir} uploads the run")
         elif self._run.url:
             facts.say(f"wandb: {self._run.url}")
