@@ -1,5 +1,6 @@
 """Event files, read back by TensorBoard's own reader."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,30 @@ def test_a_rollback_takes_points_back(
     monkeypatch.setattr(TensorboardEvents, "flush_s", 0.0)
     train(tmp_path / "run", "tensorboard", bad_at=7, on_nan="rollback")
     assert curves(tmp_path / "run") == expected(points(tmp_path / "run"))
+
+
+def test_histograms_are_those_of_a_run_that_was_not_killed(
+    tmp_path: Path,
+    train: Callable[..., Any],
+    killed: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TensorboardEvents, "flush_s", 0.0)
+    train(tmp_path / "whole", "tensorboard:histograms", bad_at=15, on_nan="rollback")
+
+    def is_told() -> bool:
+        record = tmp_path / "run" / "trackers" / "tensorboard.json"
+        return record.exists() and json.loads(record.read_text())["step"] >= 9
+
+    track = "tensorboard:histograms"
+    killed(tmp_path / "run", track, kill_at=10, until=is_told, on_nan="rollback")
+    train(tmp_path / "run", track, bad_at=15, on_nan="rollback")
+    whole, resumed = (
+        events(tmp_path / name).Histograms("weights/1.weight") for name in ("whole", "run")
+    )
+    assert [one.step for one in resumed] == [one.step for one in whole] == [4, 8, 12, 16]
+    values = [[one.histogram_value.sum_squares for one in kept] for kept in (whole, resumed)]
+    assert values[0] == values[1]
 
 
 def test_histograms_of_each_evaluation_are_those_of_the_weights(

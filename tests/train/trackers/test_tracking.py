@@ -12,7 +12,8 @@ import torch
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import join_ranks
 from flambeau.train.api import train as train_classifier
-from flambeau.train.trackers import csv_file
+from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.trackers import csv_file, tracking
 
 SHORT = "--duration 4st --batch-size 4 --precision fp32 --model tiny_convnet --log-every 1"
 
@@ -153,6 +154,18 @@ def test_workers_are_forked_beside_trackers(tmp_path: Path, train: Callable[...,
     assert run.result is not None and len(told) == 20
     for ours, theirs in zip(run.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_sharded_model_has_no_histograms(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.config.touch()
+    folder.metrics.touch()
+    said: list[str] = []
+    track = "tensorboard:histograms"
+    all_of_it = tracking.Tracking(track, folder, size=0, is_sharded=True, say=said.append)
+    all_of_it.evaluated(torch.nn.Linear(2, 2), 3)
+    all_of_it.close(None)
+    assert said == ["no histograms: the model is sharded, and each process has a piece of a weight"]
 
 
 def test_of_several_processes_the_first_tells(

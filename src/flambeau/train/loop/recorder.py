@@ -111,7 +111,11 @@ class Recorder:
             from flambeau.train.trackers.tracking import Tracking
 
             size = self._metrics_log.size
-            self._tracking = Tracking(self._options.track, self._folder, size=size, say=self._say)
+            self._tracking = Tracking(
+                self._options.track, self._folder, size=size,
+                is_sharded=self._layout is not None, say=self._say,
+            )  # fmt: skip
+            self._tracking.resumed(self._state.model, self._state.step, size)
 
     def cut_metrics(self, found: Restored) -> None:
         """Remove the lines since a checkpoint."""
@@ -120,7 +124,9 @@ class Recorder:
         if self._metrics_log is not None:
             self._metrics_log.cut(found.state["metrics_bytes"])
             if self._tracking is not None:
-                self._tracking.cut(self._metrics_log.size)
+                size = self._metrics_log.size
+                self._tracking.cut(size, step=self._state.step)
+                self._tracking.resumed(self._state.model, self._state.step, size)
             if self._chart is not None:
                 self._chart.load(self._folder.metrics)
 

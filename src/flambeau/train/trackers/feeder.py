@@ -36,7 +36,9 @@ class Feeder:
         self._size = facts.size
         self._cut: int | None = None
         self._lock, self._news = threading.Lock(), threading.Event()
-        self._more_work = deque[Callable[[], None]](maxlen=_MOST_WORK)
+        self._more_work = deque[tuple[int, Callable[[], None]]]()
+        self.num_left_out = 0
+        """Of what `also` was given."""
         self._quiet_until, self._hangs = 0.0, False
         self._is_ending, self._is_abandoned = False, False
         self._result: Mapping[str, Any] | None = None
@@ -55,17 +57,21 @@ class Feeder:
         self._size = size
         self._news.set()
 
-    def cut(self, size: int) -> None:
-        """The file was cut back to so many bytes."""
+    def cut(self, size: int, *, step: int) -> None:
+        """The file was cut back to so many bytes, those of a checkpoint of this step."""
         with self._lock:
             self._size = size
             self._cut = size if self._cut is None else min(size, self._cut)
-            self._more_work.clear()
+            self._more_work = deque(work for work in self._more_work if work[0] < step)
         self._news.set()
 
-    def also(self, work: Callable[[], None]) -> None:
-        """Let the thread do this, too, after the lines that are there; the oldest of many is left out."""
-        self._more_work.append(work)
+    def also(self, step: int, work: Callable[[], None]) -> None:
+        """Let the thread do this, too, after the lines up to a step; the oldest of many is left out."""
+        with self._lock:
+            if len(self._more_work) == _MOST_WORK:
+                self._more_work.popleft()
+                self.num_left_out += 1
+            self._more_work.append((step, work))
         self._news.set()
 
     def before_fork(self, *, wait_s: float) -> None:
@@ -154,8 +160,11 @@ class Feeder:
                         self._offset = end
             self._go_back_if_cut()
         while self._more_work:
-            with self._at_work(), contextlib.suppress(IndexError):  # cut meanwhile
-                self._more_work.popleft()()
+            with self._at_work():
+                with self._lock:
+                    work = self._more_work.popleft()[1] if self._more_work else None
+                if work is not None:
+                    work()
 
     def _tell(self, row: Mapping[str, Any]) -> None:
         step = row["step"]

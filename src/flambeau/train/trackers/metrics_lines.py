@@ -36,8 +36,7 @@ def next_lines(path: Path, offset: int, size: int) -> list[tuple[int, dict[str, 
 
 def place_after(path: Path, size: int) -> tuple[Place, int]:
     """The place after so many bytes, and where the lines of its step begin."""
-    with path.open("rb") as file:
-        lines = file.read(size).splitlines(keepends=True)
+    lines = _first_lines(path, size)
     place, start = START, sum(map(len, lines))
     for line in reversed(lines):
         step = json.loads(line)["step"]
@@ -45,6 +44,18 @@ def place_after(path: Path, size: int) -> tuple[Place, int]:
             break
         place, start = Place(step, place.lines + 1), start - len(line)
     return place, start
+
+
+def ends_with_evaluation(path: Path, size: int, *, step: int) -> bool:
+    """Whether the last line of so many bytes is of an evaluation at this step."""
+    lines = _first_lines(path, size)
+    row = json.loads(lines[-1]) if lines else {}
+    return row.get("step") == step and "learning_rate" not in row
+
+
+def _first_lines(path: Path, size: int) -> list[bytes]:
+    with path.open("rb") as file:
+        return file.read(size).splitlines(keepends=True)
 
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, float]:

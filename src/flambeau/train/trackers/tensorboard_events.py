@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from flambeau.train.settings.config_file import as_toml
-from flambeau.train.trackers.metrics_lines import place_after
+from flambeau.train.trackers.metrics_lines import ends_with_evaluation, place_after
 from flambeau.train.trackers.tracker import Place, RunFacts, flat, stored_place
 
 _RECORD = "tensorboard"
@@ -67,6 +67,11 @@ class TensorboardEvents:
         """One for each tensor, on the CPU."""
         for name, values in tensors.items():
             self._writer.add_histogram(f"weights/{name}", values, step)
+
+    def histograms_again(self, step: int, tensors: Mapping[str, Tensor], *, size: int) -> None:
+        """Those of the last evaluation, which no longer count, if that is where `size` bytes end."""
+        if ends_with_evaluation(self._facts.metrics, size, step=step):
+            self.histograms(step, tensors)
 
     def go_back(self, place: Place) -> Place:
         """What is there from a step on is replaced."""

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flambeau.train.checkpoints.published_weights import Result
 from flambeau.train.checkpoints.run_folder import RunFolder
@@ -28,6 +27,7 @@ class Tracking:
         track: their names, and functions.
         folder: of the run, with config.toml and metrics.jsonl as they are now.
         size: of metrics.jsonl, in bytes.
+        is_sharded: this process has a piece of each weight, of which there are no histograms.
         say: takes a line for the user; called in the training thread.
     """
 
@@ -37,6 +37,7 @@ class Tracking:
         folder: RunFolder,
         *,
         size: int,
+        is_sharded: bool,
         say: Callable[[str], None],
     ) -> None:
         self._say, self._said = say, deque[str]()
@@ -51,7 +52,9 @@ class Tracking:
                 continue
             feeder = Feeder(name, tracker, facts)
             self._feeders.append(feeder)
-            if item == HISTOGRAMS:
+            if item == HISTOGRAMS and is_sharded:
+                say("no histograms: the model is sharded, and each process has a piece of a weight")
+            elif item == HISTOGRAMS:
                 self._histograms = feeder, tracker
 
     def _made(self, item: str | LineFunction, number: int, facts: RunFacts) -> Tracker | None:
@@ -79,21 +82,22 @@ class Tracking:
             feeder.grow(size)
         self._tell()
 
-    def cut(self, size: int) -> None:
-        """The run goes on from an earlier checkpoint; metrics.jsonl was cut back."""
+    def cut(self, size: int, *, step: int) -> None:
+        """The run goes on from the checkpoint of a step; metrics.jsonl was cut back."""
         for feeder in self._feeders:
-            feeder.cut(size)
+            feeder.cut(size, step=step)
 
     def evaluated(self, model: nn.Module, step: int) -> None:
         """An evaluation was written; where histograms are asked for, the weights are copied for them."""
         if self._histograms is not None:
             feeder, tracker = self._histograms
-            with torch.no_grad():
-                tensors = {
-                    name: value.detach().to("cpu", copy=True)
-                    for name, value in model.named_parameters()
-                }
-            feeder.also(partial(tracker.histograms, step, tensors))
+            feeder.also(step, partial(tracker.histograms, step, _copies(model)))
+
+    def resumed(self, model: nn.Module, step: int, size: int) -> None:
+        """The run stands at a checkpoint, with so many bytes of metrics.jsonl, perhaps at an evaluation."""
+        if self._histograms is not None and size:
+            feeder, tracker = self._histograms
+            feeder.also(step, partial(tracker.histograms_again, step, _copies(model), size=size))
 
     def before_fork(self) -> None:
         """Workers are forked next: return when no tracker is at work, or after a while."""
@@ -113,6 +117,9 @@ class Tracking:
             told = {"weights": result.weights, "step": result.step, **result.metrics}
         for feeder in self._feeders:
             feeder.end(told)
+        if self._histograms is not None and self._histograms[0].num_left_out:
+            num = self._histograms[0].num_left_out
+            self._say(f"the histograms of {num} evaluations are left out: TensorBoard was too slow")
         late = [feeder.name for feeder in self._feeders if not feeder.wait(deadline)]
         self._feeders = []
         self._tell()
@@ -145,6 +152,10 @@ def _make(item: str | LineFunction, number: int, facts: RunFacts) -> Tracker:
     from flambeau.train.trackers.tensorboard_events import TensorboardEvents
 
     return TensorboardEvents(facts)
+
+
+def _copies(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().to("cpu", copy=True) for name, value in model.named_parameters()}
 
 
 def _called(function: LineFunction) -> str:
