@@ -117,6 +117,7 @@ STOREYS = {
     "train": [
         {"settings"},
         {"checkpoints"},
+        {"trackers"},
         {"loop", "weights", "evaluation"},
         {"build"},
         {"run.py", "inference.py", "verify_run.py"},

@@ -469,6 +469,8 @@ def test_settings_have_their_effect(flambeau: Any, images: Path) -> None:
     plain = weights_with(flambeau, images, "plain")
     assert weights_with(flambeau, images, "again") == plain
     assert weights_with(flambeau, images, "more", "--keep 9 --workers 2 --log-every 3") == plain
+    histograms = "--track csv,tensorboard:histograms"
+    assert weights_with(flambeau, images, "tracked", histograms) == plain
     seen = {plain: "plain"}
     for number, flag in enumerate(flags):
         weights = weights_with(flambeau, images, f"run{number}", flag)

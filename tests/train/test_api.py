@@ -232,7 +232,7 @@ TINY: dict[str, Any] = {"batch_size": 8, "precision": "fp32", "image_size": 16, 
 
 
 def test_keywords_are_the_settings() -> None:
-    hints = {name: field.type for name, field in FIELDS.items() if name != "data"}
+    hints = {name: field.type for name, field in FIELDS.items() if name not in ("data", "track")}
     assert list(SettingsKeywords.__annotations__) == list(hints)
     assert typing.get_type_hints(SettingsKeywords) == hints
 

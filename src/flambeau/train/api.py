@@ -35,6 +35,7 @@ from flambeau.train.settings.config_file import canonical
 from flambeau.train.settings.default_folder import default_folder, told_settings
 from flambeau.train.settings.keywords import SettingsKeywords
 from flambeau.train.settings.settings import FIELDS, Settings
+from flambeau.train.settings.track import Track, tracker_list
 from flambeau.train.start import start
 
 _TOP = 5
@@ -71,6 +72,7 @@ def train(
     out: str | Path | None = None,
     fresh: bool = False,
     bar: bool = True,
+    track: Track | None = None,
     **settings: Unpack[SettingsKeywords],
 ) -> TrainingResult:
     """Train an image classifier as `flambeau train` does; the same call again continues its run.
@@ -83,6 +85,9 @@ def train(
         out: the run folder; None is that of the command: runs/NAME, and a hash if settings are given.
         fresh: start again; an existing run is renamed, not deleted.
         bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
+        track: what gets the lines of metrics.jsonl: names of trackers, as for `--track`, or functions of a
+            step and its figures, such as `lambda step, figures: print(step, figures)`. None for those of the
+            run.
         settings: the command's flags: `batch_size=64` is `--batch-size 64`, `flip=False` is `--no-flip`.
 
     Returns:
@@ -106,10 +111,15 @@ def train(
     if data is not None:
         given["data"] = str(data)
     with _in_words_of_python(), _process_restored():
+        trackers = tracker_list(track)
+        if track is not None:
+            names = (item for item in trackers if isinstance(item, str))
+            given["track"] = ",".join(names) or "none"
+        functions = [item for item in trackers if not isinstance(item, str)]
         chosen = canonical(Settings(**given))
         told = told_settings(chosen, given)
         folder = default_folder(chosen, told) if out is None else Path(out)
-        start(chosen, told, folder, say=terminal_say, fresh=fresh, bar=bar)
+        start(chosen, told, folder, say=terminal_say, fresh=fresh, bar=bar, track=functions)
     result = published(RunFolder(folder))
     assert result is not None
     return TrainingResult(folder, result.weights, result.step, result.metrics)

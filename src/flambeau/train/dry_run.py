@@ -44,7 +44,7 @@ def dry_run(
     folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-dry-run-"))
     try:
         # `extend` is of the run that is in its folder.
-        alone = dataclasses.replace(settings, extend=None)
+        alone = dataclasses.replace(settings, extend=None, track="none")
         training = set_up(alone, facts, train, val, folder=Path(folder) / "run", bar=False)
         # Silent from here: Ctrl-C leaves nothing to go on.
         training.run.progress.silent = True

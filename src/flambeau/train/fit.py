@@ -46,6 +46,7 @@ from flambeau.train.settings.fields import parse_betas
 from flambeau.train.settings.named_schedule import NamedSchedule
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.run_options import RunKeywords
+from flambeau.train.settings.track import LineFunction
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def set_up(
     bar: bool = True,
     replay_from: Path | None = None,
     before_run: Callable[[], None] = lambda: None,
+    track: Sequence[LineFunction] = (),
 ) -> Training:
     """Make everything that `fit` runs.
 
@@ -128,6 +130,7 @@ def set_up(
         bar: show a progress bar on a terminal.
         replay_from: a checkpoint folder to start from, writing nothing.
         before_run: called when all but the run is made, so when most mistakes have been found.
+        track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
 
     Raises:
         InputError: whatever the user can fix.
@@ -151,6 +154,7 @@ def set_up(
         **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
         "on_bad": bad_images.report_to(train_data.describe), "explain": _explainer(model, loss_of),
         "sampler": balanced_sampler(settings, train.labels), "bar": bar, "replay_from": replay_from,
+        "track": [settings.track, *track],
         "metrics": {} if evaluations is None else {"samples": evaluations.metric},
     }  # fmt: skip
     run = Run(folder, called, optimizer, train_data, **options)
@@ -275,7 +279,7 @@ def run_options(settings: ResolvedSettings) -> RunKeywords:
         "checkpoint_every": settings.checkpoint_every, "keep": settings.keep,
         "log_every": settings.log_every, "on_nan": settings.on_nan,
         "stall_timeout": settings.stall_timeout, "schedule": make_schedule(settings),
-        "settings": as_dict(settings),
+        "track": settings.track, "settings": as_dict(settings),
     }  # fmt: skip
 
 

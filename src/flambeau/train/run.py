@@ -183,7 +183,7 @@ class Run:
             start = time.perf_counter()
             self._ranks.beat("waiting for data")
             if loop.stream is None:
-                self._recorder.saver.wait()  # workers are forked: not while the writing thread holds a lock
+                self._recorder.before_fork()
                 loop.stream = self._parts.reader.to_device(
                     self._parts.loader.stream(epoch=state.epoch, position=state.position)
                 )
@@ -260,7 +260,7 @@ class Run:
                 self._step.sync.share_statistics(ema.shadow if ema else {})
                 loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
                 if loader.forks:
-                    self._recorder.saver.wait()  # as above
+                    self._recorder.before_fork()
                 yield from evaluated_batches(
                     loader, self._parts, self._loop,
                     ranks=self._ranks, model=self.model, ema=ema, progress=self.progress,

@@ -28,6 +28,7 @@ from flambeau.train.settings.default_folder import EMBEDDED_NAME
 from flambeau.train.settings.durations import parse_duration
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import Settings
+from flambeau.train.settings.track import LineFunction
 
 _BY_FLAGS = {
     START_AGAIN: "--fresh sets it aside, and --weights RUN --out NEW begins another one from its weights",
@@ -46,6 +47,7 @@ def start(
     dry_run: bool = False,
     bar: bool = True,
     listener: Callable[[Mapping[str, Any]], None] | None = None,
+    track: Sequence[LineFunction] = (),
 ) -> bool:
     """Train, or continue, with the watchdog between the processes from beginning to end.
 
@@ -58,6 +60,7 @@ def start(
         dry_run: train for some steps and leave nothing.
         bar: show a progress bar on a terminal.
         listener: takes what happens, as a program wants it, on the first process.
+        track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
 
     Returns:
         Whether the run was finished before.
@@ -79,11 +82,10 @@ def start(
             train_briefly(*opened, say=say)
             return False
 
-        def before_run() -> None:
-            if fresh and (aside := place.set_aside()) is not None:
-                say(f"the run that was in {folder} is now in {aside}")
-
-        training = set_up(*opened, folder=folder, bar=bar, before_run=before_run)
+        training = set_up(
+            *opened, folder=folder, bar=bar, track=track,
+            before_run=lambda: _set_aside(place, say) if fresh else None,
+        )  # fmt: skip
         # Only now: nothing has prevented it, and no error is lost below many lines.
         _tell_start(training, told, *opened, folder=folder, listener=listener)
         _fit(training)
@@ -94,6 +96,12 @@ def start(
         raise InputError(text) from error
     finally:
         ranks.end_watch()
+
+
+def _set_aside(place: RunFolder, say: Callable[[str], None]) -> None:
+    aside = place.set_aside()
+    if aside is not None:
+        say(f"the run that was in {place.path} is now in {aside}")
 
 
 def _with_flags(text: str) -> str:

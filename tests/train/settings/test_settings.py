@@ -298,6 +298,7 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "compile": "default",
         "retry_workers": 2,
         "stop_within": "30s",
+        "track": "tensorboard,csv",
     }
     assert differences(stored, {**stored, **neutral}) == []
     assert {n for n, f in FIELDS.items() if f.metadata["neutral"]} == set(neutral)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
@@ -30,6 +30,9 @@ from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.durations import parse_seconds
 from flambeau.train.settings.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from flambeau.train.trackers.tracking import Tracking
 
 
 class Recorder:
@@ -71,6 +74,8 @@ class Recorder:
             self._chart = NotebookChart(steps_per_epoch=plan.steps_per_epoch)
         self._told: str | None = None  # of the checkpoints that are on the disk
         self._metrics_log: MetricsLog | None = None
+        self._tracking: Tracking | None = None
+        self._result: Result | None = None
         self._extended: str | None = None  # what was asked for before
         # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
         self._repeated: dict[int, tuple[int, int]] = {}
@@ -113,6 +118,15 @@ class Recorder:
             self._say(f"{self._folder.metrics} is shorter than at the checkpoint: lines are lost")
         if self._chart is not None:
             self._chart.load(self._folder.metrics)
+        if self._options.track:
+            from flambeau.train.trackers.tracking import Tracking
+
+            size = self._metrics_log.size
+            self._tracking = Tracking(
+                self._options.track, self._folder, size=size,
+                is_sharded=self._layout is not None, say=self._say,
+            )  # fmt: skip
+            self._tracking.resumed(self._state.model, self._state.step, size)
 
     def cut_metrics(self, found: Restored) -> None:
         """Remove the lines since a checkpoint."""
@@ -120,6 +134,10 @@ class Recorder:
         self._epoch_lines.forget()
         if self._metrics_log is not None:
             self._metrics_log.cut(found.state["metrics_bytes"])
+            if self._tracking is not None:
+                size = self._metrics_log.size
+                self._tracking.cut(size, step=self._state.step)
+                self._tracking.resumed(self._state.model, self._state.step, size)
             if self._chart is not None:
                 self._chart.load(self._folder.metrics)
 
@@ -142,6 +160,8 @@ class Recorder:
         line = {"step": self._state.step, "epoch": self._state.epoch, **row}
         if self._metrics_log is not None:
             self._metrics_log.write(line)
+            if self._tracking is not None:
+                self._tracking.grow(self._metrics_log.size)
         if self._chart is not None:
             self._chart.add(line)
 
@@ -152,6 +172,8 @@ class Recorder:
     def write_evaluation(self, figures: Mapping[str, float]) -> None:
         """Append the line of an evaluation to metrics.jsonl, and show it."""
         self._append(figures)
+        if self._tracking is not None:
+            self._tracking.evaluated(self._state.model, self._state.step)
         self._epoch_lines.evaluation(figures)
         self._draw_chart()
 
@@ -281,7 +303,14 @@ class Recorder:
         self._draw_chart()
         self.saver.wait()
         self._tell_saved()
-        return self._ranks.first(self._publish)
+        self._result = self._ranks.first(self._publish)
+        return self._result
+
+    def before_fork(self) -> None:
+        """Workers are forked next, which must not be while another thread holds a lock."""
+        self.saver.wait()
+        if self._tracking is not None:
+            self._tracking.before_fork()
 
     def _publish(self) -> Result:
         result = publish(
@@ -328,10 +357,13 @@ class Recorder:
             self._say(str(error))
 
     def close(self) -> None:
-        """Close metrics.jsonl."""
+        """Close metrics.jsonl; trackers get a while to take its last lines."""
         if self._metrics_log is not None:
             self._metrics_log.close()
             self._metrics_log = None
+        if self._tracking is not None:
+            tracking, self._tracking = self._tracking, None
+            tracking.close(self._result)
 
 
 def checkpoint_name(step: int) -> str:

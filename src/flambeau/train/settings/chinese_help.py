@@ -96,6 +96,11 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "checkpoint_every": ("例如 1ep 或 500st", ""),
     "keep": ("除最好的之外，保留多少个最新的检查点", ""),
     "log_every": ("metrics.jsonl 每多少步一行", ""),
+    "track": (
+        "同时接收 metrics.jsonl 各行的跟踪器，一个或用逗号分隔的几个：tensorboard、"
+        "tensorboard:histograms、wandb、mlflow、csv",
+        "",
+    ),
 }
 """By the name of the setting: what it means, and what is chosen where it is left open ('' as in English)."""
 

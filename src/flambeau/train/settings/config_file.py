@@ -11,6 +11,7 @@ from flambeau.errors import InputError, nearest, unreadable
 from flambeau.train.settings.durations import parse_duration
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import FIELDS, Settings
+from flambeau.train.settings.track import tracker_list
 
 _MAX_BYTES = 2**18  # config.toml of `flambeau train` has 2 kB; a script may add a table of its own
 _KEY_PART = r"""(?:"(?:[^"\\\n]|\\.){0,200}+"|'[^'\n]{0,200}+'|(?<![\w-])[\w-]++)"""
@@ -108,6 +109,7 @@ def canonical(settings: _AnySettings) -> _AnySettings:
         extend=settings.extend and str(parse_duration(settings.extend, name="extend")),
         warmup=str(parse_duration(settings.warmup, name="warmup", units="% ep st")),
         checkpoint_every=str(parse_duration(settings.checkpoint_every, name="checkpoint_every")),
+        track=",".join(map(str, tracker_list(settings.track))) or "none",
     )
 
 

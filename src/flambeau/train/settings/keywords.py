@@ -4,7 +4,7 @@ from typing import TypedDict
 
 
 class SettingsKeywords(TypedDict, total=False):
-    """The fields of Settings but `data`; a test keeps the two equal."""
+    """The fields of Settings but `data` and `track`, which `train` names itself; a test compares the two."""
 
     image_size: int | None
     eval_size: int | None

@@ -15,6 +15,7 @@ from flambeau.train.settings.durations import parse_seconds
 from flambeau.train.settings.fields import check_value, typed
 from flambeau.train.settings.named_schedule import NamedSchedule
 from flambeau.train.settings.settings import FIELDS
+from flambeau.train.settings.track import Track, tracker_list
 
 DEFAULT_BEST = "val_accuracy"
 """The figure that chooses the best checkpoint where none is named."""
@@ -34,6 +35,7 @@ _HIGHER_IS_BETTER = {  # 'f' and 'top' of f1 and top5
     "correlation", "likelihood", "reward",
 }  # fmt: skip
 _DURATIONS = {"duration", "extend", "warmup", "checkpoint_every"}  # parse_duration says what one is
+_TRACK = "names of trackers, or functions of a step and its figures"
 _SAMPLER = "one of flambeau.recipes.data.samplers, or anything with len() and order(epoch)"
 
 
@@ -89,6 +91,8 @@ class RunOptions:
         stall_timeout: seconds without progress after which a process of several, or a worker that still
             reads the same sample, is named and the job ends; 0 waits for ever.
         bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
+        track: trackers that get the lines of metrics.jsonl, by name ('tensorboard', 'tensorboard:histograms',
+            'wandb', 'mlflow', 'csv'), or functions of a step and its figures; none stops or delays the run.
         replay_from: a checkpoint folder: start there, and write nothing anywhere.
 
     Raises:
@@ -129,6 +133,7 @@ class RunOptions:
     settings: Mapping[str, Any] | None = None
     attachments: Mapping[str, bytes] | None = None
     bar: bool = True
+    track: Track | None = dataclasses.field(default=None, metadata={"what": _TRACK})
     replay_from: str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -157,6 +162,7 @@ class RunOptions:
                 raise InputError(
                     f"attachments must be bytes by the plain name of a file, got {key!r}: {value!r:.50}"
                 )
+        object.__setattr__(self, "track", tracker_list(self.track))
         object.__setattr__(self, "best_mode", self.better)
 
     @property
@@ -250,4 +256,5 @@ class RunKeywords(TypedDict, total=False):
     settings: Mapping[str, Any] | None
     attachments: Mapping[str, bytes] | None
     bar: bool
+    track: Track | None
     replay_from: str | Path | None

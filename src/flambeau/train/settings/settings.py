@@ -23,11 +23,16 @@ from flambeau.train.settings.fields import (
     typed,
 )
 from flambeau.train.settings.named_schedule import NamedSchedule
+from flambeau.train.settings.track import TRACKERS, tracker_list
 
 BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 """The optimizers that have betas."""
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
 """The momentum of the optimizers that have one, where it is left open."""
+_TAKEN_BY = (  # a setting, and the values of another one with which it has an effect
+    ("patience", "schedule", ("plateau",)), ("plateau_factor", "schedule", ("plateau",)),
+    ("momentum", "optimizer", MOMENTUM), ("betas", "optimizer", BETAS),
+)  # fmt: skip
 _ALPHA = Range(1e-6, 1e6, or_zero=True)  # beyond, a Beta(alpha, alpha) cannot be drawn
 
 
@@ -239,18 +244,13 @@ class Settings:
         group="optimization", range=AT_LEAST_0, auto="3",
     )  # fmt: skip
     plateau_factor: float | None = setting(
-        None,
-        "for plateau: what the rate is multiplied by",
-        group="optimization",
-        range=Range(0, 1, above_low=True, below_high=True),
-        auto="0.1",
-    )
+        None, "for plateau: what the rate is multiplied by", group="optimization",
+        range=Range(0, 1, above_low=True, below_high=True), auto="0.1",
+    )  # fmt: skip
     clip_norm: float = setting(
-        0.0,
-        "clip the norm of the gradient to this; 0 does not",
-        group="optimization",
+        0.0, "clip the norm of the gradient to this; 0 does not", group="optimization",
         range=AT_LEAST_0,
-    )
+    )  # fmt: skip
     label_smoothing: float = setting(
         0.1, "from 0 to below 1", group="optimization", range=SHARE_BELOW_1
     )
@@ -307,6 +307,10 @@ class Settings:
     log_every: int = setting(
         50, "steps per line of metrics.jsonl", group="run folder", range=AT_LEAST_1
     )
+    track: str = setting(
+        "none", "trackers that get the lines of metrics.jsonl too, one or several with commas: "
+        f"{', '.join(TRACKERS)}", group="run folder", neutral=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -365,17 +369,13 @@ class Settings:
 
     def _check_effects(self) -> None:
         """Refuse settings of something that is not chosen."""
-        for name in ("patience", "plateau_factor"):
-            if getattr(self, name) is not None and self.schedule != "plateau":
+        for name, of, takers in _TAKEN_BY:
+            if getattr(self, name) is not None and getattr(self, of) not in takers:
                 raise InputError(
-                    f"{name} has no effect with schedule = {self.schedule!r}: leave it out"
+                    f"{name} has no effect with {of} = {getattr(self, of)!r}: leave it out"
                 )
         self.named_schedule()
-        for name, takers in (("momentum", MOMENTUM), ("betas", BETAS)):
-            if getattr(self, name) is not None and self.optimizer not in takers:
-                raise InputError(
-                    f"{name} has no effect with optimizer = {self.optimizer!r}: leave it out"
-                )
+        tracker_list(self.track)
         parse_betas(self.betas)
         for name in ("teacher_weight", "temperature"):
             if getattr(self, name) is not None and self.teacher is None:

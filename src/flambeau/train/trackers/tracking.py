@@ -1,0 +1,162 @@
+"""All trackers of a run: made at its start, told what the run writes, waited for a while at its end."""
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from flambeau.train.checkpoints.published_weights import Result
+from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.settings.track import HISTOGRAMS, LineFunction, Track, tracker_list
+from flambeau.train.trackers.feeder import Feeder
+from flambeau.train.trackers.tracker import RunFacts, Tracker
+
+END_WAIT_S = 10.0
+"""How long the end of a run waits for its trackers, all together."""
+_FORK_WAIT_S = 2.0  # an import takes less; chosen
+
+
+class Tracking:
+    """The trackers of a run, on the process that writes metrics.jsonl.
+
+    Args:
+        track: their names, and functions.
+        folder: of the run, with config.toml and metrics.jsonl as they are now.
+        size: of metrics.jsonl, in bytes.
+        is_sharded: this process has a piece of each weight, of which there are no histograms.
+        say: takes a line for the user; called in the training thread.
+    """
+
+    def __init__(
+        self,
+        track: Track,
+        folder: RunFolder,
+        *,
+        size: int,
+        is_sharded: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._say, self._said = say, deque[str]()
+        config = folder.read_config() or {}
+        facts = RunFacts(folder.path, config, folder.metrics, size, self._said.append)
+        self._feeders: list[Feeder] = []
+        self._histograms: tuple[Feeder, Any] | None = None
+        for number, item in enumerate(tracker_list(track)):
+            name = item if isinstance(item, str) else f"track={_called(item)}"
+            tracker = self._made(item, number, facts)
+            if tracker is None:
+                continue
+            feeder = Feeder(name, tracker, facts)
+            self._feeders.append(feeder)
+            if item == HISTOGRAMS and is_sharded:
+                say("no histograms: the model is sharded, and each process has a piece of a weight")
+            elif item == HISTOGRAMS:
+                self._histograms = feeder, tracker
+
+    def _made(self, item: str | LineFunction, number: int, facts: RunFacts) -> Tracker | None:
+        """A tracker; None if it cannot be used, which is said and stops nothing."""
+        try:
+            return _make(item, number, facts)
+        except ImportError as error:
+            package = str(item).partition(":")[0]
+            self._say(
+                f"{item} gets no lines, and the run goes on: {error}\n"
+                f"Install it: pip install 'flambeau[{package}]'"
+            )
+        except Exception as error:  # a package that is there and broken
+            self._say(f"{item} gets no lines, and the run goes on: {type(error).__name__}: {error}")
+        return None
+
+    def _tell(self) -> None:
+        """What the threads have to say."""
+        while self._said:
+            self._say(self._said.popleft())
+
+    def grow(self, size: int) -> None:
+        """A line was written; metrics.jsonl has so many bytes now."""
+        for feeder in self._feeders:
+            feeder.grow(size)
+        self._tell()
+
+    def cut(self, size: int, *, step: int) -> None:
+        """The run goes on from the checkpoint of a step; metrics.jsonl was cut back."""
+        for feeder in self._feeders:
+            feeder.cut(size, step=step)
+
+    def evaluated(self, model: nn.Module, step: int) -> None:
+        """An evaluation was written; where histograms are asked for, the weights are copied for them."""
+        if self._histograms is not None:
+            feeder, tracker = self._histograms
+            feeder.also(step, partial(tracker.histograms, step, _copies(model)))
+
+    def resumed(self, model: nn.Module, step: int, size: int) -> None:
+        """The run stands at a checkpoint, with so many bytes of metrics.jsonl, perhaps at an evaluation."""
+        if self._histograms is not None and size:
+            feeder, tracker = self._histograms
+            feeder.also(step, partial(tracker.histograms_again, step, _copies(model), size=size))
+
+    def before_fork(self) -> None:
+        """Workers are forked next: return when no tracker is at work, or after a while."""
+        deadline = time.monotonic() + _FORK_WAIT_S
+        for feeder in self._feeders:
+            feeder.before_fork(wait_s=max(0.0, deadline - time.monotonic()))
+
+    def close(self, result: Result | None) -> None:
+        """Let them end; what they have not been told after `END_WAIT_S` is left out, and said.
+
+        Args:
+            result: what the finished run has published; None if it is not finished.
+        """
+        deadline = time.monotonic() + END_WAIT_S
+        told = None
+        if result is not None:
+            told = {"weights": result.weights, "step": result.step, **result.metrics}
+        for feeder in self._feeders:
+            feeder.end(told)
+        if self._histograms is not None and self._histograms[0].num_left_out:
+            num = self._histograms[0].num_left_out
+            self._say(f"the histograms of {num} evaluations are left out: TensorBoard was too slow")
+        late = [feeder.name for feeder in self._feeders if not feeder.wait(deadline)]
+        self._feeders = []
+        self._tell()
+        if late:
+            self._say(
+                f"{', '.join(late)} had not taken all lines {END_WAIT_S:.0f} s after the last one: "
+                "the rest is left out; metrics.jsonl has all of them"
+            )
+
+
+def _make(item: str | LineFunction, number: int, facts: RunFacts) -> Tracker:
+    """The tracker of a name, or of a function; imports its package."""
+    if not isinstance(item, str):
+        from flambeau.train.trackers.line_function import LineCalls
+
+        called = re.sub(r"[^\w.-]", "", _called(item))
+        return LineCalls(item, f"function-{number}-{called}", facts)
+    if item == "csv":
+        from flambeau.train.trackers.csv_file import CsvFile
+
+        return CsvFile(facts)
+    if item == "wandb":
+        from flambeau.train.trackers.wandb_run import WandbRun
+
+        return WandbRun(facts)
+    if item == "mlflow":
+        from flambeau.train.trackers.mlflow_run import MlflowRun
+
+        return MlflowRun(facts)
+    from flambeau.train.trackers.tensorboard_events import TensorboardEvents
+
+    return TensorboardEvents(facts)
+
+
+def _copies(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().to("cpu", copy=True) for name, value in model.named_parameters()}
+
+
+def _called(function: LineFunction) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)

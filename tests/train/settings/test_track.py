@@ -1,0 +1,41 @@
+"""What `track` may be."""
+
+from typing import Any
+
+import pytest
+
+from flambeau.errors import InputError
+from flambeau.train.settings.config_file import canonical
+from flambeau.train.settings.settings import Settings
+from flambeau.train.settings.track import tracker_list
+
+
+def test_names_and_functions() -> None:
+    assert tracker_list(None) == tracker_list("none") == tracker_list([]) == ()
+    assert tracker_list("csv, wandb") == tracker_list(["csv", "wandb"]) == ("csv", "wandb")
+    assert tracker_list(print) == (print,)
+    assert tracker_list(["none", print, "csv,mlflow", max]) == (print, "csv", "mlflow", max)
+
+
+@pytest.mark.parametrize(
+    ("track", "message"),
+    [
+        ("tensorbord", r"^track must be none, or of tensorboard, .*; got 'tensorbord'; did you mean 'tensor"),
+        ("csv,", r"got ''$"),
+        ("csv,none", r"got 'none'$"),
+        ("tensorboard,tensorboard:histograms", "^track names tensorboard twice: .*; name it once$"),
+        (["csv", "csv"], "^track names csv twice"),
+        ([3], r"^track must hold names of trackers \(tensorboard, .*\) or functions .*, got 3$"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(track: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tracker_list(track)
+    if isinstance(track, str):
+        with pytest.raises(InputError, match=message):
+            Settings(track=track)
+
+
+def test_one_spelling() -> None:
+    assert canonical(Settings(track=" csv,wandb ")).track == "csv,wandb"
+    assert canonical(Settings()).track == "none"

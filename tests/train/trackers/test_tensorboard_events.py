@@ -1,0 +1,147 @@
+"""Event files, read back by TensorBoard's own reader."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flambeau.train.trackers.tensorboard_events import TensorboardEvents, tag
+
+reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+hparams = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
+
+Points = list[tuple[int, dict[str, float]]]
+
+
+def events(folder: Path) -> Any:
+    return reader.EventAccumulator(
+        str(folder / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0}
+    ).Reload()
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """All scalars but those of time and of the result."""
+    found = events(folder)
+    return {
+        name: [(point.step, point.value) for point in found.Scalars(name)]
+        for name in found.Tags()["scalars"]
+        if name not in ("images_per_s", "data_wait") and not name.startswith("result/")
+    }
+
+
+def expected(lines: Points) -> dict[str, list[tuple[int, float]]]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for step, figures in lines:
+        for name, value in figures.items():
+            if name != "epoch":  # events hold float32
+                rounded = float(torch.tensor(value, dtype=torch.float32))
+                found.setdefault(tag(name), []).append((step, rounded))
+    return found
+
+
+def test_scalars_text_and_hyperparameters(
+    tmp_path: Path, train: Callable[..., Any], points: Callable[[Path], Points]
+) -> None:
+    run = train(tmp_path / "run", "tensorboard", config={"lr": 0.1, "data": {"name": "noise"}})
+    assert curves(tmp_path / "run") == expected(points(tmp_path / "run"))
+    found = events(tmp_path / "run")
+    assert {"loss/train", "loss/val", "accuracy/val", "learning_rates/1", "images_per_s"} <= {
+        *found.Tags()["scalars"]
+    }
+    (text,) = found.Tensors("config/text_summary")
+    assert b'duration = "4ep"' in text.tensor_proto.string_val[0]
+    (result,) = found.Scalars("result/val_accuracy")
+    assert (result.step, result.value) == (
+        run.result.step,
+        pytest.approx(run.result.metrics["val_accuracy"]),
+    )
+    content = found.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    told = hparams.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert told["config.lr"].number_value == 0.1
+    assert told["config.data.name"].string_value == "noise"
+
+
+@pytest.mark.parametrize("flush_s", [0.0, 60.0])
+def test_after_a_kill_and_a_resume_each_step_is_there_once(
+    flush_s: float,
+    tmp_path: Path,
+    train: Callable[..., Any],
+    killed: Callable[..., None],
+    points: Callable[[Path], Points],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TensorboardEvents, "flush_s", flush_s)
+    train(tmp_path / "whole", "tensorboard")
+
+    def has_begun(number: int) -> Callable[[], bool]:
+        return lambda: len([*(tmp_path / "run").glob("tensorboard/*")]) >= number
+
+    killed(tmp_path / "run", "tensorboard", kill_at=6, until=has_begun(1))
+    killed(tmp_path / "run", "tensorboard", kill_at=11, until=has_begun(2))
+    train(tmp_path / "run", "tensorboard")
+    assert curves(tmp_path / "run") == curves(tmp_path / "whole")
+    assert curves(tmp_path / "run") == expected(points(tmp_path / "whole"))
+    assert len(events(tmp_path / "run").Tensors("config/text_summary")) == 1
+
+
+def test_a_resume_may_begin_with_it(
+    tmp_path: Path,
+    train: Callable[..., Any],
+    killed: Callable[..., None],
+    points: Callable[[Path], Points],
+) -> None:
+    killed(tmp_path / "run", None, kill_at=6)
+    train(tmp_path / "run", "tensorboard")
+    assert curves(tmp_path / "run") == expected(points(tmp_path / "run"))
+
+
+def test_a_rollback_takes_points_back(
+    tmp_path: Path,
+    train: Callable[..., Any],
+    points: Callable[[Path], Points],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TensorboardEvents, "flush_s", 0.0)
+    train(tmp_path / "run", "tensorboard", bad_at=7, on_nan="rollback")
+    assert curves(tmp_path / "run") == expected(points(tmp_path / "run"))
+
+
+def test_histograms_are_those_of_a_run_that_was_not_killed(
+    tmp_path: Path,
+    train: Callable[..., Any],
+    killed: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TensorboardEvents, "flush_s", 0.0)
+    train(tmp_path / "whole", "tensorboard:histograms", bad_at=15, on_nan="rollback")
+
+    def is_told() -> bool:
+        record = tmp_path / "run" / "trackers" / "tensorboard.json"
+        return record.exists() and json.loads(record.read_text())["step"] >= 9
+
+    track = "tensorboard:histograms"
+    killed(tmp_path / "run", track, kill_at=10, until=is_told, on_nan="rollback")
+    train(tmp_path / "run", track, bad_at=15, on_nan="rollback")
+    whole, resumed = (
+        events(tmp_path / name).Histograms("weights/1.weight") for name in ("whole", "run")
+    )
+    assert [one.step for one in resumed] == [one.step for one in whole] == [4, 8, 12, 16]
+    values = [[one.histogram_value.sum_squares for one in kept] for kept in (whole, resumed)]
+    assert values[0] == values[1]
+
+
+def test_histograms_of_each_evaluation_are_those_of_the_weights(
+    tmp_path: Path, train: Callable[..., Any]
+) -> None:
+    run = train(tmp_path / "run", "tensorboard:histograms")
+    found = events(tmp_path / "run")
+    assert found.Tags()["histograms"] == ["weights/1.weight", "weights/1.bias"]
+    kept = found.Histograms("weights/1.weight")
+    assert [one.step for one in kept] == [4, 8, 12, 16]
+    weights = run.model[1].weight.detach().double()
+    last = kept[-1].histogram_value
+    assert (last.num, last.min) == (48, float(weights.min()))
+    assert last.sum_squares == pytest.approx(float((weights**2).sum()))
