@@ -1,5 +1,6 @@
 """Workers that die or hang are started again: the same batches, to the bit, or the error after too many."""
 
+import json
 import os
 import signal
 import sys
@@ -78,6 +79,8 @@ def test_a_run_goes_on_to_the_same_bits(
     for line, left in zip(lines, (1, 0), strict=True):
         assert f"the workers are started again ({left} more times if need be)" in line
     assert ("was killed" if how == "killed" else "reading sample 17") in lines[0]
+    events = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert [row["text"] for row in map(json.loads, events) if "data worker" in row["text"]] == lines
 
 
 def test_after_too_many_the_run_ends(tmp_path: Path) -> None:

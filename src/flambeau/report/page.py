@@ -128,7 +128,9 @@ def _summary(runs: Sequence[ReportedRun], words: Mapping[str, str], names: Seque
         run = runs[0]
         state = words.get(f"state {run.state}", run.state)
         said = state if run.why is None else f"{state}: {run.why}"
-        named = (f"{words.get(label, label)}: {text}" for label, text in run.facts.items())
+        named = (
+            f"{words.get(f'fact {label}', label)}: {text}" for label, text in run.facts.items()
+        )
         facts = " · ".join([said, *named])
         lines.insert(0, f"<p>{_text(facts)}</p>")
     return "\n".join(lines)

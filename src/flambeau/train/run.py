@@ -39,7 +39,6 @@ from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.evaluation import evaluated_batches, generators_restored
 from flambeau.train.loop.loop_state import LoopState
 from flambeau.train.loop.nan_guard import NanGuard
-from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.rank_checks import check_ranks, check_shares, gathered_means
 from flambeau.train.loop.recorder import Recorder
 from flambeau.train.loop.run_parts import make_parts, make_state, share_model
@@ -78,7 +77,7 @@ class Run:
         self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()
         self._parts = parts = make_parts(model, optimizer, data, told, self._ranks, given=options)
         self.plan, self.device = parts.plan, parts.amp.device
-        self.progress = ProgressBar(shown=told.bar, silent=not self._ranks.is_first)
+        self.progress = parts.progress
         self.result: Result | None = None
         """What the finished run has published; None while it is not finished."""
         # What other processes, files and signals are asked for comes last, and is given back on an error.

@@ -1,6 +1,6 @@
 """What a run reads its batches with, for training and for evaluation, and how they reach the device."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -59,6 +59,7 @@ class BatchReader:
         ranks: the processes that read together.
         bad: takes what could not be read.
         sharded: the model needs all ranks for each forward pass, also in an evaluation.
+        say: takes a line for the user.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class BatchReader:
         ranks: Ranks,
         bad: BadReports,
         sharded: bool,
+        say: Callable[[str], None],
     ) -> None:
         self._device, self._bad, self._sharded = device, bad, sharded
         self._seed, self._batch_size, self._ranks = options.seed, options.batch_size, ranks
@@ -77,7 +79,7 @@ class BatchReader:
             collate=options.collate or default_collate,
             pin_memory=device.type == "cuda",
             stall_timeout=options.stall_timeout,
-            restarts=Restarts(options.retry_workers),
+            restarts=Restarts(options.retry_workers, say),
         )
 
     def loader(

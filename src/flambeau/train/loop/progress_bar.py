@@ -94,6 +94,11 @@ class ProgressBar:
         self.show(text)
         self.tell_folder(text)
 
+    def say_from_any_rank(self, text: str) -> None:
+        """The same for what happens to one process alone, of which no other knows."""
+        say(text)
+        self.tell_folder(text)
+
     def tell_folder(self, text: str, **figures: float) -> None:
         """Write what happens to the run into its folder alone."""
         if self.events is not None and not self.silent:

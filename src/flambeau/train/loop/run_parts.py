@@ -22,6 +22,7 @@ from flambeau.train.checkpoints.run_identity import identity
 from flambeau.train.loop.batch_reader import BatchReader
 from flambeau.train.loop.evaluation_metrics import EvaluationMetrics
 from flambeau.train.loop.lr_schedule import LRSchedule
+from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.rank_checks import BadReports
 from flambeau.train.loop.step_metrics import StepMetrics
 from flambeau.train.loop.step_plan import StepPlan
@@ -41,6 +42,7 @@ class RunParts:
         shards: this rank's pieces of a sharded model, and where they lie; else None.
         amp: precision and clipping; its device is that of the run.
         bad: brings unreadable samples to rank 0.
+        progress: takes lines for the user.
         reader: makes loaders.
         loader: of the training data.
         metrics: of evaluations, that are no means.
@@ -53,6 +55,7 @@ class RunParts:
     shards: "tuple[Shards, Layout] | None"
     amp: AmpStep
     bad: BadReports
+    progress: ProgressBar
     reader: BatchReader
     loader: Loader | UserDataLoader
     metrics: EvaluationMetrics
@@ -92,25 +95,33 @@ def make_parts(
         agree=ranks.worst if ranks.world > 1 else None,
     )  # fmt: skip
     bad = BadReports(ranks)
-    reader = BatchReader(amp.device, options, ranks=ranks, bad=bad, sharded=sharded)
+    progress = ProgressBar(shown=options.bar, silent=not ranks.is_first)
+    reader = BatchReader(
+        amp.device, options, ranks=ranks, bad=bad, sharded=sharded, say=progress.say_from_any_rank
+    )
     loader = reader.loader(
         data, accumulate=options.accumulate, on_bad=options.on_bad, sampler=options.sampler
     )
     _check_ready_batches(loader, data, given)
+    plan, schedule = _plan(options, loader.batches_per_epoch)
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    metrics = EvaluationMetrics(options.metrics or {}, device=amp.device, ranks=ranks)
+    return RunParts(
+        plain, shards, amp, bad, progress, reader, loader, metrics, plan, schedule,
+        identity(options, optimizer, schedule=schedule.name),
+    )  # fmt: skip
+
+
+def _plan(options: RunOptions, steps_per_epoch: int) -> tuple[StepPlan, LRSchedule]:
     plan = StepPlan(
-        steps_per_epoch=loader.batches_per_epoch, duration=options.duration, extend=options.extend,
+        steps_per_epoch=steps_per_epoch, duration=options.duration, extend=options.extend,
         checkpoint_every=options.checkpoint_every, log_every=options.log_every,
     )  # fmt: skip
     schedule = LRSchedule(
         plan, options.schedule, warmup=options.warmup, metric=options.best, mode=options.better
     )
-    for group in optimizer.param_groups:
-        group.setdefault("initial_lr", group["lr"])
-    metrics = EvaluationMetrics(options.metrics or {}, device=amp.device, ranks=ranks)
-    return RunParts(
-        plain, shards, amp, bad, reader, loader, metrics, plan, schedule,
-        identity(options, optimizer, schedule=schedule.name),
-    )  # fmt: skip
+    return plan, schedule
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
