@@ -199,6 +199,18 @@ def test_library_and_machine(flambeau: Any, root: Path) -> None:
     assert "has shown no effect" in told["verdict"]
 
 
+def test_an_evaluation_that_differs_is_not_the_training(flambeau: Any, root: Path) -> None:
+    path = root / "again" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if "val_loss" in row and row["step"] == 4:
+            row["val_loss"] += 1
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    told = found(flambeau, "base", "again")
+    assert "what differs is a figure, val_loss at step 4" in told["verdict"]
+    assert "(+1): the evaluation, or what is logged" in told["verdict"]
+
+
 def test_loss_is_a_table_for_a_pull_request(flambeau: Any, root: Path) -> None:
     code, out, _ = flambeau("diff", "--loss", "base", "again")
     assert code == 0
@@ -236,7 +248,76 @@ def test_runs_of_a_script(flambeau: Any, root: Path) -> None:
     told = found(flambeau, "mine", "other")
     assert told["parts_in_steps"] == [1, 4]
     assert "the code of a script and its data are not in them" in told["verdict"]
+    verdict = found(flambeau, "mine", "other", "--replay")["verdict"]
+    assert "There is no replay: mine is of a script with its own Run" in verdict
     assert flambeau("diff", "--loss", "mine", "other").code == 1
+
+
+def test_a_replay_names_the_step_and_what_comes_first_in_it(flambeau: Any, root: Path) -> None:
+    before = files_of(root)
+    told = found(flambeau, "base", "rate", "--replay")
+    assert files_of(root) == before
+    replay = told["replay"]
+    assert (replay["start"], replay["step"], replay["phase"]) == (0, 1, "update")
+    assert replay["reproduced"] == [True, True]
+    assert "Options of the optimizer differ there: lr 0.05 and 0.02" in told["verdict"]
+    assert "to be expected of lr (0.05 and 0.02)" in told["verdict"]
+    assert (
+        "Each replay is equal to the bit to the checkpoint of its run (of steps 2 and 2)"
+        in (told["verdict"])
+    )
+
+
+def test_a_replay_begins_where_both_are_equal(flambeau: Any, root: Path) -> None:
+    told = found(flambeau, "base", "pixel")
+    step = told["sample"]["step"]
+    replay = found(flambeau, "base", "pixel", "--replay")["replay"]
+    assert (replay["step"], replay["phase"]) == (step, "pixels")
+    assert replay["start"] == told["equal_checkpoints"][-1]
+    assert replay["name"].endswith("b/03.png")
+    for run in ("base", "pixel"):  # from the beginning, where no checkpoint of both is left
+        for folder in (root / run / "checkpoints").iterdir():
+            if folder.name != "step-00000008":
+                shutil.rmtree(folder)
+    code, out, err = flambeau("diff", "base", "pixel", "--replay")
+    assert code == 1
+    assert (
+        f"Replayed from step 0, what differs first is, at step {step}, 1 of 64 pixel values" in out
+    )
+    assert "equal to the bit to the checkpoint of its run (of steps 8 and 8)" in out
+    assert "replaying base from step 0" in err
+
+
+def test_a_replay_tells_which_run_is_not_what_it_should_be(flambeau: Any, root: Path) -> None:
+    def flip(model: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
+        model["stem.0.weight"].view(torch.int32).view(-1)[5] ^= 1 << 20
+
+    rewritten(root / "again" / "checkpoints" / "step-00000006", flip)
+    told = found(flambeau, "base", "again", "--replay")
+    assert told["replay"]["reproduced"] == [True, False]
+    assert (told["replay"]["start"], told["replay"]["step"]) == (4, None)
+    assert "The replay of again is not what the run has recorded" in told["verdict"]
+    assert "it has flipped in the memory of that run" in told["verdict"]
+
+
+def test_what_cannot_be_replayed(flambeau: Any, root: Path, trained: Path) -> None:
+    config = root / "rate" / "config.toml"
+    text = config.read_text()
+    for change, message in (
+        (("images", "gone"), "gone"),
+        (("tiny_convnet", "no_such_net"), "no_such_net"),
+        (("seed = 0", 'seed = 0\nextend = "4st"'), "rate was extended by 4st later"),
+        (("flip =", "flop ="), "unknown key 'flop'"),
+    ):
+        assert change[0] in text
+        config.write_text(text.replace(*change))
+        code, out, err = flambeau("diff", "base", "rate", "--replay")
+        assert code == 1
+        assert "There is no replay: " in out
+        assert message in out.partition("There is no replay: ")[2]
+        assert "Traceback" not in out + err
+    same = found(flambeau, "base", "again", "--replay", code=0)
+    assert "nothing that both have recorded of their training differs" in same["verdict"]
 
 
 @pytest.mark.parametrize(
@@ -250,6 +331,7 @@ def test_runs_of_a_script(flambeau: Any, root: Path) -> None:
         ("base base", "are the same folder"),
         ("base again --los", "unknown flag --los; did you mean '--loss'?"),
         ("base ''", "RUN is empty"),
+        ("base again --loss --replay", "give one of them"),
     ],
 )
 def test_wrong_words(flambeau: Any, root: Path, words: str, message: str) -> None:

@@ -2,10 +2,11 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.reading_flags import printed
 from flambeau.errors import InputError
+from flambeau.terminal import say
 
 if TYPE_CHECKING:
     from flambeau.train.compare.run_comparison import RunComparison
@@ -26,6 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="metrics.jsonl alone, as a Markdown table for a pull request: 'identical for N steps', or the "
         "first difference",
     )
+    parser.add_argument(
+        "--replay",
+        action="store_true",
+        help="run both again from where they were equal, two minutes at most, and name the first step, "
+        "module and tensor that differ; needs their data, and runs code that they name, such as "
+        "--model FILE.py:FUNCTION",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.epilog = "exit code: 0 if they are the same, 1 if they differ, 2 for wrong input"
 
@@ -33,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs; 1 if anything does."""
     left, right = map(Path, arguments.runs)
+    if arguments.loss and arguments.replay:
+        raise InputError(
+            "--loss looks at metrics.jsonl alone, and --replay trains: give one of them"
+        )
     if arguments.loss:
         return _loss(left, right, as_json=arguments.json)
     from flambeau.cli.table import print_json
@@ -40,9 +52,17 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.train.compare.verdict import verdict
 
     found = compare_runs(left, right)
-    said = verdict(found)
+    more: dict[str, Any] = {}
+    said = verdict(found, replayed=arguments.replay)
+    if arguments.replay and found.has_evidence:
+        from flambeau.train.compare.replay import replay
+        from flambeau.train.compare.replay_verdict import replay_verdict
+
+        result = replay(found, say=say)
+        said += "\n\n" + replay_verdict(found, result)
+        more = {"replay": result.as_json()}
     if arguments.json:
-        print_json([{**found.as_json(), "verdict": said}])
+        print_json([{**found.as_json(), **more, "verdict": said}])
     else:
         _print(found, said)
     if not found.has_evidence:
@@ -93,8 +113,8 @@ def _print(found: "RunComparison", said: str) -> None:
         _say(f"  checkpoints: equal to the bit at {listed_steps(found.equal_steps)}")
     if found.state is not None:
         _print_state(found)
-    _say("")
-    _say(said)
+    for paragraph in ("", *said.split("\n")):
+        _say(paragraph)
 
 
 def _print_state(found: "RunComparison") -> None:

@@ -71,6 +71,13 @@ class RunComparison:
         return min(low, ends[0]), ends[0]
 
     @property
+    def is_of_evaluation(self) -> bool:
+        """A figure differs, and the training that came to it, and went on from it, does not."""
+        first, equal = self.lines.first, self.equal_steps
+        is_trained_alike = self.state is None and self.loss is None and bool(equal)
+        return first is not None and is_trained_alike and equal[-1] >= first.step
+
+    @property
     def is_same(self) -> bool:
         """Nothing that can change a number differs, nor any number that both have, nor their length."""
         told = [fact for fact in self.facts if fact.matters and fact.kind != "environment"]

@@ -20,24 +20,37 @@ _FILES = {
 }
 
 
-def verdict(found: RunComparison) -> str:
-    """One paragraph: whether and where the two part, and why, as far as the folders tell."""
+def verdict(found: RunComparison, *, replayed: bool = False) -> str:
+    """One paragraph: whether and where the two part, and why, as far as the folders tell.
+
+    Args:
+        found: how they compare.
+        replayed: a paragraph on a replay follows, so that none is advised.
+    """
     if not found.has_evidence:
         return (
             "There is nothing to compare: no line of metrics.jsonl and no checkpoint is of a step that both "
             "have." + _because(found)
         )
-    return " ".join(sentence for sentence in _sentences(found) if sentence)
+    return " ".join(sentence for sentence in _sentences(found, replayed) if sentence)
 
 
-def _sentences(found: RunComparison) -> Iterator[str]:
+def _sentences(found: RunComparison, replayed: bool) -> Iterator[str]:
     yield from map(_of_damage, (found,) if found.damaged else ())
     if found.parts is None:
         yield _of_equals(found)
         yield _because(found).strip()
         return
+    if found.is_of_evaluation and found.lines.first is not None:
+        yield (
+            f"Their training is equal to the bit at {listed_steps(found.equal_steps)}; what differs is a "
+            f"figure, {figure_line(found.lines.first)}: the evaluation, or what is logged."
+        )
+        yield _because(found, replayed).strip()
+        return
     low, high = found.parts
     steps = f"at step {high}" if low == high else f"in one of the steps {low} to {high}"
+    steps = steps if high else "before step 1"
     yield f"They part {steps}: {_seen(found)}."
     state = found.state
     flipped = None if state is None else state.flipped_bit
@@ -46,9 +59,9 @@ def _sentences(found: RunComparison) -> Iterator[str]:
             f"One bit of one element of {flipped.name} is all that differs, and the file is as it was "
             "written (its SHA-256 is right): the bit has flipped in the memory of one of the two runs."
         )
-    yield _because(found).strip()
+    yield _because(found, replayed).strip()
     if not causes(found) and flipped is None:
-        yield _unexplained(found)
+        yield _unexplained(found, replayed)
 
 
 def _of_damage(found: RunComparison) -> str:
@@ -106,27 +119,29 @@ def _seen(found: RunComparison) -> str:
     return "; ".join(texts)
 
 
-def _because(found: RunComparison) -> str:
+def _because(found: RunComparison, replayed: bool = True) -> str:
     told = causes(found)
     if not told:
         return ""
     more = f", and {len(told) - _MOST_CAUSES} more" if len(told) > _MOST_CAUSES else ""
     if found.parts is None:
         return f" What differs between them and has shown no effect: {'; '.join(told[:_MOST_CAUSES])}{more}."
-    which = " (which of them, --replay may tell)" if len(told) > 1 else ""
+    which = " (which of them, --replay may tell)" if len(told) > 1 and not replayed else ""
     return f" What differs between them{which}: {'; '.join(told[:_MOST_CAUSES])}{more}."
 
 
-def _unexplained(found: RunComparison) -> str:
+def _unexplained(found: RunComparison, replayed: bool) -> str:
     if not all(run.is_command for run in found.runs):
         return (
             "Nothing that the folders tell explains it: the code of a script and its data are not in them. "
             "Say what identifies them by config= of Run."
         )
-    return (
+    text = (
         "Settings, data and environment are the same, so it is none of them: a fault in memory, or an "
-        "operation without a fixed order. --replay tells which of the two is not what its settings give."
+        "operation without a fixed order."
     )
+    advice = " --replay tells which of the two is not what its settings give."
+    return text if replayed else text + advice
 
 
 def causes(found: RunComparison) -> list[str]:
@@ -147,6 +162,11 @@ def causes(found: RunComparison) -> list[str]:
     if data & _OF_VALIDATION_DATA:
         texts.append("the validation data")
     texts += [fact_text(fact) for fact in facts if fact.kind in ("environment", "history")]
+    for run, rows in zip(found.runs, found.lines.rollbacks, strict=True):
+        bad = [value_text(row["bad_step"]) for row in rows[:3]]
+        texts += [
+            f"step {step} of {run.folder.path} was not finite, and it went back" for step in bad
+        ]
     return texts
 
 
