@@ -18,6 +18,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     save_checkpoint,
     to_bytes,
 )
+from flambeau.train.compare import saved_states
 
 WORDS = (
     "--duration 8st --batch-size 4 --checkpoint-every 2st --keep 9 --log-every 3 --device cpu "
@@ -389,6 +390,46 @@ def test_hostile_folders(flambeau: Any, root: Path) -> None:
     assert "is not a file" in check(2)
     (again / "config.toml").write_text("duration = [" * 1000)
     check(2)
+
+
+def test_a_hostile_state_is_not_replayed(flambeau: Any, root: Path) -> None:
+    checkpoint = root / "rate" / "checkpoints" / "step-00000002"
+    files = dict(read_checkpoint(checkpoint).files)
+    for state in (
+        {"step": "2", "optimizer": {"state": {}, "param_groups": []}},
+        {"step": 2, "lr_scale": "x", "optimizer": {"state": {}, "param_groups": []}},
+    ):
+        shutil.rmtree(checkpoint)
+        save_checkpoint(checkpoint, {**files, "training_state.pt": to_bytes(state)}, meta={})
+        code, out, err = flambeau("diff", "base", "rate", "--replay")
+        assert code == 1
+        assert "step-00000002 is damaged: training_state.pt is not of step 2" in out
+    for run in ("base", "rate"):  # equal, and not what could be put back
+        for folder in (root / run / "checkpoints").iterdir():
+            if folder.name == "step-00000002":
+                shutil.rmtree(folder)
+                save_checkpoint(folder, {**files, "training_state.pt": to_bytes(state)}, meta={})
+    code, out, err = flambeau("diff", "base", "rate", "--replay")
+    assert code == 1
+    assert "There is no replay: " in out
+    assert "cannot be put into its model: KeyError" in out
+    assert "Traceback" not in out + err
+
+
+def test_a_checkpoint_that_a_run_removes_meanwhile(
+    flambeau: Any, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = saved_states.read_state
+
+    def removed(folder: Path) -> Any:
+        if folder == Path("again/checkpoints/step-00000002"):
+            shutil.rmtree(folder)
+        return own(folder)
+
+    monkeypatch.setattr(saved_states, "read_state", removed)
+    told = found(flambeau, "base", "again", code=0)
+    assert told["equal_checkpoints"] == [0, 4, 6, 8]
+    assert told["damaged_checkpoints"] == []
 
 
 @pytest.mark.parametrize("kind", ["expanded", "deep", "meta", "list", "no model"])

@@ -17,6 +17,8 @@ from flambeau.errors import InputError, unreadable
 _MOST_BYTES = 2**28  # of a file: some two million lines
 _LONGEST_LINE = 2**20
 _MOST_SPEEDS = 100_000
+_MOST_OF_A_STEP = 1000  # lines; a run writes one for its steps, and one for each evaluation
+_MOST_NAMES = 200  # figures in the table
 _OF_THE_CLOCK = {"images_per_s", "data_wait"}
 _PLACE = {"step", "epoch", *_OF_THE_CLOCK}
 
@@ -97,7 +99,8 @@ def compare_lines(left: Path, right: Path) -> MetricLines:
             for name in [name for name in rows[0] if name in rows[1]]:
                 values = rows[0][name], rows[1][name]
                 found.num_figures += 1
-                found.last[name] = (step, *values)
+                if name in found.last or len(found.last) < _MOST_NAMES:
+                    found.last[name] = (step, *values)
                 if values[0] != values[1]:
                     same = False
                     found.first = found.first or FigureDifference(step, name, values)
@@ -134,7 +137,7 @@ class _Lines:
                 continue  # no run writes it
             group: _Group = {}
             self.step = step
-            for row in rows:
+            for row in itertools.islice(rows, _MOST_OF_A_STEP):
                 figures = {name: value for name, value in row.items() if name not in _PLACE}
                 key: tuple[Any, ...] = ("evaluation", len(group))
                 if "images_per_s" in row:

@@ -157,30 +157,27 @@ def _beside_each_other(
         if time.monotonic() > deadline:
             result.is_out_of_time = True
             return
-        batches = [_passed(side, result) for side in sides]
-        if result.found is None and (batches[0] is None or batches[1] is None):
-            if batches[0] is not batches[1]:
-                over = 0 if batches[0] is None else 1
-                name = sides[over].facts.folder.path
-                result.step = sides[over].step + 1
-                result.found = Found("length", f"{name} ends at step {sides[over].step}")
+        a, b = (_passed(side) for side in sides)
+        if not isinstance(a, Batch) or not isinstance(b, Batch):
+            if a != b:
+                which = 1 if isinstance(a, Batch) else 0
+                side, why = sides[which], (a, b)[which]
+                what = why or f"ends at step {side.step}"
+                result.step = side.step + (why is None)
+                result.found = Found("length", f"{side.facts.folder.path}: {what}")
             return
-        if batches[0] is not None and batches[1] is not None:
-            _compare_pass(sides, (batches[0], batches[1]), result)
+        _compare_pass(sides, (a, b), result)
         for side, outcome in zip(sides, result.reproduced, strict=True):
             if result.found is None and side.step == targets[side] and outcome.step is None:
                 _compare_with_own(side, outcome)
 
 
-def _passed(side: ReplayedRun, result: Replay) -> Batch | None:
-    """One pass of a run; a loss that is not finite is a finding."""
+def _passed(side: ReplayedRun) -> Batch | str | None:
+    """One pass of a run; None at its end, and a sentence where it stops at what is not finite."""
     try:
         return side.advance(watched=True)
     except NotFinite as error:
-        if result.found is None:
-            result.step = side.step
-            result.found = Found("loss", f"in {side.facts.folder.path}, {error}".splitlines()[0])
-        return None
+        return str(error).splitlines()[0]
 
 
 def _compare_pass(

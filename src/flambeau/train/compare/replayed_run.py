@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
+from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged
 from flambeau.recipes.data.sample_order import sample_order
 from flambeau.recipes.setup.environment import environment
 from flambeau.recipes.training.metrics import correct
@@ -81,23 +82,29 @@ class ReplayedRun:
         # None of these changes a number.
         settings = dataclasses.replace(stored, download=False, workers=0, retry_workers=0)
         later = [step for step in steps_of(folder.path) if step > (start or 0)]
-        self.own = read_state(checkpoint_of(folder.path, later[0])) if later else None
+        self.own = _checkpoint(folder.path, later[0]) if later else None
         self.own_beginning: Restored | None = None
         if start is None and 0 in steps_of(folder.path):
-            self.own_beginning = read_state(checkpoint_of(folder.path, 0))
+            self.own_beginning = _checkpoint(folder.path, 0)
         train, val, data_facts = reopen_data(settings, folder.dataset)
         self.classes, self._train, self._settings = data_facts.classes, train, settings
         first = None if start is None else checkpoint_of(folder.path, start)
         self._check_extension(first)
         if first is None:
             first = _beginning(settings, data_facts, train, val, temporary)
-        self._training = set_up(
-            settings, data_facts, train, val, folder=temporary / "none", bar=False, replay_from=first
-        )  # fmt: skip
+        try:
+            self._training = set_up(
+                settings, data_facts, train, val, folder=temporary / "none", bar=False, replay_from=first
+            )  # fmt: skip
+        except InputError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise InputError(f"{first} cannot be put into its model: {why}") from error
         self._run = run = self._training.run
         run.progress.silent = True
         if self.own is not None:  # after a rollback the rate is lower from the checkpoint on
-            run.state.lr_scale = float(self.own.state.get("lr_scale", run.state.lr_scale))
+            run.state.lr_scale = self.own.state.get("lr_scale", run.state.lr_scale)
         self.device = pick_device(settings.device)
         self.is_compiled = settings.compile != "none"
         self.events = StepEvents(self._training.model, modules=not self.is_compiled)
@@ -232,6 +239,15 @@ class ReplayedRun:
                 f"{self.facts.folder.path} was extended by {wanted} later, and its steps before that had the "
                 "schedule of the shorter run"
             )
+
+
+def _checkpoint(run: Path, step: int) -> Restored:
+    """A checkpoint of a run, whose place in it is what its name says."""
+    folder = checkpoint_of(run, step)
+    found = read_state(folder)
+    if found.state.get("step") != step or not isinstance(found.state.get("lr_scale", 1.0), float):
+        raise CheckpointDamaged(folder, "training_state.pt", f"is not of step {step}")
+    return found
 
 
 def _beginning(

@@ -133,8 +133,8 @@ def read_state(folder: Path) -> Restored:
         if INDEX in checkpoint.files:
             _check_pieces(checkpoint.files, folder)
         state = restored(checkpoint)
-        for _ in itertools.islice(_leaves(state), _MOST_VALUES):
-            pass
+        if sum(1 for _ in itertools.islice(_leaves(state), _MOST_VALUES + 1)) > _MOST_VALUES:
+            raise ValueError(f"its state holds more than {_MOST_VALUES} values")
         return state
     except CheckpointDamaged:
         raise
@@ -192,7 +192,7 @@ def state_difference(step: int, left: Restored, right: Restored) -> StateDiffere
             num_tensors += 1
             where = "second" if a is None else "first"
             tensors.append(TensorDifference(name, what=f"a tensor in the {where} run alone"))
-        elif a != b:
+        elif a != b and not (a != a and b != b):  # NaN equals NaN
             values[name] = a, b
     return StateDifference(step, tensors, values, num_tensors) if tensors or values else None
 
@@ -300,6 +300,8 @@ def pairs(left: Path, right: Path, damaged: list[Damaged]) -> Iterator[Pair]:
             try:
                 states.append(read_state(folder))
             except CheckpointDamaged as error:
+                if not (folder.exists() or folder.is_symlink()):
+                    break  # the run goes on, and has removed it meanwhile
                 found = Damaged(run, folder.name, f"{error.name} {error.what}")
                 if is_written_alike(*folders, error.name):
                     found = replace(found, as_the_other=_change(folders, run, error.name))
