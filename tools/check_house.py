@@ -123,7 +123,7 @@ STOREYS = {
         {"run.py", "inference.py", "verify_run.py"},
         {"loss.py", "predictor.py", "features.py"},
         {"fit.py"},
-        {"dry_run.py", "replay_step.py"},
+        {"dry_run.py", "replay_step.py", "compare"},
         {"start.py"},
         {"api.py"},
     ],

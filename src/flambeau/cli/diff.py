@@ -1,0 +1,138 @@
+"""`flambeau diff`: two runs, to the first step in which they part, and why."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flambeau.cli.reading_flags import printed
+from flambeau.errors import InputError
+from flambeau.terminal import say
+
+if TYPE_CHECKING:
+    from flambeau.train.compare.run_comparison import RunComparison
+
+HELP = "compare two runs: the first step in which they part, and why"
+
+_MOST_TENSORS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Two runs, and what is asked of them."""
+    parser.add_argument(
+        "runs", metavar="RUN", nargs=2, help="the folder of a run; the older one first"
+    )
+    parser.add_argument(
+        "--loss",
+        action="store_true",
+        help="metrics.jsonl alone, as a Markdown table for a pull request: 'identical for N steps', or the "
+        "first difference",
+    )
+    parser.add_argument(
+        "--replay",
+        action="store_true",
+        help="run both again from where they were equal, two minutes at most, and name the first step, "
+        "module and tensor that differ; needs their data, and runs code that they name, such as "
+        "--model FILE.py:FUNCTION",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.epilog = "exit code: 0 if they are the same, 1 if they differ, 2 for wrong input"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what differs; 1 if anything does."""
+    left, right = map(Path, arguments.runs)
+    if arguments.loss and arguments.replay:
+        raise InputError(
+            "--loss looks at metrics.jsonl alone, and --replay trains: give one of them"
+        )
+    if arguments.loss:
+        return _loss(left, right, as_json=arguments.json)
+    from flambeau.cli.table import print_json
+    from flambeau.train.compare.run_comparison import compare_runs
+    from flambeau.train.compare.verdict import verdict
+
+    found = compare_runs(left, right)
+    more: dict[str, Any] = {}
+    said = verdict(found, replayed=arguments.replay)
+    if arguments.replay and found.has_evidence:
+        from flambeau.train.compare.replay import replay
+        from flambeau.train.compare.replay_verdict import replay_verdict
+
+        result = replay(found, say=say)
+        said += "\n\n" + replay_verdict(found, result)
+        more = {"replay": result.as_json()}
+    if arguments.json:
+        print_json([{**found.as_json(), **more, "verdict": said}])
+    else:
+        _print(found, said)
+    if not found.has_evidence:
+        raise InputError(f"{left} and {right} have no step in common that could be compared")
+    return 0 if found.is_same else 1
+
+
+def _loss(left: Path, right: Path, *, as_json: bool) -> int:
+    from flambeau.cli.table import print_json
+    from flambeau.train.compare.metric_lines import compare_lines, markdown_table
+    from flambeau.train.compare.recorded_facts import read_facts
+
+    paths = [read_facts(path).folder.metrics for path in (left, right)]
+    lines = compare_lines(*paths)
+    if not lines.num_figures:
+        raise InputError(
+            f"{paths[0]} and {paths[1]} have no figure of the same steps in common: give both runs the same "
+            "log_every, and let both write a line"
+        )
+    if as_json:
+        print_json(
+            [{"runs": [str(left), str(right)], "identical": lines.is_same, **lines.as_json()}]
+        )
+    else:
+        print(printed(markdown_table(lines, (str(left), str(right)))))
+    return 0 if lines.is_same else 1
+
+
+def _print(found: "RunComparison", said: str) -> None:
+    """The findings, one line each, and the verdict."""
+    from flambeau.train.compare.verdict import fact_text, figure_line, listed_steps
+
+    _say(f"{found.runs[0].folder.path} and {found.runs[1].folder.path}")
+    for kind in ("setting", "data", "environment", "history"):
+        for matters in (True, False):
+            facts = [f for f in found.facts if f.kind == kind and f.matters is matters]
+            note = "" if matters else ", without effect on the numbers"
+            if facts:
+                _say(f"  {kind}{note}: {'; '.join(map(fact_text, facts))}")
+    if found.sample is not None:
+        _say(f"  first sample that differs: {found.sample.text}")
+    lines = found.lines
+    if lines.num_figures:
+        same = f"identical for {lines.identical_steps} steps" if lines.identical_steps else ""
+        first = "" if lines.first is None else figure_line(lines.first)
+        _say(f"  metrics.jsonl: {', then '.join(filter(None, (same, first)))}")
+    if found.equal_steps:
+        _say(f"  checkpoints: equal to the bit at {listed_steps(found.equal_steps)}")
+    if found.state is not None:
+        _print_state(found)
+    for paragraph in ("", *said.split("\n")):
+        _say(paragraph)
+
+
+def _print_state(found: "RunComparison") -> None:
+    from flambeau.train.compare.verdict import value_text
+
+    state = found.state
+    assert state is not None
+    _say(
+        f"  checkpoint of step {state.step}: {len(state.tensors)} of {state.num_tensors} tensors differ"
+    )
+    for tensor in state.tensors[:_MOST_TENSORS]:
+        _say(f"    {tensor}")
+    if len(state.tensors) > _MOST_TENSORS:
+        _say(f"    and {len(state.tensors) - _MOST_TENSORS} more (--json lists them)")
+    for name, values in list(state.values.items())[:_MOST_TENSORS]:
+        _say(f"    {name}: {value_text(values[0])} and {value_text(values[1])}")
+
+
+def _say(text: str) -> None:
+    """A line on standard output; what is not printable in it came out of a file."""
+    print(printed("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)))
