@@ -183,9 +183,8 @@ class Run:
             self._ranks.beat("waiting for data")
             if loop.stream is None:
                 self._recorder.before_fork()
-                loop.stream = self._parts.reader.to_device(
-                    self._parts.loader.stream(epoch=state.epoch, position=state.position)
-                )
+                stream = self._parts.loader.stream(epoch=state.epoch, position=state.position)
+                loop.stream = self._recorder.shown(self._parts.reader.to_device(stream))
             loop.micro = micro = next(loop.stream)
             window.wait_s += time.perf_counter() - start
             loop.num_samples = micro.size

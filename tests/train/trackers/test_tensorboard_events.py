@@ -1,14 +1,19 @@
 """Event files, read back by TensorBoard's own reader."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from flambeau.recipes.data.sample_order import sample_order
 from flambeau.train.trackers.tensorboard_events import TensorboardEvents, tag
+from flambeau.train.trackers.tracker import RunFacts
 
 reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 hparams = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
@@ -107,6 +112,43 @@ def test_a_rollback_takes_points_back(
     monkeypatch.setattr(TensorboardEvents, "flush_s", 0.0)
     train(tmp_path / "run", "tensorboard", bad_at=7, on_nan="rollback")
     assert curves(tmp_path / "run") == expected(points(tmp_path / "run"))
+
+
+def test_images_are_those_of_the_first_batch(tmp_path: Path, train: Callable[..., Any]) -> None:
+    run = train(tmp_path / "run", "tensorboard")
+    (kept,) = events(tmp_path / "run").Images("first_batch")
+    picture = Image.open(io.BytesIO(kept.encoded_image_string)).convert("L")
+    assert (kept.step, picture.size) == (0, (8 * 4, 2 * 4))  # side by side, in two rows
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(64, 1, 4, 4, generator=generator)
+    order = sample_order(64, seed=0, epoch=0)[:16]
+    expected = images[order, 0].reshape(2, 8, 4, 4).transpose(1, 2).reshape(8, 32)
+    found = torch.from_numpy(np.array(picture)) / 255
+    torch.testing.assert_close(found, expected, atol=1 / 255, rtol=0)
+    train(tmp_path / "run", "tensorboard", extend="1ep")
+    assert len(events(tmp_path / "run").Images("first_batch")) == 1 and run.result is not None
+
+
+@pytest.mark.parametrize(
+    ("x_NCHW", "expected"),
+    [
+        (torch.tensor([0, 51, 255], dtype=torch.uint8), [0, 51, 255]),
+        (torch.tensor([0.0, 0.2, 0.5]), [0, 51, 127]),
+        (torch.tensor([-1.0, 0.0, 3.0]), [0, 63, 255]),
+        (torch.tensor([2.0, 2.0, 2.0], dtype=torch.bfloat16), [0, 0, 0]),
+    ],
+)
+def test_floats_beyond_0_to_1_are_stretched(
+    x_NCHW: torch.Tensor, expected: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    tracker = TensorboardEvents(RunFacts(tmp_path, {}, tmp_path / "metrics.jsonl", 0, print))
+    assert tracker.start() == (0, 0)
+    tracker.images(x_NCHW.reshape(1, 1, 1, 3))
+    tracker.end(None)
+    (kept,) = events(tmp_path).Images("first_batch")
+    picture = Image.open(io.BytesIO(kept.encoded_image_string)).convert("L")
+    assert np.array(picture).tolist() == [expected]
 
 
 def test_histograms_are_those_of_a_run_that_was_not_killed(

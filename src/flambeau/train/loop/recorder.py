@@ -5,7 +5,7 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -305,6 +305,12 @@ class Recorder:
         self._tell_saved()
         self._result = self._ranks.first(self._publish)
         return self._result
+
+    def shown(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; trackers get images of the first one of a run."""
+        if self._tracking is None or self._state.step or self._state.position:
+            return batches
+        return self._tracking.shown(batches)
 
     def before_fork(self) -> None:
         """Workers are forked next, which must not be while another thread holds a lock."""

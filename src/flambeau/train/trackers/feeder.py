@@ -14,9 +14,8 @@ from typing import Any
 from flambeau.train.trackers.metrics_lines import figures_of, next_lines, place_after
 from flambeau.train.trackers.tracker import START, Place, RunFacts, Tracker
 
-_QUIET_S = (
-    2.0  # after `before_fork`: more than many workers of a large process take to start; chosen
-)
+_BEHIND_S = 0.1  # lines within this are told together, with fewer switches of threads; chosen
+_QUIET_S = 2.0  # after `before_fork`: longer than many workers take to start; chosen
 _MOST_WORK = 4  # copies of the weights that wait for a slow tracker; chosen
 
 
@@ -40,7 +39,7 @@ class Feeder:
         self.num_left_out = 0
         """Of what `also` was given."""
         self._quiet_until, self._hangs = 0.0, False
-        self._is_ending, self._is_abandoned = False, False
+        self._ending, self._is_abandoned = threading.Event(), False
         self._result: Mapping[str, Any] | None = None
         # Set by the thread.
         self._busy = threading.Lock()  # held while the tracker works
@@ -55,7 +54,8 @@ class Feeder:
     def grow(self, size: int) -> None:
         """The file has so many bytes now."""
         self._size = size
-        self._news.set()
+        if not self._news.is_set():  # which needs no lock
+            self._news.set()
 
     def cut(self, size: int, *, step: int) -> None:
         """The file was cut back to so many bytes, those of a checkpoint of this step."""
@@ -88,7 +88,8 @@ class Feeder:
 
     def end(self, result: Mapping[str, Any] | None) -> None:
         """No more lines will come; the thread ends when it has told all."""
-        self._result, self._is_ending = result, True
+        self._result = result
+        self._ending.set()
         self._news.set()
 
     def wait(self, deadline: float) -> bool:
@@ -105,8 +106,9 @@ class Feeder:
                 self._told = self._tracker.start()
             while not self._is_abandoned:
                 self._news.wait(self._seconds_to_flush())
+                self._ending.wait(_BEHIND_S)
                 self._news.clear()
-                is_ending = self._is_ending  # before the lines are read: none comes after it
+                is_ending = self._ending.is_set()  # before the lines are read: none comes after it
                 self._catch_up()
                 if is_ending or self._seconds_to_flush() == 0:
                     self._flush()
@@ -128,7 +130,7 @@ class Feeder:
         """Around each piece of work; none begins while workers are forked, or after the run has left."""
         while True:
             self._busy.acquire()
-            quiet_s = 0.0 if self._is_ending else self._quiet_until - time.monotonic()
+            quiet_s = 0.0 if self._ending.is_set() else self._quiet_until - time.monotonic()
             if quiet_s <= 0 or self._is_abandoned:
                 break
             self._busy.release()

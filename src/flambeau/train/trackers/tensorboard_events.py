@@ -63,6 +63,15 @@ class TensorboardEvents:
             if name != "epoch":
                 self._writer.add_scalar(tag(name), value, step)
 
+    def images(self, x_NCHW: Tensor) -> None:
+        """Those of the first batch, as the loop gets them; floats beyond 0 to 1 are stretched to that."""
+        if x_NCHW.is_floating_point():
+            low, high = (x_NCHW.amin().item(), x_NCHW.amax().item())
+            if low < 0 or high > 1:
+                x_NCHW = (x_NCHW - low) / max(high - low, 1e-12)
+            x_NCHW = x_NCHW.float()
+        self._writer.add_images("first_batch", x_NCHW, 0)
+
     def histograms(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """One for each tensor, on the CPU."""
         for name, values in tensors.items():

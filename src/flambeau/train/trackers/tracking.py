@@ -1,9 +1,10 @@
 """All trackers of a run: made at its start, told what the run writes, waited for a while at its end."""
 
+import itertools
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,12 @@ from flambeau.train.checkpoints.published_weights import Result
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.settings.track import HISTOGRAMS, LineFunction, Track, tracker_list
 from flambeau.train.trackers.feeder import Feeder
+from flambeau.train.trackers.tensorboard_events import TensorboardEvents
 from flambeau.train.trackers.tracker import RunFacts, Tracker
 
 END_WAIT_S = 10.0
 """How long the end of a run waits for its trackers, all together."""
+_NUM_IMAGES = 16  # chosen
 _FORK_WAIT_S = 2.0  # an import takes less; chosen
 
 
@@ -44,6 +47,7 @@ class Tracking:
         config = folder.read_config() or {}
         facts = RunFacts(folder.path, config, folder.metrics, size, self._said.append)
         self._feeders: list[Feeder] = []
+        self._tensorboard: tuple[Feeder, Any] | None = None
         self._histograms: tuple[Feeder, Any] | None = None
         for number, item in enumerate(tracker_list(track)):
             name = item if isinstance(item, str) else f"track={_called(item)}"
@@ -52,6 +56,8 @@ class Tracking:
                 continue
             feeder = Feeder(name, tracker, facts)
             self._feeders.append(feeder)
+            if isinstance(tracker, TensorboardEvents):
+                self._tensorboard = feeder, tracker
             if item == HISTOGRAMS and is_sharded:
                 say("no histograms: the model is sharded, and each process has a piece of a weight")
             elif item == HISTOGRAMS:
@@ -86,6 +92,17 @@ class Tracking:
         """The run goes on from the checkpoint of a step; metrics.jsonl was cut back."""
         for feeder in self._feeders:
             feeder.cut(size, step=step)
+
+    def shown(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; TensorBoard gets a few images of the first one, if it holds any."""
+        if self._tensorboard is None:
+            return batches
+        feeder, tracker = self._tensorboard
+        first = next(batches)
+        images = _images_of(first.data)
+        if images is not None:
+            feeder.also(0, partial(tracker.images, images))
+        return itertools.chain([first], batches)
 
     def evaluated(self, model: nn.Module, step: int) -> None:
         """An evaluation was written; where histograms are asked for, the weights are copied for them."""
@@ -149,9 +166,15 @@ def _make(item: str | LineFunction, number: int, facts: RunFacts) -> Tracker:
         from flambeau.train.trackers.mlflow_run import MlflowRun
 
         return MlflowRun(facts)
-    from flambeau.train.trackers.tensorboard_events import TensorboardEvents
-
     return TensorboardEvents(facts)
+
+
+def _images_of(data: Any) -> Tensor | None:
+    """The first few images of a batch, on the CPU, where its first tensor holds some: (N, 1 or 3, H, W)."""
+    first = data[0] if isinstance(data, (tuple, list)) and data else data
+    if isinstance(first, Tensor) and first.ndim == 4 and first.shape[1] in (1, 3):
+        return first.detach()[:_NUM_IMAGES].to("cpu", copy=True)
+    return None
 
 
 def _copies(model: nn.Module) -> dict[str, Tensor]:
