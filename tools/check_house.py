@@ -101,6 +101,7 @@ STOREYS = {
         {"images", "loading"},
         {"sources", "transforms"},
         {"pack", "datasets"},
+        {"check"},
         {"wrap.py"},
     ],
     "parallel": [

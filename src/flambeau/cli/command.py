@@ -21,7 +21,7 @@ from flambeau.version import __version__
 
 VERBS = (
     "train", "launch", "runs", "report", "diff", "models", "inspect", "predict", "evaluate", "features",
-    "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
+    "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
 _MODULES = {"inspect": "inspect_model"}  # no file may have a name of the standard library
 _USER_ERRNOS = {

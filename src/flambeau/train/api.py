@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flambeau.data.sources.open_data import open_source
+from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, nearest
 from flambeau.html_table import html_table
 from flambeau.recipes.training.auroc import AUROC
@@ -230,6 +231,22 @@ def evaluate(
             raise InputError(f"{name} must be at least 0, got {number}")
     trained = _loaded(run, image_size, say)
     source = open_source(Path(data), trained.facts.classes, download=download)
+    return measure(
+        trained, source, flip_tta=flip_tta, workers=workers, skip_bad_images=skip_bad_images,
+        progress=progress,
+    )  # fmt: skip
+
+
+def measure(
+    trained: Trained,
+    source: Source,
+    *,
+    flip_tta: bool = False,
+    workers: int = 0,
+    skip_bad_images: int = 0,
+    progress: bool = False,
+) -> Evaluation:
+    """The same of a model that is loaded, on a source of its classes."""
     loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     counters = _Counters.of(trained)
     with CountBar(len(source), unit="images", shown=progress) as bar:
@@ -242,7 +259,7 @@ def evaluate(
                 counters.update(logits, targets, indices)
             bar.update(len(micro.indices))
     if not counters.indices:
-        raise InputError(f"no image in {data} could be read")
+        raise InputError(f"no image could be read; the first one is {source.describe(0)}")
     return counters.evaluation(
         describe=source.describe,
         num_bad=len(bad.names),

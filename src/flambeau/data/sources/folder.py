@@ -74,7 +74,10 @@ class FolderSource:
         return len(self.names)
 
     def describe(self, index: int) -> str:
-        return _shown(self.folder / self.names[index])
+        return _shown(self.file_at(index))
+
+    def file_at(self, index: int) -> Path:
+        return self.folder / self.names[index]
 
     def read(self, index: int) -> bytes:
         # 16 us where pathlib takes 25, for 110 KB in the page cache.
@@ -104,7 +107,7 @@ class FolderSource:
 
     @cached_property
     def content_sample(self) -> str:
-        return sampled_content(len(self), lambda index: self.folder / self.names[index])
+        return sampled_content(len(self), self.file_at)
 
 
 def class_folders(root: Path) -> list[Path]:

@@ -103,17 +103,17 @@ class ListingSource:
         return len(self.names)
 
     def describe(self, index: int) -> str:
-        return f"{self._file(index)} ({self.path}, line {self._lines[index]})"
+        return f"{self.file_at(index)} ({self.path}, line {self._lines[index]})"
 
     def read(self, index: int) -> bytes:
-        return self._file(index).read_bytes()
+        return self.file_at(index).read_bytes()
 
     @cached_property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.classes}\n".encode())
         for index, label in enumerate(self.labels.tolist()):
             try:
-                size = self._file(index).stat().st_size
+                size = self.file_at(index).stat().st_size
             except OSError:  # missing: a bad image, which reading it will tell
                 size = -1
             digest.update(f"{self.names[index]}\0{size}\0{label}\n".encode())
@@ -121,14 +121,14 @@ class ListingSource:
 
     @cached_property
     def content_sample(self) -> str:
-        return sampled_content(len(self), self._file)
+        return sampled_content(len(self), self.file_at)
 
-    def _file(self, index: int) -> Path:
+    def file_at(self, index: int) -> Path:
         return self.path.parent / self.names[index]
 
     def _require_any(self) -> None:
         # Not Path.exists, which raises where a folder may not be entered or a name is too long.
-        if not any(os.path.exists(self._file(index)) for index in range(len(self))):  # noqa: PTH110
+        if not any(os.path.exists(self.file_at(index)) for index in range(len(self))):  # noqa: PTH110
             more = f", nor does any other of the {len(self)} listed images" if len(self) > 1 else ""
             windows = "Write / for each \\ of Windows; " * ("\\" in self.names[0])
             start = f"{windows}paths start at the folder of the listing"

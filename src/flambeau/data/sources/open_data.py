@@ -13,6 +13,7 @@ import torch
 from flambeau.data.images.stand_ins import stand_in_at
 from flambeau.data.sources.data_home import data_home
 from flambeau.data.sources.data_names import check_download, is_named, refuse_address
+from flambeau.data.sources.file_set import FileSet
 from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,
     FolderSource,
@@ -31,7 +32,7 @@ from flambeau.data.sources.formats import (
 from flambeau.data.sources.hold_out import hold_out
 from flambeau.data.sources.source import ConcatSource, Source, SubsetSource
 from flambeau.data.sources.tables.hugging_face import open_hub
-from flambeau.data.sources.torchvision_sets import NAMES, FileSet, open_named
+from flambeau.data.sources.torchvision_sets import NAMES, open_named
 from flambeau.data.sources.user_function import open_function
 from flambeau.errors import InputError, unreadable
 from flambeau.user_code import is_function
@@ -106,7 +107,7 @@ def open_parts(path: Path, *, download: bool = False) -> tuple[Source, Source | 
         _require(path)
     train, val = _parts_of(only_folder(path)) if named is None else named
     if val is not None:
-        val = _with_classes(val, train.classes, "the training part")
+        val = with_classes(val, train.classes, "the training part")
     return train, val
 
 
@@ -128,11 +129,11 @@ def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -
     check_download(download, path)
     named = _open_named(path, download=download)
     if named is not None:
-        return _with_classes(named[1] or named[0], tuple(classes), "the model")
+        return with_classes(named[1] or named[0], tuple(classes), "the model")
     _require(path)
     path = only_folder(path)
     source, val = _evaluated(_val_folder(path, classes) if path.is_dir() else path)
-    return _with_classes(source if val is None else val, tuple(classes), "the model")
+    return with_classes(source if val is None else val, tuple(classes), "the model")
 
 
 class Unlabelled(NamedTuple):
@@ -369,7 +370,14 @@ def _beside(path: Path) -> Path | None:
     return None
 
 
-def _with_classes(source: Source, classes: tuple[str, ...], owner: str) -> Source:
+def with_classes(source: Source, classes: tuple[str, ...], owner: str) -> Source:
+    """A source whose labels are positions in other classes; InputError where those lack one of its own.
+
+    Args:
+        source: any.
+        classes: names.
+        owner: whose they are, for the message.
+    """
     if source.classes == classes:
         return source
     labels = source.labels.tolist()

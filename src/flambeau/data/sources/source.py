@@ -3,7 +3,8 @@
 import bisect
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -59,6 +60,12 @@ def content_sample(source: Source) -> str:
     """SHA-256, hexadecimal, of a sample of what a source's files hold; '' where its fingerprint is enough."""
     sample: str = getattr(source, "content_sample", "")
     return sample
+
+
+def file_of(source: Source, index: int) -> Path | None:
+    """The file that an image is; None where a source holds its images itself."""
+    look: Callable[[int], Path | None] | None = getattr(source, "file_at", None)
+    return None if look is None else look(index)
 
 
 def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
@@ -132,6 +139,9 @@ class SubsetSource:
     def describe(self, index: int) -> str:
         return self._source.describe(int(self._indices[index]))
 
+    def file_at(self, index: int) -> Path | None:
+        return file_of(self._source, int(self._indices[index]))
+
     def read(self, index: int) -> Stored:
         return self._source.read(int(self._indices[index]))
 
@@ -195,6 +205,10 @@ class ConcatSource:
     def describe(self, index: int) -> str:
         part, place = self._place(index)
         return part.describe(place)
+
+    def file_at(self, index: int) -> Path | None:
+        part, place = self._place(index)
+        return file_of(part, place)
 
     def read(self, index: int) -> Stored:
         part, place = self._place(index)

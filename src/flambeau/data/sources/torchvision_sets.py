@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from flambeau.data.sources.file_set import FileSet
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, nearest
 
@@ -62,43 +63,6 @@ class PixelSet:
     def read(self, index: int) -> NDArray[np.uint8]:
         pixels: NDArray[np.uint8] = self._pixels[index]
         return pixels
-
-
-class FileSet:
-    """Images in files that a data set lists.
-
-    Args:
-        root: the folder below which all lie.
-        names: N paths below it, with slashes.
-        labels: N positions in `classes`.
-        classes: their names.
-    """
-
-    def __init__(
-        self, root: Path, names: Sequence[str], labels: Sequence[int], classes: Sequence[str]
-    ) -> None:
-        self._root, self.names = root, tuple(names)
-        self.classes, self.labels = tuple(classes), torch.tensor(labels, dtype=torch.int64)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"{self.labels.tolist()} {self.classes}".encode())
-        for name in self.names:
-            try:
-                size = (self._root / name).stat().st_size
-            except OSError:  # a bad image, which reading it will tell
-                size = -1
-            digest.update(os.fsencode(f"{name}\0{size}\n"))
-        return digest.hexdigest()
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def describe(self, index: int) -> str:
-        return str(self._root / self.names[index])
-
-    def read(self, index: int) -> bytes:
-        return (self._root / self.names[index]).read_bytes()
 
 
 def open_named(name: str, root: Path, *, download: bool) -> tuple[Source, Source | None]:

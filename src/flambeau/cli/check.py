@@ -1,0 +1,147 @@
+"""`flambeau check`: what is wrong with the data of a training."""
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flambeau.cli.reading_flags import printed
+from flambeau.data.check.finding import HARMFUL, KINDS, WITHOUT_IMAGES
+from flambeau.errors import InputError, nearest
+from flambeau.terminal import say
+
+if TYPE_CHECKING:
+    from flambeau.data.check.check_data import DataCheck
+
+HELP = "find what is wrong with data: copies, leaks, unreadable and odd images, classes, names"
+
+_EPILOG = f"""kinds of findings:
+  {", ".join(KINDS[:8])},
+  {", ".join(KINDS[8:])}
+
+exit code: 1 where images were found that a training is better without, those of --drop; 0 where there
+are none, or --out has left them out"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """DATA, a run to measure leaks with, and what to print and write."""
+    parser.epilog = _EPILOG
+    parser.add_argument("data", metavar="DATA", help="what `flambeau train` takes")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.csv",
+        help="list the images that are left, for `flambeau train FILE.csv`; no image is changed or deleted",
+    )
+    parser.add_argument(
+        "--drop",
+        default=",".join(HARMFUL),
+        metavar="KINDS",
+        help="which findings --out leaves out, with commas between (default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace the file of --out")
+    parser.add_argument(
+        "--model",
+        metavar="RUN",
+        help="a run: its accuracy with and without the validation images that can be seen in training",
+    )
+    parser.add_argument("--json", action="store_true", help="all that was found as one JSON object")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="threads that read (default: one for each usable CPU)",
+    )
+    parser.add_argument(
+        "--download",
+        action="store_true",
+        help="fetch what is missing of torchvision:NAME or hf:NAME",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was found; 1 if there is something that a training is better without."""
+    if arguments.workers is not None and arguments.workers < 1:
+        raise InputError(f"--workers must be at least 1, got {arguments.workers}")
+    kinds, path = _kinds(arguments.drop), Path(arguments.data)
+    from flambeau.data.check.check_data import check_data
+    from flambeau.data.check.clean_listing import require_new, write_listing
+    from flambeau.data.check.report_text import report_lines
+    from flambeau.data.sources.open_data import open_sources
+
+    # Before an hour of work, not after it.
+    train, val = open_sources(path, download=arguments.download)
+    if arguments.out is not None:
+        require_new(arguments.out, train, path, force=arguments.force)
+    measure = _measured_run(arguments.model)
+    check = check_data(train, val, path, threads=arguments.workers, progress=True)
+    facts, lines = check.as_dict(), list(report_lines(check))
+    if measure is not None:
+        facts["model"] = measure(check)
+        lines += ["", *_model_lines(arguments.model, facts["model"])]
+    print(json.dumps(facts) if arguments.json else printed("\n".join(lines)), flush=True)
+    drop = check.to_drop(kinds)
+    if arguments.out is None:
+        return 1 if drop else 0
+    count = write_listing(arguments.out, check.source, check.is_val, drop)
+    say(f"{count:,} images are left, {len(drop):,} are left out: {arguments.out}")
+    say(f"next: flambeau train {shlex.quote(str(arguments.out))}")
+    return 0
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = [word.strip() for word in text.split(",") if word.strip()]
+    for kind in kinds:
+        if kind in WITHOUT_IMAGES:
+            raise InputError(
+                f"--drop {kind}: this is not about single images, so none can be left out"
+            )
+        if kind not in KINDS:
+            raise InputError(
+                f"--drop {kind}: there is no such kind of finding{nearest(kind, KINDS)}\n"
+                f"The kinds are {', '.join(kind for kind in KINDS if kind not in WITHOUT_IMAGES)}"
+            )
+    return kinds
+
+
+def _measured_run(folder: str | None) -> "Callable[[DataCheck], dict[str, Any]] | None":
+    """What measures a run on the validation images of a check; None where no run is named."""
+    if folder is None:
+        return None
+    from flambeau.data.sources.open_data import with_classes
+    from flambeau.train.api import measure
+    from flambeau.train.inference import load_trained
+
+    trained = load_trained(Path(folder), say=say)
+
+    def figures(check: "DataCheck") -> dict[str, Any]:
+        if trained.facts.train_fingerprint != check.train.fingerprint:
+            say(f"{folder} was trained on other images than these: what it has seen is not known")
+        val = with_classes(check.val, tuple(trained.facts.classes), "the model")
+        found = measure(trained, val, skip_bad_images=len(val), progress=True).predictions
+        is_right = found.ranked[:, 0] == found.labels
+        leaked = set(check.leaked)
+        hits: dict[bool, list[bool]] = {True: [], False: []}
+        for index, hit in zip(found.indices.tolist(), is_right.tolist(), strict=True):
+            hits[index in leaked].append(hit)
+        both = [*hits[True], *hits[False]]
+        return {
+            name: {"images": len(some), "accuracy": sum(some) / len(some) if some else None}
+            for name, some in (("all", both), ("leaked", hits[True]), ("without", hits[False]))
+        }
+
+    return figures
+
+
+def _model_lines(folder: str, figures: Mapping[str, Any]) -> Iterator[str]:
+    yield f"Accuracy of {folder} on the validation images:"
+    for name, what in (
+        ("all", "all of them"),
+        ("leaked", "those that can be seen in training, too"),
+        ("without", "without those"),
+    ):
+        share, count = figures[name]["accuracy"], figures[name]["images"]
+        told = "none" if share is None else f"{share:.2%} of {count:,}"
+        yield f"  {what}: {told}"

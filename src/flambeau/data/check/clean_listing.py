@@ -1,0 +1,123 @@
+"""A listing of the images that are left, in the form that `flambeau train` takes."""
+
+import csv
+import io
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flambeau.data.pack.output_files import write_classes, write_whole
+from flambeau.data.sources.class_names import classes_file, place_for_classes
+from flambeau.data.sources.source import Source, file_of
+from flambeau.errors import InputError, require_folder
+
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+def require_new(path: Path, source: Source, data: Path, *, force: bool) -> None:
+    """Refuse a listing that could not be written.
+
+    Args:
+        path: NAME.csv.
+        source: of which images would be listed.
+        data: where that is.
+        force: replace a file.
+
+    Raises:
+        InputError: the images are no files, the name is another one, the file exists or is what is read.
+    """
+    if path.suffix.lower() != ".csv":
+        raise InputError(f"--out {path}: a listing is a CSV file; name it such as clean.csv")
+    require_folder(path)
+    if path.is_dir() or (path.exists() and not force):
+        raise InputError(
+            f"--out {path} exists\nName another file, or give --force to replace a listing"
+        )
+    if path.exists() and data.exists() and path.samefile(data):
+        raise InputError(f"--out {path} is what is checked\nName another file")
+    if file_of(source, 0) is None:
+        raise InputError(
+            f"--out lists image files, and {data} holds its images itself\n"
+            f"Unpack it, and check the folder: flambeau pack {data} FOLDER"
+        )
+
+
+def write_listing(
+    path: Path,
+    source: Source,
+    is_val: NDArray[np.bool_],
+    drop: Collection[int],
+) -> int:
+    """Write path, label and split of all images but some; whole or not at all.
+
+    Args:
+        path: NAME.csv; an existing one is replaced.
+        source: of files; see `require_new`.
+        is_val: (N,) which ones are validated on.
+        drop: numbers of the images to leave out.
+
+    Returns:
+        How many images it lists.
+
+    Raises:
+        InputError: a name that a listing cannot hold, or a class of which nothing to train on is left.
+    """
+    labels, classes = source.labels.tolist(), source.classes
+    folder = path.absolute().parent
+    kept = [number for number in range(len(source)) if number not in drop]
+    _check_left(kept, labels, is_val, classes)
+    place = _place_for_classes(path, classes)
+    is_numbered = place is not None and all(name.isdecimal() for name in classes)
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["path", "label", "split"])
+    for number in kept:
+        label = labels[number] if is_numbered else classes[labels[number]]
+        part = "val" if is_val[number] else "train"
+        rows.writerow([_told(_seen_from(folder, source, number)), _told(label), part])
+    if place is not None:
+        write_classes(place, classes)
+    write_whole(path, text.getvalue())
+    return len(kept)
+
+
+def _place_for_classes(path: Path, classes: Sequence[str]) -> Path | None:
+    """Where the names of the classes have to stand beside the listing; None where its labels say them.
+
+    Labels that are numbers are places among names; and a file of names that is there counts in any case.
+    """
+    if not all(name.isdecimal() for name in classes) and not classes_file(path).exists():
+        return None
+    return place_for_classes(path, classes)
+
+
+def _seen_from(folder: Path, source: Source, number: int) -> Path:
+    file = file_of(source, number)
+    assert file is not None
+    file = file.absolute()
+    return file.relative_to(folder) if file.is_relative_to(folder) else file
+
+
+def _check_left(
+    kept: Sequence[int], labels: Sequence[int], is_val: NDArray[np.bool_], classes: Sequence[str]
+) -> None:
+    left = {labels[number] for number in kept if not is_val[number]}
+    for label in set(labels) - left:
+        raise InputError(
+            f"--out would leave no image of class {classes[label]!r} to train on: all of them were found\n"
+            "Look at what was found, add images, or name fewer kinds with --drop"
+        )
+
+
+def _told(text: object) -> str:
+    word = str(text)
+    is_text = word.encode(errors="ignore").decode() == word
+    if word != word.strip() or not is_text or _CONTROL.search(word) or "://" in word:
+        raise InputError(
+            f"{word!a} cannot stand in a listing: it begins or ends with a space, or is no plain text\n"
+            "Rename it"
+        )
+    return word

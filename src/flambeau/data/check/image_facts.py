@@ -1,0 +1,168 @@
+"""One look at each image: size, brightness, hashes, and a small grey picture to compare it by."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from flambeau.data.images.decode import Picture, Stored
+from flambeau.data.images.pixels import Pixels
+from flambeau.data.images.stand_ins import why_unreadable
+from flambeau.data.images.thread_pool import DecodePool
+from flambeau.data.sources.source import PixelKind, Source, pixel_kind
+from flambeau.errors import DecodeError, InputError
+
+SIDE = 32
+"""Pixels of the small grey picture."""
+
+# A JPEG may be decoded down to this: the small picture is a mean over cells of at least 2 x 2 pixels.
+_LEAST_SIDE = 2 * SIDE
+
+# What files begin with, and the endings that say so.
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "JPEG", (".jpg", ".jpeg")),
+    (b"\x89PNG\r\n\x1a\n", "PNG", (".png",)),
+    (b"GIF8", "GIF", (".gif",)),
+    (b"BM", "BMP", (".bmp",)),
+    (b"RIFF", "WebP", (".webp",)),
+    (b"II*\0", "TIFF", (".tif", ".tiff")),
+    (b"MM\0*", "TIFF", (".tif", ".tiff")),
+    *((b"P%d" % digit, "PPM", (".ppm",)) for digit in range(1, 7)),
+)
+ENDINGS = {name: endings for _, name, endings in _SIGNATURES}
+"""The endings of the files of a format."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFacts:
+    """What is known of N images; zeros where one cannot be read.
+
+    Attributes:
+        width, height: (N,) int32 pixels, upright.
+        is_grey: (N,) bool, stored without color.
+        spread: (N,) float32, standard deviation of the levels 0 .. 255, of the channel where it is greatest.
+        darkest: (N,) uint8: 99 % of the levels of each channel are at least this.
+        brightest: (N,) uint8: 99 % of the levels of each channel are at most this.
+        file_hash: (N,) uint64 of the bytes; 0 of pixels that are stored as such.
+        pixel_hash: (N,) uint64 of size and decoded pixels.
+        small: (N, SIDE, SIDE) uint8, the whole image in grey, its sides not in proportion.
+        chroma: (N, 2) float32, mean Cb and Cr.
+        formats: (N,) the name of the format in ENDINGS; '' for others and for pixels.
+        problems: by number, why an image cannot be read.
+    """
+
+    width: NDArray[np.int32]
+    height: NDArray[np.int32]
+    is_grey: NDArray[np.bool_]
+    spread: NDArray[np.float32]
+    darkest: NDArray[np.uint8]
+    brightest: NDArray[np.uint8]
+    file_hash: NDArray[np.uint64]
+    pixel_hash: NDArray[np.uint64]
+    small: NDArray[np.uint8]
+    chroma: NDArray[np.float32]
+    formats: NDArray[np.str_]
+    problems: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def is_read(self) -> NDArray[np.bool_]:
+        """(N,) bool."""
+        return self.width > 0
+
+
+def look_at(
+    source: Source, *, threads: int | None = None, advance: Callable[[], object] = lambda: None
+) -> ImageFacts:
+    """Read each image once, JPEGs at a small scale.
+
+    Args:
+        source: any.
+        threads: that read; None for one per usable CPU.
+        advance: called after each image, from any thread.
+    """
+    count, kind = len(source), pixel_kind(source)
+    facts = ImageFacts(
+        width=np.zeros(count, np.int32),
+        height=np.zeros(count, np.int32),
+        is_grey=np.zeros(count, np.bool_),
+        spread=np.zeros(count, np.float32),
+        darkest=np.zeros(count, np.uint8),
+        brightest=np.zeros(count, np.uint8),
+        file_hash=np.zeros(count, np.uint64),
+        pixel_hash=np.zeros(count, np.uint64),
+        small=np.zeros((count, SIDE, SIDE), np.uint8),
+        chroma=np.zeros((count, 2), np.float32),
+        formats=np.zeros(count, "U4"),
+    )
+
+    def work(number: int) -> None:
+        try:
+            stored = source.read(number)
+            _note(facts, number, stored, kind)
+        except OSError as error:
+            facts.problems[number] = why_unreadable(error)
+        except DecodeError as error:
+            facts.problems[number] = str(error)
+        except MemoryError:
+            facts.problems[number] = "the memory is too small for it"
+        except InputError as error:
+            facts.problems[number] = "; ".join(str(error).splitlines())
+        advance()
+
+    DecodePool(threads).each(count, work)
+    return facts
+
+
+def _note(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) -> None:
+    if isinstance(stored, bytes):
+        facts.file_hash[number] = _hash(stored)
+        facts.formats[number] = _format_of(stored)
+    picture = Picture(stored)
+    is_grey = picture.grey  # before the pixels, with which the image that was opened goes
+    scale = picture.scale_eighths_for(picture.height, picture.width, least=_LEAST_SIDE)
+    pixels = picture.pixels(channels=3, scale_eighths=scale)
+    shape = f"{picture.width} {picture.height} {is_grey} "
+    facts.pixel_hash[number] = _hash(shape.encode(), np.ascontiguousarray(pixels).data)
+    image = Image.fromarray(np.ascontiguousarray(_of_8_bits(pixels, kind)))
+    counts = np.reshape(image.histogram(), (3, 256))
+    area, levels = image.width * image.height, np.arange(256)
+    mean = counts @ levels / area
+    variance = counts @ levels**2 / area - mean**2
+    facts.spread[number] = np.sqrt(max(variance.max(), 0))
+    shares = counts.cumsum(1) / area
+    facts.darkest[number] = (shares <= 0.01).sum(1).min()
+    facts.brightest[number] = (shares < 0.99).sum(1).max()
+    small = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR).convert("YCbCr")
+    parts = np.asarray(small)
+    facts.small[number] = parts[:, :, 0]
+    facts.chroma[number] = parts[:, :, 1:].mean((0, 1))
+    facts.is_grey[number] = is_grey
+    facts.height[number] = picture.height
+    facts.width[number] = picture.width  # last: what has a width is read
+
+
+def _of_8_bits(pixels: Pixels, kind: PixelKind) -> Pixels:
+    """Levels 0 .. 255; those of floating-point numbers beyond 0 .. 1 from the least to the greatest."""
+    if pixels.dtype == np.uint8:
+        return pixels
+    low, high = (0.0, 1.0) if kind == "unit" else (float(pixels.min()), float(pixels.max()))
+    if not np.isfinite(pixels).all():
+        raise DecodeError("pixels that are NaN or infinite")
+    scaled = (pixels - low) * (255 / max(high - low, 1e-30))
+    levels: Pixels = scaled.clip(0, 255).round().astype(np.uint8)
+    return levels
+
+
+def _hash(*parts: bytes | memoryview) -> int:
+    """64 bits: of 1.2 million different images two have the same with a probability of 4e-8."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _format_of(data: bytes) -> str:
+    return next((name for magic, name, _ in _SIGNATURES if data.startswith(magic)), "")

@@ -1,0 +1,139 @@
+"""Names that betray a split: the same name on both sides, names of copies, and groups that were cut apart."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flambeau.data.check.finding import Finding, Row, images_text
+from flambeau.data.sources.folder import IMAGE_SUFFIXES
+
+# What programs and people append to the name of an image that they have made of another one.
+_MADE_OF = re.compile(
+    r"(?:[ _.-]*\((?:\d+|copy)\)|[ _.-]+(?:copy|aug\w*|flip\w*|mirror\w*|rot\w*|crop\w*|resized?|small|"
+    r"bright\w*|noise\w*|blur\w*|dup\w*|副本)(?:[ _.-]*\d+)*)$",
+    re.IGNORECASE,
+)
+# 'video03_frame0012': what the images have in common, and the number of one of them.
+_NUMBERED = re.compile(
+    r"(.*?)[ _.-]*(?:frame|img|image|slice|view|shot|f|s)?[ _.-]*(\d+)$", re.IGNORECASE
+)
+_WIDE = 0.2  # share of all images, or of a class, that is too many for one recording; chosen
+_SPARSE = 10  # times as many numbers as images: picked out of a collection, not out of a recording; chosen
+_DIGITS = 10  # of a number that counts; longer ones are hashes and times
+_EVERYWHERE = (
+    0.5  # of the validation images; so many shared names are numbers that start again per folder
+)
+
+
+def name_findings(
+    names: Sequence[str], labels: Sequence[int], is_val: NDArray[np.bool_]
+) -> list[Finding]:
+    """What the names of the files say.
+
+    Args:
+        names: paths, as far as the images are files; others, such as numbers, say nothing.
+        labels: of the images.
+        is_val: which ones are validated on.
+    """
+    stems = list(map(_stem, names))
+    groups, num_cut = _groups_in_both(stems, labels, is_val)
+    found = [
+        ("the name of a copy, and the image that it is called after", list(_made_of(stems))),
+        ("the same name in both parts", _in_both(stems, is_val)),
+        ("one recording, person or place in both parts", groups),
+    ]
+    rows = [Row(row.images, f"{what}{row.note}") for what, some in found for row in some]
+    if not rows:
+        return []
+    told = [f"{len(some):,} times {what}" for what, some in found[:2] if some]
+    if num_cut:
+        told.append(
+            f"{images_text(num_cut, 'validation image')} of groups that are trained on, too"
+        )
+    return [
+        Finding(
+            "names", f"Names say that parts may not be independent: {'; '.join(told)}",
+            "Frames of one video, or images of one patient, are nearly alike: on both sides they make the "
+            "figures too good, and no comparison of pixels finds all of them.",
+            "Split by recording, person or place, not by image.",
+            len(rows), rows,
+        )
+    ]  # fmt: skip
+
+
+def _stem(name: str) -> str:
+    path = PurePath(name)
+    return path.stem if path.suffix.lower() in IMAGE_SUFFIXES else ""
+
+
+def _made_of(stems: Sequence[str]) -> Iterator[Row]:
+    by_stem: dict[str, int] = {}
+    for number, stem in enumerate(stems):
+        by_stem.setdefault(stem.lower(), number)
+    for number, stem in enumerate(stems):
+        origin = _MADE_OF.sub("", stem).lower()
+        if stem and origin and origin != stem.lower() and origin in by_stem:
+            yield Row((number, by_stem[origin]))
+
+
+def _in_both(stems: Sequence[str], is_val: NDArray[np.bool_]) -> list[Row]:
+    train = {stem: n for n, stem in enumerate(stems) if stem and not is_val[n]}
+    rows = [
+        Row((n, train[stem]))
+        for n, stem in enumerate(stems)
+        if is_val[n] and stem in train and _is_telling(stem)
+    ]
+    return rows if len(rows) <= _EVERYWHERE * max(int(is_val.sum()), 1) else []
+
+
+def _is_telling(stem: str) -> bool:
+    """More than a number, which may begin again in each folder."""
+    return len(re.sub(r"(?i)img|image|frame|photo|pic|dsc|[\W\d_]", "", stem)) > 1 or (
+        len(re.sub(r"\D", "", stem)) > 6
+    )
+
+
+def _groups_in_both(
+    stems: Sequence[str], labels: Sequence[int], is_val: NDArray[np.bool_]
+) -> tuple[list[Row], int]:
+    """Groups of numbered names that both parts hold; and how many validation images are in them."""
+    members: dict[str, list[int]] = defaultdict(list)
+    places: dict[str, list[int]] = defaultdict(list)
+    for number, stem in enumerate(stems):
+        found = _NUMBERED.fullmatch(stem)
+        if found is not None and re.search(r"\d", found[1]) and len(found[2]) < _DIGITS:
+            members[found[1].lower()].append(number)
+            places[found[1].lower()].append(int(found[2]))
+    sizes = Counter(labels)
+    groups = {
+        key: group for key, group in members.items()
+        if len(group) > 1
+        and max(places[key]) - min(places[key]) < _SPARSE * len(group)
+        and not _is_wide(group, labels, sizes, len(stems))
+    }  # fmt: skip
+    cut = {
+        key: group for key, group in groups.items() if len({bool(is_val[n]) for n in group}) == 2
+    }
+    return list(_rows_of(cut, is_val)), sum(int(is_val[group].sum()) for group in cut.values())
+
+
+def _rows_of(groups: Mapping[str, list[int]], is_val: NDArray[np.bool_]) -> Iterator[Row]:
+    for key, group in groups.items():
+        val = [number for number in group if is_val[number]]
+        train = [number for number in group if not is_val[number]]
+        yield Row(
+            (val[0], train[0]), f": {key}, {len(train):,} to train on, {len(val):,} to validate on"
+        )
+
+
+def _is_wide(
+    group: Sequence[int], labels: Sequence[int], sizes: Mapping[int, int], total: int
+) -> bool:
+    """Whether it is no recording but a class, or a way to number all images."""
+    counts = Counter(labels[number] for number in group)
+    label, most = counts.most_common(1)[0]
+    return len(group) > _WIDE * total or (sizes[label] > 10 and most > _WIDE * sizes[label])

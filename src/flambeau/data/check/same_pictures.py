@@ -1,0 +1,219 @@
+"""Copies: within a part of the data, between training and validation, and with different labels."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flambeau.data.check.finding import Finding, Row, images_text
+from flambeau.data.check.image_facts import ImageFacts
+from flambeau.data.check.near_copies import NearPair, near_pairs
+from flambeau.data.check.single_images import is_blank
+
+_CUT = 0.04  # share of a picture that is told as a crop; the alignment is not more exact
+_OF_A_GROUP = 8  # images that are named in a row
+
+
+@dataclass(frozen=True)
+class SamePictures:
+    """Which images show the same picture.
+
+    Attributes:
+        groups: numbers of the images that are the same to the last pixel, two or more each.
+        pairs: of others that show the same picture; of a group its first image stands for all.
+        leaked: of validation images that training images show, too: number, and that of the nearest one.
+    """
+
+    groups: Sequence[Sequence[int]]
+    pairs: Sequence[NearPair]
+    leaked: dict[int, int]
+
+
+def same_pictures(
+    facts: ImageFacts, is_val: NDArray[np.bool_], *, advance: Callable[[int], object]
+) -> SamePictures:
+    """Compare all images with each other; blank ones, which all are alike, are left out.
+
+    Args:
+        facts: of the images.
+        is_val: (N,) which ones are validated on.
+        advance: called with how many more have been compared.
+    """
+    compared = np.flatnonzero(facts.is_read & ~is_blank(facts))
+    by_picture: dict[int, list[int]] = defaultdict(list)
+    for number, key in zip(compared.tolist(), facts.pixel_hash[compared].tolist(), strict=True):
+        by_picture[key].append(number)
+    groups = [group for group in by_picture.values() if len(group) > 1]
+    firsts = np.array([group[0] for group in by_picture.values()], np.int64)
+    advance(len(facts.width) - len(firsts))
+    found = near_pairs(facts.small[firsts], facts.chroma[firsts], advance=advance)
+    pairs = [
+        pair._replace(first=int(firsts[pair.first]), second=int(firsts[pair.second]))
+        for pair in found
+    ]
+    members = {group[0]: group for group in groups}
+    leaked: dict[int, int] = {}
+    for group in groups:
+        _note_leaks(leaked, group, is_val)
+    for pair in sorted(pairs, key=lambda pair: -pair.likeness):
+        both = [number for end in pair[:2] for number in members.get(end, [end])]
+        _note_leaks(leaked, both, is_val)
+    return SamePictures(groups, pairs, leaked)
+
+
+def _note_leaks(leaked: dict[int, int], same: Sequence[int], is_val: NDArray[np.bool_]) -> None:
+    train = next((number for number in same if not is_val[number]), None)
+    for number in same:
+        if train is not None and is_val[number]:
+            leaked.setdefault(number, train)
+
+
+def copy_findings(
+    same: SamePictures, labels: Sequence[int], classes: Sequence[str], facts: ImageFacts,
+    is_val: NDArray[np.bool_],
+) -> list[Finding]:  # fmt: skip
+    """Leaks, contradictions, copies and near copies.
+
+    Of each picture one image is kept, a validation image where there is one; of copies that contradict each
+    other none, because one label is wrong and nobody knows which.
+    """
+    wrong = [group for group in same.groups if len({labels[number] for number in group}) > 1]
+    contradicting = frozenset(number for group in wrong for number in group)
+    first_of = {number: group[0] for group in same.groups for number in group}
+    alike = {frozenset(pair[:2]): pair for pair in same.pairs}
+
+    def how(one: int, other: int) -> str:
+        ends = frozenset(first_of.get(number, number) for number in (one, other))
+        if len(ends) == 2:
+            return _how(alike[ends], facts)
+        is_file = facts.file_hash[one] and facts.file_hash[one] == facts.file_hash[other]
+        return "the same file" if is_file else "the same pixels"
+
+    leaks = [Row((val, train), how(val, train)) for val, train in sorted(same.leaked.items())]
+    keepers = _keepers(same, first_of, is_val)
+    gone = {number: kept for number, kept in keepers.items() if number not in contradicting}
+    of_leaks = frozenset(n for n, kept in gone.items() if is_val[kept] and not is_val[n])
+    within = _within(same.groups, is_val)
+    near = [pair for pair in same.pairs if is_val[pair.first] == is_val[pair.second]]
+    in_groups = {n for group in within for n in group[1:]}
+    return [
+        *_leaks(leaks, of_leaks, int(is_val.sum())),
+        *_contradictions(wrong, same.pairs, labels, classes, facts, contradicting),
+        *_copies(within, frozenset(n for n in gone if n in in_groups)),
+        *_near(near, facts, frozenset(n for n in gone if n not in in_groups) - of_leaks),
+    ]
+
+
+def _keepers(
+    same: SamePictures, first_of: dict[int, int], is_val: NDArray[np.bool_]
+) -> dict[int, int]:
+    """Of each image that is too many the one that is kept: a copy of that very one, not of a copy of it.
+
+    Exact copies are one picture, of which at most one image is kept.
+    """
+    near: dict[int, set[int]] = defaultdict(set)
+    for pair in same.pairs:
+        near[pair.first].add(pair.second)
+        near[pair.second].add(pair.first)
+    images = {*first_of, *near}
+    kept: dict[int, int] = {}  # by picture
+    keeper: dict[int, int] = {}
+    for number in sorted(images, key=lambda number: (not is_val[number], number)):
+        picture = first_of.get(number, number)
+        found = [kept[other] for other in (picture, *near[picture]) if other in kept]
+        if found:
+            keeper[number] = min(found, key=lambda other: (not is_val[other], other))
+        else:
+            kept[picture] = number
+    return keeper
+
+
+def _within(groups: Sequence[Sequence[int]], is_val: NDArray[np.bool_]) -> list[list[int]]:
+    parts = [[n for n in group if is_val[n] == part] for group in groups for part in (False, True)]
+    return [part for part in parts if len(part) > 1]
+
+
+def _leaks(rows: Sequence[Row], drop: frozenset[int], num_val: int) -> list[Finding]:
+    if not rows:
+        return []
+    share = f"{len(rows) / num_val:.1%}"
+    return [
+        Finding(
+            "leaks",
+            f"{images_text(len(rows), 'validation image')} ({share}) can be seen in training, too",
+            "Their accuracy is that of memory, so the figures of a run are too good.",
+            f"Take {images_text(len(drop), 'training image')} out, as --out does.",
+            len(rows), rows, drop,
+        )
+    ]  # fmt: skip
+
+
+def _contradictions(
+    wrong: Sequence[Sequence[int]], pairs: Sequence[NearPair], labels: Sequence[int],
+    classes: Sequence[str], facts: ImageFacts, drop: frozenset[int],
+) -> list[Finding]:  # fmt: skip
+    def told(numbers: Sequence[int]) -> str:
+        return " and ".join(dict.fromkeys(classes[labels[number]] for number in numbers))
+
+    near = [pair for pair in pairs if labels[pair.first] != labels[pair.second]]
+    rows = [Row(tuple(group[:_OF_A_GROUP]), told(group)) for group in wrong]
+    rows += [Row(pair[:2], f"{told(pair[:2])}; {_how(pair, facts)}") for pair in near]
+    if not rows:
+        return []
+    return [
+        Finding(
+            "contradictions",
+            f"{images_text(len(rows), 'picture')} {'has' if len(rows) == 1 else 'have'} two labels or more",
+            "At most one of them is right, and the loss of the others never goes away.",
+            "Correct them. Of copies to the last pixel --out leaves out all, of others the training image.",
+            len(rows), rows, drop,
+        )
+    ]  # fmt: skip
+
+
+def _copies(groups: Sequence[Sequence[int]], drop: frozenset[int]) -> list[Finding]:
+    if not groups:
+        return []
+    count = sum(len(group) - 1 for group in groups)
+    more = "is a copy" if count == 1 else "are copies"
+    return [
+        Finding(
+            "copies", f"{images_text(count)} {more} of another one in the same part",
+            "A picture counts as often as it is there, in training and in the figures.",
+            "Keep one of each, as --out does, unless the weight is meant.",
+            count, [Row(tuple(group[:_OF_A_GROUP]), _more(group)) for group in groups], drop,
+        )
+    ]  # fmt: skip
+
+
+def _more(group: Sequence[int]) -> str:
+    return f"and {len(group) - _OF_A_GROUP:,} more" if len(group) > _OF_A_GROUP else ""
+
+
+def _near(pairs: Sequence[NearPair], facts: ImageFacts, drop: frozenset[int]) -> list[Finding]:
+    if not pairs:
+        return []
+    shown = sorted(pairs, key=lambda pair: -pair.likeness)
+    verb = "shows" if len(pairs) == 1 else "show"
+    return [
+        Finding(
+            "near-copies",
+            f"{images_text(len(pairs), 'pair')} of images in the same part {verb} the same picture",
+            "Resized, compressed again, cropped or mirrored, it counts as often as it is there.",
+            "Keep one of each, as --out does; of a few dozen look at all of them.",
+            len(pairs), [Row(pair[:2], _how(pair, facts)) for pair in shown], drop,
+        )
+    ]  # fmt: skip
+
+
+def _how(pair: NearPair, facts: ImageFacts) -> str:
+    first, second = pair[:2]
+    what = ["mirrored"] * pair.is_mirrored
+    if pair.cut >= _CUT:
+        what.append(f"{1 - pair.cut:.0%} of it")
+    sizes = [(facts.width[number], facts.height[number]) for number in (first, second)]
+    if not what and sizes[0] != sizes[1]:
+        what.append("resized")
+    return f"{', '.join(what) or 'nearly the same pixels'}; likeness {pair.likeness:.3f}"

@@ -1,0 +1,49 @@
+"""Labelled images in files that a list names: of a data set, or as given on a command line."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+
+class FileSet:
+    """Images in files that a data set lists.
+
+    Args:
+        root: the folder below which all lie.
+        names: N paths below it, with slashes.
+        labels: N positions in `classes`.
+        classes: their names.
+    """
+
+    def __init__(
+        self, root: Path, names: Sequence[str], labels: Sequence[int], classes: Sequence[str]
+    ) -> None:
+        self._root, self.names = root, tuple(names)
+        self.classes, self.labels = tuple(classes), torch.tensor(labels, dtype=torch.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.labels.tolist()} {self.classes}".encode())
+        for name in self.names:
+            try:
+                size = (self._root / name).stat().st_size
+            except OSError:  # a bad image, which reading it will tell
+                size = -1
+            digest.update(os.fsencode(f"{name}\0{size}\n"))
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def describe(self, index: int) -> str:
+        return str(self.file_at(index))
+
+    def file_at(self, index: int) -> Path:
+        return self._root / self.names[index]
+
+    def read(self, index: int) -> bytes:
+        return self.file_at(index).read_bytes()
