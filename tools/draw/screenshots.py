@@ -21,7 +21,6 @@ COLORS = 128  # of a picture, which is a drawing rather than a photograph
 SHOTS = {  # file: page, width and height in pixels, further flags
     "run": ("one", 1200, 2560, []),
     "runs-dark": ("all", 1200, 1150, ["--blink-settings=preferredColorScheme=0"]),
-    "phone": ("one", 500, 1100, []),
 }
 
 
