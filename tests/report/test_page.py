@@ -82,7 +82,7 @@ def hostile(number: int, text: str) -> ReportedRun:
     answers = Evaluated(
         step=2, classes=[text, f"{text} {text}"], labels=[3, 1], predicted=[2, 2], right=[2, 1],
         confused=[(0, 1, 1)], calibration=[(14, 4, 0.9, 0.75)], calibration_error=0.15,
-        mistakes=[sample], unsure=[sample],
+        mistakes=[sample], unsure=[sample], suspects=[sample], findings=[(text, [text])],
     )  # fmt: skip
     return ReportedRun(
         f"{text} {number}", text, why=text, facts={text: text}, settings={text: text, "seed": number},
@@ -142,7 +142,7 @@ def test_nothing_comes_from_elsewhere() -> None:
     assert set(re.findall(r"https?://[^\"'\s)<]+", page)) == {"http://www.w3.org/2000/svg"}
     assert not [a for _, a in Tags(page).found if {"src", "srcset", "action", "data"} & a.keys()]
     images = [a["src"] for t, a in Tags(page_of(hostile(0, "a"))).found if "src" in a]
-    assert len(images) == 2 and all(one and one.startswith("data:image/") for one in images)
+    assert len(images) == 3 and all(one and one.startswith("data:image/") for one in images)
     assert all(a["href"] and a["href"].startswith("#") for t, a in Tags(page).found if t == "a")
     script = (ASSETS / "report.js").read_text(encoding="utf-8")
     assert len(script) <= 30_000

@@ -56,6 +56,10 @@ def whole(num: int = 3) -> Evaluated:
         lambda f: f["mistakes"][0].update(image=None),
         lambda f: f.update(mistakes=["x"]),
         lambda f: f.update(step="1"),
+        lambda f: f.update(suspects=None),
+        lambda f: f.update(suspects=[{}]),
+        lambda f: f.update(findings=[["title", "line"]]),
+        lambda f: f.update(findings=[["title", []]] * 21),
     ],
 )
 def test_what_no_run_writes_is_not_believed(change: Callable[[dict[str, Any]], object]) -> None:
@@ -145,3 +149,10 @@ def test_the_verdict_follows_the_time_that_was_waited(wait: float, said: str) ->
 @pytest.mark.parametrize("model", [{"parameters": "9"}, {"parameters": 9, "trained": None}, {}])
 def test_a_model_that_no_run_tells_of(model: dict[str, Any]) -> None:
     assert panels.model(ReportedRun("a", "finished", model=model), ENGLISH) == ""
+
+
+def test_findings_of_the_data_check_are_listed() -> None:
+    found = evaluated({**stored(), "findings": [["The classes are uneven", ["a: 9", "b: 1"]]]})
+    assert found is not None
+    text = panels.findings(found, ENGLISH)
+    assert "<li>The classes are uneven<br>a: 9<br>b: 1</li>" in text

@@ -48,6 +48,9 @@ class Evaluated:
         calibration_error: expected calibration error.
         mistakes: wrong answers, the most confident first.
         unsure: right answers, the least certain first.
+        suspects: training images whose label looks wrong, the most suspicious first: `predicted` is what the
+            model preferred, `of_label` the probability of the label, a mean over the training.
+        findings: of the data check: a title, lines about it.
     """
 
     step: int
@@ -60,6 +63,8 @@ class Evaluated:
     calibration_error: float
     mistakes: Sequence[Sample]
     unsure: Sequence[Sample]
+    suspects: Sequence[Sample] = ()
+    findings: Sequence[tuple[str, Sequence[str]]] = ()
 
 
 def evaluated(found: object) -> Evaluated | None:
@@ -83,14 +88,14 @@ def _evaluated(found: Mapping[str, Any]) -> Evaluated:
     def number_of_class(value: object) -> int:
         return number if (number := _count(value)) < num else _refuse()
 
-    def samples(name: str) -> list[Sample]:
+    def samples(name: str, *, missing: Any = None) -> list[Sample]:
         return [
             Sample(
                 _text(one["image"])[:1000], number_of_class(one["label"]),
                 number_of_class(one["predicted"]), _share(one["probability"]), _share(one["of_label"]),
                 _picture(one.get("picture")),
             )
-            for one in _list(found[name], _MOST_SAMPLES)
+            for one in _list(found.get(name, missing), _MOST_SAMPLES)
         ]  # fmt: skip
 
     pairs = (_list(pair, 3) for pair in _list(found["confused"], _MOST_PAIRS))
@@ -100,7 +105,17 @@ def _evaluated(found: Mapping[str, Any]) -> Evaluated:
         [(number_of_class(a), number_of_class(b), _count(times)) for a, b, times in pairs],
         [(min(_count(k), 14), _count(n), _share(c), _share(a)) for k, n, c, a in bins],
         _share(found["calibration_error"]), samples("mistakes"), samples("unsure"),
+        samples("suspects", missing=[]), _findings(found.get("findings", [])),
     )  # fmt: skip
+
+
+def _findings(value: object) -> list[tuple[str, list[str]]]:
+    """Titles with lines, each of them short and few."""
+    pairs = (_list(one, 2) for one in _list(value, 20))
+    return [
+        (_text(title)[:500], [_text(line)[:1000] for line in _list(lines, 20)])
+        for title, lines in pairs
+    ]
 
 
 def _refuse() -> NoReturn:

@@ -78,7 +78,8 @@ def _sections(
         shown["events"] = panels.events(one, words) if one.events else ""
         shown["model"] = panels.model(one, words) if one.model else ""
     shown["settings"] = _settings(runs, words)
-    shown["data"] = _nested(runs, "data", words)
+    checked = panels.findings(answers, words) if answers and answers.findings else ""
+    shown["data"] = checked + _nested(runs, "data", words)
     shown["environment"] = _nested(runs, "environment", words)
     return shown
 

@@ -48,9 +48,10 @@ def table(
 
 
 def pictures(found: Evaluated, words: Words) -> str:
-    """The most confident mistakes, and the right answers that were least certain."""
+    """The most confident mistakes, the right answers that were least certain, and labels that look wrong."""
     parts = []
-    for kind, samples in (("mistakes", found.mistakes), ("unsure", found.unsure)):
+    kinds = {"mistakes": found.mistakes, "unsure": found.unsure, "suspects": found.suspects}
+    for kind, samples in kinds.items():
         if samples:
             shown = "".join(_picture(one, found.classes, words) for one in samples)
             parts.append(f'<h3>{_text(words[kind])}</h3><ul class="pictures">{shown}</ul>\n')
@@ -68,6 +69,16 @@ def _picture(sample: Sample, classes: Sequence[str], words: Words) -> str:
     *_, folder, name = ("", *sample.image.split("/"))  # as much of the path as has room
     place = f"{folder}/{name}" if folder else name
     return f'<li>{image}<span>{_text(said)}</span><span class="soft">{_text(place)}</span></li>'
+
+
+def findings(found: Evaluated, words: Words) -> str:
+    """What the data check of the training has found; its sentences are English."""
+    items = "".join(
+        f"<li>{_text(title)}{''.join(f'<br>{_text(line)}' for line in lines)}</li>"
+        for title, lines in found.findings
+    )
+    told = _text(words["check_told"])
+    return f'<h3>{_text(words["check"])}</h3><ul>{items}</ul><p class="soft">{told}</p>\n'
 
 
 def confusion(found: Evaluated, words: Words) -> str:
