@@ -19,6 +19,9 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     to_bytes,
 )
 from flambeau.train.compare import saved_states
+from flambeau.train.compare.replay import replay
+from flambeau.train.compare.replay_verdict import replay_verdict
+from flambeau.train.compare.run_comparison import compare_runs
 
 WORDS = (
     "--duration 8st --batch-size 4 --checkpoint-every 2st --keep 9 --log-every 3 --device cpu "
@@ -432,7 +435,15 @@ def test_a_checkpoint_that_a_run_removes_meanwhile(
     assert told["damaged_checkpoints"] == []
 
 
-@pytest.mark.parametrize("kind", ["expanded", "deep", "meta", "list", "no model"])
+def test_a_replay_that_is_out_of_time_says_so(root: Path) -> None:
+    comparison = compare_runs(Path("base"), Path("rate"))
+    result = replay(comparison, say=lambda text: None, seconds=-1)
+    assert (result.is_out_of_time, result.last, result.found) == (True, 0, None)
+    said = replay_verdict(comparison, result)
+    assert "both are equal to the bit up to step 0 (out of time)" in said
+
+
+@pytest.mark.parametrize("kind", ["expanded", "deep", "meta", "list", "no model", "pieces"])
 def test_hostile_states(flambeau: Any, root: Path, kind: str) -> None:
     checkpoint = root / "again" / "checkpoints" / "step-00000002"
     files = dict(read_checkpoint(checkpoint).files)
@@ -448,10 +459,15 @@ def test_hostile_states(flambeau: Any, root: Path, kind: str) -> None:
         state["optimizer"] = 5
     elif kind == "list":
         state["optimizer"]["state"] = [1, 2]
+    elif kind == "pieces":
+        entry = {"dtype": "float32", "shape": [2**40], "pieces": []}
+        index = {"format": 1, "tensors": {"model/w": entry}}
+        files = {"sharding.json": json.dumps(index).encode()}
     else:
         files.pop("model.safetensors")
     shutil.rmtree(checkpoint)
     save_checkpoint(checkpoint, {**files, "training_state.pt": to_bytes(state)}, meta={})
     code, out, err = flambeau("diff", "base", "again")
     assert code == 1, (out, err)
+    assert "step-00000002 of again is damaged: " in out
     assert "Traceback" not in err

@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay",
         action="store_true",
-        help="run both again from where they were equal, two minutes at most, and name the first step, "
-        "module and tensor that differ; needs their data, and runs code that they name, such as "
+        help="run both again from where they were equal, for about two minutes at most, and name the first "
+        "step, module and tensor that differ; needs their data, and runs code that they name, such as "
         "--model FILE.py:FUNCTION",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")

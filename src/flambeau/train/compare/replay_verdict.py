@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from flambeau.train.compare.recorded_facts import Difference
+from flambeau.train.compare.recorded_facts import Difference, RunFacts
 from flambeau.train.compare.replay import Replay, Reproduced
 from flambeau.train.compare.run_comparison import RunComparison
-from flambeau.train.compare.verdict import causes, fact_text, value_text
+from flambeau.train.compare.verdict import causes, fact_text, unrecorded_causes, value_text
 
 _MOST = 4
 _BY_PHASE: dict[str, set[str]] = {
@@ -81,10 +81,11 @@ def _sentences(found: RunComparison, result: Replay) -> Iterator[str]:
         )
         return
     for number, outcome in enumerate(result.reproduced):
-        yield from _of_run(str(found.runs[number].folder.path), outcome)
+        yield from _of_run(found.runs[number], outcome)
 
 
-def _of_run(name: str, outcome: Reproduced) -> Iterator[str]:
+def _of_run(run: RunFacts, outcome: Reproduced) -> Iterator[str]:
+    name = run.folder.path
     if outcome.is_equal is None:
         return
     if outcome.is_equal:
@@ -104,10 +105,7 @@ def _of_run(name: str, outcome: Reproduced) -> Iterator[str]:
     elif outcome.state is not None and outcome.state.flipped_bit is not None:
         yield "One bit is all that differs: it has flipped in the memory of that run."
     else:
-        yield (
-            "Nothing that is recorded of the machine differs: a fault in the memory of that run, or an "
-            "operation without a fixed order."
-        )
+        yield f"Nothing that is recorded of the machine differs: {unrecorded_causes(run)}."
 
 
 def phase_causes(found: RunComparison, phase: str) -> list[str]:

@@ -204,12 +204,13 @@ def _leaves(state: Restored) -> Iterator[tuple[str, Any]]:
     if state.ema is not None:
         yield from _within("average of ", _sorted(state.ema))
     optimizer = whole.get("optimizer")
-    if isinstance(optimizer, dict):
-        for number, entries in dict(optimizer.get("state", {})).items():
-            yield from _within(f"optimizer state of parameter {number}: ", entries)
-        for number, group in enumerate(optimizer.get("param_groups", ())):
-            options = {name: value for name, value in group.items() if name != "params"}
-            yield from _within(f"{_GROUP}{number}: ", options)
+    if not isinstance(optimizer, dict):
+        raise ValueError("it holds no state of an optimizer")
+    for number, entries in dict(optimizer.get("state", {})).items():
+        yield from _within(f"optimizer state of parameter {number}: ", entries)
+    for number, group in enumerate(optimizer.get("param_groups", ())):
+        options = {name: value for name, value in group.items() if name != "params"}
+        yield from _within(f"{_GROUP}{number}: ", options)
     yield from _within("loss scale: ", whole.get("amp"))
     yield from _within("state of ", whole.get("user"))
     yield from _within("", {name: whole.get(name) for name in _PLACE})

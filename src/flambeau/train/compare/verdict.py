@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flambeau.train.compare.metric_lines import FigureDifference
-from flambeau.train.compare.recorded_facts import Difference
+from flambeau.train.compare.recorded_facts import Difference, RunFacts
 from flambeau.train.compare.run_comparison import RunComparison
 
 _MOST_CAUSES = 5
@@ -137,11 +137,19 @@ def _unexplained(found: RunComparison, replayed: bool) -> str:
             "Say what identifies them by config= of Run."
         )
     text = (
-        "Settings, data and environment are the same, so it is none of them: a fault in memory, or an "
-        "operation without a fixed order."
+        "Settings, data and environment are the same, so it is none of them: "
+        f"{unrecorded_causes(found.runs[0])}."
     )
     advice = " --replay tells which of the two is not what its settings give."
     return text if replayed else text + advice
+
+
+def unrecorded_causes(run: RunFacts) -> str:
+    """What makes two runs differ and is in no file of theirs."""
+    text = "a fault in memory, or an operation without a fixed order"
+    if run.data.get("train_content"):  # the fingerprint is of names and sizes
+        text += ", or an image that was changed in place and kept its size"
+    return text
 
 
 def causes(found: RunComparison) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -173,6 +174,7 @@ class TrainingState:
                 f"checkpoint {found.name} is of an optimizer with other parameter groups, perhaps of another "
                 f"version of flambeau: {error}; use another folder"
             ) from error
+        _lay_out_alike(self.optimizer)
         self.amp.load_state_dict(state["amp"])
         self.amp.halted.zero_()  # of a step that is undone
         if self.ema is not None:
@@ -185,6 +187,19 @@ class TrainingState:
         self.extend = state.get("extend", self.extend)
         for name in _PLACE:
             setattr(self, name, state.get(name, getattr(self, name)))
+
+
+def _lay_out_alike(optimizer: Optimizer) -> None:
+    """Give each tensor of the optimizer's state the strides of its parameter.
+
+    A sharded run saves pieces without those of channels_last, and a fused step goes through the memory of
+    both at once: the momentum of one weight would be taken for that of another.
+    """
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            is_alike = isinstance(value, Tensor) and value.shape == parameter.shape
+            if is_alike and value.stride() != parameter.stride():
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
