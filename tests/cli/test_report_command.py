@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from flambeau.report.words import ENGLISH
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, kept_process: Any) -> Path:
@@ -241,6 +243,19 @@ def test_somebody_elses_report_stays(
     Path("run/report.html").write_text("<p>mine</p>")
     assert flambeau(*command, "--extend 1ep").code == 0
     assert Path("run/report.html").read_text() == "<p>mine</p>"
+
+
+def test_what_is_free_of_the_data_check_stands_in_it(
+    flambeau: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert flambeau("train", images, "--epochs 1 --batch-size 4 --out even").code == 0
+    assert ENGLISH["check"] not in Path("even/report.html").read_text(encoding="utf-8")
+    first, *_ = sorted(path for path in (images / "val").iterdir() if path.is_dir())
+    shutil.rmtree(first)
+    assert flambeau("train", images, "--epochs 1 --batch-size 4 --out uneven").code == 0
+    page = Path("uneven/report.html").read_text(encoding="utf-8")
+    assert "<li>The classes are uneven<br>" in page and f"{first.name}: none to validate on" in page
 
 
 def test_it_is_watched_until_ctrl_c(runs: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from flambeau.data.check.report_text import without_reading
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
@@ -47,6 +48,9 @@ from flambeau.train.settings.named_schedule import NamedSchedule
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.run_options import RunKeywords
 from flambeau.train.settings.track import LineFunction
+
+Datasets = tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]
+"""Those of training and of evaluation."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def set_up(
     device = pick_device(settings.device)
     set_up_torch(settings, device)
     ranks = join_ranks()
-    data = train_data, val_data = datasets(settings, facts, train, val)
+    data = train_data, _ = datasets(settings, facts, train, val)
     model, lines = new_model(settings, facts, ranks, folder=folder, replay_from=replay_from)
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
     # Before Run, which may put pieces into the optimizer in the place of the model's parameters.
@@ -148,7 +152,7 @@ def set_up(
         model, settings, facts, data, ranks, normalize=normalize
     )
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
-    evaluations = None if replay_from else _run_evaluations(folder, ranks, val_data, facts)
+    evaluations = None if replay_from else _kept(folder, ranks, data, facts, settings.data)
     ranks.first(before_run)
     options: RunKeywords = {
         **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
@@ -165,18 +169,17 @@ def set_up(
     )
 
 
-def _run_evaluations(
-    folder: Path, ranks: Ranks, data: ImageDataset | DeviceDataset, facts: DataFacts
+def _kept(
+    folder: Path, ranks: Ranks, data: Datasets, facts: DataFacts, path: str | None
 ) -> RunEvaluations:
     """What keeps the answers of a run for its report, in the first process."""
-    normalized_by, has_unit = (facts.mean, facts.std), facts.pixels != "float"
+    train, val = data
+    place = None if path is None else Path(path)
     return RunEvaluations(
-        folder if ranks.is_first else None,
-        data,
-        facts.classes,
-        normalized_by=normalized_by,
-        has_unit=has_unit,
-    )
+        folder if ranks.is_first else None, val, facts.classes,
+        normalized_by=(facts.mean, facts.std), has_unit=facts.pixels != "float",
+        find=functools.partial(without_reading, train.source, val.source, place),
+    )  # fmt: skip
 
 
 def _explainer(
@@ -195,7 +198,7 @@ def make_loss(
     model: nn.Module,
     settings: ResolvedSettings,
     facts: DataFacts,
-    data: tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset],
+    data: Datasets,
     ranks: Ranks,
     *,
     normalize: Callable[[Tensor], Tensor],

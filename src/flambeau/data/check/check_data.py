@@ -79,7 +79,7 @@ def check_data(
     """
     source = ConcatSource([train, val])
     is_val = np.arange(len(source)) >= len(train)
-    labels, names = source.labels.tolist(), _names(source, path)
+    labels, names = source.labels.tolist(), short_names(source, path)
     start = time.perf_counter()
     with CountBar(len(source), unit="images read", shown=progress) as bar:
         facts = look_at(source, threads=threads, advance=bar.update)
@@ -100,7 +100,7 @@ def check_data(
     )
 
 
-def _names(source: Source, path: Path) -> list[str]:
+def short_names(source: Source, path: Path) -> list[str]:
     """What to call the images: their paths below the data, or their places in them."""
     folder = f"{path.absolute() if path.is_dir() else path.absolute().parent}{os.sep}"
     names = []

@@ -1,9 +1,15 @@
 """What a check has found, as a person reads it."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from flambeau.data.check.check_data import DataCheck
+import numpy as np
+
+from flambeau.data.check.check_data import DataCheck, short_names
+from flambeau.data.check.class_balance import class_findings
 from flambeau.data.check.finding import Finding, Row, images_text
+from flambeau.data.check.name_clues import name_findings
+from flambeau.data.sources.source import ConcatSource, Source
 
 _SHOWN = 5  # examples of a finding; --json has all
 
@@ -21,6 +27,25 @@ def report_lines(check: DataCheck) -> Iterator[str]:
     for finding in check.findings:
         yield ""
         yield from _finding_lines(finding, check.names)
+
+
+def without_reading(train: Source, val: Source, path: Path | None) -> list[tuple[str, list[str]]]:
+    """What classes and names alone tell, which costs a training nothing.
+
+    Args:
+        train, val, path: as of `check_data`; without a path no name is looked at.
+
+    Returns:
+        Of each finding its title, and the lines that follow it.
+    """
+    source, names = ConcatSource([train, val]), list[str]()
+    findings = class_findings(train.labels, val.labels, source.classes)
+    if path is not None:
+        names = short_names(source, path)
+        is_val = np.arange(len(source)) >= len(train)
+        findings += name_findings(names, source.labels.tolist(), is_val)
+    lines = ((finding.title, [*_finding_lines(finding, names)][1:]) for finding in findings)
+    return [(title, [line.strip() for line in rest]) for title, rest in lines]
 
 
 def _finding_lines(finding: Finding, names: Sequence[str]) -> Iterator[str]:

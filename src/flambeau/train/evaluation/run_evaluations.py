@@ -28,6 +28,7 @@ class RunEvaluations:
         classes: names.
         normalized_by: mean and standard deviation of each channel of the model's input.
         has_unit: pixels are uint8 or from 0 to 1, and not of an unknown unit.
+        find: gives what looks wrong with the data, titles with lines; asked at the end of the run.
 
     Attributes:
         metric: for `Run(metrics={...})`.
@@ -41,9 +42,10 @@ class RunEvaluations:
         *,
         normalized_by: tuple[list[float], list[float]],
         has_unit: bool,
+        find: Callable[[], list[tuple[str, list[str]]]],
     ) -> None:
         self._folder, self._data, self._classes = folder, data, classes
-        self._normalized_by, self._has_unit = normalized_by, has_unit
+        self._normalized_by, self._has_unit, self._find = normalized_by, has_unit, find
         self.metric = SampleResultsMetric()
         self._facts: dict[str, Any] | None = None
 
@@ -67,6 +69,7 @@ class RunEvaluations:
             elif is_last and self._facts is None:  # a resume: the best one was before
                 self._facts = _stored(path)
             if is_last and self._facts is not None:
+                self._facts["findings"] = self._find()
                 self._add_pictures(self._facts)
             if self._facts is not None and (is_last or step == published):
                 write_file(path, json.dumps(self._facts, ensure_ascii=False).encode() + b"\n")
