@@ -1,6 +1,7 @@
 """JSON files of a run, and of its user, read without torch: bounded, and what they claim is checked."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,37 @@ def json_file(path: Path) -> Any:
         return json.loads(content, object_pairs_hook=json_object)
     except (ValueError, RecursionError) as error:
         raise ValueError(why_no_json(error)) from None
+
+
+def json_row(line: bytes) -> dict[str, Any] | None:
+    """A line of a file of JSON objects; None for another one, such as the torn last one of a killed run."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def metrics_row(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, which knows its step; None for another one."""
+    row = json_row(line)
+    return row if row is not None and whole_number(row.get("step")) is not None else None
+
+
+def whole_number(value: object) -> int | None:
+    """A count that a file holds; None for anything else, and for what no run can count to."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18
+    return value if is_count else None  # type: ignore[return-value]
+
+
+def finite_number(value: object) -> float | None:
+    """A number that a file holds; None for anything else, NaN and infinity included."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def dataset_facts(path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import dataclasses
 import io
-import json
 import os
 import tempfile
 import urllib.parse
@@ -20,7 +19,7 @@ from flambeau.report.page import GENERATOR, report_page
 from flambeau.report.reported_run import Event, ReportedRun, read_series
 from flambeau.report.words import ENGLISH
 from flambeau.terminal import clock
-from flambeau.train.checkpoints.json_file import json_file
+from flambeau.train.checkpoints.json_file import json_file, json_row
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_summary import summarize
 from flambeau.version import __version__
@@ -168,11 +167,8 @@ def _lines(path: Path, most_bytes: int) -> Iterator[Iterator[bytes]]:
 def _events(path: Path) -> Iterator[Event]:
     with _lines(path, _MOST_EVENT_BYTES) as lines:
         for line in lines:
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and isinstance(row.get("text"), str):
+            row = json_row(line)
+            if row is not None and isinstance(row.get("text"), str):
                 peak = row.get("peak_memory_bytes")
                 is_peak = type(peak) is int and 0 < peak < 2**53
                 yield Event(

@@ -5,7 +5,6 @@ a limit, what it claims is checked, and whatever is wrong is part of the answer.
 """
 
 import itertools
-import json
 import math
 import os
 import re
@@ -18,7 +17,13 @@ from typing import Any, Literal
 from flambeau.errors import InputError
 from flambeau.html_table import html_table
 from flambeau.terminal import clock
-from flambeau.train.checkpoints.json_file import dataset_facts, json_file
+from flambeau.train.checkpoints.json_file import (
+    dataset_facts,
+    finite_number,
+    json_file,
+    metrics_row,
+    whole_number,
+)
 from flambeau.train.checkpoints.run_lock import is_locked
 from flambeau.train.settings.config_file import load_toml
 from flambeau.train.settings.durations import Duration, parse_duration
@@ -165,7 +170,7 @@ class _Reader:
         config = self._config
         state, why, result = self._state()
         metric = str(config.get("best", "val_accuracy"))
-        best = self._best(metric) if result is None else _number(result.get(metric))
+        best = self._best(metric) if result is None else finite_number(result.get(metric))
         told = config if self._is_command else _table(config.get("config"))
         data = config.get("data", "fashion-mnist") if self._is_command else told.get("data")
         step = max([self._saved, *(row["step"] for row in self._rows[-1:] if self._is_running)])
@@ -209,14 +214,14 @@ class _Reader:
         """Over the evaluations in the lines read, and in the checkpoints where those are not all lines."""
         evaluations: list[Mapping[str, Any]] = [r for r in self._rows if "images_per_s" not in r]
         evaluations += [_table(meta.get("metrics")) for meta in self._metas]
-        values = [v for row in evaluations if (v := _number(row.get(metric))) is not None]
+        values = [v for row in evaluations if (v := finite_number(row.get(metric))) is not None]
         choose = min if self._config.get("best_mode") == "min" else max
         return choose(values, default=None)
 
     def _samples(self) -> int | None:
         """Of an epoch."""
         try:
-            return _count(dataset_facts(self._path / "dataset.json")["train_samples"])
+            return whole_number(dataset_facts(self._path / "dataset.json")["train_samples"])
         except ValueError as error:
             self._why_no_facts = f"dataset.json cannot be read: {error}"
             return None
@@ -232,8 +237,8 @@ class _Reader:
         return metas
 
     def _global_batch(self) -> int | None:
-        batch = _count(self._config.get("batch_size"))
-        parts = _count(self._config.get("accumulate", 1))
+        batch = whole_number(self._config.get("batch_size"))
+        parts = whole_number(self._config.get("accumulate", 1))
         return batch * parts if batch and parts else None
 
     def _steps_per_epoch(self) -> int | None:
@@ -241,7 +246,7 @@ class _Reader:
         if self._num_samples and batch:
             return math.ceil(self._num_samples / batch)
         for meta in self._metas_of([self._saved] if self._saved else []):
-            step, epoch = _count(meta.get("step")), _count(meta.get("epoch"))
+            step, epoch = whole_number(meta.get("step")), whole_number(meta.get("epoch"))
             if step and epoch and meta.get("position") == 0 and step % epoch == 0:
                 return step // epoch
         return None
@@ -261,7 +266,7 @@ class _Reader:
         if not rows or batch is None or not self._has_all_rows:
             return None
         for row in rows:
-            speed, seen = _number(row["images_per_s"]), self._images(row, batch)
+            speed, seen = finite_number(row["images_per_s"]), self._images(row, batch)
             if not speed or speed < 0 or seen < before:
                 return None
             total, before = total + (seen - before) / speed, seen
@@ -269,7 +274,7 @@ class _Reader:
 
     def _images(self, row: Mapping[str, Any], batch: int) -> int:
         """How many images a run has trained on up to a line; the last batch of an epoch may be smaller."""
-        step, epoch, samples = int(row["step"]), _count(row.get("epoch")), self._num_samples
+        step, epoch, samples = int(row["step"]), whole_number(row.get("epoch")), self._num_samples
         if epoch is None or samples is None:
             return step * batch
         in_epoch = step - epoch * math.ceil(samples / batch)
@@ -314,14 +319,7 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
             lines = file.read(_TAIL_BYTES).split(b"\n")
     except OSError:
         return [], False
-    rows = []
-    for line in lines[1:] if start else lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # the torn last line of a killed run
-        if isinstance(row, dict) and _count(row.get("step")) is not None:
-            rows.append(row)
+    rows = [row for line in lines[1 if start else 0 :] if (row := metrics_row(line)) is not None]
     return rows, start == 0
 
 
@@ -346,17 +344,3 @@ def _changed(path: Path) -> float | None:
 
 def _table(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def _count(value: object) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18
-    return value if is_count else None  # type: ignore[return-value]

@@ -4,7 +4,6 @@ Read without torch, line by line, up to a limit.
 """
 
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import InputError, unreadable
+from flambeau.train.checkpoints.json_file import finite_number, metrics_row
 
 _MOST_BYTES = 2**28  # of a file: some two million lines
 _LONGEST_LINE = 2**20
@@ -34,7 +34,7 @@ class FigureDifference:
     @property
     def change(self) -> float | None:
         """The second value minus the first, of numbers."""
-        first, second = map(_number, self.values)
+        first, second = map(finite_number, self.values)
         return None if first is None or second is None else second - first
 
 
@@ -142,7 +142,7 @@ class _Lines:
                 key: tuple[Any, ...] = ("evaluation", len(group))
                 if "images_per_s" in row:
                     key, before = ("training", before), step
-                    speed = _number(row["images_per_s"])
+                    speed = finite_number(row["images_per_s"])
                     if speed is not None and len(self._speeds) < _MOST_SPEEDS:
                         self._speeds.append(speed)
                 elif "bad_step" in row:
@@ -162,7 +162,7 @@ class _Lines:
                     if file.tell() > _MOST_BYTES:
                         self.is_cut = True
                         return
-                    row = _parsed(line)
+                    row = metrics_row(line)
                     if row is not None:
                         yield row
         except OSError as error:
@@ -181,26 +181,6 @@ def _joined(left: _Lines, right: _Lines) -> Iterator[tuple[int, tuple[_Group, _G
         for number, side in enumerate(sides):
             if steps[number] == low:
                 heads[number] = next(side, None)
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A line of a run; None for another one, such as the torn last one of a killed run."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    step = row.get("step") if isinstance(row, dict) else None
-    is_count = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 10**18
-    return row if is_count else None
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def markdown_table(lines: MetricLines, names: tuple[str, str]) -> str:
@@ -237,7 +217,7 @@ def markdown_table(lines: MetricLines, names: tuple[str, str]) -> str:
 
 def figure_text(value: Any) -> str:
     """A figure in full, so that two that differ look different; anything else as a cell."""
-    number = _number(value)
+    number = finite_number(value)
     return cell("NaN" if value is None else value) if number is None else repr(number)
 
 
