@@ -96,7 +96,10 @@ def test_after_a_kill_the_newest_folder_holds_the_whole_run(
 
     killed(folder, "wandb", kill_at=6, until=has_begun)
     run = train(folder, "wandb", config={})
-    first, second = sorted(files.glob("offline-run-*/*.wandb"))
+    # By time: of two within one second W&B calls the second one NAME-1.
+    first, second = sorted(
+        files.glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns
+    )
     assert first.name == second.name  # of one id
     assert rows(second, timeless) == merged(points(folder))
     assert len(rows(second, timeless)) == 16
