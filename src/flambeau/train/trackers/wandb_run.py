@@ -11,6 +11,8 @@ from typing import Any
 from flambeau.train.trackers.tracker import Place, RunFacts
 
 _RECORD = "wandb"
+# Without a server W&B would wait 90 s for one and then, at the exit of the process, for ever.
+_INIT_S, _FINISH_S = 20.0, 8.0  # the second is within the time that the end of a run gives; chosen
 
 
 class WandbRun:
@@ -40,7 +42,10 @@ class WandbRun:
             project=os.environ.get("WANDB_PROJECT") or "flambeau", name=facts.name,
             id=noted if isinstance(noted, str) else None, dir=facts.folder, config=dict(facts.config),
             resume="allow", mode=mode,
-            settings=wandb.Settings(console="off", silent=True),
+            settings=wandb.Settings(
+                console="off", silent=True, reinit="create_new", init_timeout=_INIT_S,
+                finish_timeout=_FINISH_S,
+            ),
         )  # fmt: skip
         facts.note(_RECORD, {"id": self._run.id})
         if self._run.offline:
