@@ -36,6 +36,7 @@ from flambeau.train.build.fine_tuning import (
 )
 from flambeau.train.build.model import check_training, make_model, normalizer
 from flambeau.train.build.optimizer import new_optimizer
+from flambeau.train.evaluation.sample_history import SampleHistory
 from flambeau.train.loop.nan_guard import explain
 from flambeau.train.loss import TrainingLoss, make_teacher
 from flambeau.train.run import Run
@@ -63,12 +64,15 @@ class Training:
 def fit(training: Training) -> None:
     """Train to the end of the run, evaluating after each epoch; the run publishes the weights."""
     run, model, normalize = training.run, training.model, training.normalize
+    history: SampleHistory = run.state.user["sample_history"]
     bad_val_images = training.bad_images.report_to(training.val.describe)
     for _ in run.epochs():
         for images, targets in run.batches():
-            loss, hits = training.loss_of.with_hits(images, targets, step=run.state.step)
-            if hits is not None:
-                run.log(train_accuracy=hits)
+            loss, logits = training.loss_of.with_logits(images, targets, step=run.state.step)
+            if logits is not None:
+                run.log(train_accuracy=correct(logits, targets))
+                assert run.state.micro is not None
+                history.note(run.state.micro, logits, targets)
             run.step(loss)
         for images, targets in run.evaluate(training.val, on_bad=bad_val_images):
             with run.autocast():
@@ -81,6 +85,8 @@ def fit(training: Training) -> None:
             last = "last epoch" if num == 1 else f"last {num} epochs"
             run.progress.say(f"no better val_accuracy in the {last}{than}")
             run.stop()
+    if run.result is not None:
+        history.save(run.folder.path)
 
 
 def set_up(
@@ -129,8 +135,8 @@ def set_up(
             return explain(model, lambda: loss_of(*batch, step=step), names)
 
     options: RunKeywords = {
-        **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
-        "on_bad": bad_images.report_to(train_data.describe), "explain": explain_batch,
+        **run_options(settings), "attachments": {"dataset.json": facts.as_json()}, "explain": explain_batch,
+        "on_bad": bad_images.report_to(train_data.describe), "state": new_history(facts, ranks, device),
         "sampler": balanced_sampler(settings, train.labels), "bar": bar, "replay_from": replay_from,
     }  # fmt: skip
     run = Run(folder, called, optimizer, train_data, **options)
@@ -213,6 +219,17 @@ def new_model(
 
         shard_model(model, ranks, pick_device(settings.device))
     return model, lines
+
+
+def new_history(facts: DataFacts, ranks: Ranks, device: torch.device) -> dict[str, SampleHistory]:
+    """What the run notes of each sample, as an object that its checkpoints hold."""
+    history = SampleHistory(
+        facts.train_samples,
+        fingerprint=facts.train_fingerprint,
+        device=device,
+        is_alone=ranks.world == 1,
+    )
+    return {"sample_history": history}
 
 
 def run_options(settings: ResolvedSettings) -> RunKeywords:

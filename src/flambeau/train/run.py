@@ -187,9 +187,9 @@ class Run:
                 loop.stream = self._parts.reader.to_device(
                     self._parts.loader.stream(epoch=state.epoch, position=state.position)
                 )
-            loop.micro = micro = next(loop.stream)
+            micro = next(loop.stream)
             window.wait_s += time.perf_counter() - start
-            loop.num_samples = micro.size
+            loop.micro, loop.num_samples, state.micro = micro, micro.size, micro._replace(data=None)
             self._draws.seed(state.epoch, micro)
             self._ranks.beat("in the forward pass")
             self._step.sync.before_batch(micro)

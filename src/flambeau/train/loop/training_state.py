@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.amp_step import AmpStep
@@ -44,6 +45,7 @@ class TrainingState:
         rollbacks: how often the run went back from a step that was not finite.
         lr_scale: what they have made of the learning rate.
         stopped: the run was ended by `run.stop()`.
+        micro: the batch under way, or the last one, without its data; of no checkpoint.
         extend: what the steps so far were trained for beyond `duration`; the option may ask for more.
     """
 
@@ -64,6 +66,7 @@ class TrainingState:
     lr_scale: float = 1.0
     stopped: bool = False
     extend: str | None = None
+    micro: MicroBatch | None = None
 
     def __post_init__(self) -> None:
         self._shapes = _shapes(self.model)
@@ -161,7 +164,11 @@ class TrainingState:
             raise InputError(
                 f"checkpoint {found.name} is of another model: {why}; use another folder"
             )
-        if set(state["user"]) != set(self.user):
+        known = {
+            name for name, thing in self.user.items()
+            if name in state["user"] or not getattr(thing, "may_be_missing", False)
+        }  # fmt: skip
+        if set(state["user"]) != known:
             raise InputError(
                 f"the run was saved with state={sorted(state['user'])}, now {sorted(self.user)}"
             )
@@ -179,8 +186,8 @@ class TrainingState:
             self.ema.load_state_dict({"shadow": found.ema, "num_updates": state["ema_updates"]})
         self.best.load_state_dict(state["best"])
         self.window.load_state_dict(state["window"])
-        for name, thing in self.user.items():
-            thing.load_state_dict(state["user"][name])
+        for name in known:
+            self.user[name].load_state_dict(state["user"][name])
         set_rng_state(state["rng"])
         self.extend = state.get("extend", self.extend)
         for name in _PLACE:
