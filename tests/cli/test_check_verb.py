@@ -208,9 +208,35 @@ def test_the_accuracy_without_what_leaked(flambeau: Any, data: Path) -> None:
     assert lines[-1].endswith("% of 5")
     picture(5).save(data / "train" / "cat" / "new.png")
     other = flambeau("check", "data --model run")
-    assert (
-        other.err == "run was trained on other images than these: what it has seen is not known\n"
+    assert other.err.splitlines() == [
+        "run has no losses of these images (docs: Checking data, wrong labels)",
+        "run was trained on other images than these: what it has seen is not known",
+    ]
+
+
+def test_labels_that_look_wrong(flambeau: Any, data: Path) -> None:
+    """One bright image in the class of dark ones."""
+    for path in data.rglob("*.png"):
+        shade = 60 if path.parent.name == "cat" else 190
+        noise = np.random.default_rng(len(path.name) + ord(path.stem[-1])).integers(
+            0, 60, (24, 24, 3)
+        )
+        Image.fromarray((shade + noise).astype(np.uint8)).save(path)
+    odd = data / "train" / "cat" / "tcatd.png"
+    noise = np.random.default_rng(7).integers(0, 60, (24, 24, 3))
+    Image.fromarray((190 + noise).astype(np.uint8)).save(odd)
+    command = (
+        "train data --out run --epochs 12 --batch-size 4 --device cpu --precision fp32 --lr 0.05"
     )
+    assert flambeau(*command.split()).code == 0
+    answer = flambeau("check", "data --model run --json")
+    (labels,) = [f for f in json.loads(answer.out)["findings"] if f["kind"] == "labels"]
+    first = labels["found"][0]
+    assert first["images"] == ["train/cat/tcatd.png"]
+    assert first["note"].startswith("cat, or dog? mean loss ")
+    kept = flambeau("check", "data --model run --out clean.csv --drop labels").err
+    assert f"{labels['count']} are left out" in kept
+    assert "tcatd.png" not in Path("clean.csv").read_text()
 
 
 def test_a_class_that_would_be_lost(flambeau: Any, data: Path) -> None:

@@ -13,7 +13,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from flambeau.report.words import ENGLISH
 
@@ -188,6 +190,7 @@ def test_the_training_has_written_it(trained: Path) -> None:
     assert found["step"] == result["step"]
     assert sum(found["right"]) / found["images"] == result["metrics"]["val_accuracy"]
     assert page.count("data:image/jpeg") == 1 + len(found["mistakes"]) + len(found["unsure"])
+    assert found["suspects"] == []  # after two epochs a model believes few labels
     assert "finished: the best weights" in page
     assert len(page) < 3_000_000
 
@@ -256,6 +259,28 @@ def test_what_is_free_of_the_data_check_stands_in_it(
     assert flambeau("train", images, "--epochs 1 --batch-size 4 --out uneven").code == 0
     page = Path("uneven/report.html").read_text(encoding="utf-8")
     assert "<li>The classes are uneven<br>" in page and f"{first.name}: none to validate on" in page
+
+
+def test_labels_that_look_wrong_are_shown(
+    flambeau: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    for part, num in (("train", 24), ("val", 4)):
+        for name, value in (("dark", 40), ("light", 200)):
+            (folder := Path("data", part, name)).mkdir(parents=True)
+            for k in range(num):
+                wrong = part == "train" and name == "dark" and k == 7
+                pixels = generator.normal(200 if wrong else value, 20, (16, 16, 3)).clip(0, 255)
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{k}.png")
+    flags = "--epochs 8 --batch-size 8 --lr 0.05 --image-size 16 --out run"
+    assert flambeau("train", "data", flags).code == 0
+    found = json.loads(Path("run/evaluation.json").read_text(encoding="utf-8"))
+    first = found["suspects"][0]
+    assert first["image"].endswith("dark/7.png") and first["of_label"] < 0.5
+    assert found["classes"][first["predicted"]] == "light"
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    assert first["picture"] in page and "<span>light; label: dark " in page
 
 
 def test_it_is_watched_until_ctrl_c(runs: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_whole_run(flambeau: Any, images: Path) -> None:
     assert {p.name for p in run.iterdir() if p.name[0] != "."} == {
         "checkpoints", "config.toml", "dataset.json", "environment.json", "evaluation.json",
         "events.jsonl", "first_batch.jpg", "metrics.jsonl", "model.safetensors", "report.html",
-        "result.json",
+        "result.json", "sample_losses.npz",
     }  # fmt: skip
     assert "16 images to train on, 8 to evaluate on\n" in err
     assert "the run is in run\n" in err

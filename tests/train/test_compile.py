@@ -51,14 +51,14 @@ def train(
     resolved, facts = resolve(settings, train, val)
     training = set_up(resolved, facts, train, val, folder=folder, bar=False)
     if stop_at >= 0:
-        loss_of = training.loss_of.with_hits
+        loss_of = training.loss_of.with_logits
 
         def dies(*batch: Any, step: int) -> Any:
             if step == stop_at:
                 raise KeyboardInterrupt
             return loss_of(*batch, step=step)
 
-        training.loss_of.with_hits = dies  # type: ignore[method-assign]
+        training.loss_of.with_logits = dies  # type: ignore[method-assign]
     fit(training)
     return {k: v.clone() for k, v in training.model.state_dict().items()}, training.run
 

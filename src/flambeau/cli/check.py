@@ -14,6 +14,7 @@ from flambeau.terminal import say
 
 if TYPE_CHECKING:
     from flambeau.data.check.check_data import DataCheck
+    from flambeau.data.check.finding import Finding
 
 HELP = "find what is wrong with data: copies, leaks, unreadable and odd images, classes, names"
 
@@ -45,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="RUN",
-        help="a run: its accuracy with and without the validation images that can be seen in training",
+        help="a run on DATA: labels that look wrong by what it noted, and its accuracy with and without the "
+        "validation images that can be seen in training",
     )
     parser.add_argument("--json", action="store_true", help="all that was found as one JSON object")
     parser.add_argument(
@@ -77,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         require_new(arguments.out, train, path, force=arguments.force)
     measure = _measured_run(arguments.model)
     check = check_data(train, val, path, threads=arguments.workers, progress=True)
+    if arguments.model is not None:
+        check = check.with_findings(_label_findings(Path(arguments.model), check))
     facts, lines = check.as_dict(), list(report_lines(check))
     if measure is not None:
         facts["model"] = measure(check)
@@ -104,6 +108,25 @@ def _kinds(text: str) -> list[str]:
                 f"The kinds are {', '.join(kind for kind in KINDS if kind not in WITHOUT_IMAGES)}"
             )
     return kinds
+
+
+def _label_findings(run: Path, check: "DataCheck") -> "list[Finding]":
+    """Labels that look wrong by the losses that a run has noted."""
+    from flambeau.data.check.finding import of_single_images
+    from flambeau.train.evaluation.sample_history import label_suspects
+
+    suspects = label_suspects(run, check.train)
+    if suspects is None:
+        say(f"{run} has no losses of these images (docs: Checking data, wrong labels)")
+        return []
+    return of_single_images(
+        "labels", "to train on have labels that the run learned worse than by guessing",
+        "A wrong label contradicts what all other images teach; a rare or hard image may, too.",
+        "Look at them, the most suspicious first; --drop labels leaves them out.",
+        [
+            (s.number, f"{s.label}, or {s.suggested}? mean loss {s.loss:.2f}") for s in suspects
+        ],
+    )  # fmt: skip
 
 
 def _measured_run(folder: str | None) -> "Callable[[DataCheck], dict[str, Any]] | None":

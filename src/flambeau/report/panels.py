@@ -60,7 +60,7 @@ def pictures(found: Evaluated, words: Words) -> str:
 
 def _picture(sample: Sample, classes: Sequence[str], words: Words) -> str:
     label, predicted = classes[sample.label], classes[sample.predicted]
-    said = f"{predicted} {sample.probability:.1%}"
+    said = f"{predicted} {sample.probability:.1%}" if sample.probability else predicted
     if sample.label != sample.predicted:
         said = f"{said}; {words['label']}: {label} {sample.of_label:.1%}"
     image = ""

@@ -39,6 +39,7 @@ from flambeau.train.build.fine_tuning import (
 from flambeau.train.build.model import check_training, make_model, normalizer
 from flambeau.train.build.optimizer import new_optimizer
 from flambeau.train.evaluation.run_evaluations import RunEvaluations
+from flambeau.train.evaluation.sample_history import SampleHistory
 from flambeau.train.loop.nan_guard import explain
 from flambeau.train.loss import TrainingLoss, make_teacher
 from flambeau.train.run import Run
@@ -75,10 +76,7 @@ def fit(training: Training) -> None:
     training.loss_of.keeps_inputs = True
     for _ in run.epochs():
         for images, targets in run.batches():
-            loss, hits = training.loss_of.with_hits(images, targets, step=run.state.step)
-            if hits is not None:
-                run.log(train_accuracy=hits)
-            run.step(loss)
+            run.step(batch_loss(training, images, targets))
         for images, targets, indices in run.evaluate(
             WithIndices(training.val), on_bad=bad_val_images
         ):
@@ -100,6 +98,17 @@ def fit(training: Training) -> None:
             _keep_for_report(training, training.evaluations, is_last=is_last)
 
 
+def batch_loss(training: Training, images: Tensor, targets: Tensor) -> Tensor:
+    """The loss of the batch under way; its accuracy and the loss of each image are noted."""
+    run = training.run
+    loss, logits = training.loss_of.with_logits(images, targets, step=run.state.step)
+    if logits is not None:
+        run.log(train_accuracy=correct(logits, targets))
+        history: SampleHistory = run.state.user["sample_history"]
+        history.note(run.state.micro, logits, targets)
+    return loss
+
+
 def _keep_for_report(training: Training, evaluations: RunEvaluations, *, is_last: bool) -> None:
     """What was evaluated, and the first batch, for the report that the run writes at its end."""
     run = training.run
@@ -107,8 +116,8 @@ def _keep_for_report(training: Training, evaluations: RunEvaluations, *, is_last
         evaluations.add_first_batch(training.loss_of.inputs, say=run.progress.say)
         training.loss_of.inputs = None
     evaluations.add(
-        step=run.state.step, published=run.state.results()[0].step, is_last=is_last,
-        say=run.progress.say,
+        step=run.state.step, published=run.state.results()[0].step,
+        end=run.state.user["sample_history"] if is_last else None, say=run.progress.say,
     )  # fmt: skip
 
 
@@ -158,7 +167,7 @@ def set_up(
         **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
         "on_bad": bad_images.report_to(train_data.describe), "explain": _explainer(model, loss_of),
         "sampler": balanced_sampler(settings, train.labels), "bar": bar, "replay_from": replay_from,
-        "track": [settings.track, *track],
+        "track": [settings.track, *track], "state": new_history(facts, ranks, device),
         "metrics": {} if evaluations is None else {"samples": evaluations.metric},
     }  # fmt: skip
     run = Run(folder, called, optimizer, train_data, **options)
@@ -176,7 +185,7 @@ def _kept(
     train, val = data
     place = None if path is None else Path(path)
     return RunEvaluations(
-        folder if ranks.is_first else None, val, facts.classes,
+        folder if ranks.is_first else None, train, val, facts.classes,
         normalized_by=(facts.mean, facts.std), has_unit=facts.pixels != "float",
         find=functools.partial(without_reading, train.source, val.source, place),
     )  # fmt: skip
@@ -268,6 +277,17 @@ def new_model(
 
         shard_model(model, ranks, pick_device(settings.device))
     return model, lines
+
+
+def new_history(facts: DataFacts, ranks: Ranks, device: torch.device) -> dict[str, SampleHistory]:
+    """What the run notes of each sample, as an object that its checkpoints hold."""
+    history = SampleHistory(
+        facts.train_samples,
+        fingerprint=facts.train_fingerprint,
+        device=device,
+        is_alone=ranks.world == 1,
+    )
+    return {"sample_history": history}
 
 
 def run_options(settings: ResolvedSettings) -> RunKeywords:

@@ -13,7 +13,6 @@ from flambeau.recipes.training.amp_step import autocast
 from flambeau.recipes.training.cutmix import cutmix
 from flambeau.recipes.training.distillation import Teacher, distillation_loss
 from flambeau.recipes.training.label_smoothing import cross_entropy
-from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.mixup import mixup
 from flambeau.train.build.data import DataFacts, teacher_sha256
 from flambeau.train.inference import Trained, load_trained
@@ -56,12 +55,12 @@ class TrainingLoss:
 
     def __call__(self, images: Tensor, targets: Tensor, *, step: int) -> Tensor:
         """The loss of a batch of a step; what is random in it comes from torch's default generator."""
-        return self.with_hits(images, targets, step=step)[0]
+        return self.with_logits(images, targets, step=step)[0]
 
-    def with_hits(
+    def with_logits(
         self, images: Tensor, targets: Tensor, *, step: int
     ) -> tuple[Tensor, Tensor | None]:
-        """The same, and which images were classified rightly, (N,) bool; mixed ones have no class: None."""
+        """The same, and the logits, (N, classes); None for mixed images, which have no single class."""
         settings, draw = self._settings, torch.default_generator
         x = self._normalize(images)
         if settings.random_erasing:
@@ -79,11 +78,11 @@ class TrainingLoss:
         loss = cross_entropy(
             logits, targets, smoothing=settings.label_smoothing, weight=self._class_weights
         )
-        hits = None if alpha else correct(logits.detach(), targets)
+        told = None if alpha else logits.detach()
         if self._teacher is None:
-            return loss, hits
+            return loss, told
         learned = distillation_loss(logits, asked, temperature=self._teacher.temperature)
-        return torch.lerp(loss, learned, self._teacher.weight), hits
+        return torch.lerp(loss, learned, self._teacher.weight), told
 
 
 class AskedTeacher:

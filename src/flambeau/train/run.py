@@ -185,9 +185,9 @@ class Run:
                 self._recorder.before_fork()
                 stream = self._parts.loader.stream(epoch=state.epoch, position=state.position)
                 loop.stream = self._recorder.shown(self._parts.reader.to_device(stream))
-            loop.micro = micro = next(loop.stream)
+            micro = next(loop.stream)
             window.wait_s += time.perf_counter() - start
-            loop.num_samples = micro.size
+            loop.micro, loop.num_samples, state.micro = micro, micro.size, micro._replace(data=None)
             self._draws.seed(state.epoch, micro)
             self._ranks.beat("in the forward pass")
             self._step.sync.before_batch(micro)

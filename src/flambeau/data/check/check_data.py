@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,11 @@ class DataCheck:
     findings: Sequence[Finding]
     read_s: float
     compared_s: float
+
+    def with_findings(self, more: Sequence[Finding]) -> "DataCheck":
+        """With others in their places."""
+        findings = sorted([*self.findings, *more], key=lambda finding: KINDS.index(finding.kind))
+        return replace(self, findings=findings)
 
     def to_drop(self, kinds: Collection[str]) -> frozenset[int]:
         """Numbers of the images to leave out, so that nothing of these kinds remains."""

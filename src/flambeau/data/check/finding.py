@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 KINDS = (
-    "leaks", "contradictions", "unreadable", "blank", "copies", "near-copies", "classes", "names", "exposure",
-    "tiny", "odd", "endings",
+    "leaks", "contradictions", "unreadable", "blank", "copies", "near-copies", "labels", "classes", "names",
+    "exposure", "tiny", "odd", "endings",
 )  # fmt: skip
 """The gravest first."""
 
 WITHOUT_IMAGES = ("classes", "names")
 """Kinds that say nothing of single images, so that none can be left out for it."""
 
-HARMFUL = KINDS[:6]
+HARMFUL = KINDS[: KINDS.index("labels")]
 """Kinds whose images a training is better without; of the others a person decides."""
 
 

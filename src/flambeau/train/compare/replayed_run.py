@@ -25,7 +25,7 @@ from flambeau.train.checkpoints.run_identity import changes, exactness_facts
 from flambeau.train.compare.recorded_facts import RunFacts
 from flambeau.train.compare.saved_states import checkpoint_of, read_state, step_losses, steps_of
 from flambeau.train.compare.step_events import StepEvents
-from flambeau.train.fit import set_up
+from flambeau.train.fit import batch_loss, set_up
 from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 
@@ -152,7 +152,7 @@ class ReplayedRun:
         step, names = state.step + 1, self._names(len(images))
         kept = images.to("cpu", copy=True), targets.to("cpu", copy=True)
         with self.events.forward():
-            loss, _ = self._training.loss_of.with_hits(images, targets, step=state.step)
+            loss = batch_loss(self._training, images, targets)
         if watched:
             self.events.add("loss", "", "", loss)
         self.losses.setdefault(step, []).append(float(loss.detach().float()))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.amp_step import AmpStep
@@ -45,6 +46,7 @@ class TrainingState:
         rollbacks: how often the run went back from a step that was not finite.
         lr_scale: what they have made of the learning rate.
         stopped: the run was ended by `run.stop()`.
+        micro: the batch under way, or the last one, without its data; of no checkpoint.
         extend: what the steps so far were trained for beyond `duration`; the option may ask for more.
     """
 
@@ -65,6 +67,7 @@ class TrainingState:
     lr_scale: float = 1.0
     stopped: bool = False
     extend: str | None = None
+    micro: MicroBatch | None = None
 
     def __post_init__(self) -> None:
         self._shapes = _shapes(self.model)
@@ -162,10 +165,7 @@ class TrainingState:
             raise InputError(
                 f"checkpoint {found.name} is of another model: {why}; use another folder"
             )
-        if set(state["user"]) != set(self.user):
-            raise InputError(
-                f"the run was saved with state={sorted(state['user'])}, now {sorted(self.user)}"
-            )
+        user = self._user_parts(state["user"])
         self.model.load_state_dict(found.model)
         try:
             self.optimizer.load_state_dict(state["optimizer"])
@@ -181,12 +181,24 @@ class TrainingState:
             self.ema.load_state_dict({"shadow": found.ema, "num_updates": state["ema_updates"]})
         self.best.load_state_dict(state["best"])
         self.window.load_state_dict(state["window"])
-        for name, thing in self.user.items():
+        for name, thing in user.items():
             thing.load_state_dict(state["user"][name])
         set_rng_state(state["rng"])
         self.extend = state.get("extend", self.extend)
         for name in _PLACE:
             setattr(self, name, state.get(name, getattr(self, name)))
+
+    def _user_parts(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """The objects that get back what was saved of them."""
+        parts = {
+            name: thing for name, thing in self.user.items()
+            if name in saved or not getattr(thing, "may_be_missing", False)
+        }  # fmt: skip
+        if saved.keys() != parts.keys():
+            raise InputError(
+                f"the run was saved with state={sorted(saved)}, now {sorted(self.user)}"
+            )
+        return parts
 
 
 def _lay_out_alike(optimizer: Optimizer) -> None:
