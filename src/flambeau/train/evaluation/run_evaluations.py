@@ -12,9 +12,12 @@ from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.report.evaluated import evaluated
 from flambeau.train.checkpoints.json_file import json_file
 from flambeau.train.evaluation.pictures import contact_sheet, data_uri, unit_range
 from flambeau.train.evaluation.sample_results import SampleResultsMetric, evaluation_facts
+
+_MOST_KEPT = 8  # evaluations: a rollback publishes an earlier one
 
 
 class RunEvaluations:
@@ -45,7 +48,8 @@ class RunEvaluations:
         self._folder, self._data, self._classes = folder, data, classes
         self._normalized_by, self._has_unit = normalized_by, has_unit
         self.metric = SampleResultsMetric()
-        self._facts: dict[str, Any] | None = None
+        self._kept: dict[int, dict[str, Any]] = {}  # by step, the newest last
+        self._on_disk: int | None = None  # the step of what this process has written
 
     def add(self, *, step: int, published: int, is_last: bool, say: Callable[[str], None]) -> None:
         """Take note of the evaluation that has just ended.
@@ -61,15 +65,22 @@ class RunEvaluations:
         path = self._folder / "evaluation.json"
         try:
             if step == published:
-                self._facts = evaluation_facts(
+                self._kept[step] = evaluation_facts(
                     self.metric.last, self._classes, step=step, describe=self._data.describe
                 )
-            elif is_last and self._facts is None:  # a resume: the best one was before
-                self._facts = _stored(path)
-            if is_last and self._facts is not None:
-                self._add_pictures(self._facts)
-            if self._facts is not None and (is_last or step == published):
-                write_file(path, json.dumps(self._facts, ensure_ascii=False).encode() + b"\n")
+                self._on_disk = None
+                while len(self._kept) > _MOST_KEPT:
+                    del self._kept[next(iter(self._kept))]
+            facts = self._kept.get(published) or self._stored(path, published)
+            if facts is None:  # those of steps that a rollback has taken back
+                path.unlink(missing_ok=True)
+                return
+            self._kept[published] = facts
+            if is_last:
+                self._add_pictures(facts)
+            if is_last or self._on_disk != published:
+                write_file(path, json.dumps(facts, ensure_ascii=False).encode() + b"\n")
+                self._on_disk = published
         except OSError as error:
             say(f"{path} could not be written: {error}; the report will lack it")
 
@@ -104,10 +115,14 @@ class RunEvaluations:
         except OSError as error:
             say(f"{path} could not be written: {error}; the report will lack it")
 
-
-def _stored(path: Path) -> dict[str, Any] | None:
-    try:
-        facts = json_file(path)
-    except (OSError, ValueError):
-        return None
-    return facts if isinstance(facts, dict) and {"mistakes", "unsure"} <= facts.keys() else None
+    def _stored(self, path: Path, step: int) -> dict[str, Any] | None:
+        """What an earlier start has written of the weights of a step; None where it cannot be believed."""
+        try:
+            facts = json_file(path)
+        except (OSError, ValueError):
+            return None
+        if evaluated(facts) is None or facts["step"] != step:
+            return None
+        places = [one.get("index") for one in (*facts["mistakes"], *facts["unsure"])]
+        known = all(type(place) is int and 0 <= place < len(self._data) for place in places)
+        return dict(facts) if known else None
