@@ -203,6 +203,33 @@ def test_library_and_machine(flambeau: Any, root: Path) -> None:
     assert "has shown no effect" in told["verdict"]
 
 
+def test_the_model_is_told_in_words(flambeau: Any, root: Path) -> None:
+    path = root / "again" / "environment.json"
+    environment = json.loads(path.read_text())
+    environment["model"]["parameters"] += 1
+    path.write_text(json.dumps(environment))
+    differences = found(flambeau, "base", "again", code=0)["differences"]
+    (told,) = [one for one in differences if one["name"] == "model"]
+    assert [text.split()[-1] for text in told["values"]] == ["parameters"] * 2
+    assert told["values"][0] != told["values"][1]
+    del environment["model"]  # a run of an earlier version, of which it is not known
+    path.write_text(json.dumps(environment))
+    differences = found(flambeau, "base", "again", code=0)["differences"]
+    assert "model" not in [one["name"] for one in differences]
+
+
+def test_what_was_not_compared_has_not_shown_that_it_does_nothing(
+    flambeau: Any, root: Path
+) -> None:
+    shutil.rmtree(root / "rate" / "checkpoints")
+    (root / "rate" / "metrics.jsonl").write_text("")
+    code, out, _ = flambeau("diff", "base", "rate")
+    assert code == 2
+    assert "There is nothing to compare" in out
+    assert "What differs between them: lr" in out
+    assert "no effect: " not in out
+
+
 def test_an_evaluation_that_differs_is_not_the_training(flambeau: Any, root: Path) -> None:
     path = root / "again" / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]

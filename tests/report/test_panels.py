@@ -91,6 +91,16 @@ def test_a_mistake_is_shown_with_both_classes_and_the_end_of_its_path() -> None:
     assert ENGLISH["unsure"] not in text  # there is none
 
 
+def test_names_of_wide_characters_have_room_beside_the_matrix() -> None:
+    found = stored(2) | {"classes": ["这是一个名称很长的中文类别", "短名"]}
+    believed = evaluated(found)
+    assert believed is not None
+    page = panels.confusion(believed, CHINESE)
+    assert ">这是一个名称…</text>" in page  # 13 columns of 14
+    assert 'width="156"' in page  # 13 columns of 8 px, two cells, and margins
+    assert ">短名</text>" in page
+
+
 def test_every_count_stands_in_the_matrix() -> None:
     text = panels.confusion(whole(), ENGLISH)
     titles = re.findall(r"<title>(.*?)</title><rect class=\"(\w+)\"", text)

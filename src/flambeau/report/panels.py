@@ -2,6 +2,7 @@
 
 import html
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 from flambeau.report.evaluated import Evaluated, Sample
@@ -10,7 +11,7 @@ from flambeau.report.reported_run import ReportedRun, Series
 MATRIX_CLASSES = 40  # up to so many classes the whole table of confusions is drawn
 _WORST = 100  # classes in the table of classes, of more
 _PAIRS = 30  # of classes that are confused, of more than a matrix holds
-_CELL, _MARGIN, _NAME = 22, 4, 14  # of the matrix, px; characters of a name beside it
+_CELL, _MARGIN, _NAME = 22, 4, 14  # of the matrix, px; columns of a name beside it
 _PLOT = 240  # side of the diagram of calibration, px
 
 Words = Mapping[str, str]
@@ -96,10 +97,11 @@ def confusion(found: Evaluated, words: Words) -> str:
 def _matrix(found: Evaluated, words: Words) -> str:
     counts = {(k, k): right for k, right in enumerate(found.right)}
     counts |= {(a, b): times for a, b, times in found.confused}
-    left = 8 * min(_NAME, max(map(len, found.classes), default=0)) + _MARGIN
+    names = [_shortened(name) for name in found.classes]
+    left = 8 * max(map(_columns, names), default=0) + _MARGIN
     parts = []
-    for k, name in enumerate(found.classes):
-        short = _text(name if len(name) <= _NAME else f"{name[: _NAME - 1]}…")
+    for k, name in enumerate(names):
+        short = _text(name)
         at = left + k * _CELL + _CELL * 0.7
         to = left - _MARGIN
         parts.append(f'<text x="{to}" y="{at:.0f}" text-anchor="end">{short}</text>')
@@ -118,6 +120,20 @@ def _matrix(found: Evaluated, words: Words) -> str:
         f'<svg class="matrix" viewBox="0 0 {size} {size}" width="{size}" height="{size}" role="img" '
         f'aria-label="{_text(words["confusion"])}">{"".join(parts)}</svg></div>\n'
     )
+
+
+def _columns(text: str) -> int:
+    """How wide a text is: a Chinese character is as wide as two others."""
+    return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)
+
+
+def _shortened(name: str) -> str:
+    """A name that has room beside the matrix."""
+    if _columns(name) <= _NAME:
+        return name
+    while _columns(name) > _NAME - 1:
+        name = name[:-1]
+    return f"{name}…"
 
 
 def _cell(x: int, y: int, times: int, *, share: float, kind: str, said: str) -> str:

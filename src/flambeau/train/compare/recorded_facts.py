@@ -93,6 +93,8 @@ def read_facts(path: Path) -> RunFacts:
     environment = dict(_table(_stored(path / "environment.json")))
     packages = _table(environment.pop("packages", None))
     exactness = _table(environment.pop("exactness", None))
+    if (model := _model_text(environment.pop("model", None))) is not None:
+        environment["model"] = model
     return RunFacts(
         folder, _few(settings), _few(_table(_stored(folder.dataset))), _few({**environment, **packages}),
         _few(exactness), isinstance(config.get("model"), str),
@@ -173,8 +175,19 @@ def _of_environment(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
     for name, values in exact:
         yield Difference("environment", name, values, matters=True)
     for name, values in _different(left.environment, right.environment):
+        if name == "model" and None in values:
+            continue  # earlier versions did not write it
         if name not in told:
             yield Difference("environment", name, values, matters=name not in _OF_MACHINE)
+
+
+def _model_text(found: object) -> str | None:
+    """The model of environment.json in a few words; its parts are in the report."""
+    table = _table(found)
+    name, parameters = table.get("class"), table.get("parameters")
+    if not isinstance(name, str) or type(parameters) is not int:
+        return None
+    return f"{name} with {parameters:,} parameters"
 
 
 def _different(

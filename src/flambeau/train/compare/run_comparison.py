@@ -86,7 +86,12 @@ class RunComparison:
     @property
     def has_evidence(self) -> bool:
         """There is a figure or a checkpoint that both have."""
-        return bool(self.lines.num_figures or self.equal_steps or self.state or self.damaged)
+        return self.has_numbers or bool(self.damaged)
+
+    @property
+    def has_numbers(self) -> bool:
+        """There is a figure or a readable checkpoint that both have."""
+        return bool(self.lines.num_figures or self.equal_steps or self.state)
 
     def _first_seen(self) -> int | None:
         steps = [

@@ -124,7 +124,7 @@ def _because(found: RunComparison, replayed: bool = True) -> str:
     if not told:
         return ""
     more = f", and {len(told) - _MOST_CAUSES} more" if len(told) > _MOST_CAUSES else ""
-    if found.parts is None:
+    if found.parts is None and found.has_numbers:
         return f" What differs between them and has shown no effect: {'; '.join(told[:_MOST_CAUSES])}{more}."
     which = " (which of them, --replay may tell)" if len(told) > 1 and not replayed else ""
     return f" What differs between them{which}: {'; '.join(told[:_MOST_CAUSES])}{more}."

@@ -13,6 +13,7 @@ from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.report.evaluated import evaluated
 from flambeau.train.checkpoints.json_file import json_file
 from flambeau.train.evaluation.pictures import contact_sheet, data_uri, unit_range
 from flambeau.train.evaluation.sample_history import SampleHistory, label_suspects
@@ -20,6 +21,7 @@ from flambeau.train.evaluation.sample_results import SampleResultsMetric, evalua
 
 _MOST_SUSPECTS = 12  # labels that look wrong, as pictures
 _LEAST_EPOCHS = 3  # before that, a model believes few labels
+_MOST_KEPT = 8  # evaluations: a rollback publishes an earlier one
 
 
 class RunEvaluations:
@@ -54,7 +56,8 @@ class RunEvaluations:
         self._folder, self._train, self._val, self._classes = folder, train, val, classes
         self._normalized_by, self._has_unit, self._find = normalized_by, has_unit, find
         self.metric = SampleResultsMetric()
-        self._facts: dict[str, Any] | None = None
+        self._kept: dict[int, dict[str, Any]] = {}  # by step, the newest last
+        self._on_disk: int | None = None  # the step of what this process has written
 
     def add(
         self,
@@ -79,29 +82,35 @@ class RunEvaluations:
             if end is not None:
                 end.save(self._folder)
             if step == published:
-                self._facts = evaluation_facts(
+                self._kept[step] = evaluation_facts(
                     self.metric.last, self._classes, step=step, describe=self._val.describe
                 )
-            elif end is not None:
-                facts = self._facts or _stored(path)  # a resume: the best one was before
-                # Of a step that was taken back, nothing is known of the weights that are published.
-                self._facts = facts if facts is not None and facts["step"] == published else None
-                if self._facts is None:
-                    path.unlink(missing_ok=True)
-            if self._facts is None:
+                self._on_disk = None
+                while len(self._kept) > _MOST_KEPT:
+                    del self._kept[next(iter(self._kept))]
+            facts = self._kept.get(published) or self._stored(path, published)
+            if facts is None:  # those of steps that a rollback has taken back
+                path.unlink(missing_ok=True)
                 return
+            self._kept[published] = facts
             if end is not None:
-                self._facts |= {"findings": self._find(), "suspects": self._suspects(end)}
-                self._add_pictures(self._val, [*self._facts["mistakes"], *self._facts["unsure"]])
-                train = ImageDataset(
-                    self._train.source, image_size=self._val.image_size, channels=self._val.channels,
-                    train=False, skip_bad=True, keep=False,
-                )  # fmt: skip
-                self._add_pictures(train, self._facts["suspects"])
-            if end is not None or step == published:
-                write_file(path, json.dumps(self._facts, ensure_ascii=False).encode() + b"\n")
+                self._end(facts, end)
+            if end is not None or self._on_disk != published:
+                write_file(path, json.dumps(facts, ensure_ascii=False).encode() + b"\n")
+                self._on_disk = published
         except OSError as error:
             say(f"{path} could not be written: {error}; the report will lack it")
+
+    def _end(self, facts: dict[str, Any], history: SampleHistory) -> None:
+        """Add what is told once, at the end of the run."""
+        facts |= {"findings": self._find(), "suspects": self._suspects(history)}
+        self._add_pictures(self._val, [*facts["mistakes"], *facts["unsure"]])
+        if facts["suspects"]:
+            train = ImageDataset(
+                self._train.source, image_size=self._val.image_size, channels=self._val.channels,
+                train=False, skip_bad=True, keep=False,
+            )  # fmt: skip
+            self._add_pictures(train, facts["suspects"])
 
     def _suspects(self, history: SampleHistory) -> list[dict[str, Any]]:
         """Training images whose labels look wrong, as evaluation.json holds them."""
@@ -149,14 +158,14 @@ class RunEvaluations:
         except OSError as error:
             say(f"{path} could not be written: {error}; the report will lack it")
 
-
-def _stored(path: Path) -> dict[str, Any] | None:
-    try:
-        facts = json_file(path)
-    except (OSError, ValueError):
-        return None
-    return (
-        facts
-        if isinstance(facts, dict) and {"step", "mistakes", "unsure"} <= facts.keys()
-        else None
-    )
+    def _stored(self, path: Path, step: int) -> dict[str, Any] | None:
+        """What an earlier start has written of the weights of a step; None where it cannot be believed."""
+        try:
+            facts = json_file(path)
+        except (OSError, ValueError):
+            return None
+        if evaluated(facts) is None or facts["step"] != step:
+            return None
+        places = [one.get("index") for one in (*facts["mistakes"], *facts["unsure"])]
+        known = all(type(place) is int and 0 <= place < len(self._val) for place in places)
+        return dict(facts) if known else None
