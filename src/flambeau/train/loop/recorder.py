@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
@@ -80,8 +82,12 @@ class Recorder:
         # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
         self._repeated: dict[int, tuple[int, int]] = {}
 
-    def claim(self, identity: Mapping[str, Any], attachments: Mapping[str, bytes]) -> None:
+    def claim(
+        self, model: nn.Module, identity: Mapping[str, Any], attachments: Mapping[str, bytes]
+    ) -> None:
         """Make the folder, or go on with it; from here on no other process writes there.
+
+        The model is that of the user: the state may have this rank's pieces of it alone.
 
         Raises:
             InputError: a run of another identity, or another process trains there.
@@ -89,7 +95,7 @@ class Recorder:
         facts = {
             **environment(),
             "exactness": self.exactness,
-            "model": model_parts(self._state.model),
+            "model": model_parts(model),
         }
         report = json.dumps(facts, indent=2) + "\n"
         files = {"environment.json": report.encode(), **attachments}
