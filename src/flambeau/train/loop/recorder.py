@@ -87,15 +87,13 @@ class Recorder:
     ) -> None:
         """Make the folder, or go on with it; from here on no other process writes there.
 
-        The model is that of the user: the state may have this rank's pieces of it alone.
-
         Raises:
             InputError: a run of another identity, or another process trains there.
         """
         facts = {
             **environment(),
             "exactness": self.exactness,
-            "model": model_parts(model),
+            "model": model_parts(model),  # the state may have this rank's pieces of it
         }
         report = json.dumps(facts, indent=2) + "\n"
         files = {"environment.json": report.encode(), **attachments}
@@ -367,6 +365,13 @@ class Recorder:
             if not left:
                 raise
             self._say(str(error))
+
+    def fail(self, why: str, *, step: int) -> None:
+        """The run ends here, and not because its loop was left: an event and a report say so."""
+        self.close()
+        if self._ranks.is_first and self._progress.events is not None:  # none in a replay
+            self._progress.tell_folder(why, step=step)
+            write_own_report(self._folder.path, say=self._say)
 
     def close(self) -> None:
         """Close metrics.jsonl; trackers get a while to take its last lines."""
