@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, kept_process: Any) -> Path
     pixels[2, 5] ^= 1
     Image.fromarray(pixels).save(path, compress_level=0)
     runs = {
-        "base": ["images"], "again": ["images", "--workers", "0", "--keep", "8"],
+        "base": ["images"], "again": ["images", "--workers", "0", "--keep", "8", "--track", "csv"],
         "rate": ["images", "--lr", "0.02"], "pixel": ["images_2"],
     }  # fmt: skip
     for name, (data, *more) in runs.items():
@@ -98,7 +98,7 @@ def test_equal_runs(flambeau: Any, root: Path) -> None:
     before = files_of(root)
     code, out, err = flambeau("diff", "base", "again")
     assert (code, err) == (0, "")
-    assert "setting, without effect on the numbers: keep (9 and 8)" in out
+    assert "setting, without effect on the numbers: keep (9 and 8); track (none and csv)" in out
     assert "metrics.jsonl: identical for 8 steps" in out
     assert "checkpoints: equal to the bit at steps 0 to 8" in out
     assert "All that both have is equal to the bit" in out

@@ -156,6 +156,16 @@ def test_the_verdict_follows_the_time_that_was_waited(wait: float, said: str) ->
     assert panels.timing(ReportedRun("a", "finished"), ENGLISH) == ""
 
 
+def test_a_slow_stretch_counts_for_the_time_that_it_took() -> None:
+    steps = (10, 20, 40)  # 1 s, 9 s and 2 s with batches of 9 images
+    series = {
+        "images_per_s": Series(steps, (), (90.0, 10.0, 90.0)),
+        "data_wait": Series(steps, (), (0.0, 1.0, 0.0)),
+    }
+    text = panels.timing(ReportedRun("a", "finished", series=series), ENGLISH)
+    assert "waits for data 75% of its time, at 30 images per second" in text  # 360 images in 12 s
+
+
 @pytest.mark.parametrize("model", [{"parameters": "9"}, {"parameters": 9, "trained": None}, {}])
 def test_a_model_that_no_run_tells_of(model: dict[str, Any]) -> None:
     assert panels.model(ReportedRun("a", "finished", model=model), ENGLISH) == ""

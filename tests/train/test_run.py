@@ -592,6 +592,9 @@ def test_rollback_gives_up_after_three_times(tmp_path: Path) -> None:
     with pytest.raises(NotFinite, match=r"step 14 .*, after 3 rollbacks; the weights are those"):
         explode(run, when=lambda run: run.state.step == 13)
     assert run.optimizer.param_groups[0]["lr"] == 0.05 / 8
+    *_, event = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
+    assert event["step"] == 14 and "after 3 rollbacks" in event["text"]
+    assert "after 3 rollbacks" in (tmp_path / "run" / "report.html").read_text()
     rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert [row["lr_scale"] for row in rows if "rollback" in row] == [0.5, 0.25, 0.125]
     # A resume may be given another word, and meets the same step.

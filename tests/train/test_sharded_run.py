@@ -96,6 +96,12 @@ def test_equals_one_process(tmp_path: Path, start_ranks: StartRanks, world: int)
         assert found["result"].weights == "ema"
     same(tmp_path / "pieces", tmp_path / "whole")
     assert inspect_run(tmp_path / "pieces").good
+    told = [
+        json.loads((tmp_path / name / "environment.json").read_text())["model"]
+        for name in ("pieces", "whole")
+    ]
+    assert told[0] == told[1]  # not this rank's pieces of it
+    assert told[0]["parts"][0] == ["0", "Linear", 112, 112]
 
 
 def test_resumes_on_other_numbers_of_ranks(tmp_path: Path, start_ranks: StartRanks) -> None:

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 from flambeau.report.evaluated import Evaluated, Sample
-from flambeau.report.reported_run import ReportedRun, Series
+from flambeau.report.reported_run import ReportedRun
 
 MATRIX_CLASSES = 40  # up to so many classes the whole table of confusions is drawn
 _WORST = 100  # classes in the table of classes, of more
@@ -223,14 +223,18 @@ def timing(run: ReportedRun, words: Words) -> str:
     speed, wait = run.series.get("images_per_s"), run.series.get("data_wait")
     if speed is None or wait is None:
         return ""
-    share, images = _mean(wait), _mean(speed)
+    shares, before = dict(zip(wait.steps, wait.values, strict=True)), 0
+    steps = seconds = waited = 0.0  # the seconds of a batch of one image: its size cancels out
+    for step, rate in zip(speed.steps, speed.values, strict=True):
+        share_of_line, new, before = shares.get(step), step - before, step
+        if rate and share_of_line is not None and new > 0:
+            steps, seconds = steps + new, seconds + new / rate
+            waited += share_of_line * new / rate
+    if not seconds:
+        return ""
+    share, images = waited / seconds, steps / seconds
     verdict = "fast_data" if share < 0.05 else "some_waiting" if share < 0.2 else "slow_data"
     return f"<p>{_text(words[verdict].format(share=f'{share:.0%}', images=f'{images:,.0f}'))}</p>\n"
-
-
-def _mean(series: Series) -> float:
-    known = [value for value in series.values if value is not None]
-    return math.fsum(known) / len(known)
 
 
 def events(run: ReportedRun, words: Words) -> str:

@@ -106,7 +106,7 @@ class Run:
                 self.state.load(restore(Path(told.replay_from)))
             else:
                 resources.callback(self.folder.release)
-                self._recorder.claim(parts.identity, told.attachments or {})
+                self._recorder.claim(parts.model, parts.identity, told.attachments or {})
                 resources.callback(FLAG.restore, self.folder)
                 FLAG.install(self.folder)
                 resources.callback(self._recorder.close)

@@ -17,7 +17,7 @@ Kind = Literal["setting", "data", "environment", "history"]
 
 _NO_EFFECT = {  # on the bits of a training, nor on what is measured
     "download", "skip_bad_images", "workers", "retry_workers", "recompute", "on_nan", "stop_within",
-    "stall_timeout", "checkpoint_every", "keep", "log_every",
+    "stall_timeout", "checkpoint_every", "keep", "log_every", "track",
 }  # fmt: skip
 _OF_MACHINE = {  # in environment.json, and without effect on the bits by itself
     "python", "platform", "default_device", "cpu_count", "usable_cpus", "usable_memory_bytes",

@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from flambeau.parallel.shard_layout import is_sharded
+
 _MOST_PARTS = 40
 
 
@@ -22,8 +24,13 @@ def model_parts(model: nn.Module) -> dict[str, Any]:
         return sum(p.numel() for p in known), sum(p.numel() for p in known if p.requires_grad)
 
     total, trained = count(model)
-    parts = [[name, type(part).__name__, *count(part)] for name, part in model.named_children()]
+    parts = [[name, _class_name(part), *count(part)] for name, part in model.named_children()]
     return {
-        "class": type(model).__name__, "parameters": total, "trained": trained,
+        "class": _class_name(model), "parameters": total, "trained": trained,
         "parts": parts[:_MOST_PARTS],
     }  # fmt: skip
+
+
+def _class_name(module: nn.Module) -> str:
+    """The user's class: of a sharded module FSDP has made one that derives from itself and from that."""
+    return (type(module).__bases__[-1] if is_sharded(module) else type(module)).__name__

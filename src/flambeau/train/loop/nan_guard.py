@@ -138,8 +138,8 @@ class NanGuard:
         findings = list(map(str, self._explained(steps_before)))
         try:
             why = self._ranks.first(lambda: self._record(steps_before, recorder.saver, findings))
-        except NotFinite:
-            recorder.close()  # the run ends here, and not because its loop was left
+        except NotFinite as error:
+            recorder.fail(str(error), step=steps_before + 1)
             raise
         self._ranks.beat(SAVING)  # or reading, which takes as long
         recorder.saver.wait()

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
@@ -80,7 +82,9 @@ class Recorder:
         # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
         self._repeated: dict[int, tuple[int, int]] = {}
 
-    def claim(self, identity: Mapping[str, Any], attachments: Mapping[str, bytes]) -> None:
+    def claim(
+        self, model: nn.Module, identity: Mapping[str, Any], attachments: Mapping[str, bytes]
+    ) -> None:
         """Make the folder, or go on with it; from here on no other process writes there.
 
         Raises:
@@ -89,7 +93,7 @@ class Recorder:
         facts = {
             **environment(),
             "exactness": self.exactness,
-            "model": model_parts(self._state.model),
+            "model": model_parts(model),  # the state may have this rank's pieces of it
         }
         report = json.dumps(facts, indent=2) + "\n"
         files = {"environment.json": report.encode(), **attachments}
@@ -361,6 +365,13 @@ class Recorder:
             if not left:
                 raise
             self._say(str(error))
+
+    def fail(self, why: str, *, step: int) -> None:
+        """The run ends here, and not because its loop was left: an event and a report say so."""
+        self.close()
+        if self._ranks.is_first and self._progress.events is not None:  # none in a replay
+            self._progress.tell_folder(why, step=step)
+            write_own_report(self._folder.path, say=self._say)
 
     def close(self) -> None:
         """Close metrics.jsonl; trackers get a while to take its last lines."""
