@@ -68,6 +68,7 @@ class Round:
         self._ranks, self._status, self._place, self._say = ranks, status, place, say
         self._signals, self._num_sent, self._num_restarts = signals, 0, num_restarts
         self._failures: list[Ending] = []
+        self._noted = set[int]()
         self._lost_at: float | None = None
         self._looked_at = time.monotonic()
         self._stopped_s: dict[int, float] = {}
@@ -76,7 +77,9 @@ class Round:
 
     def look(self) -> bool:
         """Do what is due; whether the round is over."""
-        for number in self._ranks.poll():
+        self._ranks.poll()
+        for number in sorted(self._ranks.codes.keys() - self._noted):  # some before the first look
+            self._noted.add(number)
             self._note(number, self._ranks.codes[number])
         codes, is_running = list(self._ranks.codes.values()), self._ranks.is_running
         if self._signals.count(signal.SIGINT) > 1:

@@ -62,9 +62,8 @@ class RankProcesses:
         """Whether one of them had not ended, or not started, when `poll` looked."""
         return len(self.codes) < self._num_ranks
 
-    def poll(self) -> list[int]:
-        """The numbers of those who have ended since the last call."""
-        new = []
+    def poll(self) -> None:
+        """Take note of who has started and who has ended."""
         for number in range(self._num_ranks):
             if number not in self.started and (text := self._read(f"{number}.started")):
                 self.started[number] = Rank(*json.loads(text))
@@ -72,9 +71,7 @@ class RankProcesses:
                 is_gone = _is_gone(self.started[number].supervisor)
                 if (text := self._read(f"{number}.ended")) or is_gone:
                     self.codes[number] = int(text or -signal.SIGKILL)
-                    new.append(number)
         self._deliver()
-        return new
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to each rank, not to its data workers; those who start later get it then."""
