@@ -1,5 +1,6 @@
 """What a page shows of the answers of a run, and what it believes of a file."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from flambeau.report import panels
 from flambeau.report.evaluated import Evaluated, evaluated
+from flambeau.report.page import report_page
 from flambeau.report.reported_run import ReportedRun, Series
 from flambeau.report.words import CHINESE, ENGLISH
 
@@ -152,7 +154,10 @@ def test_the_verdict_follows_the_time_that_was_waited(wait: float, said: str) ->
     run = ReportedRun("a", "finished", series=series)
     for words in (ENGLISH, CHINESE):
         text = panels.timing(run, words)
-        assert words[said].format(share=f"{wait:.0%}", images="90") in text
+        assert words[said].format(share=f"{wait:.0%}", samples="90") in text
+        assert words["pack_helps"] not in text
+        command = dataclasses.replace(run, facts={"model": "resnet18"})
+        assert (words["pack_helps"] in panels.timing(command, words)) == (wait > 0.05)
     assert panels.timing(ReportedRun("a", "finished"), ENGLISH) == ""
 
 
@@ -163,7 +168,7 @@ def test_a_slow_stretch_counts_for_the_time_that_it_took() -> None:
         "data_wait": Series(steps, (), (0.0, 1.0, 0.0)),
     }
     text = panels.timing(ReportedRun("a", "finished", series=series), ENGLISH)
-    assert "waits for data 75% of its time, at 30 images per second" in text  # 360 images in 12 s
+    assert "waits for data 75% of its time, at 30 samples per second" in text  # 360 images in 12 s
 
 
 @pytest.mark.parametrize("model", [{"parameters": "9"}, {"parameters": 9, "trained": None}, {}])
@@ -176,3 +181,9 @@ def test_findings_of_the_data_check_are_listed() -> None:
     assert found is not None
     text = panels.findings(found, ENGLISH)
     assert "<li>The classes are uneven<br>a: 9<br>b: 1</li>" in text
+
+
+def test_a_run_without_figures_says_so() -> None:
+    page = report_page([ReportedRun("a", "stopped")], words=ENGLISH, version="1")
+    section = page.partition('<h2 id="h-figures">')[2].partition("</section>")[0]
+    assert ENGLISH["nothing"] in section and "<table" not in section

@@ -282,6 +282,8 @@ def _spark_cell(series: Series | None) -> str:
 
 def _figures(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in (*run.figures, *run.series)))
+    if not names:
+        return f"<p>{_text(words['nothing'])}</p>"
     head = [_heading(words["name"]), *(_heading(run.name, number=True) for run in runs)]
     rows = []
     for name in names:

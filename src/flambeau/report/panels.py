@@ -232,9 +232,12 @@ def timing(run: ReportedRun, words: Words) -> str:
             waited += share_of_line * new / rate
     if not seconds:
         return ""
-    share, images = waited / seconds, steps / seconds
+    share, samples = waited / seconds, steps / seconds
     verdict = "fast_data" if share < 0.05 else "some_waiting" if share < 0.2 else "slow_data"
-    return f"<p>{_text(words[verdict].format(share=f'{share:.0%}', images=f'{images:,.0f}'))}</p>\n"
+    told = words[verdict].format(share=f"{share:.0%}", samples=f"{samples:,.0f}")
+    if verdict != "fast_data" and "model" in run.facts:  # of the command, whose data are images
+        told += f" {words['pack_helps']}"
+    return f"<p>{_text(told)}</p>\n"
 
 
 def events(run: ReportedRun, words: Words) -> str:

@@ -61,12 +61,13 @@ ENGLISH = {
     "part": "part",
     "parameters": "parameters",
     "trained": "trained",
-    "fast_data": "The loop waits for data {share} of its time, at {images} images per second: reading is "
+    "fast_data": "The loop waits for data {share} of its time, at {samples} samples per second: reading is "
     "fast enough.",
-    "some_waiting": "The loop waits for data {share} of its time, at {images} images per second; more "
-    "--workers or packed images (flambeau pack) may help.",
-    "slow_data": "The loop waits for data {share} of its time, at {images} images per second: reading holds "
-    "it up. More --workers, packed images (flambeau pack) or smaller images help.",
+    "some_waiting": "The loop waits for data {share} of its time, at {samples} samples per second; more "
+    "workers may help.",
+    "slow_data": "The loop waits for data {share} of its time, at {samples} samples per second: reading "
+    "holds it up, and more workers help.",
+    "pack_helps": "Packed images (flambeau pack) are read faster, too.",
     "fact data": "data",
     "fact model": "model",
     "fact step": "step",
@@ -142,11 +143,10 @@ CHINESE = {
     "part": "部分",
     "parameters": "参数",
     "trained": "训练的",
-    "fast_data": "训练循环有 {share} 的时间在等数据，每秒 {images} 张图片：读取足够快。",
-    "some_waiting": "训练循环有 {share} 的时间在等数据，每秒 {images} 张图片；增加 --workers "
-    "或打包图片（flambeau pack）可能有帮助。",
-    "slow_data": "训练循环有 {share} 的时间在等数据，每秒 {images} 张图片：读取拖慢了训练。增加 --workers、"
-    "打包图片（flambeau pack）或使用更小的图片会有帮助。",
+    "fast_data": "训练循环有 {share} 的时间在等数据，每秒 {samples} 个样本：读取足够快。",
+    "some_waiting": "训练循环有 {share} 的时间在等数据，每秒 {samples} 个样本；增加 worker 可能有帮助。",
+    "slow_data": "训练循环有 {share} 的时间在等数据，每秒 {samples} 个样本：读取拖慢了训练，应增加 worker。",
+    "pack_helps": "打包的图片（flambeau pack）读取也更快。",
     "fact data": "数据",
     "fact model": "模型",
     "fact step": "步",

@@ -20,9 +20,10 @@ def test_names_and_functions() -> None:
 @pytest.mark.parametrize(
     ("track", "message"),
     [
+        ("none,csv", r"^track = 'none,csv': none turns all of them off; name it alone$"),
         ("tensorbord", r"^track must be none, or of tensorboard, .*; got 'tensorbord'; did you mean 'tensor"),
         ("csv,", r"got ''$"),
-        ("csv,none", r"got 'none'$"),
+        ("csv,none", r"none turns all of them off; name it alone$"),
         ("tensorboard,tensorboard:histograms", "^track names tensorboard twice: .*; name it once$"),
         (["csv", "csv"], "^track names csv twice"),
         ([3], r"^track must hold names of trackers \(tensorboard, .*\) or functions .*, got 3$"),

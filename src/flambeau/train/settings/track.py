@@ -37,6 +37,10 @@ def tracker_list(track: Track | None) -> tuple[str | LineFunction, ...]:
             )
     names = [name for name in found if isinstance(name, str)]
     for name in names:
+        if name == "none":
+            raise InputError(
+                f"track = {','.join(names)!r}: none turns all of them off; name it alone"
+            )
         if name not in TRACKERS:
             known = ", ".join(TRACKERS)
             raise InputError(
