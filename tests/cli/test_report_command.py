@@ -237,6 +237,18 @@ def test_a_report_that_cannot_be_made_ends_no_training(
     assert (out / "result.json").is_file()
 
 
+def test_a_finished_run_that_lost_its_report_gets_it_again(
+    flambeau: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been killed between its result and its report."""
+    monkeypatch.chdir(tmp_path)
+    command = ("train", images, "--epochs 1 --batch-size 4 --out run")
+    assert flambeau(*command).code == 0
+    Path("run/report.html").unlink()
+    assert flambeau(*command).code == 0
+    assert "finished: the best weights" in Path("run/report.html").read_text(encoding="utf-8")
+
+
 def test_somebody_elses_report_stays(
     flambeau: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.build.device import generators_of
 from flambeau.train.checkpoints.checkpointer import Restored, restore
-from flambeau.train.checkpoints.published_weights import Result, published
+from flambeau.train.checkpoints.published_weights import Result, finished
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.evaluation import evaluated_batches, generators_restored
@@ -366,7 +366,7 @@ class Run:
             if self.state.position and self._parts.loader.are_shares:
                 check_shares(found.meta["exactness"].get("processes", 1), self._ranks.world)
         if not self._recorder.begin_extension(self._parts.schedule):
-            self.result = self._ranks.first(lambda: published(self.folder))
+            self.result = self._ranks.first(lambda: finished(self.folder, say=self.progress.say))
         if self.result is not None:
             return
         if found is not None:

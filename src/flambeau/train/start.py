@@ -18,7 +18,7 @@ from flambeau.terminal import columns
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.class_balance import class_lines
 from flambeau.train.build.data import DataFacts, check_unchanged, open_data
-from flambeau.train.checkpoints.published_weights import published
+from flambeau.train.checkpoints.published_weights import finished
 from flambeau.train.checkpoints.run_folder import GO_ON, START_AGAIN, RunFolder
 from flambeau.train.dry_run import dry_run as train_briefly
 from flambeau.train.fit import Training, fit, set_up
@@ -75,7 +75,7 @@ def start(
         stored = None if fresh else ranks.first(lambda: _stored(told, place))
         ranks.first(lambda: _check_outside(folder, (stored or settings).data))
         opened = _open(settings, stored, place, ranks)
-        if stored is not None and ranks.first(lambda: _is_finished(stored, place)):
+        if stored is not None and ranks.first(lambda: _is_finished(stored, place, say)):
             return True
         if dry_run:
             ranks.first(lambda: _show(told, *opened, say=say))
@@ -134,10 +134,10 @@ def _open(
     return resolved, facts, train, val
 
 
-def _is_finished(settings: ResolvedSettings, place: RunFolder) -> bool:
+def _is_finished(settings: ResolvedSettings, place: RunFolder, say: Callable[[str], None]) -> bool:
     """Whether nothing is left to do, nor added now by `extend`."""
     extended = (place.read_config() or {}).get("extend")
-    return published(place) is not None and settings.extend == extended
+    return settings.extend == extended and finished(place, say=say) is not None
 
 
 def _moved(place: RunFolder, data: str | None) -> str | None:

@@ -17,6 +17,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 from flambeau.train.checkpoints.json_file import json_file
 from flambeau.train.checkpoints.metrics_log import json_numbers
 from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.checkpoints.run_report import write_own_report
 from flambeau.train.settings.run_options import DEFAULT_BEST
 
 
@@ -182,6 +183,22 @@ def published(folder: RunFolder) -> Result | None:
         raise InputError(
             f"{folder.result} cannot be read: {error}; remove it and run the training again"
         ) from error
+
+
+def finished(folder: RunFolder, *, say: Callable[[str], None]) -> Result | None:
+    """The result of a finished run, which gets its report if it was killed before it had one; else None.
+
+    Args:
+        folder: of the run.
+        say: takes a line for the user.
+
+    Raises:
+        InputError: result.json is not what a run has written.
+    """
+    result = published(folder)
+    if result is not None and not (folder.path / "report.html").exists():
+        write_own_report(folder.path, say=say)
+    return result
 
 
 def _result(facts: Any) -> Result:

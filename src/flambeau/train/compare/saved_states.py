@@ -212,7 +212,11 @@ def _leaves(state: Restored) -> Iterator[tuple[str, Any]]:
         options = {name: value for name, value in group.items() if name != "params"}
         yield from _within(f"{_GROUP}{number}: ", options)
     yield from _within("loss scale: ", whole.get("amp"))
-    yield from _within("state of ", whole.get("user"))
+    # What is noted of each sample changes nothing, and tells the data apart before a step is made.
+    user = whole.get("user")
+    if isinstance(user, Mapping):
+        user = {name: state for name, state in user.items() if name != "sample_history"}
+    yield from _within("state of ", user)
     yield from _within("", {name: whole.get(name) for name in _PLACE})
     yield from _within(GENERATORS, whole.get("rng"))
 
