@@ -249,6 +249,15 @@ def test_a_finished_run_that_lost_its_report_gets_it_again(
     assert "finished: the best weights" in Path("run/report.html").read_text(encoding="utf-8")
 
 
+def test_it_is_written_without_torch(runs: Path) -> None:
+    code = (
+        "import sys; from flambeau.cli.command import main; code = main(sys.argv[1:]); "
+        "sys.exit(9 if 'torch' in sys.modules else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "report", str(runs / "first")], check=False)
+    assert done.returncode == 0
+
+
 def test_somebody_elses_report_stays(
     flambeau: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

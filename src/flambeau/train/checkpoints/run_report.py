@@ -20,7 +20,6 @@ from flambeau.report.reported_run import Event, ReportedRun, read_series
 from flambeau.report.words import ENGLISH
 from flambeau.terminal import clock
 from flambeau.train.checkpoints.json_file import json_file, json_row
-from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_summary import summarize
 from flambeau.version import __version__
 
@@ -39,15 +38,15 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         folder: holds a config.toml.
         name: of the run in the report.
     """
-    place, summary = RunFolder(folder), summarize(folder, name=name)
-    result = _stored(place.result)
-    data = dict(_stored(place.dataset))
+    summary = summarize(folder, name=name)
+    result = _stored(folder / "result.json")
+    data = dict(_stored(folder / "dataset.json"))
     if isinstance(classes := data.get("classes"), list):
         data["classes"] = len(classes)
     data = {key: value for key, value in data.items() if value not in (None, "")}
     environment = dict(_stored(folder / "environment.json"))
     model = environment.pop("model", None)
-    events = list(_events(place.events))
+    events = list(_events(folder / "events.jsonl"))
     memory = next((e.peak_memory_bytes for e in reversed(events) if e.peak_memory_bytes), None)
     facts = {
         "data": summary.data,
@@ -58,7 +57,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         "memory": None if memory is None else f"{memory / 2**20:.0f} MiB",
     }
     figures = result.get("metrics")
-    with _lines(place.metrics, _MOST_BYTES) as lines:
+    with _lines(folder / "metrics.jsonl", _MOST_BYTES) as lines:
         series = read_series(lines, steps_per_epoch=summary.steps_per_epoch)
     return ReportedRun(
         name=name, state=summary.state, why=summary.why,
@@ -67,7 +66,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         figures=_numbers(figures) if isinstance(figures, dict) else {}, series=series,
         model=model if isinstance(model, dict) else {}, events=events[-_MOST_EVENTS:],
         evaluated=evaluated(_stored(folder / "evaluation.json")),
-        first_batch=_jpeg(folder / "first_batch.jpg"), bad_images=_bad_images(place.bad_images),
+        first_batch=_jpeg(folder / "first_batch.jpg"), bad_images=_bad_images(folder / "bad_images.txt"),
     )  # fmt: skip
 
 
