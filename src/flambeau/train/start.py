@@ -137,7 +137,7 @@ def _open(
 def _is_finished(settings: ResolvedSettings, place: RunFolder, say: Callable[[str], None]) -> bool:
     """Whether nothing is left to do, nor added now by `extend`."""
     extended = (place.read_config() or {}).get("extend")
-    return settings.extend == extended and finished(place, say=say) is not None
+    return finished(place, say=say) is not None and settings.extend == extended
 
 
 def _moved(place: RunFolder, data: str | None) -> str | None:

@@ -117,13 +117,14 @@ class RunEvaluations:
         if self._folder is None or history.epochs < _LEAST_EPOCHS:
             return []
         number = {name: k for k, name in enumerate(self._classes)}
+        worst = label_suspects(self._folder, self._train.source, most=_MOST_SUSPECTS) or []
         return [
             {
                 "index": one.number, "image": one.image, "label": number[one.label],
                 "predicted": number.get(one.suggested, number[one.label]), "probability": 0.0,
                 "of_label": math.exp(-one.loss),
             }
-            for one in (label_suspects(self._folder, self._train.source) or [])[:_MOST_SUSPECTS]
+            for one in worst if one.loss > math.log(len(number))  # less likely than a guess
         ]  # fmt: skip
 
     def _add_pictures(
