@@ -6,6 +6,7 @@ images. The area under the margin of Pleiss et al. 2020 (arXiv:2001.10528) finds
 Not for mixed images (mixup, cutmix), which have no single label; nothing is noted of them.
 """
 
+import io
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.sources.source import Source
-from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 FILE = "sample_losses.npz"
 """In the folder of a finished run: loss, seen and other of each sample, and the data's fingerprint."""
@@ -91,15 +92,12 @@ class SampleHistory:
         sums, seen, other = (part.cpu().numpy() for part in self.state_dict().values())
         if not self._is_alone or not seen.any():
             return
-        disk = Disk()
-        with replacing(folder / FILE, disk=disk) as temporary, temporary.open("wb") as file:
-            np.savez(
-                file,
-                loss=(sums / np.maximum(seen, 1)).astype(np.float32),
-                seen=seen,
-                other=other,
-                fingerprint=np.array(self._fingerprint),
-            )
+        content = io.BytesIO()
+        np.savez(
+            content, loss=(sums / np.maximum(seen, 1)).astype(np.float32), seen=seen, other=other,
+            fingerprint=np.array(self._fingerprint),
+        )  # fmt: skip
+        write_file(folder / FILE, content.getvalue())
 
 
 class LabelSuspect(NamedTuple):
