@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from flambeau.cli.command import main as flambeau
-from flambeau.train import fit
+from flambeau.train import fit_classifier as fit
 from flambeau.train.checkpoints.run_report import write_own_report
 from flambeau.train.evaluation.pictures import data_uri
 from flambeau.train.evaluation.sample_results import SampleResultsMetric, evaluation_facts

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _PRELOADED = [
-    "flambeau.train.fit",
+    "flambeau.train.fit_classifier",
     "flambeau.train.build.auto_settings",
     "flambeau.cli.command",
     "torch._dynamo",  # which the first optimizer imports

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flambeau.train.settings import chinese_help
-from flambeau.train.settings.fields import Range
+from flambeau.train.settings.field_checks import Range
 from flambeau.train.settings.settings import FIELDS
 
 ROOT = Path(__file__).resolve().parents[1]

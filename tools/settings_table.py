@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from flambeau.train.settings.chinese_help import SETTINGS
-from flambeau.train.settings.fields import Range
+from flambeau.train.settings.field_checks import Range
 from flambeau.train.settings.settings import FIELDS
 
 _HEAD = "| setting | default | range | meaning | on a resume |\n|---|---|---|---|---|"

@@ -23,7 +23,7 @@ from flambeau.data.transforms.crops import eval_image
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 from flambeau.recipes.models.feature_extractor import feature_extractor
 from flambeau.train.evaluation import feature_file as writer
-from flambeau.train.inference import Trained
+from flambeau.train.prediction.trained_model import Trained
 
 MODELS = """
 import torch

@@ -14,7 +14,7 @@ from flambeau.data.sources.open_data import open_sources
 from flambeau.parallel import fsdp
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.build.auto_settings import resolve
-from flambeau.train.fit import fit, set_up
+from flambeau.train.fit_classifier import fit, set_up
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings
 

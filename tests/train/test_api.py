@@ -19,12 +19,13 @@ from PIL import Image
 import flambeau
 from flambeau.cli.command import main
 from flambeau.errors import InputError
-from flambeau.train import start as start_module
+from flambeau.train import start_or_resume as start_module
 from flambeau.train.api import evaluate, load, train
-from flambeau.train.fit import Training, fit
-from flambeau.train.inference import load_trained, predict
-from flambeau.train.predictor import Predictor
-from flambeau.train.settings.keywords import SettingsKeywords
+from flambeau.train.fit_classifier import Training, fit
+from flambeau.train.prediction.predict_files import predict
+from flambeau.train.prediction.predictor import Predictor
+from flambeau.train.prediction.trained_model import load_trained
+from flambeau.train.settings.keyword_types import SettingsKeywords
 from flambeau.train.settings.settings import FIELDS
 
 
@@ -149,7 +150,7 @@ def test_flips(color: Predictor) -> None:
         (np.zeros(8, np.uint8), r"an array of shape \(8,\)"),
         (Image.new("F", (8, 8)), "floating-point pixels have no defined brightness"),
         ("gone.png", "gone.png does not exist"),
-        (".", r"\. is a folder; flambeau.train.inference.predict"),
+        (".", r"\. is a folder; flambeau.train.prediction.predict_files.predict"),
         ("noise.png", r"noise.png: not a JPEG, PNG"),
     ],
 )

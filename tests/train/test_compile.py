@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flambeau.data.loading.batch_plan import BatchLayout, share_sizes
 from flambeau.data.sources.open_data import open_sources
 from flambeau.train.build.auto_settings import resolve
-from flambeau.train.fit import fit, set_up
+from flambeau.train.fit_classifier import fit, set_up
 from flambeau.train.settings.config_file import canonical
 from flambeau.train.settings.settings import Settings
 

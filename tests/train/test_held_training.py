@@ -19,7 +19,7 @@ from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.train.build import data
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.data import DataFacts, datasets
-from flambeau.train.fit import Training, fit, set_up
+from flambeau.train.fit_classifier import Training, fit, set_up
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings
 

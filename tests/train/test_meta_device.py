@@ -21,12 +21,12 @@ from torch.utils._pytree import tree_leaves
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.training.metrics import MeanOnDevice
-from flambeau.train import fit as fit_module
+from flambeau.train import fit_classifier as fit_module
 from flambeau.train import loss as loss_module
 from flambeau.train import run as run_module
 from flambeau.train.build import data, model
 from flambeau.train.build.auto_settings import resolve
-from flambeau.train.fit import Training, fit, set_up
+from flambeau.train.fit_classifier import Training, fit, set_up
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.train.build.auto_settings import resolve
-from flambeau.train.fit import Training, set_up
+from flambeau.train.fit_classifier import Training, set_up
 from flambeau.train.loop.step_metrics import StepMetrics, add_value
 from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings

@@ -12,8 +12,8 @@ from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.sources.open_data import open_sources
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.evaluation.sample_history import FILE, SampleHistory, label_suspects
-from flambeau.train.fit import fit, set_up
-from flambeau.train.loop.training_state import TrainingState
+from flambeau.train.fit_classifier import fit, set_up
+from flambeau.train.loop.resumable_state import ResumableState
 from flambeau.train.settings.config_file import canonical
 from flambeau.train.settings.settings import Settings
 
@@ -118,15 +118,15 @@ def test_a_checkpoint_without_it_is_continued(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an earlier version wrote it."""
-    snapshot = TrainingState.snapshot
+    snapshot = ResumableState.snapshot
 
-    def without(self: TrainingState, **given: Any) -> Any:
+    def without(self: ResumableState, **given: Any) -> Any:
         taken = snapshot(self, **given)
         assert taken.state["user"].pop("sample_history")
         return taken
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(TrainingState, "snapshot", without)
+        patched.setattr(ResumableState, "snapshot", without)
         train(data, tmp_path / "run", stop_at=12)
     trained = train(data, tmp_path / "run")
     assert trained.run.result is not None

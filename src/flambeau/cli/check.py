@@ -135,7 +135,7 @@ def _measured_run(folder: str | None) -> "Callable[[DataCheck], dict[str, Any]] 
         return None
     from flambeau.data.sources.open_data import with_classes
     from flambeau.train.api import measure
-    from flambeau.train.inference import load_trained
+    from flambeau.train.prediction.trained_model import load_trained
 
     trained = load_trained(Path(folder), say=say)
 

@@ -9,7 +9,7 @@ from flambeau.cli.reading_flags import add_flip_tta, add_reading_flags, check_at
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
-    from flambeau.train.evaluation.report import Evaluation
+    from flambeau.train.evaluation.figures import Evaluation
 
 HELP = "measure the model of a run on labelled images"
 

@@ -9,7 +9,7 @@ from flambeau.errors import InputError
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
-    from flambeau.train.inference import Trained
+    from flambeau.train.prediction.trained_model import Trained
 
 HELP = "write the features of images by a run or a pretrained model"
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     layers = _layers(arguments.layers)
     from flambeau.train.evaluation.feature_file import SUFFIXES
     from flambeau.train.evaluation.predictions_file import refuse_existing
-    from flambeau.train.features import open_images, write_features
+    from flambeau.train.prediction.features import open_images, write_features
 
     # Before an hour of work, not after it.
     refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
@@ -120,7 +120,7 @@ def _layers(given: str | None) -> list[str]:
 
 
 def _run_of(arguments: argparse.Namespace) -> "Trained":
-    from flambeau.train.inference import at_size, load_trained
+    from flambeau.train.prediction.trained_model import at_size, load_trained
 
     for flag in ("pretrained", "weights"):
         if getattr(arguments, flag):
@@ -130,8 +130,8 @@ def _run_of(arguments: argparse.Namespace) -> "Trained":
 
 def _model_of(arguments: argparse.Namespace) -> "Trained":
     from flambeau.inspection.model_facts import DEFAULT_SIZE, model_facts
-    from flambeau.train.features import named_model
-    from flambeau.train.settings.fields import check_value
+    from flambeau.train.prediction.features import named_model
+    from flambeau.train.settings.field_checks import check_value
     from flambeau.train.settings.settings import FIELDS
     from flambeau.user_code import is_function
 

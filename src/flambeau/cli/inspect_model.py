@@ -229,7 +229,7 @@ def _loaded(
         model_without_values,
     )
     from flambeau.train.build.model import build_model
-    from flambeau.train.inference import load_trained
+    from flambeau.train.prediction.trained_model import load_trained
     from flambeau.user_code import is_function
 
     if Path(name).is_dir():

@@ -13,7 +13,7 @@ from flambeau.cli.reading_flags import add_flip_tta, add_reading_flags, check_at
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
-    from flambeau.train.inference import Sample
+    from flambeau.train.prediction.predict_files import Sample
 
 HELP = "classify images with the model of a run"
 
@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.force and arguments.out is None:
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")
     from flambeau.train.evaluation.predictions_file import SUFFIXES, refuse_existing
-    from flambeau.train.inference import at_size, load_trained, predict
+    from flambeau.train.prediction.predict_files import predict
+    from flambeau.train.prediction.trained_model import at_size, load_trained
 
     if arguments.out is not None:
         refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")

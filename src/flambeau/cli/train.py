@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = default_folder(settings, told) if arguments.out is None else Path(arguments.out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
-        from flambeau.train.start import start
+        from flambeau.train.start_or_resume import start
 
         with _told_to_a_program(arguments.json_lines, folder) as listener:
             was_finished = start(

@@ -12,7 +12,7 @@ from typing import Any
 from flambeau.errors import InputError
 from flambeau.train.settings import chinese_help
 from flambeau.train.settings.chinese_help import HEADINGS
-from flambeau.train.settings.fields import allowed_types
+from flambeau.train.settings.field_checks import allowed_types
 from flambeau.train.settings.settings import FIELDS
 
 Texts = Callable[[str], str]

@@ -28,16 +28,16 @@ from flambeau.terminal import CountBar
 from flambeau.terminal import say as terminal_say
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.evaluation.report import ClassFigures, Evaluation, ImagePredictions
-from flambeau.train.inference import Trained, at_size, load_trained, read_for
-from flambeau.train.loop.evaluation import generators_restored
-from flambeau.train.predictor import Predictor
+from flambeau.train.evaluation.figures import ClassFigures, Evaluation, ImagePredictions
+from flambeau.train.loop.evaluation_mode import generators_restored
+from flambeau.train.prediction.predictor import Predictor
+from flambeau.train.prediction.trained_model import Trained, at_size, load_trained, read_for
 from flambeau.train.settings.config_file import canonical
 from flambeau.train.settings.default_folder import default_folder, told_settings
-from flambeau.train.settings.keywords import SettingsKeywords
+from flambeau.train.settings.keyword_types import SettingsKeywords
 from flambeau.train.settings.settings import FIELDS, Settings
 from flambeau.train.settings.track import Track, tracker_list
-from flambeau.train.start import start
+from flambeau.train.start_or_resume import start
 
 _TOP = 5
 _ON_DEVICE = (

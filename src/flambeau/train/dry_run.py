@@ -14,7 +14,7 @@ from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import join_ranks
 from flambeau.train.build.data import DataFacts
-from flambeau.train.fit import Training, set_up
+from flambeau.train.fit_classifier import Training, set_up
 from flambeau.train.loop.nan_guard import CURES, NotFinite
 from flambeau.train.loop.progress_bar import peak_bytes
 from flambeau.train.settings.resolved_settings import ResolvedSettings

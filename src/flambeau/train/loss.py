@@ -15,7 +15,7 @@ from flambeau.recipes.training.distillation import Teacher, distillation_loss
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.mixup import mixup
 from flambeau.train.build.data import DataFacts, teacher_sha256
-from flambeau.train.inference import Trained, load_trained
+from flambeau.train.prediction.trained_model import Trained, load_trained
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 
 _SHOWN = 16  # images of a batch that are kept to be looked at

@@ -8,7 +8,7 @@ from flambeau.errors import InputError
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.train.build.data import reopen_data
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.fit import Training, set_up
+from flambeau.train.fit_classifier import Training, set_up
 from flambeau.train.loop.nan_guard import BadStep, NotFinite, explain
 from flambeau.train.settings.config_file import from_stored
 

@@ -36,14 +36,14 @@ from flambeau.train.checkpoints.checkpointer import Restored, restore
 from flambeau.train.checkpoints.published_weights import Result, finished
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.loop.batch_reader import BatchDraws
-from flambeau.train.loop.evaluation import evaluated_batches, generators_restored
-from flambeau.train.loop.loop_state import LoopState
+from flambeau.train.loop.evaluation_mode import evaluated_batches, generators_restored
 from flambeau.train.loop.nan_guard import NanGuard
 from flambeau.train.loop.rank_checks import check_ranks, check_shares, gathered_means
 from flambeau.train.loop.recorder import Recorder
 from flambeau.train.loop.run_parts import make_parts, make_state, share_model
 from flambeau.train.loop.step_metrics import add_value
 from flambeau.train.loop.training_step import TrainingStep
+from flambeau.train.loop.transient_state import TransientState
 from flambeau.train.settings.run_options import OnBad, RunKeywords, RunOptions
 
 
@@ -88,7 +88,7 @@ class Run:
             check_ranks(self._ranks, parts.identity, parts.model, parts.loader.length)
             saved = parts.model if parts.shards is None else parts.shards[0].pieces
             self.state = make_state(parts, saved, optimizer, told)
-            self._loop = LoopState(torch.zeros((), device=self.device))
+            self._loop = TransientState(torch.zeros((), device=self.device))
             self._draws = BatchDraws(told.seed, generators_of(self.device))
             self._nan_guard = NanGuard(
                 None if self._replays else self.folder.path, self.state, parts,

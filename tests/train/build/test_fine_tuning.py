@@ -19,9 +19,9 @@ from flambeau.errors import InputError
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.data import DataFacts, datasets
 from flambeau.train.build.model import build_model, normalizer
-from flambeau.train.fit import Training, fit, set_up
-from flambeau.train.inference import Trained
+from flambeau.train.fit_classifier import Training, fit, set_up
 from flambeau.train.loss import AskedTeacher
+from flambeau.train.prediction.trained_model import Trained
 from flambeau.train.settings.settings import Settings
 
 QUICK = "--epochs 2 --batch-size 4 --precision fp32 --warmup 0st --schedule constant"

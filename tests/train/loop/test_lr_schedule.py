@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from flambeau.errors import InputError
 from flambeau.recipes.training.plateau import ReduceOnPlateau
-from flambeau.train.fit import make_schedule
+from flambeau.train.fit_classifier import make_schedule
 from flambeau.train.loop.lr_schedule import SCHEDULES, LRSchedule, schedule_of
 from flambeau.train.loop.step_plan import StepPlan
 from flambeau.train.run import Run

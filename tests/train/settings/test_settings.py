@@ -19,7 +19,7 @@ from flambeau.train.settings.config_file import (
     read_config,
 )
 from flambeau.train.settings.durations import parse_duration
-from flambeau.train.settings.fields import allowed_types
+from flambeau.train.settings.field_checks import allowed_types
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import FIELDS, Settings
 

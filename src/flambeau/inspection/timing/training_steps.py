@@ -21,7 +21,7 @@ from flambeau.inspection.model_copy import with_values
 from flambeau.recipes.memory.memory_budget import mean_of_all
 from flambeau.train.build.data import reopen_data
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.fit import Training, set_up
+from flambeau.train.fit_classifier import Training, set_up
 from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.user_code import first_line

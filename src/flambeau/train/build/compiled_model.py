@@ -13,7 +13,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.amp_step import autocast
 from flambeau.train.build.model import kept_as_is
-from flambeau.train.loop.evaluation import generators_restored
+from flambeau.train.loop.evaluation_mode import generators_restored
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 
 

@@ -25,7 +25,7 @@ from flambeau.train.checkpoints.run_identity import changes, exactness_facts
 from flambeau.train.compare.recorded_facts import RunFacts
 from flambeau.train.compare.saved_states import checkpoint_of, read_state, step_losses, steps_of
 from flambeau.train.compare.step_events import StepEvents
-from flambeau.train.fit import batch_loss, set_up
+from flambeau.train.fit_classifier import batch_loss, set_up
 from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from flambeau.terminal import clock
 from flambeau.train.loop.progress_bar import ProgressBar
+from flambeau.train.loop.resumable_state import ResumableState
 from flambeau.train.loop.step_plan import StepPlan
-from flambeau.train.loop.training_state import TrainingState
 
 _MARK = "* best"
 
@@ -22,7 +22,7 @@ class EpochLines:
     """
 
     def __init__(
-        self, state: TrainingState, plan: StepPlan, *, best: str, progress: ProgressBar
+        self, state: ResumableState, plan: StepPlan, *, best: str, progress: ProgressBar
     ) -> None:
         self._state, self._plan, self._best, self._progress = state, plan, best, progress
         self._is_told = True

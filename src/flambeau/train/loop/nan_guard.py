@@ -19,8 +19,8 @@ from flambeau.recipes.debugging.first_not_finite import first_not_finite
 from flambeau.train.checkpoints.checkpointer import Checkpointer, Restored
 from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.recorder import Recorder
+from flambeau.train.loop.resumable_state import ResumableState
 from flambeau.train.loop.run_parts import RunParts
-from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.run_options import RunOptions
 
 ROLLBACKS = 3
@@ -106,7 +106,7 @@ class NanGuard:
     def __init__(
         self,
         folder: Path | None,
-        state: TrainingState,
+        state: ResumableState,
         parts: RunParts,
         *,
         draws: BatchDraws,

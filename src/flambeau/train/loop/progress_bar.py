@@ -13,8 +13,8 @@ import torch
 from flambeau.terminal import REFRESH_S, LiveLine, bar_line, clock, in_notebook, say, shows_bars
 from flambeau.train.checkpoints.events_log import EventsLog
 from flambeau.train.loop.newest_loss import NewestLoss
+from flambeau.train.loop.resumable_state import ResumableState
 from flambeau.train.loop.step_plan import StepPlan
-from flambeau.train.loop.training_state import TrainingState
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +42,7 @@ class ProgressBar:
         self.events: EventsLog | None = None
         """Of the run, for lines that tell what happened to it."""
 
-    def start(self, state: TrainingState, plan: StepPlan, *, world: int) -> None:
+    def start(self, state: ResumableState, plan: StepPlan, *, world: int) -> None:
         """Show the bar, if it is to be shown and there is something left to do.
 
         Args:
@@ -138,7 +138,7 @@ class _Figures:
         epoch_ended: when the last step of the epoch was done.
     """
 
-    def __init__(self, state: TrainingState, plan: StepPlan, world: int) -> None:
+    def __init__(self, state: ResumableState, plan: StepPlan, world: int) -> None:
         self.state, self._plan, self._world = state, plan, world
         self.loss: float | None = None
         self.is_evaluating = False

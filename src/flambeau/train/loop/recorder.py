@@ -28,8 +28,8 @@ from flambeau.train.loop.lr_schedule import LRSchedule
 from flambeau.train.loop.model_parts import model_parts
 from flambeau.train.loop.notebook_chart import NotebookChart
 from flambeau.train.loop.progress_bar import ProgressBar, peak_bytes
+from flambeau.train.loop.resumable_state import ResumableState
 from flambeau.train.loop.step_plan import StepPlan
-from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.durations import parse_seconds
 from flambeau.train.settings.run_options import RunOptions
 
@@ -53,7 +53,7 @@ class Recorder:
     def __init__(
         self,
         folder: RunFolder,
-        state: TrainingState,
+        state: ResumableState,
         *,
         ranks: Ranks,
         layout: Layout | None,

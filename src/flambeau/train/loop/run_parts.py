@@ -24,9 +24,9 @@ from flambeau.train.loop.evaluation_metrics import EvaluationMetrics
 from flambeau.train.loop.lr_schedule import LRSchedule
 from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.rank_checks import BadReports
+from flambeau.train.loop.resumable_state import ResumableState
 from flambeau.train.loop.step_metrics import StepMetrics
 from flambeau.train.loop.step_plan import StepPlan
-from flambeau.train.loop.training_state import TrainingState
 from flambeau.train.settings.run_options import RunOptions
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _shards(
 
 def make_state(
     parts: RunParts, model: nn.Module, optimizer: Optimizer, options: RunOptions
-) -> TrainingState:
+) -> ResumableState:
     """The state of a run before its first step; the average starts from the weights as they are now.
 
     Args:
@@ -201,7 +201,7 @@ def make_state(
     own = parts.schedule.parts()
     for name in own.keys() & (options.state or {}).keys():
         raise InputError(f"state[{name!r}]: the schedule is saved by this name; choose another one")
-    return TrainingState(
+    return ResumableState(
         model=model,
         optimizer=optimizer,
         amp=parts.amp,

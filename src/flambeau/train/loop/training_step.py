@@ -10,9 +10,9 @@ from torch import Tensor
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.parallel.gradient_sync import GradientSync
-from flambeau.train.loop.loop_state import LoopState
 from flambeau.train.loop.lr_schedule import LRSchedule
-from flambeau.train.loop.training_state import TrainingState
+from flambeau.train.loop.resumable_state import ResumableState
+from flambeau.train.loop.transient_state import TransientState
 
 _OWN_BACKWARD = (
     "run.step(loss) does backward, the optimizer's step and zero_grad itself, and another backward pass "
@@ -37,8 +37,8 @@ class TrainingStep:
         world: how many processes there are.
     """
 
-    state: TrainingState
-    loop: LoopState
+    state: ResumableState
+    loop: TransientState
     schedule: LRSchedule
     sync: GradientSync
     world: int

@@ -12,7 +12,7 @@ from flambeau.errors import InputError, nearest
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.settings.config_file import as_toml, parse_toml
 from flambeau.train.settings.durations import parse_seconds
-from flambeau.train.settings.fields import check_value, typed
+from flambeau.train.settings.field_checks import check_value, typed
 from flambeau.train.settings.named_schedule import NamedSchedule
 from flambeau.train.settings.settings import FIELDS
 from flambeau.train.settings.track import Track, tracker_list

@@ -9,7 +9,7 @@ from typing import Any
 
 from flambeau.errors import InputError
 from flambeau.train.settings.durations import parse_duration, parse_seconds
-from flambeau.train.settings.fields import (
+from flambeau.train.settings.field_checks import (
     ABOVE_0,
     AT_LEAST_0,
     AT_LEAST_1,

@@ -31,7 +31,7 @@ _SCALE_FLOOR = 2.0**-20
 
 
 @dataclass
-class TrainingState:
+class ResumableState:
     """The parts of a run that change from step to step.
 
     Attributes:

@@ -21,7 +21,7 @@ from flambeau.train.build.data import DataFacts, check_unchanged, open_data
 from flambeau.train.checkpoints.published_weights import finished
 from flambeau.train.checkpoints.run_folder import GO_ON, START_AGAIN, RunFolder
 from flambeau.train.dry_run import dry_run as train_briefly
-from flambeau.train.fit import Training, fit, set_up
+from flambeau.train.fit_classifier import Training, fit, set_up
 from flambeau.train.loop.nan_guard import CURES, NotFinite
 from flambeau.train.settings.config_file import as_dict, from_stored
 from flambeau.train.settings.default_folder import EMBEDDED_NAME

@@ -44,7 +44,7 @@ from flambeau.train.loop.nan_guard import explain
 from flambeau.train.loss import TrainingLoss, make_teacher
 from flambeau.train.run import Run
 from flambeau.train.settings.config_file import as_dict
-from flambeau.train.settings.fields import parse_betas
+from flambeau.train.settings.field_checks import parse_betas
 from flambeau.train.settings.named_schedule import NamedSchedule
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.run_options import RunKeywords

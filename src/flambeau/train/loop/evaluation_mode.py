@@ -12,15 +12,15 @@ from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.ema import EMA
-from flambeau.train.loop.loop_state import LoopState
 from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.run_parts import RunParts
+from flambeau.train.loop.transient_state import TransientState
 
 
 def evaluated_batches(
     loader: Loader | UserDataLoader,
     parts: RunParts,
-    loop: LoopState,
+    loop: TransientState,
     *,
     ranks: Ranks,
     model: nn.Module,

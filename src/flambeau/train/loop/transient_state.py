@@ -10,7 +10,7 @@ from flambeau.recipes.training.metrics import MeanOnDevice
 
 
 @dataclass
-class LoopState:
+class TransientState:
     """The place of the loop between and within its methods.
 
     Attributes:

@@ -18,7 +18,8 @@ from flambeau.data.images.decode import Stored, decode
 from flambeau.data.sources.source import PixelKind
 from flambeau.data.transforms.crops import eval_image
 from flambeau.errors import DecodeError, InputError, unreadable
-from flambeau.train.inference import BATCH, Trained, rankings
+from flambeau.train.prediction.predict_files import rankings
+from flambeau.train.prediction.trained_model import BATCH, Trained
 
 Images: TypeAlias = "str | Path | Image.Image | NDArray[Any] | Tensor | Sequence[Images]"
 """One image or several: paths of files, PIL images, uint8 arrays (H, W), (H, W, C) or (N, H, W, C), uint8
@@ -206,8 +207,8 @@ def _stored_float(image: Any, channels: int, kind: PixelKind) -> Stored:
 def _read(path: Path) -> bytes:
     if path.is_dir():
         raise InputError(
-            f"{path} is a folder; flambeau.train.inference.predict(predictor.trained, [path]) takes all of "
-            "its images"
+            f"{path} is a folder; flambeau.train.prediction.predict_files.predict(predictor.trained, [path]) "
+            "takes all of its images"
         )
     if not path.exists():
         raise InputError(f"{path} does not exist")

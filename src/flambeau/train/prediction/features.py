@@ -31,7 +31,7 @@ from flambeau.train.build.fine_tuning import load_weights
 from flambeau.train.build.model import SMALL, TINY, make_model, normalizer, pretrained_normalization
 from flambeau.train.evaluation.feature_file import Add, feature_file
 from flambeau.train.evaluation.predictions_file import refuse_existing
-from flambeau.train.inference import BATCH, Trained, read_for
+from flambeau.train.prediction.trained_model import BATCH, Trained, read_for
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.user_code import is_function
 
