@@ -1,0 +1,1 @@
+"""Smaller and faster models: folded, fused, pruned, and of fewer bits."""
