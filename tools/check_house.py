@@ -55,6 +55,7 @@ EVERYTHING = frozenset(
         "parallel",
         "train",
         "inspection",
+        "export",
         "cli",
     }
 )
@@ -89,8 +90,9 @@ FLOORS = {
             {"errors", "file_signature", "user_code", "terminal", "recipes", "data", "parallel"}
         )
     ),
-    "train": Floor(EVERYTHING - {"inspection", "cli"}),
-    "inspection": Floor(EVERYTHING - {"cli"}),
+    "train": Floor(EVERYTHING - {"inspection", "export", "cli"}),
+    "inspection": Floor(EVERYTHING - {"export", "cli"}),
+    "export": Floor(EVERYTHING - {"inspection", "cli"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),
 }

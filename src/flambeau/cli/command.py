@@ -20,8 +20,8 @@ from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.version import __version__
 
 VERBS = (
-    "train", "launch", "runs", "report", "diff", "models", "inspect", "predict", "evaluate", "features",
-    "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
+    "train", "launch", "runs", "report", "diff", "models", "inspect", "predict", "evaluate", "export",
+    "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
 _MODULES = {"inspect": "inspect_model"}  # no file may have a name of the standard library
 _USER_ERRNOS = {

@@ -11,12 +11,12 @@ from flambeau.terminal import say
 if TYPE_CHECKING:
     from flambeau.train.evaluation.figures import Evaluation
 
-HELP = "measure the model of a run on labelled images"
+HELP = "measure the model of a run or an export on labelled images"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN DATA, how to read, and what to print and write."""
-    parser.add_argument("folder", metavar="RUN", help="folder of the run")
+    parser.add_argument("folder", metavar="RUN", help="folder of a run or an export")
     parser.add_argument(
         "data",
         metavar="DATA",
@@ -42,9 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures."""
     check_at_least(arguments, workers=0, skip_bad_images=0)
+    from flambeau.export.exported_model import load_model
     from flambeau.train.api import evaluate
     from flambeau.train.evaluation.confusion_plot import check_plot
     from flambeau.train.evaluation.predictions_file import SUFFIXES, refuse_existing
+    from flambeau.train.prediction.predictor import Predictor
 
     # Before an hour of work, not after it.
     if arguments.out is not None:
@@ -52,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         check_plot(arguments.plot, force=arguments.force, remedy="--force")
     evaluation = evaluate(
-        arguments.folder,
+        Predictor(load_model(Path(arguments.folder), say=say)),
         arguments.data,
         image_size=arguments.image_size,
         flip_tta=arguments.flip_tta,

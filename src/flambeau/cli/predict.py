@@ -15,14 +15,14 @@ from flambeau.terminal import say
 if TYPE_CHECKING:
     from flambeau.train.prediction.predict_files import Sample
 
-HELP = "classify images with the model of a run"
+HELP = "classify images with the model of a run or an export"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN WHAT... and how to read and print."""
-    parser.add_argument("folder", metavar="RUN", help="folder of the run")
+    parser.add_argument("folder", metavar="RUN", help="folder of a run or an export")
     parser.add_argument(
         "what",
         metavar="WHAT",
@@ -50,13 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, top=1, workers=0, skip_bad_images=0)
     if arguments.force and arguments.out is None:
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")
+    from flambeau.export.exported_model import load_model
     from flambeau.train.evaluation.predictions_file import SUFFIXES, refuse_existing
     from flambeau.train.prediction.predict_files import predict
-    from flambeau.train.prediction.trained_model import at_size, load_trained
+    from flambeau.train.prediction.trained_model import at_size
 
     if arguments.out is not None:
         refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
-    trained = at_size(load_trained(Path(arguments.folder), say=say), arguments.image_size)
+    trained = at_size(load_model(Path(arguments.folder), say=say), arguments.image_size)
     predictions = predict(
         trained,
         [Path(what) for what in arguments.what],

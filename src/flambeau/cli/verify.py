@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from flambeau.data.pack.verify import Damage, FileReport
     from flambeau.train.weights.weights_summary import WeightsReport
 
-HELP = (
-    "check the checkpoints of a run and whether a resume would be exact, packed images, or weights"
-)
+HELP = "check a run and whether a resume would be exact, an export, packed images, or weights"
 
 _OF_A_RUN = (
     "config.toml", "dataset.json", "environment.json", "metrics.jsonl", "result.json", "checkpoints"
@@ -22,11 +20,11 @@ _SHOWN = 20  # damaged records, names and tensors of a file; --json has all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN or FILE, and what to do about packed images."""
+    """RUN, EXPORT or FILE, and what to do about packed images."""
     parser.add_argument(
         "path",
         metavar="RUN|FILE",
-        help="folder of a run, a packed file, a folder of images, or weights: .safetensors .pth .pt .bin",
+        help="folder of a run or an export, packed images, a folder of images, or weights: .safetensors .pth",
     )
     data = parser.add_argument_group("packed images")
     data.add_argument("--deep", action="store_true", help="decode every pixel, not headers alone")
@@ -47,11 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.train.checkpoints.run_folder import run_around
 
     path = Path(arguments.path)
+    is_export = (path / "export.json").is_file()
     flags = [flag for flag in ("deep", "salvage", "workers", "json") if getattr(arguments, flag)]
     is_checkpoint = (path / "manifest.json").exists()
-    if is_checkpoint or (path / "config.toml").exists() or _is_no_data(path):
+    if is_checkpoint or is_export or (path / "config.toml").exists() or _is_no_data(path):
         if flags:
             raise InputError(f"--{flags[0]} is for packed images, and {path} is no such file")
+        if is_export:
+            return _verify_export(path)
         return _verify_checkpoint(path) if is_checkpoint else _verify_run(path)
     if path.name in _OF_A_RUN and path.exists() and (run := run_around(path)) is not None:
         raise InputError(
@@ -169,6 +170,14 @@ def _verify_checkpoint(path: Path) -> int:
         return 1
     print(f"{path}: whole, step {meta['step']}" if "step" in meta else f"{path}: whole")
     return 0
+
+
+def _verify_export(path: Path) -> int:
+    from flambeau.export.exported_model import verify_export
+
+    wrong = verify_export(path)
+    print("\n".join(wrong) or f"{path}: whole, and it answers as it did when it was exported")
+    return 1 if wrong else 0
 
 
 def _verify_run(path: Path) -> int:

@@ -9,7 +9,7 @@ Not for photographs: from about 100 px on, a network that shrinks its input soon
 """
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 _MIN_SIZE = 8  # three halvings leave one pixel
 
@@ -69,11 +69,7 @@ class SmallConvNet(nn.Module):
         Raises:
             ValueError: smaller images.
         """
-        height, width = x_NCHW.shape[-2:]
-        if min(height, width) < _MIN_SIZE:
-            raise ValueError(
-                f"images must be at least {_MIN_SIZE} x {_MIN_SIZE} px, got {height} x {width}: enlarge them"
-            )
+        _check_size(x_NCHW)
         features = self.stages(F.relu(self.stem(x_NCHW)))
         logits: Tensor = self.head(self.dropout(features.mean(dim=(2, 3))))
         return logits
@@ -92,6 +88,15 @@ class _Stage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(x, 2)
         return F.relu(self.conv2(F.relu(self.conv1(x))) + self.shortcut(x))
+
+
+@fx.wrap  # so that torch.fx follows the rest of forward
+def _check_size(x_NCHW: Tensor) -> None:
+    height, width = x_NCHW.shape[-2:]
+    if min(height, width) < _MIN_SIZE:
+        raise ValueError(
+            f"images must be at least {_MIN_SIZE} x {_MIN_SIZE} px, got {height} x {width}: enlarge them"
+        )
 
 
 def _conv(in_channels: int, channels: int, *, kernel: int) -> nn.Sequential:

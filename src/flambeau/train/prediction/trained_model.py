@@ -47,6 +47,8 @@ class Trained:
     facts: DataFacts
     device: torch.device
     normalize: Callable[[Tensor], Tensor]
+    has_fixed_size: bool = False
+    """It takes images of no other size: an export."""
 
     @property
     def image_size(self) -> int:
@@ -122,6 +124,11 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
     if image_size is None or image_size == trained.image_size:
         return trained
     check_value(FIELDS["image_size"], image_size)
+    if trained.has_fixed_size:
+        raise InputError(
+            f"an export is made for images of {trained.image_size} pixels, and image_size = {image_size}\n"
+            "Ask the run itself, or leave the size out: the export resizes what it is given"
+        )
     facts = trained.facts
     try:
         check_output(

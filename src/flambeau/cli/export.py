@@ -1,0 +1,102 @@
+"""`flambeau export`: the model of a run as one graph from pixels to probabilities, and what each step did."""
+
+import argparse
+from pathlib import Path
+
+from flambeau.terminal import say
+
+HELP = (
+    "write the model of a run as ONNX, torch.export or compiled, with what that did to its answers"
+)
+
+_FORMATS = ("torch-export", "onnx", "aoti")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """RUN, the steps, and what they are measured on."""
+    parser.add_argument("folder", metavar="RUN", help="folder of the run")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to make")
+    parser.add_argument(
+        "--format",
+        choices=_FORMATS,
+        default="torch-export",
+        help="torch-export: a graph for any torch; onnx: one file for ONNX Runtime and others; aoti: "
+        "compiled for this kind of processor, for Python and C++ (default: torch-export)",
+    )
+    _add_steps(parser.add_argument_group("steps"))
+    images = parser.add_argument_group("images")
+    images.add_argument(
+        "--data",
+        type=Path,
+        metavar="DATA",
+        help="labelled images to measure on (default: the run's validation data)",
+    )
+    images.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="DATA",
+        help="images for the ranges of int8 (default: the run's training data)",
+    )
+    images.add_argument(
+        "--images", type=int, default=1000, metavar="N", help="how many at most (default: 1000)"
+    )
+    parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
+
+
+def _add_steps(steps: "argparse._ArgumentGroup") -> None:
+    steps.add_argument(
+        "--fold",
+        action="store_true",
+        help="BatchNorm into the layer before it, where that is exact",
+    )
+    steps.add_argument(
+        "--reparameterize",
+        action="store_true",
+        help="blocks of several branches (RepVGG, MobileOne ...) into one convolution each",
+    )
+    steps.add_argument(
+        "--quantize",
+        choices=("int8", "dynamic", "fp16", "bf16"),
+        help="int8: weights and activations, ranges measured on images; dynamic: weights of linear layers "
+        "(both of ONNX Runtime); fp16, bf16: the network in half the bits",
+    )
+    steps.add_argument(
+        "--min-agreement",
+        type=float,
+        default=0.99,
+        metavar="SHARE",
+        help="refuse a step that gives the run's class on fewer of the images (default: 0.99)",
+    )
+    steps.add_argument(
+        "--allow-slower", action="store_true", help="keep a step that takes longer than before"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the folder, and print the table."""
+    from flambeau.cli.table import print_json, print_table
+    from flambeau.export.export_run import Measuring, export_run
+    from flambeau.export.step_figures import as_rows, as_table
+    from flambeau.export.steps import ExportPlan
+
+    figures = export_run(
+        Path(arguments.folder),
+        arguments.out,
+        ExportPlan(
+            arguments.format,
+            fold=arguments.fold,
+            reparameterize=arguments.reparameterize,
+            quantize=arguments.quantize,
+            min_agreement=arguments.min_agreement,
+            allow_slower=arguments.allow_slower,
+        ),
+        Measuring(arguments.data, arguments.calibrate, arguments.images),
+        say=say,
+    )
+    if arguments.json:
+        print_json([{"out": str(arguments.out), "steps": as_rows(figures)}])
+    else:
+        head, *rows = as_table(figures)
+        print_table(head, rows, right=head[1:])
+    say(f"{arguments.out}: model, preprocessing, example and model card")
+    return 0

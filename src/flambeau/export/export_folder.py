@@ -1,0 +1,91 @@
+"""What the folder of an export holds beside its model: export.json, a model card, preprocessing, an example.
+
+export.json has the SHA-256 of every other file, and the logits of two images that `flambeau verify` asks
+for again.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flambeau.data.transforms.crops import EVAL_SHARE
+from flambeau.export.examples import example_of
+from flambeau.export.formats.all_formats import FORMATS
+from flambeau.export.measured_images import MeasuredImages
+from flambeau.export.model_card import model_card
+from flambeau.export.standalone import preprocess
+from flambeau.export.step_figures import StepFigures, answers, as_rows
+from flambeau.export.steps import ExportPlan
+from flambeau.export.temperature import fitted_temperature
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.recipes.setup.environment import environment
+from flambeau.train.prediction.trained_model import Trained
+from flambeau.train.settings.config_file import as_dict
+from flambeau.version import __version__
+
+INDEX = "export.json"
+
+
+def fill_folder(
+    folder: Path,
+    trained: Trained,
+    plan: ExportPlan,
+    figures: Sequence[StepFigures],
+    images: MeasuredImages,
+) -> None:
+    """Write everything but the model, which is there.
+
+    Args:
+        folder: of the export.
+        trained: the run's model.
+        plan: what was done.
+        figures: of the run and of each step.
+        images: that they were measured on.
+
+    Raises:
+        OSError: the disk is full or failing.
+    """
+    format_ = FORMATS[plan.format]
+    classify = format_.open(folder / format_.file, torch.get_num_threads())
+    logits = answers(classify, images.pixels)
+    pixels = asked_again(trained.image_size, trained.facts.channels)
+    told = {
+        "flambeau": __version__,
+        "format": plan.format,
+        "file": format_.file,
+        "plan": asdict(plan),
+        "classes": trained.facts.classes,
+        "image_size": trained.image_size,
+        "resized_shorter_side": round(trained.image_size / EVAL_SHARE),
+        "interpolation": trained.settings.crop,
+        "mean": trained.facts.mean,
+        "std": trained.facts.std,
+        "temperature": fitted_temperature(logits, images.labels),
+        "images": {"measured": len(images.labels), "of": images.total},
+        "steps": as_rows(figures),
+        "settings": as_dict(trained.settings),
+        "dataset": asdict(trained.facts),
+        "environment": environment(),
+        "answers": classify(pixels, torch.tensor(pixels.shape[1:3])).tolist(),
+    }
+    write_file(folder / "example.py", example_of(plan.format).encode())
+    write_file(folder / "preprocess.py", Path(preprocess.__file__).read_bytes())
+    write_file(folder / "README.md", model_card(told, figures).encode())
+    told["files"] = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+    }
+    write_file(folder / INDEX, json.dumps(told, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def asked_again(size: int, channels: int) -> Tensor:
+    """Two images that a rule makes, so that no file is needed: (2, size + 9, size + 23, channels) uint8."""
+    n, y, x, c = torch.meshgrid(
+        *map(torch.arange, (2, size + 9, size + 23, channels)), indexing="ij"
+    )
+    return ((y * (3 + 2 * n) + x * (5 - 3 * n) + 40 * c + y * x // 50) % 256).to(torch.uint8)

@@ -1,0 +1,113 @@
+"""A run to the folder of an export: its data opened, the steps taken, everything written, or nothing."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flambeau.data.sources.open_data import open_source
+from flambeau.data.sources.source import Source
+from flambeau.errors import InputError, require_folder
+from flambeau.export.export_folder import fill_folder
+from flambeau.export.measured_images import MeasuredImages, read_images
+from flambeau.export.step_figures import StepFigures
+from flambeau.export.steps import ExportPlan, Steps
+from flambeau.train.build.data import open_data
+from flambeau.train.prediction.trained_model import Trained, load_trained
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """The images of an export.
+
+    Attributes:
+        data: labelled images that each step is measured on; None for the run's validation data.
+        calibrate: images that the ranges of int8 are measured on; None for the run's training data.
+        most: how many of each, at most.
+    """
+
+    data: Path | None = None
+    calibrate: Path | None = None
+    most: int = 1000
+
+    def check(self) -> None:
+        """Refuse what cannot be measured on.
+
+        Raises:
+            InputError: fewer than one image.
+        """
+        if self.most < 1:
+            raise InputError(f"--images must be at least 1, got {self.most}")
+
+
+RANGE_IMAGES = 256
+"""Images that ranges are measured on: more change them little, and all tensors of each are kept."""
+
+
+def export_run(
+    run: Path,
+    out: Path,
+    plan: ExportPlan,
+    measuring: Measuring = Measuring(),
+    *,
+    say: Callable[[str], None],
+) -> list[StepFigures]:
+    """Export the model of a run.
+
+    Args:
+        run: its folder.
+        out: the folder to make.
+        plan: format and steps.
+        measuring: on which images.
+        say: takes lines for the user.
+
+    Returns:
+        Figures of the run and of each step.
+
+    Raises:
+        InputError: a run or data that cannot be used, a folder that exists, a step that is refused, a model
+            or a machine that the format cannot take.
+    """
+    plan.check()
+    measuring.check()
+    require_folder(out)
+    if out.exists():
+        raise InputError(f"{out} exists: name another folder with --out, or move it away")
+    trained = load_trained(run, say=say)
+    images = read_images(trained, _measured(trained, measuring), measuring.most)
+    ranges = _ranges(trained, measuring) if plan.quantize == "int8" else None
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as name:
+        folder = Path(name, "export")
+        folder.mkdir()
+        figures = Steps(
+            trained, plan, images, None if ranges is None else ranges.pixels, say
+        ).write(folder)
+        fill_folder(folder, trained, plan, figures, images)
+        if out.exists():
+            raise InputError(f"{out} has been made meanwhile: nothing is written")
+        shutil.move(folder, out)
+    return figures
+
+
+def _measured(trained: Trained, measuring: Measuring) -> Source:
+    if measuring.data is not None:
+        return open_source(measuring.data, trained.facts.classes)
+    return _data_of_run(trained, "--data")[1]
+
+
+def _ranges(trained: Trained, measuring: Measuring) -> MeasuredImages:
+    if measuring.calibrate is None:
+        source = _data_of_run(trained, "--calibrate")[0]
+    else:
+        source = open_source(measuring.calibrate, trained.facts.classes)
+    return read_images(trained, source, min(RANGE_IMAGES, measuring.most))
+
+
+def _data_of_run(trained: Trained, flag: str) -> tuple[Source, Source]:
+    try:
+        return open_data(trained.settings)
+    except InputError as error:
+        raise InputError(
+            f"the data of the run cannot be opened: {error}\nName images with {flag} DATA"
+        ) from error

@@ -1,0 +1,1 @@
+"""The files that an exported model can be: each written, opened and asked."""

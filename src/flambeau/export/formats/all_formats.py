@@ -1,0 +1,15 @@
+"""The formats by name."""
+
+from flambeau.export.formats.aot_inductor_file import open_aot_inductor, write_aot_inductor
+from flambeau.export.formats.classifier import ModelFormat
+from flambeau.export.formats.onnx_file import open_onnx, write_onnx
+from flambeau.export.formats.torch_export_file import open_torch_export, write_torch_export
+
+FORMATS = {
+    one.name: one
+    for one in (
+        ModelFormat("torch-export", "model.pt2", write_torch_export, open_torch_export),
+        ModelFormat("onnx", "model.onnx", write_onnx, open_onnx),
+        ModelFormat("aoti", "model.aoti.pt2", write_aot_inductor, open_aot_inductor),
+    )
+}

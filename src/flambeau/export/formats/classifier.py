@@ -1,0 +1,31 @@
+"""What every file of an exported model is, once it is opened."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from torch import Tensor
+
+from flambeau.export.served_model import ServedModel
+
+Classifier: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Pixels (N, H, W, C) uint8 and full size (2,) int64, as of `ServedModel`, to logits (N, K) float32."""
+
+
+@dataclass(frozen=True)
+class ModelFormat:
+    """One kind of file.
+
+    Attributes:
+        name: what --format takes.
+        file: its name in the folder.
+        write: writes the module to a path. Raises InputError where the model or the machine cannot.
+        open: opens a file, for so many threads. Raises InputError where it is damaged, or what reads it is
+            not installed.
+    """
+
+    name: str
+    file: str
+    write: Callable[[ServedModel, Path], None]
+    open: Callable[[Path, int], Classifier]

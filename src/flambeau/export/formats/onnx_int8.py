@@ -1,0 +1,97 @@
+"""Eight bits by ONNX Runtime: QDQ with measured ranges, or weights alone.
+
+The resizing is left as it is: only operations on float32 tensors are quantized.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.export.formats.onnx_file import require
+
+_BATCH = 8  # images at a time as ranges are measured: every tensor of the network is kept
+
+
+def quantize_static(source: Path, target: Path, images: Tensor) -> None:
+    """Weights and activations as int8, per channel, ranges from images.
+
+    Args:
+        source: of `write_onnx`.
+        target: the file to write.
+        images: (N, S, S, C) uint8 that the ranges are measured on.
+
+    Raises:
+        InputError: onnxruntime is not installed.
+    """
+    quantization, pre_process = _quantization()
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = Path(folder, "prepared.onnx")
+        pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+        quantization.quantize_static(
+            str(prepared),
+            str(target),
+            _reader(quantization, images),
+            quant_format=quantization.QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
+            nodes_to_exclude=_resizing(prepared),
+        )
+
+
+def quantize_dynamic(source: Path, target: Path) -> None:
+    """Weights of linear layers as int8, whose inputs are quantized as they come.
+
+    Raises:
+        InputError: onnxruntime is not installed.
+    """
+    quantization, pre_process = _quantization()
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = Path(folder, "prepared.onnx")
+        pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+        quantization.quantize_dynamic(
+            str(prepared),
+            str(target),
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=_resizing(prepared),
+        )
+
+
+def _quantization() -> tuple[Any, Any]:
+    require("onnx")
+    quantization = require("onnxruntime.quantization")
+    return quantization, require("onnxruntime.quantization.shape_inference").quant_pre_process
+
+
+def _resizing(path: Path) -> list[str]:
+    """Names of the nodes that compute with other numbers than float32."""
+    onnx = require("onnx")
+    graph = onnx.shape_inference.infer_shapes(onnx.load(str(path))).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+    types |= {constant.name: constant.data_type for constant in graph.initializer}
+    other = (onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64, onnx.TensorProto.UINT8)
+    return [
+        node.name
+        for node in graph.node
+        if any(types.get(name) in other for name in [*node.input, *node.output][:2])
+    ]
+
+
+def _reader(quantization: Any, images: Tensor) -> Any:
+    size = torch.tensor(images.shape[1:3]).numpy()
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches: Iterator[Tensor] = iter(images.split(_BATCH))
+
+        def get_next(self) -> dict[str, Any] | None:
+            batch = next(self.batches, None)
+            return None if batch is None else {"pixels": batch.numpy(), "full_size": size}
+
+    return Reader()

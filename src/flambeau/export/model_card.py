@@ -1,0 +1,79 @@
+"""README.md of an export: what the model is, what it was made of, what each step did."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flambeau.export.step_figures import StepFigures, as_table
+
+_INPUT = """\
+The model takes decoded pixels and gives probabilities; resizing, cropping and normalization are inside.
+
+| | | |
+|---|---|---|
+| input `pixels` | (N, H, W, {channels}) uint8 | upright images of one size; N, H and W are free |
+| input `full_size` | (2,) int64 | H and W; of a JPEG decoded at a part of its size, those in full |
+| output `logits` | (N, {classes}) float32 | |
+| output `probabilities` | (N, {classes}) float32 | softmax of the logits |
+
+`preprocess.py` reads image files so (NumPy and Pillow), and `example.py` classifies them.
+`Preprocessing.prepare` makes any image ({size}, {size}, {channels}), which the model takes in batches.
+Divided by {temperature:.4f} before the softmax, the logits are calibrated, on the images below.
+"""
+
+_SHOWN_SETTINGS = (
+    "model", "duration", "batch_size", "optimizer", "lr", "weight_decay", "label_smoothing", "mixup",
+    "cutmix", "ema", "pretrained", "seed", "image_size", "crop",
+)  # fmt: skip
+
+
+def model_card(told: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
+    """Markdown of what export.json holds.
+
+    Args:
+        told: the content of export.json.
+        figures: of the run and of each step.
+    """
+    measured = told["images"]
+    cpu = _plain(str(told["environment"].get("cpu", "an unnamed processor")))
+    title = f"{_plain(str(told['settings']['model']))}, {len(told['classes'])} classes, as {told['format']}"
+    head, *rows = as_table(figures)
+    parts = [
+        f"# {title}",
+        _INPUT.format(
+            channels=len(told["mean"]),
+            classes=len(told["classes"]),
+            size=told["image_size"],
+            temperature=told["temperature"],
+        ).rstrip(),
+        "## What each step did",
+        f"On {measured['measured']} of {measured['of']} images, {cpu}; differences of probabilities and "
+        "classes are to the run itself, times are medians and 95th percentiles.",
+        _table(head, rows),
+        "## Where it comes from",
+        _table(["", ""], _origin(told)),
+        "`export.json` has the classes, all settings, these figures and the SHA-256 of every file.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _origin(told: Mapping[str, Any]) -> list[list[str]]:
+    dataset, settings = told["dataset"], told["settings"]
+    return [
+        ["training images", str(dataset["train_samples"])],
+        ["validation images", str(dataset["val_samples"])],
+        ["fingerprint of the training data", str(dataset["train_fingerprint"])],
+        *([name, str(settings[name])] for name in _SHOWN_SETTINGS if name in settings),
+        ["flambeau", told["flambeau"]],
+        ["torch", str(told["environment"].get("torch"))],
+    ]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(_plain, line)) + " |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """In one cell of a table, and without effect as Markdown or HTML."""
+    text = " ".join(text.replace("<", " ").replace(">", " ").split())
+    return "".join(f"\\{sign}" if sign in "\\|[]`*_" else sign for sign in text)

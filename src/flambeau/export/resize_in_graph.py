@@ -1,0 +1,151 @@
+"""The resizing and the centre crop of an evaluation in operations that a graph can hold: the same pixels.
+
+The rule is `eval_image`'s, and the arithmetic that of torch's antialiased filter on uint8: weights in double
+precision, scaled to integers of 16 bits, first along the rows, rounded to 8 bits, then along the columns.
+Here a filter is a matrix of such integers in float64, in which every product and sum of them is exact: the
+order in which a runtime adds makes no difference.
+
+N: images, C: channels, H, W: height and width as decoded, S: side of the result.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.data.transforms.crops import EVAL_SHARE
+
+
+def _triangle(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp(min=0)
+
+
+def _cubic(x: Tensor) -> Tensor:
+    """Keys' kernel with a = -0.5, as Pillow and torch's antialiased filter have it."""
+    a, x = -0.5, x.abs()
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+
+
+_FILTERS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "bilinear": (_triangle, 1),
+    "bicubic": (_cubic, 2),
+}
+"""Each with how far it reaches to one side."""
+_BITS = 16  # of a weight, with its sign
+_MOST_BITS = 22  # torch's limit where all weights are small
+_LONGEST = 8  # times the shorter side: of more, only the middle is seen
+
+
+class ResizedCentre(nn.Module):
+    """Images as an evaluation sees them: the shorter side resized to S / 0.875, then the centre.
+
+    Images of S x S pixels come out as they are.
+
+    Args:
+        size: S, pixels.
+        interpolation: 'bilinear' or 'bicubic'.
+
+    Example:
+        >>> pixels = torch.randint(0, 256, (1, 40, 60, 3), dtype=torch.uint8)
+        >>> ResizedCentre(28)(pixels, torch.tensor([40, 60])).shape
+        torch.Size([1, 3, 28, 28])
+    """
+
+    def __init__(self, size: int, interpolation: str = "bilinear") -> None:
+        super().__init__()
+        self.size, self.shorter = size, round(size / EVAL_SHARE)
+        self.interpolation = interpolation
+
+    def forward(self, pixels: Tensor, full_size: Tensor) -> Tensor:
+        """Resize and crop.
+
+        Args:
+            pixels: (N, H, W, C) uint8, upright.
+            full_size: (2,) int64, height and width in full of the picture, of which a JPEG decoder may have
+                made 1/2, 1/4 or 1/8; otherwise H and W.
+
+        Returns:
+            (N, C, S, S) float32, whole numbers 0 .. 255.
+        """
+        decoded = [torch.full((), side, dtype=torch.int64) for side in pixels.shape[1:3]]
+        full = full_size[0], full_size[1]
+        longest = _LONGEST * torch.minimum(*full)
+        middle = [torch.minimum(side, longest + side % 2) for side in full]
+        is_prepared = (full[0] == self.size) & (full[1] == self.size)
+        shorter = torch.where(is_prepared, self.size, self.shorter)
+        resized = [
+            torch.where(
+                middle[axis] <= middle[1 - axis],
+                shorter,
+                shorter * middle[axis] // middle[1 - axis].clamp(min=1),
+            )
+            for axis in (0, 1)
+        ]
+        rows, columns = (
+            _filter_matrix(
+                *_decoded_part(full[axis], middle[axis], decoded[axis]),
+                resized[axis],
+                self.size,
+                pixels.shape[1 + axis],
+                self.interpolation,
+            )
+            for axis in (0, 1)
+        )
+        x = pixels.permute(0, 3, 1, 2).double()
+        x = _rounded(x @ columns[0].T, columns[1])
+        return _rounded(rows[0] @ x, rows[1]).float()
+
+
+def _decoded_part(full: Tensor, middle: Tensor, decoded: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the middle of a side begins in the decoded image, and its length there; 0-d int64."""
+    begin = _centred(full - middle)
+    eighths = torch.where(
+        decoded == full,
+        8,
+        torch.where(decoded == (full + 1) // 2, 4, torch.where(decoded == (full + 3) // 4, 2, 1)),
+    )
+    # Each border at the nearest place.
+    first, behind = ((2 * at * eighths + 8) // 16 for at in (begin, begin + middle))
+    return first, behind - first
+
+
+def _filter_matrix(
+    begin: Tensor, length: Tensor, resized: Tensor, size: int, total: int, interpolation: str
+) -> tuple[Tensor, Tensor]:
+    """The weights of the centred S resized positions, (S, total) whole numbers in float64; and their one.
+
+    Args:
+        begin, length: the part of the side that is resized, 0-d int64.
+        resized: its length afterwards, 0-d int64.
+        size: S.
+        total: length of the side.
+        interpolation: as of `ResizedCentre`.
+    """
+    kernel, reach = _FILTERS[interpolation]
+    places = cast(int, resized.item())  # in a graph a symbol, which int() would freeze
+    scale = length.double() / resized.double()
+    stretch = scale.clamp(min=1.0)
+    centre = (scale * (torch.arange(places, dtype=torch.float64) + 0.5))[:, None]
+    low = (centre - stretch * reach + 0.5).trunc().clamp(min=0)
+    high = torch.minimum((centre + stretch * reach + 0.5).trunc(), length.double())
+    k = (torch.arange(total, dtype=torch.float64) - begin.double())[None]
+    weights = kernel((k - centre + 0.5) * (1 / stretch)) * ((k >= low) & (k < high))
+    weights = weights / weights.sum(1, keepdim=True)
+    # The largest power of two that lets the largest weight of all places fit.
+    powers = torch.arange(_MOST_BITS, dtype=torch.float64)
+    fits = (0.5 + weights.max() * torch.exp2(powers + 1)).trunc() < 2 ** (_BITS - 1)
+    one = torch.exp2(fits.double().sum())
+    chosen = torch.index_select(weights, 0, _centred(resized - size) + torch.arange(size)) * one
+    return torch.where(chosen < 0, chosen - 0.5, chosen + 0.5).trunc(), one
+
+
+def _rounded(sums: Tensor, one: Tensor) -> Tensor:
+    return ((sums + one / 2) / one).floor().clamp(0, 255)
+
+
+def _centred(rest: Tensor) -> Tensor:
+    """Half of it; of an odd one the even neighbour, as `eval_image` centres."""
+    return (rest.double() / 2).round().long()

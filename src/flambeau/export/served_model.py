@@ -1,0 +1,78 @@
+"""One module from pixels to probabilities: what is exported.
+
+N: images, C: channels, H, W: height and width as decoded, S: side of the images as the network sees them,
+K: classes.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.errors import InputError
+from flambeau.export.resize_in_graph import ResizedCentre
+from flambeau.train.prediction.trained_model import Trained
+
+
+class ServedModel(nn.Module):
+    """Resizing, normalization, network and softmax, on the CPU.
+
+    Args:
+        network: (N, C, S, S) float to (N, K) logits, in evaluation mode.
+        mean, std: per channel, of pixels in [0, 1].
+        size: S.
+        interpolation: by which images are resized.
+    """
+
+    def __init__(
+        self, network: nn.Module, mean: list[float], std: list[float], size: int, interpolation: str
+    ) -> None:
+        super().__init__()
+        self.resize = ResizedCentre(size, interpolation)
+        self.network, self.channels = network, len(mean)
+        # The same products as `normalizer` computes, once.
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1) * 255)
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1) * 255)
+        self.eval()
+
+    def forward(self, pixels: Tensor, full_size: Tensor) -> tuple[Tensor, Tensor]:
+        """Classify images of one size.
+
+        Args:
+            pixels: (N, H, W, C) uint8, upright; N, H and W are free.
+            full_size: (2,) int64, as of `ResizedCentre`.
+
+        Returns:
+            logits (N, K) and probabilities (N, K), float32.
+        """
+        x = (self.resize(pixels, full_size) - self.mean) / self.std
+        dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
+        logits = self.network(x.to(dtype)).float()
+        return logits, logits.softmax(1)
+
+    def with_network(self, network: nn.Module) -> "ServedModel":
+        """The same around another network of the same inputs and outputs."""
+        other = copy.deepcopy(self)
+        other.network = network.eval()
+        return other
+
+
+def served(trained: Trained) -> ServedModel:
+    """The model of a run as it serves; a copy.
+
+    Raises:
+        InputError: a run on floating-point pixels, which have no image files.
+    """
+    facts = trained.facts
+    if facts.pixels != "uint8":
+        raise InputError(
+            "this run was trained on floating-point pixels, and an export takes the 8 bits of image files\n"
+            "Use its model.safetensors with its class, or flambeau.load(RUN).model in torch.export"
+        )
+    return ServedModel(
+        copy.deepcopy(trained.model).cpu().float().eval(),
+        facts.mean,
+        facts.std,
+        trained.image_size,
+        trained.settings.crop,
+    )

@@ -1,0 +1,194 @@
+"""The steps of an export in turn: each is measured, and refused where it changes answers or costs time."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.errors import InputError
+from flambeau.export.formats.all_formats import FORMATS
+from flambeau.export.formats.classifier import Classifier
+from flambeau.export.formats.onnx_int8 import quantize_dynamic, quantize_static
+from flambeau.export.measured_images import MeasuredImages
+from flambeau.export.served_model import ServedModel, served
+from flambeau.export.step_figures import Stage, StepFigures, figures_of
+from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
+from flambeau.recipes.compress.reparameterize import reparameterize
+from flambeau.train.prediction.trained_model import Trained
+
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+INTEGERS = ("int8", "dynamic")
+SLOWER = 1.1
+"""How many times as long as before a step may take: less is the noise of a shared machine."""
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """What an export consists of.
+
+    Attributes:
+        format: of FORMATS.
+        fold: BatchNorm into the layer before it.
+        reparameterize: blocks of several branches into one convolution each.
+        quantize: 'int8', 'dynamic', 'fp16', 'bf16' or None.
+        min_agreement: the smallest share of images whose class may be the run's.
+        allow_slower: keep a step that takes longer than the one before it.
+    """
+
+    format: str = "torch-export"
+    fold: bool = False
+    reparameterize: bool = False
+    quantize: str | None = None
+    min_agreement: float = 0.99
+    allow_slower: bool = False
+
+    def check(self) -> None:
+        """Refuse what does not go together.
+
+        Raises:
+            InputError: a quantization that the format has not, or a share out of range.
+        """
+        if self.quantize in INTEGERS and self.format != "onnx":
+            raise InputError(
+                f"--quantize {self.quantize} needs --format onnx: its integers are those of ONNX Runtime"
+            )
+        if not 0 <= self.min_agreement <= 1:
+            raise InputError(f"--min-agreement must be from 0 to 1, got {self.min_agreement:g}")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The pipeline of one export.
+
+    Attributes:
+        trained: the run's model.
+        plan: what to do.
+        images: what each step is measured on.
+        ranges: (M, S, S, C) uint8 images that the ranges of int8 are measured on; None without int8.
+        say: takes a line for the user.
+    """
+
+    trained: Trained
+    plan: ExportPlan
+    images: MeasuredImages
+    ranges: Tensor | None
+    say: Callable[[str], object]
+
+    def write(self, folder: Path) -> list[StepFigures]:
+        """Write the file of the model into a folder.
+
+        Returns:
+            Figures of the run and of each step.
+
+        Raises:
+            InputError: a step is refused, or a file cannot be written.
+        """
+        model = served(self.trained)
+        precision = self.trained.settings.precision
+        stage = _eager("run" if precision == "fp32" else f"run, fp32 for {precision}", model)
+        batches = self.images.pixels.permute(0, 3, 1, 2).split(32)
+        base = torch.cat([self.trained.logits(part).cpu() for part in batches])
+        figures = [figures_of(stage, None, base, self.images)]
+
+        def measure(after: Stage, *, asked_for: bool = False) -> None:
+            nonlocal stage
+            self.say(f"{after.name}: measuring")
+            found = figures_of(after, stage, base, self.images)
+            self._accept(found, asked_for=asked_for)
+            figures.append(found)
+            stage = after
+
+        for name, change in self._changes():
+            model = model.with_network(change(model.network))
+            measure(_eager(name, model))
+        format_ = FORMATS[self.plan.format]
+        path = folder / format_.file
+        self.say(f"{format_.name}: writing")
+        format_.write(model, path)
+        measure(_of_file(format_.name, path, format_.open), asked_for=True)
+        if self.plan.quantize in INTEGERS:
+            whole = path.rename(path.with_suffix(".fp32.onnx"))
+            stage = replace(stage, open=lambda threads: format_.open(whole, threads))
+            self._quantize(whole, path)
+            measure(_of_file(self.plan.quantize, path, format_.open))
+            whole.unlink()
+        return figures
+
+    def _changes(self) -> list[tuple[str, Callable[[nn.Module], nn.Module]]]:
+        side, channels = self.trained.image_size, self.trained.facts.channels
+        example = torch.rand(2, channels, side, side, generator=torch.Generator().manual_seed(0))
+        changes: list[tuple[str, Callable[[nn.Module], nn.Module]]] = []
+        if self.plan.reparameterize:
+            changes.append(("reparameterize", lambda model: self._fused(model, example)))
+        if self.plan.fold:
+            changes.append(("fold", lambda model: self._folded(model, example)))
+        if self.plan.quantize in HALVES:
+            dtype = HALVES[self.plan.quantize]
+            changes.append((self.plan.quantize, lambda model: copy.deepcopy(model).to(dtype)))
+        return changes
+
+    def _folded(self, model: nn.Module, example: Tensor) -> nn.Module:
+        try:
+            result = fold_batchnorm(model, example)
+        except ValueError as error:
+            raise InputError(f"--fold: {error}") from error
+        if not result.folded:
+            why = next(iter(result.left.values()), "it has no BatchNorm")
+            raise InputError(f"--fold changes nothing in {self.trained.settings.model}: {why}")
+        for name, why in result.left.items():
+            self.say(f"fold: {name} stays: {why}")
+        self.say(
+            f"fold: {len(result.folded)} of {len(result.folded) + len(result.left)} BatchNorms"
+        )
+        return result.model
+
+    def _fused(self, model: nn.Module, example: Tensor) -> nn.Module:
+        try:
+            result = reparameterize(model, example)
+        except ValueError as error:
+            raise InputError(f"--reparameterize: {error}") from error
+        self.say(f"reparameterize: {len(result.fused)} blocks")
+        return result.model
+
+    def _quantize(self, source: Path, target: Path) -> None:
+        self.say(f"{self.plan.quantize}: quantizing")
+        if self.plan.quantize == "dynamic":
+            quantize_dynamic(source, target)
+            return
+        assert self.ranges is not None
+        quantize_static(source, target, self.ranges)
+
+    def _accept(self, found: StepFigures, *, asked_for: bool) -> None:
+        if found.agreement < self.plan.min_agreement:
+            raise InputError(
+                f"{found.name} gives the class of the run on {found.agreement:.2%} of "
+                f"{len(self.images.labels)} images, and --min-agreement is {self.plan.min_agreement:.2%} "
+                f"(accuracy {found.accuracy:.2%}): nothing is written\n"
+                "Leave that step out, or allow it by a smaller --min-agreement"
+            )
+        times = found.times_before
+        if not asked_for and not self.plan.allow_slower and times is not None and times > SLOWER:
+            raise InputError(
+                f"{found.name} takes {times:.2f} times as long as before, here: nothing is written\n"
+                "Leave that step out, or keep it by --allow-slower"
+            )
+
+
+def _eager(name: str, model: ServedModel) -> Stage:
+    def classify(pixels: Tensor, full_size: Tensor) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = model(pixels, full_size)[0]
+        return logits
+
+    return Stage(name, lambda _: classify, _num_bytes(model.network))
+
+
+def _of_file(name: str, path: Path, open_file: Callable[[Path, int], Classifier]) -> Stage:
+    return Stage(name, lambda threads: open_file(path, threads), path.stat().st_size)
+
+
+def _num_bytes(model: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in model.state_dict().values())
