@@ -7,8 +7,9 @@ for again.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ from flambeau.train.settings.config_file import as_dict
 from flambeau.version import __version__
 
 INDEX = "export.json"
+_BESIDE = {"aoti": ("classify.cpp",)}
+"""What the examples of a format need besides."""
 
 
 def fill_folder(
@@ -68,19 +71,33 @@ def fill_folder(
         "temperature": fitted_temperature(logits, images.labels),
         "images": {"measured": len(images.labels), "of": images.total},
         "steps": as_rows(figures),
-        "settings": as_dict(trained.settings),
+        "settings": _settings(trained),
         "dataset": asdict(trained.facts),
         "environment": environment(),
         "answers": classify(pixels, torch.tensor(pixels.shape[1:3])).tolist(),
     }
     write_file(folder / "example.py", example_of(plan.format).encode())
-    write_file(folder / "preprocess.py", Path(preprocess.__file__).read_bytes())
+    for name in ("preprocess.py", *_BESIDE.get(plan.format, ())):
+        write_file(folder / name, Path(preprocess.__file__).with_name(name).read_bytes())
+    write_file(folder / "labels.txt", "".join(map("{}\n".format, _lines(trained))).encode())
     write_file(folder / "README.md", model_card(told, figures).encode())
     told["files"] = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
     }
     write_file(folder / INDEX, json.dumps(told, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _settings(trained: Trained) -> dict[str, Any]:
+    """Without the places of this machine."""
+    return as_dict(
+        replace(trained.settings, data=None, teacher=None, weights=None, class_weights=None)
+    )
+
+
+def _lines(trained: Trained) -> list[str]:
+    """Classes as lines; export.json has them as they are."""
+    return [" ".join(name.split("\n")) for name in trained.facts.classes]
 
 
 def asked_again(size: int, channels: int) -> Tensor:

@@ -20,6 +20,10 @@ The model takes decoded pixels and gives probabilities; resizing, cropping and n
 Divided by {temperature:.4f} before the softmax, the logits are calibrated, on the images below.
 """
 
+_CPP = """\
+`model.aoti.pt2` was compiled for this kind of processor and this version of torch.
+`classify.cpp` is the example in C++; its head says how it is built."""
+
 _SHOWN_SETTINGS = (
     "model", "duration", "batch_size", "optimizer", "lr", "weight_decay", "label_smoothing", "mixup",
     "cutmix", "ema", "pretrained", "seed", "image_size", "crop",
@@ -45,6 +49,7 @@ def model_card(told: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
             size=told["image_size"],
             temperature=told["temperature"],
         ).rstrip(),
+        *([_CPP] if told["format"] == "aoti" else []),
         "## What each step did",
         f"On {measured['measured']} of {measured['of']} images, {cpu}; differences of probabilities and "
         "classes are to the run itself, times are medians and 95th percentiles.",

@@ -1,0 +1,357 @@
+"""`flambeau export`: the answers of the run, from files that need no flambeau."""
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from flambeau.cli.command import main
+from flambeau.export import step_figures
+from flambeau.export.exported_model import load_export
+from flambeau.export.formats.all_formats import FORMATS
+from flambeau.train.build.model import SMALL
+from flambeau.train.prediction.trained_model import load_trained
+
+ALONE = """
+import runpy, sys
+sys.modules["flambeau"] = None
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].removesuffix("example.py"))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_figures, "_SECONDS", 0.01)
+
+
+@pytest.fixture(scope="module")
+def exports(exported_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One in each format that needs no compiler."""
+    folder = tmp_path_factory.mktemp("exports")
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_figures, "_SECONDS", 0.01)
+        for name, words in {"torch-export": "--fold", "onnx": ""}.items():
+            found[name] = folder / name
+            line = (
+                f"export {exported_run} --out {found[name]} --format {name} --allow-slower {words}"
+            )
+            assert main(line.split()) == 0
+    return found
+
+
+def run_example(export: Path, files: list[Path]) -> dict[str, tuple[str, float]]:
+    """What example.py says where flambeau cannot be imported."""
+    words = [sys.executable, "-c", ALONE, str(export / "example.py"), *map(str, files)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        words, check=False, capture_output=True, text=True, env=environment, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for line in done.stdout.splitlines():
+        name, _, answer = line.rpartition(": ")
+        label, share = answer.split()
+        found[Path(name).name] = label, float(share)
+    return found
+
+
+def predicted(flambeau: Any, model: Path, files: list[Path]) -> dict[str, tuple[str, float]]:
+    answer = flambeau("predict", model, "--json --top 1", *files)
+    assert answer.code == 0, answer.err
+    rows = map(json.loads, answer.out.splitlines())
+    return {
+        Path(row["image"]).name: (row["classes"][0]["class"], row["classes"][0]["probability"])
+        for row in rows
+    }
+
+
+def equal(a: dict[str, tuple[str, float]], b: dict[str, tuple[str, float]]) -> None:
+    assert a.keys() == b.keys()
+    for name, (label, share) in a.items():
+        assert label == b[name][0], name
+        assert share == pytest.approx(b[name][1], abs=1.1e-5), name
+
+
+@pytest.fixture
+def files(tmp_path: Path, nasty_images: Any) -> list[Path]:
+    found = []
+    for name, data in nasty_images(44, seed=3):
+        found.append(tmp_path / "nasty" / name)
+        found[-1].parent.mkdir(exist_ok=True)
+        found[-1].write_bytes(data)
+    return found
+
+
+@pytest.mark.parametrize("name", ["torch-export", "onnx"])
+def test_example_without_flambeau_gives_the_answers_of_the_run(
+    exports: dict[str, Path], exported_run: Path, files: list[Path], flambeau: Any, name: str
+) -> None:
+    """Files of every kind, through the graph's own resizing; and `flambeau predict EXPORT`."""
+    expected = predicted(flambeau, exported_run, files)
+    assert len({label for label, _ in expected.values()}) > 1
+    equal(run_example(exports[name], files), expected)
+    equal(predicted(flambeau, exports[name], files), expected)
+
+
+@pytest.mark.parametrize("name", ["torch-export", "onnx"])
+def test_export_is_evaluated_and_verified_like_a_run(
+    exports: dict[str, Path], exported_run: Path, flambeau: Any, name: str
+) -> None:
+    photos = exported_run.parent / "photos"
+    [run, export] = [
+        json.loads(flambeau("evaluate", model, photos, "--json").out)
+        for model in (exported_run, exports[name])
+    ]
+    assert export["confusion"] == run["confusion"]
+    assert export["loss"] == pytest.approx(run["loss"], abs=1e-5)
+    answer = flambeau("verify", exports[name])
+    assert answer.code == 0
+    assert "answers as it did" in answer.out
+
+
+def test_graph_takes_any_number_and_size_of_images(exports: dict[str, Path]) -> None:
+    torch.manual_seed(0)
+    for name, export in exports.items():
+        format_ = FORMATS[name]
+        classify = format_.open(export / format_.file, 1)
+        for shape in [(1, 32, 32, 3), (5, 32, 32, 3), (2, 90, 41, 3), (1, 1, 300, 3)]:
+            pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
+            full = torch.tensor(shape[1:3])
+            each = torch.cat([classify(one[None], full) for one in pixels])
+            torch.testing.assert_close(classify(pixels, full), each, rtol=0, atol=1e-5)
+
+
+def test_folder_says_what_it_holds(exports: dict[str, Path], exported_run: Path) -> None:
+    for name, export in exports.items():
+        told = json.loads((export / "export.json").read_text())
+        files = {path.name for path in export.iterdir() if path.is_file()}
+        assert set(told["files"]) == files - {"export.json"}
+        assert told["classes"] == ["stripes", "tiles", "waves"]
+        assert "data" not in told["settings"]
+        steps = [row["step"] for row in told["steps"]]
+        assert steps == (["run", "fold", name] if name == "torch-export" else ["run", name])
+        for row in told["steps"]:
+            assert row["agreement"] == 1
+            assert row["max_difference"] < 1e-5
+            assert {cell["batch"] for cell in row["latencies"]} == {1, 32}
+        card = (export / "README.md").read_text()
+        assert f"# {SMALL.replace('_', chr(92) + '_')}, 3 classes, as {name}" in card
+        assert str(exported_run) not in card + json.dumps(told)
+        assert len(re.findall(r"^for|^import|^from|\n", (export / "example.py").read_text())) < 25
+
+
+def test_int8_is_a_quarter_and_keeps_its_answers(
+    exported_run: Path, tmp_path: Path, flambeau: Any, exports: dict[str, Path]
+) -> None:
+    answer = flambeau(
+        "export", exported_run, "--format onnx --quantize int8 --allow-slower --min-agreement 0.9 --out",
+        tmp_path / "int8", "--json",
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    [found] = [json.loads(line) for line in answer.out.splitlines()]
+    *_, whole, eight = found["steps"]
+    assert (whole["step"], eight["step"]) == ("onnx", "int8")
+    # The resizing and scales stay; the weights of this small network are a quarter.
+    saved = whole["bytes"] - eight["bytes"]
+    assert saved > 0.6 * sum(
+        p.numel() * 3 for p in load_trained(exported_run, say=print).model.parameters()
+    )
+    assert not list(tmp_path.glob("int8/*fp32*"))
+    import onnx
+
+    graph = onnx.load(str(tmp_path / "int8" / "model.onnx")).graph
+    counts = [node.op_type for node in graph.node]
+    assert counts.count("Conv") == 9
+    assert counts.count("DequantizeLinear") > 20
+    assert flambeau("verify", tmp_path / "int8").code == 0
+
+
+@pytest.mark.parametrize(
+    "quantize", ["dynamic", "bf16", pytest.param("fp16", marks=pytest.mark.slow)]
+)
+def test_other_quantizations(
+    exported_run: Path, tmp_path: Path, flambeau: Any, quantize: str
+) -> None:
+    format_name = "onnx" if quantize == "dynamic" else "torch-export"
+    out = tmp_path / "out"
+    answer = flambeau(
+        "export", exported_run, f"--format {format_name} --quantize {quantize} --allow-slower",
+        "--min-agreement 0.9 --images 20 --json --out", out,
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    [found] = map(json.loads, answer.out.splitlines())
+    steps = {row["step"]: row["bytes"] for row in found["steps"]}
+    if quantize == "dynamic":  # of the one linear layer, which is small
+        assert steps["dynamic"] < steps["onnx"] + 10_000
+    else:
+        assert steps[quantize] == pytest.approx(steps["run"] / 2, rel=0.01)
+    assert load_export(out).logits(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 3)
+
+
+def refuse(flambeau: Any, exported_run: Path, tmp_path: Path, *words: Any) -> str:
+    answer = flambeau("export", exported_run, "--images 8 --out", tmp_path / "out", *words)
+    assert answer.code == 2, answer.out
+    assert not list(tmp_path.glob("**/*.pt2")), "nothing is written"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert "Traceback" not in answer.err
+    return str(answer.err)
+
+
+def test_step_that_changes_answers_is_refused(
+    exported_run: Path, tmp_path: Path, flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flambeau.export import steps
+
+    original = steps.fold_batchnorm
+
+    def wrong(model: Any, example: Any) -> Any:
+        result = original(model, example)
+        with torch.no_grad():
+            result.model.head.bias += torch.tensor([50.0, 0.0, 0.0])
+        return result
+
+    monkeypatch.setattr(steps, "fold_batchnorm", wrong)
+    text = refuse(flambeau, exported_run, tmp_path, "--fold --allow-slower")
+    assert "fold gives the class of the run on" in text
+    assert "--min-agreement is 99.00%" in text
+
+
+def test_step_that_is_slower_is_refused_unless_allowed(
+    exported_run: Path, tmp_path: Path, flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_figures, "_ratio", lambda times: 2.1)
+    text = refuse(flambeau, exported_run, tmp_path, "--quantize bf16 --min-agreement 0")
+    assert "bf16 takes 2.10 times as long as before" in text
+    words = "--quantize bf16 --min-agreement 0 --allow-slower --images 8 --out"
+    assert flambeau("export", exported_run, words, tmp_path / "slow").code == 0
+
+
+def test_wrong_input(
+    exported_run: Path, tmp_path: Path, flambeau: Any, exports: dict[str, Path]
+) -> None:
+    def told(*words: Any) -> str:
+        return refuse(flambeau, exported_run, tmp_path, *words)
+
+    assert "--quantize int8 needs --format onnx" in told("--quantize int8")
+    assert "must be from 0 to 1" in told("--min-agreement 99")
+    assert "must be at least 1" in told("--images 0")
+    assert "does not exist" in told("--data", tmp_path / "nothing")
+    assert "no module has a method fuse" in told("--reparameterize")
+    answer = flambeau("export", exported_run, "--out", tmp_path)
+    assert (answer.code, "exists" in answer.err) == (2, True)
+    answer = flambeau("export", exported_run, "--out", tmp_path / "a" / "b")
+    assert (answer.code, "Make it first" in answer.err) == (2, True)
+    answer = flambeau("export", exports["onnx"], "--out", tmp_path / "again")
+    assert (answer.code, "config.toml" in answer.err) == (2, True)
+    answer = flambeau("predict", exports["onnx"], exported_run.parent / "photos", "--image-size 48")
+    assert (answer.code, "an export is made for images of 32 pixels" in answer.err) == (2, True)
+
+
+def test_onnx_without_its_packages_says_what_to_install(
+    exported_run: Path, tmp_path: Path, flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    text = refuse(flambeau, exported_run, tmp_path, "--format onnx")
+    assert "pip install 'flambeau[export]'" in text
+
+
+Damage = Callable[[Path], None]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def other_answers(path: Path) -> None:
+    told = json.loads((path.parent / "export.json").read_text())
+    told["answers"][0][0] += 1.0
+    (path.parent / "export.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "words"),
+    [
+        (cut, 1, "model.onnx: DAMAGED"),
+        (Path.unlink, 1, "model.onnx: missing"),
+        (other_answers, 1, "a logit is 1 off"),
+        (lambda path: (path.parent / "export.json").write_text("[1]"), 2, "not of an export"),
+        (lambda path: (path.parent / "export.json").write_text("{"), 2, "no JSON"),
+        (lambda path: (path.parent / "export.json").write_text("[" * 100_000), 2, "nested too"),
+    ],
+)
+def test_verify_names_what_is_wrong(
+    exports: dict[str, Path], tmp_path: Path, flambeau: Any, damage: Damage, code: int, words: str
+) -> None:
+    shutil.copytree(exports["onnx"], tmp_path / "copy")
+    damage(tmp_path / "copy" / "model.onnx")
+    answer = flambeau("verify", tmp_path / "copy")
+    assert (answer.code, words in answer.out + answer.err) == (code, True), answer
+
+
+def test_file_of_an_export_that_is_damaged_is_told_by_predict(
+    exports: dict[str, Path], tmp_path: Path, flambeau: Any
+) -> None:
+    for name, export in exports.items():
+        copied = tmp_path / name
+        shutil.copytree(export, copied)
+        cut(copied / FORMATS[name].file)
+        answer = flambeau("predict", copied, exports[name].parent)
+        assert answer.code == 2
+        assert "cannot be" in answer.err
+
+
+@pytest.mark.slow
+def test_cpp_program_gives_the_same_answers(
+    exported_run: Path, tmp_path: Path, flambeau: Any, files: list[Path]
+) -> None:
+    """The compiled package, asked by its example in Python and by the program in C++."""
+    out = tmp_path / "aoti"
+    answer = flambeau("export", exported_run, "--format aoti --allow-slower --out", out)
+    assert answer.code == 0, answer.err
+    expected = predicted(flambeau, exported_run, files)
+    equal(run_example(out, files), expected)
+
+    root = Path(torch.__file__).parent
+    program = tmp_path / "classify"
+    includes = [f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include"]
+    libraries = [f"-L{root}/lib", f"-Wl,-rpath,{root}/lib", "-Wl,--no-as-needed"]
+    libraries += ["-ltorch", "-ltorch_cpu", "-lc10"]
+    source = str(out / "classify.cpp")
+    subprocess.run(
+        ["g++", "-std=c++20", "-O1", source, "-o", str(program), *includes, *libraries], check=True
+    )
+    preprocessing = load_preprocessing(out)
+    words = []
+    for file in files:
+        pixels, (height, width) = preprocessing.read_image(io.BytesIO(file.read_bytes()))
+        picture = tmp_path / f"{file.name}.ppm"
+        Image.fromarray(pixels).save(picture)
+        words.append(f"{picture}={height}x{width}")
+    model, labels = str(out / "model.aoti.pt2"), str(out / "labels.txt")
+    words = [str(program), model, labels, *words]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    got = {}
+    for line in done.stdout.splitlines():
+        name, _, said = line.rpartition(": ")
+        got[Path(name).name.removesuffix(".ppm")] = said.split()[0], float(said.split()[1])
+    equal(got, expected)
+
+
+def load_preprocessing(export: Path) -> Any:
+    from flambeau.export.standalone.preprocess import Preprocessing
+
+    return Preprocessing(export)
