@@ -173,6 +173,8 @@ LONG: dict[str, str] = {
     "which a copy takes along together",
     "recipes/memory/inplace_relu.py": "search, both proofs and the measure of what is saved, "
     "which a copy takes along together",
+    "recipes/compress/fake_quantize.py": "rounding, layers, preparation and integers of one scheme, "
+    "which a copy takes along together",
     "recipes/compress/fold_batchnorm.py": "the arithmetic, the search for pairs and the proof, "
     "which a copy takes along together",
     "recipes/compress/reparameterize.py": "both blocks, their fusion and that of whole models, "
