@@ -1,4 +1,4 @@
-"""Rounding and gradients against the formulas of the papers and torch's operators; exports in ONNX Runtime."""
+"""Rounding and gradients against the papers' formulas and torch's operators; exports in ONNX Runtime."""
 
 import copy
 import math
