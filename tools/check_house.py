@@ -175,10 +175,14 @@ LONG: dict[str, str] = {
     "which a copy takes along together",
     "recipes/memory/inplace_relu.py": "search, both proofs and the measure of what is saved, "
     "which a copy takes along together",
+    "recipes/compress/fake_quantize.py": "rounding, layers, preparation and integers of one scheme, "
+    "which a copy takes along together",
     "recipes/compress/fold_batchnorm.py": "the arithmetic, the search for pairs and the proof, "
     "which a copy takes along together",
     "recipes/compress/reparameterize.py": "both blocks, their fusion and that of whole models, "
     "which a copy takes along together",
+    "recipes/compress/prune_channels.py": "the way of every channel through the graph, the choice, the "
+    "smaller layers and the proof, which a copy takes along together",
     "recipes/setup/environment.py": "the report, and the limits of cgroups that it names, "
     "which a copy takes along together",
     "recipes/tensors/image_conversion.py": "four conversions and two scales that agree with each other, "

@@ -1,0 +1,384 @@
+"""Train with the rounding of eight bits in place, with learned ranges; ONNX gets QuantizeLinear of it.
+
+带着八位取整训练（QAT），取值范围可学习；导出到 ONNX 时成为 QuantizeLinear 与 DequantizeLinear。
+
+Source: Esser et al., "Learned step size quantization", ICLR 2020 (arXiv:1902.08153), section 2, for step and
+gradients; Bhalgat et al., "LSQ+", CVPR workshops 2020 (arXiv:2004.09576), for the learned zero point.
+
+Fold BatchNorm into the convolutions first (`fold_batchnorm` beside this file): a BatchNorm that is left is
+computed in floating point, and what is folded after the training is not what was trained. Not for speed in
+torch, where the layers still compute in floating point: that is what the export is for.
+"""
+
+import copy
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED, nn.Linear)
+_NUM_KEPT = 1 << 16  # values of an activation that a range is chosen from; chosen, untested
+
+
+class _Round(torch.autograd.Function):
+    """Rounds half to even, as ONNX does; the gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+class FakeQuantize(nn.Module):
+    """Rounds to whole steps of a learned size within a range of `bits` bits, in floating point.
+
+    x -> (clip(round(x / scale) + zero_point, low, high) - zero_point) * scale. Gradients are those of LSQ: of
+    x 1 inside the range and 0 outside; of the scale round(x / scale) - x / scale inside and the end of the
+    range outside, times 1 / sqrt(values * high). `observe` chooses the first range.
+
+    Args:
+        bits: 2 to 8.
+        symmetric: zero_point stays 0 and codes are signed, without the lowest one; else codes are unsigned
+            and the zero point is learned too.
+        num_channels: scales, one per channel of dimension `axis`; None for one in all.
+        axis: of the channels.
+
+    Raises:
+        ValueError: bits out of range.
+
+    Example:
+        >>> quantize = FakeQuantize(bits=3)
+        >>> quantize.observe(torch.tensor([-3.0, 3.0]))
+        >>> quantize(torch.tensor([-9.0, -1.2, 0.4, 2.6])).tolist()
+        [-3.0, -1.0, 0.0, 3.0]
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(
+        self,
+        *,
+        bits: int = 8,
+        symmetric: bool = True,
+        num_channels: int | None = None,
+        axis: int = 0,
+    ) -> None:
+        super().__init__()
+        if not 2 <= bits <= 8:
+            raise ValueError(f"bits must be from 2 to 8, got {bits}")
+        self.bits, self.symmetric, self.axis = bits, symmetric, axis
+        self.high = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
+        self.low = -self.high if symmetric else 0
+        shape = () if num_channels is None else (num_channels,)
+        self.scale = nn.Parameter(torch.ones(shape))
+        self.zero_point = nn.Parameter(torch.zeros(shape), requires_grad=not symmetric)
+
+    def extra_repr(self) -> str:
+        kind = "symmetric" if self.symmetric else "affine"
+        return f"bits={self.bits}, {kind}, scales={self.scale.numel()}"
+
+    def along(self, values: Tensor, ndim: int) -> Tensor:
+        """Values per channel, shaped to meet a tensor of `ndim` dimensions."""
+        if not values.ndim:
+            return values
+        return values.view([-1 if dim == self.axis % ndim else 1 for dim in range(ndim)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of any shape and floating dtype, to the same."""
+        if torch.onnx.is_in_onnx_export():
+            return self._as_onnx(x)
+        count = x.numel() // max(1, self.scale.numel())
+        factor = 1 / math.sqrt(max(1, count) * self.high)
+        # A step that training has made negative rounds as its absolute value does.
+        scale = _ScaleGradient.apply(self.scale, factor).abs().clamp(min=1e-12)
+        zero_point = _ScaleGradient.apply(self.zero_point, factor)
+        zero_point = _Round.apply(zero_point.clamp(self.low, self.high))
+        scale, zero_point = (self.along(t, x.ndim).to(x.dtype) for t in (scale, zero_point))
+        inside = torch.maximum(
+            torch.minimum(x / scale, self.high - zero_point), self.low - zero_point
+        )
+        rounded: Tensor = _Round.apply(inside)
+        return rounded * scale
+
+    @torch.no_grad()
+    def observe(self, x: Tensor) -> None:
+        """Choose scale and zero point for these values: of 64 ranges the one with the least squared error.
+
+        The ranges are parts of the one that holds all values; it always holds 0, which padding needs.
+
+        Args:
+            x: at least one value per channel, not NaN; of any floating dtype.
+        """
+        rows = x.detach().float()
+        rows = rows.movedim(self.axis, 0).flatten(1) if self.scale.ndim else rows.reshape(1, -1)
+        top, bottom = rows.amax(1).clamp(min=0), rows.amin(1).clamp(max=0)
+        if self.symmetric:
+            top = torch.maximum(top, -bottom)
+            bottom = -top
+        best = torch.full_like(top, math.inf)
+        for part in torch.linspace(1, 1 / 64, 64).tolist():
+            scale = ((top - bottom) * part / (self.high - self.low)).clamp(min=1e-8)
+            zero = (self.low - bottom * part / scale).round().clamp(self.low, self.high)
+            zero = zero * (not self.symmetric)
+            codes = (rows / scale[:, None]).round() + zero[:, None]
+            given = (codes.clamp(self.low, self.high) - zero[:, None]) * scale[:, None]
+            error = (given - rows).square().sum(1)
+            better = error < best
+            best = torch.where(better, error, best)
+            for old, new in ((self.scale, scale), (self.zero_point, zero)):
+                old.copy_(torch.where(better, new, old.view(-1)).view_as(old))
+
+    def codes(self, x: Tensor) -> Tensor:
+        """The whole numbers: int8 where symmetric, else uint8; of the shape of x."""
+        scale, zero_point = (self.along(t, x.ndim) for t in self._numbers())
+        codes = ((x.detach() / scale).round() + zero_point).clamp(self.low, self.high)
+        return codes.to(torch.int8 if self.symmetric else torch.uint8)
+
+    def _numbers(self) -> tuple[Tensor, Tensor]:
+        scale, zero_point = self.scale.detach().abs().clamp(min=1e-12), self.zero_point.detach()
+        return scale, zero_point.clamp(self.low, self.high).round()
+
+    def from_codes(self, codes: Tensor) -> Tensor:
+        """(codes - zero_point) * scale; DequantizeLinear in an export to ONNX."""
+        scale, zero_point = self._numbers()
+        if torch.onnx.is_in_onnx_export():
+            found: Tensor = torch.onnx.ops.symbolic(
+                "DequantizeLinear",
+                (codes, scale, zero_point.to(codes.dtype)),
+                self._onnx_axis(codes.ndim),
+                dtype=scale.dtype,
+                shape=codes.shape,
+            )
+            return found
+        return (codes - self.along(zero_point, codes.ndim)) * self.along(scale, codes.ndim)
+
+    def _as_onnx(self, x: Tensor) -> Tensor:
+        """QuantizeLinear saturates at the ends of 8 bits: a narrower range is clipped before it."""
+        scale, zero_point = self._numbers()
+        if self.bits < 8 or self.symmetric:
+            low, high = (
+                self.along((end - zero_point) * scale, x.ndim) for end in (self.low, self.high)
+            )
+            x = torch.maximum(torch.minimum(x, high), low)
+        kind = torch.int8 if self.symmetric else torch.uint8
+        codes: Tensor = torch.onnx.ops.symbolic(
+            "QuantizeLinear",
+            (x, scale, zero_point.to(kind)),
+            self._onnx_axis(x.ndim),
+            dtype=kind,
+            shape=x.shape,
+        )
+        return self.from_codes(codes)
+
+    def _onnx_axis(self, ndim: int) -> Any:
+        return {"axis": self.axis % ndim} if self.scale.ndim else {}
+
+
+class QuantizedLayer(nn.Module):
+    """A convolution or linear layer with rounded inputs and weights; `fake_quantize` puts it in its place.
+
+    `layer` has the exact weights, which the optimizer changes; after `store_codes` it has none, and
+    `weight_codes` has the rounded ones, one byte each.
+
+    Args:
+        layer: with a `weight` whose output channels are dimension 0, of transposed convolutions 1.
+        weight_bits, input_bits: 2 to 8.
+
+    Example:
+        >>> layer = QuantizedLayer(nn.Linear(4, 2), weight_bits=8, input_bits=8)
+        >>> layer.quantize_input.observe(torch.linspace(0, 1, 9))
+        >>> layer(torch.rand(3, 4)).shape
+        torch.Size([3, 2])
+    """
+
+    weight_codes: Tensor | None
+
+    def __init__(self, layer: nn.Module, *, weight_bits: int, input_bits: int) -> None:
+        super().__init__()
+        self.layer = layer
+        weight = layer.get_parameter("weight")
+        axis, channels = int(isinstance(layer, _TRANSPOSED)), None
+        if not (
+            axis and getattr(layer, "groups", 1) > 1
+        ):  # there a row belongs to several channels
+            channels = weight.shape[axis]
+        self.quantize_input = FakeQuantize(bits=input_bits, symmetric=False)
+        self.quantize_weight = FakeQuantize(bits=weight_bits, num_channels=channels, axis=axis)
+        self.to(weight.device, weight.dtype)
+        self.quantize_weight.observe(weight)
+        self.register_buffer("weight_codes", None)
+
+    def forward(self, *args: Any) -> Any:
+        """As the layer's."""
+        if self.weight_codes is None:
+            weight = self.quantize_weight(self.layer.weight)
+        else:
+            weight = self.quantize_weight.from_codes(self.weight_codes)
+        x = self.quantize_input(args[0])
+        return torch.func.functional_call(self.layer, {"weight": weight}, (x, *args[1:]))
+
+    def store_codes(self) -> None:
+        """Keep the rounded weights alone, as int8: a quarter of the bytes, and no more training."""
+        weight = self.layer.get_parameter("weight")
+        self.weight_codes = self.quantize_weight.codes(weight)
+        self.layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+
+
+class Prepared(NamedTuple):
+    """What `fake_quantize` gives.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+        >>> fake_quantize(model, [torch.randn(2, 3, 8, 8)], skip=["3"])[1:]
+        (['0'], {'3': 'skipped'})
+    """
+
+    model: nn.Module
+    """A copy; each layer is a QuantizedLayer under its old name."""
+    quantized: list[str]
+    """Names of the layers that round now."""
+    left: dict[str, str]
+    """Names of the other convolutions and linear layers, and why."""
+
+
+def fake_quantize(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    weight_bits: int = 8,
+    input_bits: int = 8,
+    skip: Iterable[str] = (),
+) -> Prepared:
+    """Put learned rounding at the inputs and weights of all convolutions and linear layers.
+
+    Weights are symmetric with one range per output channel (one in all for grouped transposed convolutions),
+    inputs affine with one range. Train the result with a small learning rate, and no weight decay for what is
+    called `scale` and `zero_point`; then `to_integers`.
+
+    Args:
+        model: with its BatchNorms folded. It is not changed.
+        batches: a few, to choose the first ranges from, preprocessed as in use: tensors, or tuples of what
+            the model is called with.
+        weight_bits, input_bits: 2 to 8.
+        skip: names of layers that stay exact; the first and the last, where there are few bits.
+
+    Returns:
+        A new model, in the mode of the old one.
+
+    Raises:
+        ValueError: bits out of range, no batch, a name that is no layer's, or nothing to round.
+
+    Example:
+        >>> model = fake_quantize(nn.Linear(4, 2), [torch.randn(8, 4)]).model
+        >>> model.quantize_weight
+        FakeQuantize(bits=8, symmetric, scales=2)
+    """
+    skip = set(skip)
+    layers: dict[str, nn.Module] = {
+        name: m for name, m in model.named_modules() if isinstance(m, _LAYERS)
+    }
+    if unknown := skip - layers.keys():
+        raise ValueError(
+            f"no convolution or linear layer has the name {', '.join(sorted(unknown))}"
+        )
+    seen = _inputs(model, layers, batches)
+    result = copy.deepcopy(model)
+    quantized, left = [], {}
+    for name, layer in layers.items():
+        if name in skip:
+            left[name] = "skipped"
+        elif name not in seen:
+            left[name] = "forward does not call it: its weights are read by another module"
+        elif parametrize.is_parametrized(layer):
+            left[name] = "a parametrization computes its weights"
+        else:
+            new = QuantizedLayer(
+                result.get_submodule(name), weight_bits=weight_bits, input_bits=input_bits
+            )
+            new.quantize_input.observe(torch.cat(seen[name]))
+            new.train(layer.training)
+            quantized.append(name)
+            if name:
+                result.set_submodule(name, new)
+            else:
+                result = new
+    if not quantized:
+        raise ValueError(f"there is nothing to round: {left or 'no convolution or linear layer'}")
+    return Prepared(result, quantized, left)
+
+
+def to_integers(model: nn.Module) -> nn.Module:
+    """Replace the exact weights by codes of 8 bits, to store or to export.
+
+    `torch.onnx.export(..., dynamo=True)` makes QuantizeLinear and DequantizeLinear of the result, and ONNX
+    Runtime integer kernels of these.
+
+    Args:
+        model: of `fake_quantize`. It is not changed.
+
+    Returns:
+        A copy in eval mode that gives what the model gives.
+
+    Raises:
+        ValueError: no layer of the model rounds.
+
+    Example:
+        >>> model = fake_quantize(nn.Linear(4, 2), [torch.randn(8, 4)]).model
+        >>> to_integers(model).weight_codes.dtype
+        torch.int8
+    """
+    result = copy.deepcopy(model).eval()
+    layers = [m for m in result.modules() if isinstance(m, QuantizedLayer)]
+    if not layers:
+        raise ValueError("no layer of the model rounds: give it to fake_quantize first")
+    for layer in layers:
+        if layer.weight_codes is None:
+            layer.store_codes()
+    return result.requires_grad_(False)
+
+
+def _inputs(
+    model: nn.Module, layers: dict[str, nn.Module], batches: Iterable[Any]
+) -> dict[str, list[Tensor]]:
+    """What each layer reads in eval mode: of each batch some values, the largest and the smallest."""
+    seen: dict[str, list[Tensor]] = {}
+
+    def keep(name: str, x: Tensor) -> None:
+        values = x.detach().flatten().float()
+        some = values[:: max(1, len(values) // _NUM_KEPT)]
+        seen.setdefault(name, []).append(
+            torch.cat([some, values.amax()[None], values.amin()[None]])
+        )
+
+    copied = copy.deepcopy(model).eval()
+    for name in layers:
+        copied.get_submodule(name).register_forward_pre_hook(
+            lambda m, args, n=name: keep(n, args[0])
+        )
+    num_batches = 0
+    with torch.no_grad():
+        for batch in batches:
+            copied(*(batch if isinstance(batch, list | tuple) else (batch,)))
+            num_batches += 1
+    if not num_batches:
+        raise ValueError("the first ranges are chosen from at least one batch, got none")
+    return seen
