@@ -188,6 +188,11 @@ class Ranks:
         if self.world > 1:
             dist.all_reduce(flag, op=dist.ReduceOp.MAX)
 
+    def add_up(self, total: Tensor) -> None:
+        """Replace a tensor by its sum over all ranks, elementwise; does not wait for a CUDA device."""
+        if self.world > 1:
+            dist.all_reduce(total)
+
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Refuse to train with ranks that disagree; the facts must be picklable and not large.
 

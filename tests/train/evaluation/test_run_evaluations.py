@@ -39,7 +39,7 @@ def add(one: RunEvaluations, *, right: int, step: int, published: int, is_last: 
     one.metric.reset()
     one.metric.update(torch.arange(4), torch.ones(4, dtype=torch.int64), logits)
     one.metric.compute()
-    history = SampleHistory(4, fingerprint="", device=torch.device("cpu"), is_alone=True)
+    history = SampleHistory(4, fingerprint="", device=torch.device("cpu"))
     one.add(step=step, published=published, end=history if is_last else None, say=pytest.fail)
 
 
