@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flambeau.data.check.report_text import without_reading
+from flambeau.data.check.report_text import almost_free
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
@@ -191,7 +191,7 @@ def _kept(
     return RunEvaluations(
         folder if ranks.is_first else None, train, val, facts.classes,
         normalized_by=(facts.mean, facts.std), has_unit=facts.pixels != "float",
-        find=functools.partial(without_reading, train.source, val.source, place),
+        find=functools.partial(almost_free, train.source, val.source, place),
     )  # fmt: skip
 
 
