@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -105,6 +106,21 @@ class Ranks:
             watch.fail(f"{type(error).__name__}: {error}", 2)
         elif (cause := watch.explain(error)) is not None:
             raise FailedElsewhere(cause) from None
+
+    def note_losses(self, run: Path, note: Callable[[str], object]) -> None:
+        """Let the loss of a rank be noted in the folder of a run: by our launcher, or by rank 0 if it lives.
+
+        Args:
+            run: the folder.
+            note: takes how a rank was lost, in the thread of the watchdog.
+        """
+        if not self.is_first:
+            return
+        if path := os.environ.get("FLAMBEAU_RUN_FILE"):
+            with contextlib.suppress(OSError):
+                Path(path).write_bytes(os.fsencode(run.absolute()))
+        elif self.watch is not None:
+            self.watch.note = note
 
     def beat(self, phase: str) -> None:
         """Report to the other ranks' watchdogs what comes next here."""
