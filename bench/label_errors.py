@@ -44,10 +44,12 @@ def ranked(images: Any, labels: Any, folder: Path, epochs: int) -> tuple[Any, An
     margins = np.zeros(len(labels))
     seconds = 0.0
 
-    def note(self: SampleHistory, micro: MicroBatch, logits: Tensor, targets: Tensor) -> None:
+    def note(
+        self: SampleHistory, micro: MicroBatch, logits: Tensor, targets: Tensor, *, step: int
+    ) -> None:
         nonlocal seconds
         start = time.perf_counter()
-        NOTE(self, micro, logits, targets)
+        NOTE(self, micro, logits, targets, step=step)
         seconds += time.perf_counter() - start
         own = logits.gather(1, targets[:, None])[:, 0]
         rest = logits.scatter(1, targets[:, None], -torch.inf).amax(1)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -315,3 +316,15 @@ def test_a_name_that_is_no_text(flambeau: Any, data: Path) -> None:
     answer = flambeau("check", "data")
     assert answer.code == 1
     assert "train/cat/\\udcff.png" in answer.out
+
+
+def test_a_full_disk_is_told_with_the_file(flambeau: Any, data: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        code, _, err = flambeau("check", data, "--out", "clean.csv")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 2
+    assert err.endswith("flambeau: clean.csv: File too large; fix that and run the command again\n")
+    assert sorted(path.name for path in data.parent.iterdir()) == ["data"]

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from flambeau.parallel.launcher.job_spec import JobSpec
+
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="ranks are tied to the launcher by prctl"
 )
@@ -191,13 +193,11 @@ def test_what_follows_belongs_to_the_script(
     """With `--` before it or without, and also what looks like a flag of launch."""
     found = []
 
-    def note(command: list[str], **settings: Any) -> int:
-        found.append(
-            (command[1:], settings["procs"], settings["nodes"], settings["join_timeout_s"])
-        )
+    def note(spec: JobSpec, **settings: Any) -> int:
+        found.append((spec.command[1:], spec.procs, spec.nodes, spec.join_timeout_s))
         return 75
 
-    monkeypatch.setattr("flambeau.parallel.launcher.launch.launch", note)
+    monkeypatch.setattr("flambeau.parallel.launcher.launch.launch_job", note)
     monkeypatch.setattr("flambeau.parallel.launcher.launch.auto_procs", lambda: 8)
     monkeypatch.chdir(tmp_path)
     Path("my.py").touch()

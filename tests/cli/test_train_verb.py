@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import re
+import shutil
 import signal
 import struct
 import tempfile
@@ -105,6 +106,17 @@ def test_a_whole_run(flambeau: Any, images: Path) -> None:
     best = max(val_rows, key=lambda row: row["val_accuracy"])
     assert result["weights"] == "best"
     assert result["metrics"]["val_accuracy"] == best["val_accuracy"]
+
+
+def test_a_leak_is_said_at_the_end_and_in_the_report(flambeau: Any, images: Path) -> None:
+    shutil.copy(images / "val" / "a" / "00.png", images / "train" / "b" / "07.png")
+    code, _, err = flambeau("train", images, "--out run", SHORT)
+    told = (
+        "1 validation image (12.5%) can be seen in training, too; 1 picture has two labels or more"
+    )
+    assert code == 0
+    assert f"{told}: the report names them\n" in err
+    assert "val/a/00.png = train/b/07.png (the same file)" in Path("run/report.html").read_text()
 
 
 @pytest.mark.parametrize(

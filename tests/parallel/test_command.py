@@ -70,6 +70,40 @@ def test_torchrun_starts_again_what_was_killed(
 
 
 @pytest.mark.slow
+def test_the_report_names_a_process_that_was_killed(
+    tmp_path: Path, make_images: Callable[..., Path]
+) -> None:
+    make_images(tmp_path / "data", per_class=24)
+    out = tmp_path / "out"
+    command = [
+        sys.executable, "-m", "flambeau", "launch", "--procs", "2", "--max-restarts", "1", "--", "train",
+        str(tmp_path / "data"), "--out", str(out), "--duration", "40ep", "--batch-size", "8",
+        "--checkpoint-every", "2ep", "--log-every", "1", "--device", "cpu", "--precision", "fp32",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
+        try:
+            metrics, deadline = out / "metrics.jsonl", time.monotonic() + 60
+            while not (metrics.exists() and '"step": 40,' in metrics.read_text()):
+                assert job.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            os.kill(int((out / ".lock").read_text()), signal.SIGKILL)
+            _, said = job.communicate(timeout=120)
+        finally:
+            job.terminate()
+    assert job.returncode == 0, said
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    (lost,) = [event for event in events if event["text"].startswith("lost: ")]
+    assert re.fullmatch(
+        r"lost: rank 0 of 2 \(host .*, process \d+\) was killed by SIGKILL", lost["text"]
+    )
+    assert 40 <= lost["step"] < 240
+    after = events[events.index(lost) + 1]
+    assert after["text"].startswith("going on from step ")
+    assert "was killed by SIGKILL" in (out / "report.html").read_text()
+
+
+@pytest.mark.slow
 def test_an_extension_on_two_processes_and_a_refusal_that_is_said_once(
     tmp_path: Path, make_images: Callable[..., Path]
 ) -> None:

@@ -1,6 +1,7 @@
 """Ranks stop together when one is asked to, and end when one is lost or makes no progress."""
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -130,6 +131,9 @@ def test_a_killed_rank_ends_the_others(
     assert job.codes(10) == [76, -signal.SIGKILL, 76]
     (line,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("flambeau: rank")]
     assert re.match(r"flambeau: rank 1 of 3 \(host .*, process \d+\) ", line)
+    *_, event = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    assert event["text"] == line.replace("flambeau:", "lost:")
+    assert 5 <= event["step"] < 60
 
 
 @pytest.mark.parametrize("how", ["stopped", "stopped, and one is slow", "asleep"])

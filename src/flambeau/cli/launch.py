@@ -66,20 +66,22 @@ def run(arguments: argparse.Namespace) -> int:
     command = _command(words, with_local_rank=arguments.local_rank)
     nodes, procs = _nodes(arguments.nnodes), number_of_procs(arguments.procs)
 
-    from flambeau.parallel.launcher.launch import launch
+    from flambeau.parallel.launcher.job_spec import JobSpec
+    from flambeau.parallel.launcher.launch import launch_job
+    from flambeau.train.checkpoints.events_log import note_loss
 
-    return launch(
-        command,
+    spec = JobSpec(
+        command=command,
         procs=procs,
         nodes=nodes,
         rendezvous=arguments.rdzv,
-        job_id=arguments.job_id,
+        job_id=JobSpec.job_id if arguments.job_id is None else arguments.job_id,
         node_rank=arguments.node_rank,
         max_restarts=arguments.max_restarts,
         local_addr=arguments.local_addr,
         join_timeout_s=arguments.join_timeout,
-        say=say,
     )
+    return launch_job(spec, say=say, note_loss=note_loss)
 
 
 def number_of_procs(text: str) -> int:

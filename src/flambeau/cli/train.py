@@ -117,14 +117,17 @@ def _procs(text: str) -> int:
 
 def _launch(arguments: argparse.Namespace, procs: int) -> int:
     """Run this command, without --procs, on several processes of this machine."""
-    from flambeau.parallel.launcher.launch import launch
+    from flambeau.parallel.launcher.job_spec import JobSpec
+    from flambeau.parallel.launcher.launch import launch_job
+    from flambeau.train.checkpoints.events_log import note_loss
 
     kept, skip = [], False
     for word in arguments.words:
         if not skip and word != "--procs" and not word.startswith("--procs="):
             kept.append(word)
         skip = word == "--procs"
-    code = launch([sys.executable, "-m", "flambeau", *kept], procs=procs, say=say)
+    command = [sys.executable, "-m", "flambeau", *kept]
+    code = launch_job(JobSpec(command=command, procs=procs), say=say, note_loss=note_loss)
     if arguments.json_lines and code not in (0, 2, EXIT_CODE):  # of 2 the first process has told
         why = "a process has ended; standard error says why"
         print_json([{"event": "error", "message": why, "exit_code": code}])

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -106,6 +107,21 @@ class Ranks:
         elif (cause := watch.explain(error)) is not None:
             raise FailedElsewhere(cause) from None
 
+    def note_losses(self, run: Path, note: Callable[[str], object]) -> None:
+        """Let the loss of a rank be noted in the folder of a run: by our launcher, or by rank 0 if it lives.
+
+        Args:
+            run: the folder.
+            note: takes how a rank was lost, in the thread of the watchdog.
+        """
+        if not self.is_first:
+            return
+        if path := os.environ.get("FLAMBEAU_RUN_FILE"):
+            with contextlib.suppress(OSError):
+                Path(path).write_bytes(os.fsencode(run.absolute()))
+        elif self.watch is not None:
+            self.watch.note = note
+
     def beat(self, phase: str) -> None:
         """Report to the other ranks' watchdogs what comes next here."""
         if self.watch is not None:
@@ -187,6 +203,11 @@ class Ranks:
         """Replace a tensor by its maximum over all ranks, elementwise; does not wait for a CUDA device."""
         if self.world > 1:
             dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+
+    def add_up(self, total: Tensor) -> None:
+        """Replace a tensor by its sum over all ranks, elementwise; does not wait for a CUDA device."""
+        if self.world > 1:
+            dist.all_reduce(total)
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Refuse to train with ranks that disagree; the facts must be picklable and not large.

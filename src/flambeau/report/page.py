@@ -2,18 +2,17 @@
 
 import base64
 import hashlib
-import html
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flambeau.report import panels
+from flambeau.report.markup import escaped, frame, heading, row
 from flambeau.report.reported_run import Chart, ReportedRun, Series, charts, seed_groups, thinned
 
 ASSETS = Path(__file__).parent / "assets"
 GENERATOR = "flambeau report"  # in a tag at the head, by which our own file is known again
-_NUMERIC, _DIFFERS = ' class="number"', ' class="differs"'
 _SPARK = (90, 22)  # width and height of a small curve, px
 
 
@@ -46,13 +45,13 @@ def report_page(
 {_head(title, scripts)}
 <body>
 <header>
-<h1>{_text(title)}</h1>
+<h1>{escaped(title)}</h1>
 {_summary(runs, words, names)}
 </header>
 <main>
 {"".join(sections)}
 </main>
-<footer class="soft"><p>{_text(words["made"].format(version=version))}</p></footer>
+<footer class="soft"><p>{escaped(words["made"].format(version=version))}</p></footer>
 <script type="application/json" id="data">{_embedded(_for_script(found, words, watch_s))}</script>
 {"".join(f"<script>{script}</script>" for script in scripts)}
 </body>
@@ -98,7 +97,7 @@ def _head(title: str, scripts: Sequence[str]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="generator" content="{GENERATOR}">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{_text(title)}</title>
+<title>{escaped(title)}</title>
 <style>{style}</style>
 </head>"""
 
@@ -108,23 +107,19 @@ def _hash(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
-def _text(value: object) -> str:
-    return html.escape(str(value))
-
-
 def _embedded(value: object) -> str:
     """JSON that no text in it can end."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
 
 
 def _section(name: str, words: Mapping[str, str], content: str) -> str:
-    heading = f'<h2 id="h-{name}">{_text(words[name])}</h2>'
+    heading = f'<h2 id="h-{name}">{escaped(words[name])}</h2>'
     return f'<section aria-labelledby="h-{name}">{heading}\n{content}</section>\n'
 
 
 def _summary(runs: Sequence[ReportedRun], words: Mapping[str, str], names: Sequence[str]) -> str:
-    links = "".join(f'<a href="#h-{name}">{_text(words[name])}</a>' for name in names)
-    lines = [f'<nav aria-label="{_text(words["title"])}">{links}</nav>']
+    links = "".join(f'<a href="#h-{name}">{escaped(words[name])}</a>' for name in names)
+    lines = [f'<nav aria-label="{escaped(words["title"])}">{links}</nav>']
     if len(runs) == 1:
         run = runs[0]
         state = words.get(f"state {run.state}", run.state)
@@ -133,7 +128,7 @@ def _summary(runs: Sequence[ReportedRun], words: Mapping[str, str], names: Seque
             f"{words.get(f'fact {label}', label)}: {text}" for label, text in run.facts.items()
         )
         facts = " · ".join([said, *named])
-        lines.insert(0, f"<p>{_text(facts)}</p>")
+        lines.insert(0, f"<p>{escaped(facts)}</p>")
     return "\n".join(lines)
 
 
@@ -167,30 +162,30 @@ def _chart(chart: Chart) -> dict[str, Any]:
 
 def _curves(runs: Sequence[ReportedRun], found: Sequence[Chart], words: Mapping[str, str]) -> str:
     if not found:
-        return f"<p>{_text(words['no_curves'])}</p>"
+        return f"<p>{escaped(words['no_curves'])}</p>"
     boxes = "".join(
-        f'<label><input type="checkbox" checked data-run="{_text(group[0].name)}">'
-        f'<span class="swatch" data-color="{color}"></span>{_text(_group_name(group))}</label>'
+        f'<label><input type="checkbox" checked data-run="{escaped(group[0].name)}">'
+        f'<span class="swatch" data-color="{color}"></span>{escaped(_group_name(group))}</label>'
         for color, group in enumerate(seed_groups(runs))
     )
     has_epochs = all(series.epochs for run in runs for series in run.series.values())
     axes = "".join(
-        f'<option value="{name}">{_text(words[name])}</option>'
+        f'<option value="{name}">{escaped(words[name])}</option>'
         for name in (["step", "epoch"] if has_epochs else ["step"])
     )
     figures = "".join(
-        f'<figure id="chart-{number}"><h3>{_text(chart.title)}</h3></figure>'
+        f'<figure id="chart-{number}"><h3>{escaped(chart.title)}</h3></figure>'
         for number, chart in enumerate(found)
     )
     seeds = any(line.spread is not None for chart in found for line in chart.lines)
-    return f"""<noscript><p>{_text(words["script"])}</p></noscript>
+    return f"""<noscript><p>{escaped(words["script"])}</p></noscript>
 <div class="controls">{boxes if len(runs) > 1 else ""}
-<label>{_text(words["axis"])} <select id="axis">{axes}</select></label>
-<label><input type="checkbox" id="log"> {_text(words["log"])}</label>
-<label>{_text(words["smooth"])}
+<label>{escaped(words["axis"])} <select id="axis">{axes}</select></label>
+<label><input type="checkbox" id="log"> {escaped(words["log"])}</label>
+<label>{escaped(words["smooth"])}
 <input type="range" id="smooth" min="0" max="0.98" step="0.02" value="0"></label>
-<span class="soft">{_text(words["keys"])}</span></div>
-{f'<p class="soft">{_text(words["seeds"])}</p>' if seeds else ""}
+<span class="soft">{escaped(words["keys"])}</span></div>
+{f'<p class="soft">{escaped(words["seeds"])}</p>' if seeds else ""}
 <div class="charts">{figures}</div>
 """
 
@@ -200,19 +195,6 @@ def _group_name(group: Sequence[ReportedRun]) -> str:
 
 
 # ---------------------------------------------------------------- tables
-
-
-def _table(head: Iterable[str], rows: Iterable[str], *, name: str = "") -> str:
-    known = f' id="{name}"' if name else ""
-    return (
-        f'<div class="scroll" tabindex="0"><table{known}><thead><tr>{"".join(head)}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>\n"
-    )
-
-
-def _heading(text: str, *, number: bool = False, sorts: bool = False) -> str:
-    inner = f'<button type="button">{_text(text)}</button>' if sorts else _text(text)
-    return f'<th scope="col"{_NUMERIC if number else ""}>{inner}</th>'
 
 
 def _number(value: float | None) -> str:
@@ -228,27 +210,27 @@ def _runs_table(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
         if any(name in run.series for run in runs)
     ][:2]
     head = [
-        _heading(words["name"], sorts=True), _heading(words["state"], sorts=True),
-        *(_heading(name, number=True, sorts=True) for name in figures),
-        *(_heading(f"{name} ({words['last']})", number=True, sorts=True) for name in sparks),
-        *(_heading(name, sorts=True) for name in shown),
+        heading(words["name"], sorts=True), heading(words["state"], sorts=True),
+        *(heading(name, number=True, sorts=True) for name in figures),
+        *(heading(f"{name} ({words['last']})", number=True, sorts=True) for name in sparks),
+        *(heading(name, sorts=True) for name in shown),
     ]  # fmt: skip
     rows = []
     for run in runs:
-        name = _text(run.name)
+        name = escaped(run.name)
         if run.link is not None:
-            name = f'<a href="{_text(run.link)}">{name}</a>'
+            name = f'<a href="{escaped(run.link)}">{name}</a>'
         state = words.get(f"state {run.state}", run.state)
-        cells = [f'<th scope="row">{name}</th><td>{_text(state)}</td>']
+        cells = [f'<th scope="row">{name}</th><td>{escaped(state)}</td>']
         for name in figures:
             cells.append(_cell(run.figures.get(name)))
         for name in sparks:
             cells.append(_spark_cell(run.series.get(name)))
-        cells += [f"<td>{_text(_value(run.settings.get(name, '')))}</td>" for name in shown]
+        cells += [f"<td>{escaped(_value(run.settings.get(name, '')))}</td>" for name in shown]
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    label = _text(words["filter"])
+    label = escaped(words["filter"])
     box = f'<p><label>{label} <input type="search" id="filter" autocomplete="off"></label></p>'
-    return box + _table(head, rows, name="runs")
+    return box + frame(head, rows, label=words["runs"], name="runs")
 
 
 def _cell(value: float | None) -> str:
@@ -283,8 +265,8 @@ def _spark_cell(series: Series | None) -> str:
 def _figures(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in (*run.figures, *run.series)))
     if not names:
-        return f"<p>{_text(words['nothing'])}</p>"
-    head = [_heading(words["name"]), *(_heading(run.name, number=True) for run in runs)]
+        return f"<p>{escaped(words['nothing'])}</p>"
+    head = [heading(words["name"]), *(heading(run.name, number=True) for run in runs)]
     rows = []
     for name in names:
         values = []
@@ -294,9 +276,9 @@ def _figures(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
                 last = run.series[name].values[-1]
                 shown = words["not_finite"] if last is None else _number(last)
                 shown = f"{shown} ({words['last']})"
-            values.append(f'<td class="number">{_text(shown)}</td>')
-        rows.append(f'<tr><th scope="row">{_text(name)}</th>{"".join(values)}</tr>')
-    return _table(head, rows)
+            values.append(shown)
+        rows.append(row(name, values, numbers=len(values)))
+    return frame(head, rows, label=words["figures"])
 
 
 def _value(value: object) -> str:
@@ -312,25 +294,26 @@ def differing(runs: Sequence[ReportedRun]) -> list[str]:
 def _settings(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     if not names:
-        return f"<p>{_text(words['nothing'])}</p>"
+        return f"<p>{escaped(words['nothing'])}</p>"
     different = differing(runs)
 
     def table(chosen: Sequence[str]) -> str:
-        head = [_heading(words["name"]), *(_heading(run.name) for run in runs)]
+        head = [heading(words["name"]), *(heading(run.name) for run in runs)]
+        is_all = len(chosen) > len(different)
         rows = (
-            f"<tr{_DIFFERS if name in different and len(chosen) > len(different) else ''}>"
-            f'<th scope="row">{_text(name)}</th>'
-            + "".join(f"<td>{_text(_value(run.settings.get(name, '')))}</td>" for run in runs)
-            + "</tr>"
+            row(
+                name, (_value(run.settings.get(name, "")) for run in runs),
+                differs=is_all and name in different,
+            )
             for name in chosen
-        )
-        return _table(head, rows)
+        )  # fmt: skip
+        return frame(head, rows, label=words["settings"])
 
     if not different:
         return table(names)
     return (
-        f"<h3>{_text(words['differ'])}</h3>{table(different)}"
-        f"<details><summary>{_text(words['all'])}</summary>{table(names)}</details>\n"
+        f"<h3>{escaped(words['differ'])}</h3>{table(different)}"
+        f"<details><summary>{escaped(words['all'])}</summary>{table(names)}</details>\n"
     )
 
 
@@ -346,12 +329,10 @@ def _nested(runs: Sequence[ReportedRun], what: str, words: Mapping[str, str]) ->
     flat = [dict(_flat(getattr(run, what))) if getattr(run, what) else {} for run in runs]
     names = list(dict.fromkeys(name for one in flat for name in one))
     if not names:
-        return f"<p>{_text(words['nothing'])}</p>"
-    head = [_heading(words["name"]), *(_heading(run.name) for run in runs)]
+        return f"<p>{escaped(words['nothing'])}</p>"
+    head = [heading(words["name"]), *(heading(run.name) for run in runs)]
     rows = []
     for name in names:
         values = [one.get(name, "") for one in flat]
-        marked = _DIFFERS if len(set(values)) > 1 else ""
-        cells = "".join(f"<td>{_text(value)}</td>" for value in values)
-        rows.append(f'<tr{marked}><th scope="row">{_text(name)}</th>{cells}</tr>')
-    return _table(head, rows)
+        rows.append(row(name, values, differs=len(set(values)) > 1))
+    return frame(head, rows, label=words[what])

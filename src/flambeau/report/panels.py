@@ -1,11 +1,11 @@
 """The parts of a page that show one run: its answers, what happened to it, what it waited for, its model."""
 
-import html
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from flambeau.report.evaluated import Evaluated, Sample
+from flambeau.report.markup import escaped, table
 from flambeau.report.reported_run import ReportedRun
 
 MATRIX_CLASSES = 40  # up to so many classes the whole table of confusions is drawn
@@ -15,34 +15,6 @@ _CELL, _MARGIN, _NAME = 22, 4, 14  # of the matrix, px; columns of a name beside
 _PLOT = 240  # side of the diagram of calibration, px
 
 Words = Mapping[str, str]
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
-
-
-def table(
-    heads: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int, caption: str = ""
-) -> str:
-    """A table whose first cells of a row are text, and whose last `numbers` cells are numbers."""
-    left = len(heads) - numbers
-    scope = {"col": ' scope="col"', "row": ' scope="row"', "": ""}
-
-    def cell(column: int, value: object, of: str = "") -> str:
-        tag, kind = "th" if of else "td", ' class="number"' if column >= left else ""
-        return f"<{tag}{kind}{scope[of]}>{_text(value)}</{tag}>"
-
-    head = "".join(cell(k, one, "col") for k, one in enumerate(heads))
-    body = "".join(
-        f"<tr>{''.join(cell(k, value, '' if k else 'row') for k, value in enumerate(row))}</tr>"
-        for row in rows
-    )
-    said = f"<caption>{_text(caption)}</caption>" if caption else ""
-    label = _text(caption or heads[0])
-    return (
-        f'<div class="scroll" tabindex="0" role="group" aria-label="{label}"><table>{said}'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n"
-    )
 
 
 # ---------------------------------------------------------------- answers
@@ -55,7 +27,7 @@ def pictures(found: Evaluated, words: Words) -> str:
     for kind, samples in kinds.items():
         if samples:
             shown = "".join(_picture(one, found.classes, words) for one in samples)
-            parts.append(f'<h3>{_text(words[kind])}</h3><ul class="pictures">{shown}</ul>\n')
+            parts.append(f'<h3>{escaped(words[kind])}</h3><ul class="pictures">{shown}</ul>\n')
     return "".join(parts)
 
 
@@ -66,20 +38,20 @@ def _picture(sample: Sample, classes: Sequence[str], words: Words) -> str:
         said = f"{said}; {words['label']}: {label} {sample.of_label:.1%}"
     image = ""
     if sample.picture is not None:
-        image = f'<img src="{sample.picture}" alt="{_text(said)}" loading="lazy">'
+        image = f'<img src="{sample.picture}" alt="{escaped(said)}" loading="lazy">'
     *_, folder, name = ("", *sample.image.split("/"))  # as much of the path as has room
     place = f"{folder}/{name}" if folder else name
-    return f'<li>{image}<span>{_text(said)}</span><span class="soft">{_text(place)}</span></li>'
+    return f'<li>{image}<span>{escaped(said)}</span><span class="soft">{escaped(place)}</span></li>'
 
 
 def findings(found: Evaluated, words: Words) -> str:
     """What the data check of the training has found; its sentences are English."""
     items = "".join(
-        f"<li>{_text(title)}{''.join(f'<br>{_text(line)}' for line in lines)}</li>"
+        f"<li>{escaped(title)}{''.join(f'<br>{escaped(line)}' for line in lines)}</li>"
         for title, lines in found.findings
     )
-    told = _text(words["check_told"])
-    return f'<h3>{_text(words["check"])}</h3><ul>{items}</ul><p class="soft">{told}</p>\n'
+    told = escaped(words["check_told"])
+    return f'<h3>{escaped(words["check"])}</h3><ul>{items}</ul><p class="soft">{told}</p>\n'
 
 
 def confusion(found: Evaluated, words: Words) -> str:
@@ -101,7 +73,7 @@ def _matrix(found: Evaluated, words: Words) -> str:
     left = 8 * max(map(_columns, names), default=0) + _MARGIN
     parts = []
     for k, name in enumerate(names):
-        short = _text(name)
+        short = escaped(name)
         at = left + k * _CELL + _CELL * 0.7
         to = left - _MARGIN
         parts.append(f'<text x="{to}" y="{at:.0f}" text-anchor="end">{short}</text>')
@@ -114,11 +86,11 @@ def _matrix(found: Evaluated, words: Words) -> str:
             x, y = left + answer * _CELL, left + label * _CELL
             parts.append(_cell(x, y, times, share=share, kind=kind, said=said))
     size = left + len(found.classes) * _CELL + _MARGIN
-    said = _text(words["confusion_told"])
+    said = escaped(words["confusion_told"])
     return (
         f'<p class="soft">{said}</p><div class="scroll" tabindex="0" role="group" aria-label="{said}">'
         f'<svg class="matrix" viewBox="0 0 {size} {size}" width="{size}" height="{size}" role="img" '
-        f'aria-label="{_text(words["confusion"])}">{"".join(parts)}</svg></div>\n'
+        f'aria-label="{escaped(words["confusion"])}">{"".join(parts)}</svg></div>\n'
     )
 
 
@@ -146,7 +118,7 @@ def _cell(x: int, y: int, times: int, *, share: float, kind: str, said: str) -> 
             f'text-anchor="middle">{times}</text>'
         )
     return (
-        f'<g><title>{_text(said)}</title><rect class="{kind}" x="{x}" y="{y}" width="{_CELL - 1}" '
+        f'<g><title>{escaped(said)}</title><rect class="{kind}" x="{x}" y="{y}" width="{_CELL - 1}" '
         f'height="{_CELL - 1}" fill-opacity="{0.08 + 0.92 * share:.2f}"/>{number}</g>'
     )
 
@@ -200,9 +172,9 @@ def calibration(found: Evaluated, words: Words) -> str:
         said = words["bin"].format(images=num, confidence=f"{confidence:.1%}", right=f"{right:.1%}")
         parts.append(
             f'<circle class="point" cx="{x(confidence):.1f}" cy="{y(right):.1f}" r="{size:.1f}">'
-            f"<title>{_text(said)}</title></circle>"
+            f"<title>{escaped(said)}</title></circle>"
         )
-    label = _text(words["calibration_told"].format(error=f"{found.calibration_error:.1%}"))
+    label = escaped(words["calibration_told"].format(error=f"{found.calibration_error:.1%}"))
     return (
         f'<p>{label}</p><svg class="plot" viewBox="0 0 {_PLOT + 10} {_PLOT + 20}" width="{_PLOT + 10}" '
         f'height="{_PLOT + 20}" role="img" aria-label="{label}">{"".join(parts)}</svg>\n'
@@ -214,7 +186,7 @@ def calibration(found: Evaluated, words: Words) -> str:
 
 def first_batch(run: ReportedRun, words: Words) -> str:
     """Training images after augmentation."""
-    told = _text(words["first_batch_told"])
+    told = escaped(words["first_batch_told"])
     return f'<img class="sheet" src="{run.first_batch}" alt="{told}"><p class="soft">{told}</p>\n'
 
 
@@ -237,7 +209,7 @@ def timing(run: ReportedRun, words: Words) -> str:
     told = words[verdict].format(share=f"{share:.0%}", samples=f"{samples:,.0f}")
     if verdict != "fast_data" and "model" in run.facts:  # of the command, whose data are images
         told += f" {words['pack_helps']}"
-    return f"<p>{_text(told)}</p>\n"
+    return f"<p>{escaped(told)}</p>\n"
 
 
 def events(run: ReportedRun, words: Words) -> str:
@@ -248,7 +220,7 @@ def events(run: ReportedRun, words: Words) -> str:
     if number:
         more = " ..." if number > len(names) else ""
         told = words["bad_images"].format(number=number)
-        parts.append(f"<p>{_text(told)}: {_text(', '.join(names))}{more}</p>\n")
+        parts.append(f"<p>{escaped(told)}: {escaped(', '.join(names))}{more}</p>\n")
     return "".join(parts)
 
 
@@ -267,4 +239,4 @@ def model(run: ReportedRun, words: Words) -> str:
         if isinstance(part, list) and len(part) == 4 and all(type(n) is int for n in part[2:])
     ]
     heads = (words["part"], words["class"], words["parameters"], words["trained"])
-    return f"<p>{_text(said)}</p>{table(heads, rows, numbers=2) if rows else ''}\n"
+    return f"<p>{escaped(said)}</p>{table(heads, rows, numbers=2) if rows else ''}\n"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flambeau.data.check.report_text import without_reading
+from flambeau.data.check.report_text import almost_free
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
@@ -67,6 +67,7 @@ class Training:
     early_stop: int
     bad_images: BadImages
     evaluations: RunEvaluations | None  # none in a replay, which leaves nothing
+    ranks: Ranks
 
 
 def fit(training: Training) -> None:
@@ -105,19 +106,22 @@ def batch_loss(training: Training, images: Tensor, targets: Tensor) -> Tensor:
     if logits is not None:
         run.log(train_accuracy=correct(logits, targets))
         history: SampleHistory = run.state.user["sample_history"]
-        history.note(run.state.micro, logits, targets)
+        history.note(run.state.micro, logits, targets, step=run.state.step)
     return loss
 
 
 def _keep_for_report(training: Training, evaluations: RunEvaluations, *, is_last: bool) -> None:
     """What was evaluated, and the first batch, for the report that the run writes at its end."""
     run = training.run
+    history: SampleHistory = run.state.user["sample_history"]
+    if is_last:
+        history.settle_ranks(training.ranks)
     if training.loss_of.inputs is not None:
         evaluations.add_first_batch(training.loss_of.inputs, say=run.progress.say)
         training.loss_of.inputs = None
     evaluations.add(
         step=run.state.step, published=run.state.results()[0].step,
-        end=run.state.user["sample_history"] if is_last else None, say=run.progress.say,
+        end=history if is_last else None, say=run.progress.say,
     )  # fmt: skip
 
 
@@ -167,14 +171,14 @@ def set_up(
         **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
         "on_bad": bad_images.report_to(train_data.describe), "explain": _explainer(model, loss_of),
         "sampler": balanced_sampler(settings, train.labels), "bar": bar, "replay_from": replay_from,
-        "track": [settings.track, *track], "state": new_history(facts, ranks, device),
+        "track": [settings.track, *track], "state": new_history(facts, device),
         "metrics": {} if evaluations is None else {"samples": evaluations.metric},
     }  # fmt: skip
     run = Run(folder, called, optimizer, train_data, **options)
     for line in [*(lines if run.state.step == 0 else ()), *compile_line]:
         run.progress.say(line)
     return Training(
-        run, called, *data, normalize, loss_of, settings.early_stop, bad_images, evaluations
+        run, called, *data, normalize, loss_of, settings.early_stop, bad_images, evaluations, ranks
     )
 
 
@@ -187,7 +191,7 @@ def _kept(
     return RunEvaluations(
         folder if ranks.is_first else None, train, val, facts.classes,
         normalized_by=(facts.mean, facts.std), has_unit=facts.pixels != "float",
-        find=functools.partial(without_reading, train.source, val.source, place),
+        find=functools.partial(almost_free, train.source, val.source, place),
     )  # fmt: skip
 
 
@@ -279,14 +283,9 @@ def new_model(
     return model, lines
 
 
-def new_history(facts: DataFacts, ranks: Ranks, device: torch.device) -> dict[str, SampleHistory]:
+def new_history(facts: DataFacts, device: torch.device) -> dict[str, SampleHistory]:
     """What the run notes of each sample, as an object that its checkpoints hold."""
-    history = SampleHistory(
-        facts.train_samples,
-        fingerprint=facts.train_fingerprint,
-        device=device,
-        is_alone=ranks.world == 1,
-    )
+    history = SampleHistory(facts.train_samples, fingerprint=facts.train_fingerprint, device=device)
     return {"sample_history": history}
 
 

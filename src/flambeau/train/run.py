@@ -351,7 +351,7 @@ class Run:
             self._flush()
         if not self._replays and self._loop.saved_step != self.state.step:
             self._parts.bad.report()
-            self.state.window.settle(self._ranks)
+            self.state.settle(self._ranks)
             self._agree_to_stop()
             self._loop.saved_step = self.state.step
             self._recorder.save()
@@ -378,7 +378,7 @@ class Run:
         state = self.state
         state.load(found)
         if not self._ranks.is_first:
-            state.window.leave_to_first()
+            state.leave_to_first()
         self._loop.restart(saved_step=state.step, next_event=self.plan.next_event(state.step))
         state.window.restart_clock()
         self._recorder.saver.last_good = found.name

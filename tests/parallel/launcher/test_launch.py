@@ -25,7 +25,8 @@ import pytest
 from flambeau.errors import InputError
 from flambeau.parallel.launcher import attempt, job, job_status, rendezvous_address
 from flambeau.parallel.launcher import launch as launch_module
-from flambeau.parallel.launcher.launch import launch
+from flambeau.parallel.launcher.job_spec import JobSpec
+from flambeau.parallel.launcher.launch import launch, launch_job
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="ranks are tied by prctl, seen in /proc"
@@ -179,8 +180,13 @@ def _launch(command: list[str], settings: Mapping[str, Any]) -> int:
     def say(text: str) -> None:
         os.write(2, f"{text}\n".encode())
 
+    def note_loss(run: Path, line: str) -> None:
+        with Path("lost").open("ab") as file:
+            file.write(os.fsencode(f"{run}: {line}\n"))
+
     try:
-        return launch(command, say=say, **{"procs": 2, **settings})
+        spec = JobSpec(command=command, **{"procs": 2, **settings})
+        return launch_job(spec, say=say, note_loss=note_loss)
     except InputError as error:
         say(f"flambeau: {error}")
         return 2
@@ -575,6 +581,35 @@ def test_ranks_start_again_after_a_failure(start: Start) -> None:
     last_line(ended, 1, 2, "was killed by SIGKILL")
     last_line(ended._replace(err=ended.err[:1]), 1, 2, how.format(2))
     assert len(ended.err) == 3
+
+
+NAMES_RUN = """
+if rank == 0:
+    with open(os.environ["FLAMBEAU_RUN_FILE"], "wb") as file:
+        file.write(os.fsencode("runs/caf\\udce9"))
+ready()
+while not os.path.exists("ready-0") or not os.path.exists("ready-1"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_rank_is_noted_for_its_run(start: Start, lost: int) -> None:
+    body = f"{NAMES_RUN}if rank == {lost}: kill() if first else sys.exit(3)\nwait()"
+    launcher = start(body, max_restarts=1)
+    assert launcher.end().code == 1
+    lines = (launcher.folder / "lost").read_bytes().decode(errors="surrogateescape").splitlines()
+    which = rf"runs/caf\udce9: rank {lost} of 2 \(host .*, process \d+\) "
+    assert [re.sub(which, "", line) for line in lines] == [
+        "was killed by SIGKILL", "ended with exit code 3",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["sys.exit(2)", "sys.exit(75)", "sys.exit(0)"])
+def test_a_rank_that_has_ended_itself_is_not_lost(start: Start, how: str) -> None:
+    launcher = start(f"{NAMES_RUN}{how}")
+    launcher.end()
+    assert not (launcher.folder / "lost").exists()
 
 
 @pytest.mark.parametrize("code", [2, 75, 130])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flambeau.train.checkpoints import events_log
-from flambeau.train.checkpoints.events_log import EventsLog
+from flambeau.train.checkpoints.events_log import EventsLog, note_loss
 
 
 def test_a_line_for_each_event(tmp_path: Path) -> None:
@@ -37,3 +37,23 @@ def test_what_cannot_be_written_is_left_out(tmp_path: Path) -> None:
     EventsLog(tmp_path / "events.jsonl", lambda: 0).add("x")
     EventsLog(tmp_path / "absent" / "events.jsonl", lambda: 0).add("x")
     assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "step"),
+    [
+        (None, 0),
+        ("", 0),
+        ('{"step": 7}\n{"step": 12, "x": 1}\n{"st', 12),
+        ('[1]\n{"step": true}\n', 0),
+    ],
+)
+def test_a_lost_process_is_noted_from_outside(
+    tmp_path: Path, metrics: str | None, step: int
+) -> None:
+    if metrics is not None:
+        (tmp_path / "metrics.jsonl").write_text(metrics)
+    note_loss(tmp_path, "rank 1 of 2 (host h, process 5) was killed by SIGKILL")
+    (row,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert row["step"] == step
+    assert row["text"] == "lost: rank 1 of 2 (host h, process 5) was killed by SIGKILL"

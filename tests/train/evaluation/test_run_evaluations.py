@@ -1,12 +1,15 @@
 """evaluation.json is of the weights that the run publishes, also after a rollback and a resume."""
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from flambeau.data.check.report_text import Told
 from flambeau.train.evaluation.run_evaluations import RunEvaluations
 from flambeau.train.evaluation.sample_history import SampleHistory
 
@@ -26,21 +29,37 @@ class Data:
         return (torch.zeros(len(indices), 1, 8, 8, dtype=torch.uint8), seeds), []
 
 
-def evaluations(folder: Path) -> RunEvaluations:
+def evaluations(
+    folder: Path, find: Callable[..., list[Told]] = lambda seconds: []
+) -> RunEvaluations:
     data: Any = Data()
     return RunEvaluations(
-        folder, data, data, ["a", "b"], normalized_by=([0.5], [0.5]), has_unit=True, find=list
+        folder,
+        data,
+        data,
+        ["a", "b"],
+        normalized_by=([0.5], [0.5]),
+        has_unit=True,
+        find=find,
     )
 
 
-def add(one: RunEvaluations, *, right: int, step: int, published: int, is_last: bool) -> None:
+def add(
+    one: RunEvaluations,
+    *,
+    right: int,
+    step: int,
+    published: int,
+    is_last: bool,
+    say: Callable[[str], None] = pytest.fail,
+) -> None:
     """An evaluation with so many right answers of 4."""
     logits = torch.tensor([[0.0, 1.0]] * right + [[1.0, 0.0]] * (4 - right))
     one.metric.reset()
     one.metric.update(torch.arange(4), torch.ones(4, dtype=torch.int64), logits)
     one.metric.compute()
-    history = SampleHistory(4, fingerprint="", device=torch.device("cpu"), is_alone=True)
-    one.add(step=step, published=published, end=history if is_last else None, say=pytest.fail)
+    history = SampleHistory(4, fingerprint="", device=torch.device("cpu"))
+    one.add(step=step, published=published, end=history if is_last else None, say=say)
 
 
 def stored(folder: Path) -> tuple[int, int]:
@@ -86,3 +105,38 @@ def test_a_damaged_file_ends_no_training(tmp_path: Path, index: object) -> None:
     path.write_text(json.dumps({"mistakes": [1], "unsure": [], "step": 20}))
     add(evaluations(tmp_path), right=1, step=30, published=20, is_last=True)
     assert not path.exists()
+
+
+def test_leaks_and_contradictions_are_said_at_the_end(tmp_path: Path) -> None:
+    asked, said = list[float](), list[str]()
+
+    def find(*, seconds: float) -> list[Told]:
+        asked.append(seconds)
+        kinds = ("leaks", "contradictions", "tiny", "")
+        return [Told(kind, f"3 of {kind}", [f"a {kind}"]) for kind in kinds]
+
+    one = evaluations(tmp_path, find)
+    add(one, right=4, step=10, published=10, is_last=False, say=said.append)
+    assert (asked, said) == ([], [])
+    add(one, right=4, step=20, published=20, is_last=True, say=said.append)
+    assert said == ["3 of leaks; 3 of contradictions: the report names them"]
+    assert asked == [1.0]
+    facts = json.loads((tmp_path / "evaluation.json").read_text())
+    assert facts["findings"][2] == ["3 of tiny", ["a tiny"]]
+
+
+@pytest.mark.parametrize(("passed_s", "seconds"), [(10.0, 1.0), (1000.0, 20.0), (1e5, 60.0)])
+def test_a_look_at_the_data_takes_a_share_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_s: float, seconds: float
+) -> None:
+    asked = list[float]()
+
+    def find(*, seconds: float) -> list[Told]:
+        asked.append(seconds)
+        return []
+
+    one = evaluations(tmp_path, find)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + passed_s)
+    add(one, right=4, step=20, published=20, is_last=True)
+    assert asked == pytest.approx([seconds], rel=0.01)

@@ -1,7 +1,9 @@
 """One look at each image: size, brightness, hashes, and a small grey picture to compare it by."""
 
 import hashlib
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,8 +85,19 @@ def look_at(
         threads: that read; None for one per usable CPU.
         advance: called after each image, from any thread.
     """
-    count, kind = len(source), pixel_kind(source)
-    facts = ImageFacts(
+    kind, facts = pixel_kind(source), no_facts(len(source))
+
+    def note(number: int, stored: Stored) -> None:
+        note_all(facts, number, stored, kind)
+
+    everything = range(len(source))
+    read_each(source, everything, note, facts.problems, threads=threads, advance=advance)
+    return facts
+
+
+def no_facts(count: int) -> ImageFacts:
+    """Of so many images, before one of them is read."""
+    return ImageFacts(
         width=np.zeros(count, np.int32),
         height=np.zeros(count, np.int32),
         is_grey=np.zeros(count, np.bool_),
@@ -98,34 +111,69 @@ def look_at(
         formats=np.zeros(count, "U4"),
     )
 
-    def work(number: int) -> None:
+
+def read_each(
+    source: Source,
+    numbers: Sequence[int],
+    note: Callable[[int, Stored], object],
+    problems: dict[int, str],
+    *,
+    threads: int | None = None,
+    advance: Callable[[], object] = lambda: None,
+    until: float = math.inf,
+) -> None:
+    """Read images on several threads, and keep why one of them cannot be read.
+
+    Args:
+        source: any.
+        numbers: of the images.
+        note: takes the number of an image and how it is stored; what is wrong with it may be raised.
+        problems: gets the reasons, by number.
+        threads: that read; None for one per usable CPU.
+        advance: called after each image, from any thread.
+        until: the time by `time.monotonic` after which no other one is begun.
+    """
+
+    def work(place: int) -> None:
+        if time.monotonic() > until:
+            return
+        number = numbers[place]
         try:
-            stored = source.read(number)
-            _note(facts, number, stored, kind)
+            note(number, source.read(number))
         except OSError as error:
-            facts.problems[number] = why_unreadable(error)
+            problems[number] = why_unreadable(error)
         except DecodeError as error:
-            facts.problems[number] = str(error)
+            problems[number] = str(error)
         except MemoryError:
-            facts.problems[number] = "the memory is too small for it"
+            problems[number] = "the memory is too small for it"
         except InputError as error:
-            facts.problems[number] = "; ".join(str(error).splitlines())
+            problems[number] = "; ".join(str(error).splitlines())
         advance()
 
-    DecodePool(threads).each(count, work)
-    return facts
+    DecodePool(threads).each(len(numbers), work)
 
 
-def _note(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) -> None:
+def note_all(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) -> None:
+    """Decode an image, a JPEG at a small scale, and note all that is known of it then.
+
+    Args:
+        facts: of all images.
+        number: of this one.
+        stored: this one.
+        kind: of pixels that are stored as such.
+
+    Raises:
+        DecodeError: it cannot be decoded.
+    """
     if isinstance(stored, bytes):
-        facts.file_hash[number] = _hash(stored)
-        facts.formats[number] = _format_of(stored)
+        facts.file_hash[number] = content_hash(stored)
+        facts.formats[number] = format_of(stored)
     picture = Picture(stored)
     is_grey = picture.grey  # before the pixels, with which the image that was opened goes
     scale = picture.scale_eighths_for(picture.height, picture.width, least=_LEAST_SIDE)
     pixels = picture.pixels(channels=3, scale_eighths=scale)
     shape = f"{picture.width} {picture.height} {is_grey} "
-    facts.pixel_hash[number] = _hash(shape.encode(), np.ascontiguousarray(pixels).data)
+    facts.pixel_hash[number] = content_hash(shape.encode(), np.ascontiguousarray(pixels).data)
     image = Image.fromarray(np.ascontiguousarray(_of_8_bits(pixels, kind)))
     counts = np.reshape(image.histogram(), (3, 256))
     area, levels = image.width * image.height, np.arange(256)
@@ -156,7 +204,7 @@ def _of_8_bits(pixels: Pixels, kind: PixelKind) -> Pixels:
     return levels
 
 
-def _hash(*parts: bytes | memoryview) -> int:
+def content_hash(*parts: bytes | memoryview) -> int:
     """64 bits: of 1.2 million different images two have the same with a probability of 4e-8."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
@@ -164,5 +212,6 @@ def _hash(*parts: bytes | memoryview) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _format_of(data: bytes) -> str:
+def format_of(data: bytes) -> str:
+    """The name of the format of a file, by its first bytes; '' for none of ENDINGS."""
     return next((name for magic, name, _ in _SIGNATURES if data.startswith(magic)), "")

@@ -2,15 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from flambeau.data.check.check_data import DataCheck, short_names
 from flambeau.data.check.class_balance import class_findings
-from flambeau.data.check.finding import Finding, Row, images_text
+from flambeau.data.check.finding import KINDS, Finding, Row, images_text
 from flambeau.data.check.name_clues import name_findings
-from flambeau.data.sources.source import ConcatSource, Source
+from flambeau.data.check.same_pictures import copy_findings, exact_copies
+from flambeau.data.check.single_images import single_image_findings
+from flambeau.data.check.stored_images import look_at_stored
+from flambeau.data.sources.source import ConcatSource, Source, pixel_kind
 
+_SLOW = "To read them would have taken more than 2 % of the training; flambeau check does."
 _SHOWN = 5  # examples of a finding; --json has all
 
 
@@ -29,23 +34,46 @@ def report_lines(check: DataCheck) -> Iterator[str]:
         yield from _finding_lines(finding, check.names)
 
 
-def without_reading(train: Source, val: Source, path: Path | None) -> list[tuple[str, list[str]]]:
-    """What classes and names alone tell, which costs a training nothing.
+class Told(NamedTuple):
+    """A finding as a report tells it.
+
+    Attributes:
+        kind: one of KINDS, or '' of what is no finding.
+        title: a sentence.
+        lines: that follow it.
+    """
+
+    kind: str
+    title: str
+    lines: list[str]
+
+
+def almost_free(train: Source, val: Source, path: Path | None, *, seconds: float) -> list[Told]:
+    """What can be told at little cost: by classes, names, and by images almost without decoding them.
 
     Args:
         train, val, path: as of `check_data`; without a path no name is looked at.
-
-    Returns:
-        Of each finding its title, and the lines that follow it.
+        seconds: about how long the images may take; a last line says how many were not looked at.
     """
-    source, names = ConcatSource([train, val]), list[str]()
-    findings = class_findings(train.labels, val.labels, source.classes)
-    if path is not None:
-        names = short_names(source, path)
-        is_val = np.arange(len(source)) >= len(train)
-        findings += name_findings(names, source.labels.tolist(), is_val)
-    lines = ((finding.title, [*_finding_lines(finding, names)][1:]) for finding in findings)
-    return [(title, [line.strip() for line in rest]) for title, rest in lines]
+    source = ConcatSource([train, val])
+    labels, is_val = source.labels.tolist(), np.arange(len(source)) >= len(train)
+    names = short_names(source, path or Path.cwd())
+    facts = look_at_stored(source, pixel_kind(train), seconds=seconds)
+    findings = [
+        *copy_findings(exact_copies(facts, is_val), labels, source.classes, facts, is_val),
+        *single_image_findings(facts, names),
+        *class_findings(train.labels, val.labels, source.classes),
+        *(name_findings(names, labels, is_val) if path is not None else ()),
+    ]
+    findings.sort(key=lambda finding: KINDS.index(finding.kind))
+    told = [
+        Told(one.kind, one.title, [line.strip() for line in [*_finding_lines(one, names)][1:]])
+        for one in findings
+    ]
+    left = len(source) - int(facts.is_read.sum()) - len(facts.problems)
+    if left:
+        told.append(Told("", f"{left:,} of {images_text(len(source))} were not looked at", [_SLOW]))
+    return told
 
 
 def _finding_lines(finding: Finding, names: Sequence[str]) -> Iterator[str]:

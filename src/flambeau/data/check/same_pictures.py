@@ -41,12 +41,9 @@ def same_pictures(
         is_val: (N,) which ones are validated on.
         advance: called with how many more have been compared.
     """
-    compared = np.flatnonzero(facts.is_read & ~is_blank(facts))
-    by_picture: dict[int, list[int]] = defaultdict(list)
-    for number, key in zip(compared.tolist(), facts.pixel_hash[compared].tolist(), strict=True):
-        by_picture[key].append(number)
-    groups = [group for group in by_picture.values() if len(group) > 1]
-    firsts = np.array([group[0] for group in by_picture.values()], np.int64)
+    by_picture = _by_hash(facts)
+    groups = [group for group in by_picture if len(group) > 1]
+    firsts = np.array([group[0] for group in by_picture], np.int64)
     advance(len(facts.width) - len(firsts))
     found = near_pairs(facts.small[firsts], facts.chroma[firsts], advance=advance)
     pairs = [
@@ -61,6 +58,24 @@ def same_pictures(
         both = [number for end in pair[:2] for number in members.get(end, [end])]
         _note_leaks(leaked, both, is_val)
     return SamePictures(groups, pairs, leaked)
+
+
+def exact_copies(facts: ImageFacts, is_val: NDArray[np.bool_]) -> SamePictures:
+    """The images that are equal by `facts.pixel_hash`; no others are looked for."""
+    groups = [group for group in _by_hash(facts) if len(group) > 1]
+    leaked: dict[int, int] = {}
+    for group in groups:
+        _note_leaks(leaked, group, is_val)
+    return SamePictures(groups, [], leaked)
+
+
+def _by_hash(facts: ImageFacts) -> list[list[int]]:
+    """Numbers of the images that are compared, those of equal pixels together."""
+    compared = np.flatnonzero(facts.is_read & ~is_blank(facts))
+    by_picture: dict[int, list[int]] = defaultdict(list)
+    for number, key in zip(compared.tolist(), facts.pixel_hash[compared].tolist(), strict=True):
+        by_picture[key].append(number)
+    return list(by_picture.values())
 
 
 def _note_leaks(leaked: dict[int, int], same: Sequence[int], is_val: NDArray[np.bool_]) -> None:

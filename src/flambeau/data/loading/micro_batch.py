@@ -25,6 +25,7 @@ class MicroBatch(NamedTuple):
         bad: indices that could not be read.
         all_have: whether each rank has samples that count.
         draw: a number that no other batch of the epoch has, to seed what is drawn for it.
+        own: which of `indices` are in `data`.
     """
 
     data: Any
@@ -38,6 +39,7 @@ class MicroBatch(NamedTuple):
     bad: Sequence[int]
     all_have: bool
     draw: int
+    own: slice = slice(None)
 
 
 def share_of(num_samples: int, *, rank: int, world: int, usual: int) -> slice | None:

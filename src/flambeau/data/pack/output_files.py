@@ -349,15 +349,20 @@ def write_classes(path: Path, classes: Sequence[str]) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a text file, which is there when all of it is on the disk.
 
-    What a kill leaves has the same name at the next try, so that nothing stays behind.
+    What a kill leaves has the same name at the next try, so that nothing stays behind; of `write_file` of the
+    recipes it would stay.
+
+    Raises:
+        OSError: of the disk, with `path` as its name.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
         _sync(temporary)
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
+        error.filename = str(path)  # of writing there is none
         raise
 
 

@@ -45,6 +45,7 @@ class Job:
         folder: an empty one.
         signals: grows by what the ranks are to be sent.
         say: prints a line.
+        note_loss: takes the folder of a run, and how a rank of it was lost.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class Job:
         *,
         signals: Sequence[signal.Signals],
         say: Callable[[str], None],
+        note_loss: Callable[[Path, str], object],
     ) -> None:
         self._spec, self._place, self._folder = spec, place, folder
-        self._signals, self._say = signals, say
+        self._signals, self._say, self._note_loss = signals, say, note_loss
         self._store: Store | None = None
         self._is_host = True
         self._num_rounds = self._num_restarts = 0
@@ -197,16 +199,18 @@ class Job:
         )
         while not watched.look():
             time.sleep(_POLL_S)
-        self._note_ending(watched.ending)
+        self._note_ending(watched.ending, ranks.run)
         is_done = watched.outcome is not None and watched.outcome.code == 0
         ranks.release(0 if is_done else 1)  # 0 has torch's agent wait for those of the other nodes
         agent.join(_AGENT_S)
         return watched.outcome
 
-    def _note_ending(self, ending: Ending | None) -> None:
+    def _note_ending(self, ending: Ending | None, run: Path | None) -> None:
         if ending is not None and ending.is_failure:
             self._num_restarts += 1
             self._last_line = ending.line
+            if run is not None and ending.code not in job_status.NEVER_AGAIN:
+                self._note_loss(run, ending.line)
 
     def _say_shape(self, shape: tuple[int, int]) -> None:
         """After a restart, how many ranks there are, if that is another number."""

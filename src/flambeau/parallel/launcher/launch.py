@@ -80,10 +80,29 @@ def launch(
         local_addr=local_addr,
         join_timeout_s=join_timeout_s,
     )
+    return launch_job(spec, say=say)
+
+
+def launch_job(
+    spec: JobSpec,
+    *,
+    say: Callable[[str], None],
+    note_loss: Callable[[Path, str], object] = lambda run, line: None,
+) -> int:
+    """`launch`, for a program that knows what the ranks do.
+
+    Args:
+        spec: the arguments of `launch`.
+        say: prints a line to the user.
+        note_loss: takes the folder of the run that rank 0 has named, and a line on how a rank was lost.
+
+    Returns, Raises:
+        What `launch` does.
+    """
     spec.check()
-    _check_procs(procs)
+    _check_procs(spec.procs)
     with _noted_signals() as signals, _folder() as folder:
-        code, line = _run(spec, signals, folder, say)
+        code, line = _run(spec, signals, folder, say, note_loss)
     if line is not None:
         # A rank may have left a progress bar in this line of a terminal.
         say(("\n" if sys.stderr.isatty() else "") + f"flambeau: {line}")
@@ -133,7 +152,11 @@ def auto_procs() -> int:
 
 
 def _run(
-    spec: JobSpec, signals: Sequence[signal.Signals], folder: Path, say: Callable[[str], None]
+    spec: JobSpec,
+    signals: Sequence[signal.Signals],
+    folder: Path,
+    say: Callable[[str], None],
+    note_loss: Callable[[Path, str], object],
 ) -> tuple[int, str | None]:
     """The exit code, and a last line for the user."""
     place = LOOPBACK
@@ -142,7 +165,7 @@ def _run(
     with _quiet_torch():
         from flambeau.parallel.launcher.job import Job
     with _variables(_of_ranks(spec.procs, place.interface if spec.nodes[1] > 1 else None)):
-        return Job(spec, place, folder, signals=signals, say=say).run()
+        return Job(spec, place, folder, signals=signals, say=say, note_loss=note_loss).run()
 
 
 def _of_ranks(procs: int, interface: str | None) -> dict[str, str]:

@@ -58,6 +58,14 @@ class RankProcesses:
         self._num_delivered = [0] * num_ranks
 
     @property
+    def run(self) -> Path | None:
+        """The folder of the run that the ranks train in, if the first one is here and has told."""
+        for number in self.started:
+            with contextlib.suppress(FileNotFoundError):
+                return Path(os.fsdecode((self.folder / f"{number}.run").read_bytes()))
+        return None
+
+    @property
     def is_running(self) -> bool:
         """Whether one of them had not ended, or not started, when `poll` looked."""
         return len(self.codes) < self._num_ranks

@@ -40,6 +40,7 @@ def supervise(arguments: Sequence[str]) -> int:
     number = os.environ["LOCAL_RANK"]
     variables = json.loads((folder / "environment").read_text())
     variables["TORCHELASTIC_ERROR_FILE"] = str(folder / f"{number}.error")
+    variables["FLAMBEAU_RUN_FILE"] = str(folder / f"{number}.run")
     rank = subprocess.Popen(
         command,
         env={**os.environ, **variables},

@@ -59,6 +59,9 @@ class Watchdog:
         say: prints a line; must take no lock that a stuck main thread may hold.
         end: ends the process with a code.
         pace: how often it checks.
+
+    Attributes:
+        note: takes the failure of another rank.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Watchdog:
         self._connect, self._prefix = connect if member.world > 1 else HashStore, prefix
         self._pace = pace
         self._say, self._end = say or _say, end
+        self.note: Callable[[str], object] = lambda _: None
         self._progress = ProgressTracker(timeout_s=stall_timeout_s, tick_s=pace.beat_s)
         self._stops = StopAgreement(rank=member.rank, world=member.world, asked=asked)
         self._detector = FailureDetector(member, self._progress, pace)
@@ -309,6 +313,7 @@ class Watchdog:
             # The agent takes the earliest for the reason of all.
             later_s = 0 if self._rank in failure.ranks else 1
             _write_error_file(failure.cause, failure.time_s + later_s)
+            self._in_bounded_time(lambda: self.note(failure.cause))
             if self._detector.reports_on_host(failure):
                 self._print(failure.text if failure.by == self._rank else failure.cause)
         # Who serves the store stays until the others have read it there.
@@ -333,7 +338,7 @@ class Watchdog:
     def _print(self, text: str) -> None:
         self._in_bounded_time(lambda: self._say(f"flambeau: {text}"))
 
-    def _in_bounded_time(self, write: Callable[[], None]) -> None:
+    def _in_bounded_time(self, write: Callable[[], object]) -> None:
         """Write, but not for ever: nobody may read the output, or a stuck main thread may hold a lock."""
 
         def attempt() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flambeau.data.check.report_text import Told
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.errors import InputError
@@ -21,6 +23,8 @@ from flambeau.train.evaluation.sample_results import SampleResultsMetric, evalua
 
 _MOST_SUSPECTS = 12  # labels that look wrong, as pictures
 _LEAST_EPOCHS = 3  # before that, a model believes few labels
+_FIND_SHARE = 0.02  # of the time of a training, for a look at its data
+_FIND_S = 1.0, 60.0  # the least and the most of it; other processes wait
 _MOST_KEPT = 8  # evaluations: a rollback publishes an earlier one
 
 
@@ -36,7 +40,7 @@ class RunEvaluations:
         classes: names.
         normalized_by: mean and standard deviation of each channel of the model's input.
         has_unit: pixels are uint8 or from 0 to 1, and not of an unknown unit.
-        find: gives what looks wrong with the data, titles with lines; asked at the end of the run.
+        find: gives what looks wrong with the data, in about `seconds`; asked at the end of the run.
 
     Attributes:
         metric: for `Run(metrics={...})`.
@@ -51,11 +55,12 @@ class RunEvaluations:
         *,
         normalized_by: tuple[list[float], list[float]],
         has_unit: bool,
-        find: Callable[[], list[tuple[str, list[str]]]],
+        find: Callable[..., list[Told]],
     ) -> None:
         self._folder, self._train, self._val, self._classes = folder, train, val, classes
         self._normalized_by, self._has_unit, self._find = normalized_by, has_unit, find
         self.metric = SampleResultsMetric()
+        self._began = time.monotonic()
         self._kept: dict[int, dict[str, Any]] = {}  # by step, the newest last
         self._on_disk: int | None = None  # the step of what this process has written
 
@@ -94,16 +99,25 @@ class RunEvaluations:
                 return
             self._kept[published] = facts
             if end is not None:
-                self._end(facts, end)
+                self._end(facts, end, say)
             if end is not None or self._on_disk != published:
                 write_file(path, json.dumps(facts, ensure_ascii=False).encode() + b"\n")
                 self._on_disk = published
         except OSError as error:
             say(f"{path} could not be written: {error}; the report will lack it")
 
-    def _end(self, facts: dict[str, Any], history: SampleHistory) -> None:
+    def _end(
+        self, facts: dict[str, Any], history: SampleHistory, say: Callable[[str], None]
+    ) -> None:
         """Add what is told once, at the end of the run."""
-        facts |= {"findings": self._find(), "suspects": self._suspects(history)}
+        passed_s = time.monotonic() - self._began
+        seconds = min(max(_FIND_SHARE * passed_s, _FIND_S[0]), _FIND_S[1])
+        found = self._find(seconds=seconds)
+        grave = [one.title for one in found if one.kind in ("leaks", "contradictions")]
+        if grave:
+            say(f"{'; '.join(grave)}: the report names them")
+        facts["findings"] = [(one.title, one.lines) for one in found]
+        facts["suspects"] = self._suspects(history)
         self._add_pictures(self._val, [*facts["mistakes"], *facts["unsure"]])
         if facts["suspects"]:
             train = ImageDataset(

@@ -18,46 +18,52 @@ from torch import Tensor
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.sources.source import Source
+from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 FILE = "sample_losses.npz"
 """In the folder of a finished run: loss, seen and other of each sample, and the data's fingerprint."""
 
 
+_UNIT = (
+    2.0**-24
+)  # of the sums, which are whole numbers: their order, so the number of ranks, changes no bit
+_MOST = 2.0**16  # of a single loss
+_CLASSES = 2**20  # more than there are; labels are counted in int64, steps above them
+
+
 class SampleHistory:
     """Sums on the device over all epochs; nothing waits for it. It rides in checkpoints.
 
-    Of a training of several processes nothing is noted: each sees a part of the samples alone.
+    Each rank counts the samples that it sees; `settle_ranks` brings all to rank 0, now and then.
 
     Args:
         num_samples: of the training data.
         fingerprint: of the training data.
         device: of the model.
-        is_alone: this process is all of the training.
     """
 
     may_be_missing = True  # in a checkpoint of an earlier version, which nobody shall lose for it
 
-    def __init__(
-        self, num_samples: int, *, fingerprint: str, device: torch.device, is_alone: bool
-    ) -> None:
-        self._fingerprint, self._is_alone = fingerprint, is_alone
-        self._sums = torch.zeros(num_samples, device=device)
+    def __init__(self, num_samples: int, *, fingerprint: str, device: torch.device) -> None:
+        self._fingerprint = fingerprint
+        self._sums = torch.zeros(num_samples, dtype=torch.int64, device=device)
         self._seen = torch.zeros(num_samples, dtype=torch.int32, device=device)
-        self._other = torch.zeros(num_samples, dtype=torch.int32, device=device)
+        self._newest = torch.zeros(num_samples, dtype=torch.int64, device=device)
 
     @torch.no_grad()
-    def note(self, micro: MicroBatch | None, logits: Tensor, targets: Tensor) -> None:
+    def note(self, micro: MicroBatch | None, logits: Tensor, targets: Tensor, *, step: int) -> None:
         """Add the losses of a batch, without smoothing and weights.
 
         Args:
             micro: which samples it holds; None where that is not known.
             logits: (N, C), before the step.
             targets: (N,) int64, their labels.
+            step: optimizer steps done.
         """
-        if not self._is_alone or micro is None:
+        if micro is None or not micro.size:
             return
-        indices = micro.indices
+        indices = micro.indices[micro.own]
         if len(micro.bad):
             indices = indices[~np.isin(indices, micro.bad)]
         if len(indices) != len(targets):  # a stand-in where no image of the batch could be read
@@ -69,9 +75,24 @@ class SampleHistory:
         levels = logits.detach().float()
         losses = torch.nn.functional.cross_entropy(levels, targets, reduction="none")
         other = levels.scatter(1, targets[:, None], -torch.inf).argmax(1)
-        self._sums.index_add_(0, at, losses)
+        units = losses.nan_to_num().clamp(max=_MOST) / _UNIT
+        self._sums.index_add_(0, at, units.round().long())
         self._seen.index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
-        self._other[at] = other.int()
+        self._newest.scatter_reduce_(0, at, other + step * _CLASSES, "amax")
+
+    def settle_ranks(self, ranks: Ranks) -> None:
+        """Bring what all ranks have counted to rank 0; all of them call it."""
+        if ranks.world > 1:
+            for part in (self._sums, self._seen):
+                ranks.add_up(part)
+            ranks.worst(self._newest)
+            if not ranks.is_first:
+                self.leave_to_first()
+
+    def leave_to_first(self) -> None:
+        """Forget what rank 0 has by now."""
+        for part in self.state_dict().values():
+            part.zero_()
 
     @property
     def epochs(self) -> float:
@@ -80,22 +101,26 @@ class SampleHistory:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that was noted."""
-        return {"sums": self._sums, "seen": self._seen, "other": self._other}
+        return {"units": self._sums, "seen": self._seen, "newest": self._newest}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Put it back."""
-        for name, ours in self.state_dict().items():
-            ours.copy_(state[name])
+        ours = self.state_dict()
+        if (
+            ours.keys() == state.keys()
+        ):  # and not of an earlier version, which counted in other units
+            for name, part in ours.items():
+                part.copy_(state[name])
 
     def save(self, folder: Path) -> None:
         """Write FILE into the folder of a run, whole or not at all; nothing where nothing was noted."""
-        sums, seen, other = (part.cpu().numpy() for part in self.state_dict().values())
-        if not self._is_alone or not seen.any():
+        sums, seen, newest = (part.cpu().numpy() for part in self.state_dict().values())
+        if not seen.any():
             return
         content = io.BytesIO()
         np.savez(
-            content, loss=(sums / np.maximum(seen, 1)).astype(np.float32), seen=seen, other=other,
-            fingerprint=np.array(self._fingerprint),
+            content, loss=(sums * _UNIT / np.maximum(seen, 1)).astype(np.float32), seen=seen,
+            other=(newest % _CLASSES).astype(np.int32), fingerprint=np.array(self._fingerprint),
         )  # fmt: skip
         write_file(folder / FILE, content.getvalue())
 
@@ -129,8 +154,8 @@ def label_suspects(
         most: how many; None gives all labels that the model found less likely than a guess, on average.
 
     Returns:
-        None where the run has noted nothing: it mixed images, ran on several processes, is not finished, of
-        an earlier version, or was trained on other images.
+        None where the run has noted nothing: it mixed images, is not finished, of an earlier version, or
+        was trained on other images.
     """
     path = run / FILE
     try:

@@ -95,10 +95,10 @@ class Recorder:
             "exactness": self.exactness,
             "model": model_parts(model),  # the state may have this rank's pieces of it
         }
-        report = json.dumps(facts, indent=2) + "\n"
-        files = {"environment.json": report.encode(), **attachments}
+        files = {"environment.json": json.dumps(facts, indent=2).encode() + b"\n", **attachments}
         stored = self._ranks.first(lambda: self._folder.claim(identity, files))
-        self._progress.events = EventsLog(self._folder.events, lambda: self._state.step)
+        self._progress.events = events = EventsLog(self._folder.events, lambda: self._state.step)
+        self._ranks.note_losses(self._folder.path, lambda cause: events.add(f"lost: {cause}"))
         self._extended = None if stored is None else stored.get("extend")
         self._state.extend = self._extended  # as far as no checkpoint says what was trained
         if self._layout is not None:

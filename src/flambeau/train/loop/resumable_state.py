@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.ema import EMA
@@ -87,6 +88,22 @@ class ResumableState:
                     "before Run, or leave what the model makes again out of checkpoints, with "
                     "register_buffer(..., persistent=False)"
                 )
+
+    def settle(self, ranks: Ranks) -> None:
+        """Put together on rank 0 what each rank has counted, before a snapshot; all ranks call it."""
+        self.window.settle(ranks)
+        for thing in self.user.values():
+            settle_ranks = getattr(thing, "settle_ranks", None)  # of our own alone
+            if settle_ranks is not None:
+                settle_ranks(ranks)
+
+    def leave_to_first(self) -> None:
+        """What a checkpoint has brought is counted by rank 0: here, on another one, it counts for nothing."""
+        self.window.leave_to_first()
+        for thing in self.user.values():
+            leave_to_first = getattr(thing, "leave_to_first", None)
+            if leave_to_first is not None:
+                leave_to_first()
 
     def snapshot(self, *, metrics: tuple[int, int], exactness: Mapping[str, Any]) -> Snapshot:
         """A copy of everything on the CPU; waits for the device. Raises InputError as `check_shapes` does.
