@@ -10,8 +10,10 @@ import contextlib
 import datetime
 import faulthandler
 import gc
+import itertools
 import multiprocessing
 import pickle
+import random
 import shlex
 import signal
 import socket
@@ -33,7 +35,6 @@ import torch.utils.deterministic
 from PIL import Image
 
 from flambeau.cli.command import main
-from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 
 # If a process uses FakeTensorMode before its first backward pass, that pass starts threads of autograd, and
 # a rank that is forked from it then can run none.
@@ -105,37 +106,49 @@ def kept_process() -> Callable[[], contextlib.AbstractContextManager[None]]:
 @contextlib.contextmanager
 def process_as_it_was() -> Iterator[None]:
     """The command sets all of this for its whole process, which here is that of all tests."""
-    generators, threads = rng_state(), torch.get_num_threads()
+    threads = torch.get_num_threads()
+    generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    modules, had_group = set(sys.modules), has_group()
+    newest, before = next(reversed(sys.modules)), _threads()
     yield
-    set_rng_state(generators)
+    random.setstate(generators[0])
+    np.random.set_state(generators[1])
+    torch.set_rng_state(generators[2])
+    torch.cuda.set_rng_state_all(cuda)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
     torch.utils.deterministic.fill_uninitialized_memory = fill
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    for name in set(sys.modules) - modules:
+    # Of ten thousand modules the new ones are the last.
+    for name in list(itertools.takewhile(lambda name: name != newest, reversed(sys.modules))):
         if name.startswith(("flambeau_model_", "flambeau_data_")):
             del sys.modules[name]
-    if has_group() and not had_group:
+    if _has_group(_threads() - before):
         gc.collect()  # a traceback may hold it
-    assert had_group or not has_group(), (
+    assert not _has_group(_threads() - before), (
         "this test leaves a process group behind; a fork beside gloo's threads can hang, so join it in a rank"
     )
 
 
-def has_group() -> bool:
-    """Whether threads of a gloo group live in this process, as far as /proc tells."""
+def _threads() -> set[str]:
+    """Of this process, by their numbers; none where there is no /proc."""
+    tasks = "/proc/self/task"
+    return set(os.listdir(tasks)) if os.path.isdir(tasks) else set()  # noqa: PTH208, PTH112
+
+
+def _has_group(threads: set[str]) -> bool:
+    """Whether some of these threads are those of a gloo group."""
     names = []
-    for path in Path("/proc/self/task").glob("*/comm"):
+    for thread in threads:
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            names.append(path.read_text())
+            names.append(Path(f"/proc/self/task/{thread}/comm").read_text())
     return any("gloo" in name for name in names)
 
 
