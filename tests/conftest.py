@@ -17,6 +17,7 @@ import random
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -152,13 +153,30 @@ def _has_group(threads: set[str]) -> bool:
     return any("gloo" in name for name in names)
 
 
+def _forked_python() -> Any:
+    sys.path.append(str(Path(__file__).parent))
+    import forked_python  # type: ignore[import-not-found]
+
+    return forked_python
+
+
 @pytest.fixture(scope="session")
 def forked_command() -> Any:
-    """The class `ForkedCommand`: `flambeau` in a process of its own that need not load torch again."""
-    sys.path.append(str(Path(__file__).parent))
-    from forked_command import ForkedCommand  # type: ignore[import-not-found]
+    """`start_command`: `flambeau` in a process of its own that need not load torch again."""
+    return _forked_python().start_command
 
-    return ForkedCommand
+
+@pytest.fixture(scope="session")
+def forked_python() -> Any:
+    """The class `ForkedPython`: the same for any Python."""
+    return _forked_python().ForkedPython
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """`run_python("-c", code)`: the same as `subprocess.run` does it; see tests/forked_python.py."""
+    found: Callable[..., subprocess.CompletedProcess[str]] = _forked_python().run_python
+    return found
 
 
 class Answer(NamedTuple):
