@@ -859,7 +859,7 @@ def test_a_disk_that_stays_full_while_a_checkpoint_is_written(
     assert any("step-00000002 could not be written: No space left" in line for line in said)
 
 
-def test_a_limit_on_the_size_of_files(images: Path) -> None:
+def test_a_limit_on_the_size_of_files(images: Path, run_python: Any) -> None:
     """A real failing write, of the trial save: the weights are larger than the limit."""
     script = (
         "import resource, sys\n"
@@ -868,10 +868,7 @@ def test_a_limit_on_the_size_of_files(images: Path) -> None:
         "sys.exit(main(sys.argv[1:]))"
     )
     words = ["train", str(images), "--out", "run", "--duration", "1st", "--batch-size", "4"]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *words],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_python("-W", "error", "-c", script, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         "checkpoint run/checkpoints/step-00000000 could not be written: File too large"

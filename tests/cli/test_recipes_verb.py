@@ -254,9 +254,7 @@ def test_find_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "flambeau recipes page NAME" in said.err
 
 
-def test_nothing_found_ends_with_1(
-    read_once: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_found_ends_with_1(read_once: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "find", "mixpu"]) == 1
     said = capsys.readouterr()
     assert (said.out, said.err) == (

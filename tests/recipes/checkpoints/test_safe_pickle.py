@@ -6,8 +6,6 @@ import enum
 import io
 import pickle
 import struct
-import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -305,7 +303,9 @@ def test_the_bytes_of_a_storage_are_checked_as_a_file_is(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", SAVES, ids=["zip", "legacy"])
-def test_half_complex_numbers_are_read_without_a_word(tmp_path: Path, how: dict[str, Any]) -> None:
+def test_half_complex_numbers_are_read_without_a_word(
+    tmp_path: Path, run_python: Any, how: dict[str, Any]
+) -> None:
     script = f"""
 import sys, torch
 from pathlib import Path
@@ -315,9 +315,7 @@ value = torch.arange(6, dtype=torch.float16).view(torch.complex32)
 torch.save({{"w": value, "none": value[:0]}}, path, **{how!r})
 print(load_pickle(path)["w"].view(torch.float16).tolist(), pickle_contents(path).value["none"].dtype)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", script)
     assert (done.stdout, done.stderr) == ("[0.0, 1.0, 2.0, 3.0, 4.0, 5.0] torch.complex32\n", "")
 
 
