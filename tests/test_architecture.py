@@ -215,7 +215,8 @@ def test_tables_that_are_out_of_date_are_found(
     assert list(house.table_breaches({PurePosixPath("errors.py"): "x = 1"}))[-1] == (
         "LONG names errors.py, which needs no exception"
     )
-    found = list(house.package_breaches())
+    sources = {path: (house.SRC / path).read_text(encoding="utf-8") for path in house.FILES}
+    found = list(house.table_breaches(sources))
     assert "FLOORS names attic, which does not exist" in found
     assert "STOREYS names train/cellar, which does not exist" in found
     assert "LONG names errors.py, which needs no exception" in found
