@@ -15,6 +15,7 @@ import multiprocessing
 import pickle
 import random
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +37,8 @@ import torch.utils.deterministic
 from PIL import Image
 
 from flambeau.cli.command import main
+from flambeau.data.sources import open_data
+from flambeau.recipes.data.recordio import RecordReader, RecordWriter
 
 # If a process uses FakeTensorMode before its first backward pass, that pass starts threads of autograd, and
 # a rank that is forked from it then can run none.
@@ -88,6 +91,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
+EMBEDDED = open_data.EMBEDDED
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -261,6 +265,26 @@ def write_photos(root: Path) -> Path:
 def photos(tmp_path: Path) -> Path:
     """A folder of JPEG photos, see `write_photos`."""
     return write_photos(tmp_path / "photos")
+
+
+@pytest.fixture(scope="session")
+def every_other_embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packed like the embedded images: every other of them."""
+    few = tmp_path_factory.mktemp("embedded") / EMBEDDED.name
+    shutil.copy(EMBEDDED.with_name("fashion_mnist.classes.txt"), few.parent)
+    for part in ("train", "val"):
+        name = f"fashion_mnist_{part}.rec"
+        with RecordWriter(few.with_name(name)) as writer:
+            for record in itertools.islice(RecordReader(EMBEDDED.with_name(name)), 0, None, 2):
+                writer.write(record)
+    return few
+
+
+@pytest.fixture
+def few_embedded(every_other_embedded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Half of the embedded images in place of all: decoding all takes a second, as often as it is done."""
+    monkeypatch.setattr(open_data, "EMBEDDED", every_other_embedded)
+    return every_other_embedded
 
 
 @dataclass

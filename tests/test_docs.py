@@ -6,12 +6,10 @@ There is no way to skip one.
 
 import ast
 import functools
-import itertools
 import linecache
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,10 +24,6 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 import torch
-
-from flambeau.data.sources import open_data
-from flambeau.data.sources.open_data import EMBEDDED
-from flambeau.recipes.data.recordio import RecordReader, RecordWriter
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH_PAGES = sorted((ROOT / "docs" / "en").rglob("*.md"))
@@ -195,29 +189,16 @@ def kept_process_state() -> Iterator[None]:
         os.environ.update(environment)
 
 
-@pytest.fixture(scope="module")
-def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every other of the embedded images; no page says what is made of them."""
-    few = tmp_path_factory.mktemp("embedded") / EMBEDDED.name
-    shutil.copy(EMBEDDED.with_name("fashion_mnist.classes.txt"), few.parent)
-    for part in ("train", "val"):
-        name = f"fashion_mnist_{part}.rec"
-        with RecordWriter(few.with_name(name)) as writer:
-            for record in itertools.islice(RecordReader(EMBEDDED.with_name(name)), 0, None, 2):
-                writer.write(record)
-    return few
-
-
 @pytest.mark.parametrize("path", [READMES[0], CONTRIBUTING[0], *ENGLISH_PAGES], ids=name_of)
 def test_blocks_run(
     path: Path,
     tmp_path: Path,
-    few_images: Path,
+    few_embedded: Path,
     monkeypatch: pytest.MonkeyPatch,
     start_ranks: Callable[..., Any],
     run_python: Callable[..., "subprocess.CompletedProcess[str]"],
 ) -> None:
-    """On few images; a script that a block starts forks from a Python that has torch."""
+    """On every other of the embedded images; a script that a block starts forks from a Python with torch."""
 
     def run(words: list[str], **settings: Any) -> "subprocess.CompletedProcess[Any]":
         if words[0] == sys.executable and words[1].endswith(".py") and not settings:
@@ -226,7 +207,6 @@ def test_blocks_run(
 
     real_run = subprocess.run
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(open_data, "EMBEDDED", few_images)
     monkeypatch.chdir(tmp_path)
     page = read(path)
     if any("torch.distributed" in block.source for block in page.blocks):

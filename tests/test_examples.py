@@ -75,7 +75,12 @@ def newest(folder: Path) -> str:
 
 @pytest.mark.parametrize(("name", "world"), [*((name, 1) for name in TINY), ("segmentation", 2)])
 def test_it_is_killed_and_ends_with_the_same_bits(
-    start_ranks: StartRanks, tmp_path: Path, bench: ModuleType, name: str, world: int
+    start_ranks: StartRanks,
+    tmp_path: Path,
+    bench: ModuleType,
+    few_embedded: Path,
+    name: str,
+    world: int,
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     _, kill_at, saved = TINY[name]
@@ -161,7 +166,7 @@ def test_figures_are_those_of_their_definitions() -> None:
 
 @pytest.mark.parametrize("bad", ["gradient", "loss"])
 def test_a_gan_whose_discriminator_goes_bad_stops_with_both_from_before(
-    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bad: str, tmp_path: Path, few_embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The discriminator is not stepped either, and the next start has the bits of a run that never saw it."""
     spec = importlib.util.spec_from_file_location("gan", EXAMPLES / "gan.py")
