@@ -36,6 +36,8 @@ import torch.distributed
 import torch.utils.deterministic
 from PIL import Image
 
+sys.path.append(f"{Path(__file__).parent}")  # of forked_python, load_script and pseudo_terminal
+import forked_python as forked
 from flambeau.cli.command import main
 from flambeau.data.sources import open_data
 from flambeau.recipes.data.recordio import RecordReader, RecordWriter
@@ -157,30 +159,22 @@ def _has_group(threads: set[str]) -> bool:
     return any("gloo" in name for name in names)
 
 
-def _forked_python() -> Any:
-    sys.path.append(str(Path(__file__).parent))
-    import forked_python  # type: ignore[import-not-found]
-
-    return forked_python
-
-
 @pytest.fixture(scope="session")
 def forked_command() -> Any:
     """`start_command`: `flambeau` in a process of its own that need not load torch again."""
-    return _forked_python().start_command
+    return forked.start_command
 
 
 @pytest.fixture(scope="session")
 def forked_python() -> Any:
     """The class `ForkedPython`: the same for any Python."""
-    return _forked_python().ForkedPython
+    return forked.ForkedPython
 
 
 @pytest.fixture(scope="session")
 def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
     """`run_python("-c", code)`: the same as `subprocess.run` does it; see tests/forked_python.py."""
-    found: Callable[..., subprocess.CompletedProcess[str]] = _forked_python().run_python
-    return found
+    return forked.run_python
 
 
 class Answer(NamedTuple):

@@ -49,11 +49,6 @@ class ForkedPython:
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
-        folder = f"{Path(__file__).parent}"
-        if folder not in sys.path:
-            sys.path.append(folder)  # there the new process finds this module
-        from forked_python import run  # type: ignore[import-not-found]
-
         self._process = context.Process(
             target=run,
             args=(

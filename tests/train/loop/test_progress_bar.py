@@ -1,7 +1,6 @@
 """The bar of a run and the lines of its epochs, in a real terminal; the loss comes without waiting."""
 
 import re
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,6 @@ import torch
 
 from flambeau.train.loop import newest_loss
 from flambeau.train.loop.newest_loss import NewestLoss
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from pseudo_terminal import drawn, left, on_terminal
 
 LOOP = textwrap.dedent("""
