@@ -358,7 +358,7 @@ def test_an_empty_argument_is_not_the_current_folder(words: tuple[str, ...], par
         check(words)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(flambeau: Any, images: Path) -> None:
     os.mkfifo("a.rec")
     for words in (
@@ -836,7 +836,7 @@ def test_a_disk_that_stays_full_while_a_checkpoint_is_written(
 
     def full(self: Disk, path: Path) -> int:
         if "step-00000002" in str(path):
-            failed.wait(10)
+            failed.wait(60)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return create(self, path)
 

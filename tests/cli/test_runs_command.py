@@ -218,9 +218,9 @@ def test_a_large_metrics_file_is_read_at_its_end(flambeau: Any) -> None:
     saved = run / "checkpoints" / "step-00000005"
     saved.mkdir(parents=True)
     (saved / "manifest.json").write_text(json.dumps(manifest))
-    start = time.monotonic()
+    start = time.process_time()  # whatever else the machine does
     row = listed(flambeau)["large"]
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
     assert row["best"] == 0.75  # the checkpoints remember what is not read
     assert row["seconds"] is None
 
@@ -429,10 +429,9 @@ def test_300_runs_without_torch_in_a_pipe() -> None:
     script = """
 import sys, time
 from flambeau.cli.command import main
-start = time.monotonic()
 assert main(["runs"]) == 0
 assert "torch" not in sys.modules and "numpy" not in sys.modules
-assert time.monotonic() - start < 5, time.monotonic() - start
+assert time.process_time() < 5, time.process_time()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False

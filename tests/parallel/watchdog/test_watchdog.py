@@ -506,7 +506,7 @@ def test_a_rank_that_takes_the_store_with_it_is_named(
             rank.steps(1000, before=here_it_ends)
 
     job = start_ranks(3, work, group=True)
-    deadline = time.monotonic() + 12
+    deadline = time.monotonic() + 60
     while any(process.is_alive() for process in job.processes[1:]):
         assert time.monotonic() < deadline
         time.sleep(0.05)

