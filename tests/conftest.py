@@ -10,11 +10,15 @@ import contextlib
 import datetime
 import faulthandler
 import gc
+import itertools
 import multiprocessing
 import pickle
+import random
 import shlex
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -32,8 +36,11 @@ import torch.distributed
 import torch.utils.deterministic
 from PIL import Image
 
+sys.path.append(f"{Path(__file__).parent}")  # of forked_python, load_script and pseudo_terminal
+import forked_python as forked
 from flambeau.cli.command import main
-from flambeau.recipes.setup.seeding import rng_state, set_rng_state
+from flambeau.data.sources import open_data
+from flambeau.recipes.data.recordio import RecordReader, RecordWriter
 
 # If a process uses FakeTensorMode before its first backward pass, that pass starts threads of autograd, and
 # a rank that is forked from it then can run none.
@@ -86,6 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
+EMBEDDED = open_data.EMBEDDED
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -105,47 +113,68 @@ def kept_process() -> Callable[[], contextlib.AbstractContextManager[None]]:
 @contextlib.contextmanager
 def process_as_it_was() -> Iterator[None]:
     """The command sets all of this for its whole process, which here is that of all tests."""
-    generators, threads = rng_state(), torch.get_num_threads()
+    threads = torch.get_num_threads()
+    generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    modules, had_group = set(sys.modules), has_group()
+    newest, before = next(reversed(sys.modules)), _threads()
     yield
-    set_rng_state(generators)
+    random.setstate(generators[0])
+    np.random.set_state(generators[1])
+    torch.set_rng_state(generators[2])
+    torch.cuda.set_rng_state_all(cuda)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
     torch.utils.deterministic.fill_uninitialized_memory = fill
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    for name in set(sys.modules) - modules:
+    # Of ten thousand modules the new ones are the last.
+    for name in list(itertools.takewhile(lambda name: name != newest, reversed(sys.modules))):
         if name.startswith(("flambeau_model_", "flambeau_data_")):
             del sys.modules[name]
-    if has_group() and not had_group:
+    if _has_group(_threads() - before):
         gc.collect()  # a traceback may hold it
-    assert had_group or not has_group(), (
+    assert not _has_group(_threads() - before), (
         "this test leaves a process group behind; a fork beside gloo's threads can hang, so join it in a rank"
     )
 
 
-def has_group() -> bool:
-    """Whether threads of a gloo group live in this process, as far as /proc tells."""
+def _threads() -> set[str]:
+    """Of this process, by their numbers; none where there is no /proc."""
+    tasks = "/proc/self/task"
+    return set(os.listdir(tasks)) if os.path.isdir(tasks) else set()  # noqa: PTH208, PTH112
+
+
+def _has_group(threads: set[str]) -> bool:
+    """Whether some of these threads are those of a gloo group."""
     names = []
-    for path in Path("/proc/self/task").glob("*/comm"):
+    for thread in threads:
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            names.append(path.read_text())
+            names.append(Path(f"/proc/self/task/{thread}/comm").read_text())
     return any("gloo" in name for name in names)
 
 
 @pytest.fixture(scope="session")
 def forked_command() -> Any:
-    """The class `ForkedCommand`: `flambeau` in a process of its own that need not load torch again."""
-    sys.path.append(str(Path(__file__).parent))
-    from forked_command import ForkedCommand  # type: ignore[import-not-found]
+    """`start_command`: `flambeau` in a process of its own that need not load torch again."""
+    return forked.start_command
 
-    return ForkedCommand
+
+@pytest.fixture(scope="session")
+def forked_python() -> Any:
+    """The class `ForkedPython`: the same for any Python."""
+    return forked.ForkedPython
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """`run_python("-c", code)`: the same as `subprocess.run` does it; see tests/forked_python.py."""
+    return forked.run_python
 
 
 class Answer(NamedTuple):
@@ -230,6 +259,26 @@ def write_photos(root: Path) -> Path:
 def photos(tmp_path: Path) -> Path:
     """A folder of JPEG photos, see `write_photos`."""
     return write_photos(tmp_path / "photos")
+
+
+@pytest.fixture(scope="session")
+def every_other_embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packed like the embedded images: every other of them."""
+    few = tmp_path_factory.mktemp("embedded") / EMBEDDED.name
+    shutil.copy(EMBEDDED.with_name("fashion_mnist.classes.txt"), few.parent)
+    for part in ("train", "val"):
+        name = f"fashion_mnist_{part}.rec"
+        with RecordWriter(few.with_name(name)) as writer:
+            for record in itertools.islice(RecordReader(EMBEDDED.with_name(name)), 0, None, 2):
+                writer.write(record)
+    return few
+
+
+@pytest.fixture
+def few_embedded(every_other_embedded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Half of the embedded images in place of all: decoding all takes a second, as often as it is done."""
+    monkeypatch.setattr(open_data, "EMBEDDED", every_other_embedded)
+    return every_other_embedded
 
 
 @dataclass

@@ -1,39 +1,43 @@
 """Programs on a terminal of a chosen size, and what they write to it."""
 
+import contextlib
 import fcntl
 import os
 import pty
 import re
+import select
 import struct
-import subprocess
-import sys
 import termios
 from pathlib import Path
+from typing import Any
 
 
-def on_terminal(script: str, folder: Path, *, columns: int, **environment: str) -> str:
-    """All that a Python script writes to its terminal, which has 24 lines of so many columns."""
+def on_terminal(python: Any, script: str, folder: Path, *, columns: int, **environment: str) -> str:
+    """All that a Python script writes to its terminal, which has 24 lines of so many columns.
+
+    Args:
+        python: the class `ForkedPython`.
+    """
     main, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", script],
-        stdin=child, stdout=child, stderr=child, cwd=folder, start_new_session=True,
-        env={**kept, "TERM": "xterm-256color", **environment},
-    )  # fmt: skip
-    os.close(child)
+    with contextlib.chdir(folder):
+        process = python(
+            ["-W", "error", "-c", script],
+            output=Path(os.ttyname(child)),
+            environ={**kept, "TERM": "xterm-256color", **environment},
+        )
     written = b""
-    while True:
-        try:
-            part = os.read(main, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        written += part
+    while process.poll() is None:
+        if select.select([main], [], [], 0.05)[0]:
+            written += os.read(main, 65536)
+    os.close(child)
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(main, 65536):
+            written += part
     os.close(main)
     text = written.decode().replace("\r\n", "\n")
-    assert process.wait(60) == 0, text
+    assert process.poll() == 0, text
     return text
 
 

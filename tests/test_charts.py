@@ -1,6 +1,5 @@
 """docs/pictures/charts holds what tools/draw/charts.py draws now, and the pages say the same figures."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -8,6 +7,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from load_script import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "draw" / "charts.py"
@@ -17,12 +18,7 @@ HOMES = [ROOT / "docs" / language / "index.md" for language in ("en", "zh")]
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_charts", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(TOOL)
 
 
 def figures(tool: ModuleType, chart: str) -> dict[str, Any]:

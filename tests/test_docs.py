@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import traceback
 import types
@@ -190,8 +191,22 @@ def kept_process_state() -> Iterator[None]:
 
 @pytest.mark.parametrize("path", [READMES[0], CONTRIBUTING[0], *ENGLISH_PAGES], ids=name_of)
 def test_blocks_run(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_ranks: Callable[..., Any]
+    path: Path,
+    tmp_path: Path,
+    few_embedded: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start_ranks: Callable[..., Any],
+    run_python: Callable[..., "subprocess.CompletedProcess[str]"],
 ) -> None:
+    """On every other of the embedded images; a script that a block starts forks from a Python with torch."""
+
+    def run(words: list[str], **settings: Any) -> "subprocess.CompletedProcess[Any]":
+        if words[0] == sys.executable and words[1].endswith(".py") and not settings:
+            return run_python(*words[1:])
+        return real_run(words, **settings)
+
+    real_run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.chdir(tmp_path)
     page = read(path)
     if any("torch.distributed" in block.source for block in page.blocks):

@@ -6,10 +6,7 @@ The files under fixtures/version_0_1 were made by that version, before the sourc
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,17 +104,17 @@ def test_finished_command_predicts_and_is_whole(runs: Path, flambeau: Callable[.
     assert (runs / "command_finished" / "model.safetensors").read_bytes() == before
 
 
-def test_own_loop_goes_on(runs: Path) -> None:
-    answer = own_loop(runs, "own_loop_stopped")
+def test_own_loop_goes_on(runs: Path, run_python: Any) -> None:
+    answer = run_python("loop.py", "own_loop_stopped")
     assert answer.returncode == 0, answer.stderr
     assert "step 7 of 12" in answer.stderr
     assert_same_end(runs / "own_loop_stopped", runs / "own_loop_finished")
 
 
-def test_own_loop_with_another_config_is_refused(runs: Path) -> None:
+def test_own_loop_with_another_config_is_refused(runs: Path, run_python: Any) -> None:
     script = runs / "loop.py"
     script.write_text(script.read_text(encoding="utf-8").replace("as written", "other"), "utf-8")
-    answer = own_loop(runs, "own_loop_stopped")
+    answer = run_python("loop.py", "own_loop_stopped")
     assert answer.returncode != 0
     assert "note" in answer.stderr
 
@@ -132,18 +129,11 @@ def test_the_command_leaves_the_run_of_a_script_alone(
     assert (runs / "own_loop_finished" / "config.toml").read_bytes() == before
 
 
-def test_finished_own_loop_stays_finished(runs: Path) -> None:
-    answer = own_loop(runs, "own_loop_finished")
+def test_finished_own_loop_stays_finished(runs: Path, run_python: Any) -> None:
+    answer = run_python("loop.py", "own_loop_finished")
     assert answer.returncode == 0, answer.stderr
     result = json.loads((runs / "own_loop_finished" / "result.json").read_text(encoding="utf-8"))
     assert answer.stdout.strip() == repr(Result(**result))
-
-
-def own_loop(runs: Path, folder: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "loop.py", folder],
-        cwd=runs, capture_output=True, text=True, timeout=200, env={**os.environ}, check=False,
-    )  # fmt: skip
 
 
 def assert_same_end(run: Path, finished: Path) -> None:

@@ -3,7 +3,6 @@
 The comparison is that of bench/kill_storm.py.
 """
 
-import importlib.util
 import os
 import random
 import runpy
@@ -25,6 +24,7 @@ from torch.nn.functional import avg_pool2d
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.train.loop.nan_guard import NotFinite
 from flambeau.train.run import Run
+from load_script import load_script
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -40,12 +40,7 @@ StartRanks = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kill_storm", ROOT / "bench" / "kill_storm.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "bench" / "kill_storm.py")
 
 
 def run_script(
@@ -75,7 +70,12 @@ def newest(folder: Path) -> str:
 
 @pytest.mark.parametrize(("name", "world"), [*((name, 1) for name in TINY), ("segmentation", 2)])
 def test_it_is_killed_and_ends_with_the_same_bits(
-    start_ranks: StartRanks, tmp_path: Path, bench: ModuleType, name: str, world: int
+    start_ranks: StartRanks,
+    tmp_path: Path,
+    bench: ModuleType,
+    few_embedded: Path,
+    name: str,
+    world: int,
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     _, kill_at, saved = TINY[name]
@@ -161,14 +161,10 @@ def test_figures_are_those_of_their_definitions() -> None:
 
 @pytest.mark.parametrize("bad", ["gradient", "loss"])
 def test_a_gan_whose_discriminator_goes_bad_stops_with_both_from_before(
-    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bad: str, tmp_path: Path, few_embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The discriminator is not stepped either, and the next start has the bits of a run that never saw it."""
-    spec = importlib.util.spec_from_file_location("gan", EXAMPLES / "gan.py")
-    assert spec is not None
-    assert spec.loader is not None
-    gan = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gan)
+    gan = load_script(EXAMPLES / "gan.py")
     make, made = gan.make_discriminator, []
 
     def goes_bad(width: int) -> torch.nn.Module:

@@ -1,7 +1,5 @@
 """tools/gpu_check without a GPU: what it writes of tests and benches that pass, fail, hang and crash."""
 
-import importlib.machinery
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from load_script import load_script
 
 TOOL = Path(__file__).resolve().parents[1] / "tools" / "gpu_check"
 TESTS = """
@@ -34,14 +34,7 @@ def test_comes_last(): pass
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("gpu_check", str(TOOL))
-    spec = importlib.util.spec_from_loader("gpu_check", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    path = list(sys.path)
-    loader.exec_module(module)
-    sys.path[:] = path
-    return module
+    return load_script(TOOL)
 
 
 @pytest.fixture(autouse=True)

@@ -81,6 +81,7 @@ def imported(tree: ast.AST, found: set[str]) -> dict[str, str]:
     return roots
 
 
+@functools.cache
 def private_names(source: str) -> set[str]:
     """Those that a module uses."""
     found: set[str] = set()

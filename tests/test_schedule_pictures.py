@@ -1,6 +1,5 @@
 """docs/pictures/schedules holds what tools/draw/schedules.py draws now, and the page shows each."""
 
-import importlib.util
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from flambeau.train.settings.settings import FIELDS
+from load_script import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "draw" / "schedules.py"
@@ -15,12 +15,7 @@ TOOL = ROOT / "tools" / "draw" / "schedules.py"
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_schedules", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(TOOL)
 
 
 def test_the_files_are_what_the_tool_writes(

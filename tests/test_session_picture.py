@@ -1,12 +1,13 @@
 """docs/pictures/session.svg shows what `flambeau train` prints when it is killed and started again."""
 
 import html
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from load_script import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "draw" / "session.py"
@@ -14,12 +15,7 @@ TOOL = ROOT / "tools" / "draw" / "session.py"
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_session", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(TOOL)
 
 
 def lines_of(picture: str) -> list[str]:

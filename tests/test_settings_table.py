@@ -1,7 +1,6 @@
 """docs/en/train.md shows every setting as the code has it, and the Chinese page names the same ones."""
 
 import dataclasses
-import importlib.util
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 from flambeau.train.settings import chinese_help
 from flambeau.train.settings.field_checks import Range
 from flambeau.train.settings.settings import FIELDS
+from load_script import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "settings_table.py"
@@ -83,11 +83,7 @@ def test_each_setting_has_its_help_in_chinese() -> None:
 
 
 def test_a_new_setting_changes_the_table(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("settings_table", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = load_script(TOOL)
     assert tool.settings_table() + "\n" == table
 
     @dataclasses.dataclass

@@ -1,6 +1,5 @@
 """The pages as a site: it builds without a warning, names what is wrong, and works without a network."""
 
-import importlib.util
 import json
 import re
 import shutil
@@ -13,6 +12,8 @@ from types import ModuleType
 from urllib.parse import quote, unquote
 
 import pytest
+
+from load_script import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "build_site.py"
@@ -30,12 +31,7 @@ QUERIES = [
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_site", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(TOOL)
 
 
 def build(out: Path, *options: str) -> subprocess.CompletedProcess[str]:

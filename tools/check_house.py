@@ -28,10 +28,16 @@ RECIPES = [path for path in FILES if path.parts[0] == "recipes" and path.stem !=
 IMPORT_NAMES = {"pillow": "PIL"}  # where the name to install is not the name to import
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)  # file by file, all rules look at one
 def parsed(source: str) -> ast.Module:
     """The tree of a source; nobody changes it."""
     return ast.parse(source)
+
+
+@functools.lru_cache(maxsize=8)
+def nodes(source: str) -> list[ast.AST]:
+    """All of its tree."""
+    return list(ast.walk(parsed(source)))
 
 
 def required_packages() -> frozenset[str]:
@@ -212,19 +218,21 @@ class Import(NamedTuple):
     lazy: bool  # inside a function, or under TYPE_CHECKING: it does not run at import
 
 
-def imports(path: PurePosixPath, tree: ast.Module) -> Iterator[Import]:
-    package = ("flambeau", *path.parent.parts)
-    todo: list[tuple[ast.AST, bool]] = [(tree, False)]
+@functools.cache
+def imports(path: PurePosixPath, source: str) -> list[Import]:
+    package, found = ("flambeau", *path.parent.parts), []
+    todo: list[tuple[ast.AST, bool]] = [(parsed(source), False)]
     while todo:
         node, lazy = todo.pop()
         for target in import_targets(node, package):
-            yield Import(target, node.lineno, lazy)  # type: ignore[attr-defined]
+            found.append(Import(target, node.lineno, lazy))  # type: ignore[attr-defined]
         if isinstance(node, ast.If) and "TYPE_CHECKING" in names_in(node.test):
             todo += [(child, True) for child in node.body]
             todo += [(child, lazy) for child in node.orelse]
             continue
         inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         todo += [(child, inside) for child in ast.iter_child_nodes(node)]
+    return found
 
 
 def import_targets(node: ast.AST, package: tuple[str, ...]) -> list[str]:
@@ -246,7 +254,7 @@ def import_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
         yield f"{path.parts[0]} is not in the table of FLOORS"
         return
     rule = FLOORS[path.parts[0]]
-    for target, line, lazy in imports(path, parsed(source)):
+    for target, line, lazy in imports(path, source):
         package, _, rest = target.partition(".")
         folder = rest.partition(".")[0]
         if package in sys.stdlib_module_names:
@@ -272,7 +280,7 @@ def storey_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     if path.parts[1] not in floor_of:
         yield f"{path.parts[1]} is not in the table of STOREYS"
         return
-    for target, line, _ in imports(path, parsed(source)):
+    for target, line, _ in imports(path, source):
         parts = target.split(".")
         if parts[:2] != ["flambeau", path.parts[0]] or len(parts) < 3:
             continue
@@ -283,9 +291,8 @@ def storey_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
 
 def private_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """What another module uses is public there."""
-    tree = parsed(source)
     modules: set[str] = set()  # names that stand for modules of flambeau here
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flambeau"):
             for alias in node.names:
                 if is_private(alias.name):
@@ -293,7 +300,7 @@ def private_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
                 place = SRC.joinpath(*(node.module or "").split(".")[1:], alias.name)
                 if place.with_suffix(".py").is_file():
                     modules.add(alias.asname or alias.name)
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if (
             isinstance(node, ast.Attribute)
             and is_private(node.attr)
@@ -314,7 +321,7 @@ def circles(sources: Mapping[PurePosixPath, str]) -> list[list[str]]:
     }
     arrows: dict[str, set[str]] = {}
     for module, path in modules.items():
-        found = {row.target for row in imports(path, parsed(sources[path]))}
+        found = {row.target for row in imports(path, sources[path])}
         # 'flambeau.a.b.Name' names the module flambeau.a.b.
         arrows[module] = {
             name for target in found for name in (target, target.rpartition(".")[0])
@@ -349,10 +356,10 @@ def packages_behind(target: str) -> set[str]:
         if found is None or found in seen:
             continue  # a package, whose __init__.py imports nothing
         seen.add(found)
-        tree = parsed(found.read_text(encoding="utf-8"))
+        source = found.read_text(encoding="utf-8")
         eager = [
             row.target
-            for row in imports(PurePosixPath(found.relative_to(SRC)), tree)
+            for row in imports(PurePosixPath(found.relative_to(SRC)), source)
             if not row.lazy
         ]
         todo += [name for name in eager if name.startswith("flambeau.")]
@@ -372,7 +379,7 @@ def init_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     if path.name != "__init__.py" or path == CALLABLE:
         return
     if path == PurePosixPath("__init__.py"):
-        for target, line, lazy in imports(path, parsed(source)):
+        for target, line, lazy in imports(path, source):
             package = target.partition(".")[0]
             if not lazy and package not in sys.stdlib_module_names and "version" not in target:
                 yield f"line {line}: imports {target} at module level"
@@ -415,7 +422,7 @@ def effects(body: list[ast.stmt]) -> Iterator[str]:
 
 def call_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """The device follows the input; a recipe returns what it has to say."""
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if not isinstance(node, ast.Call):
             continue
         if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
@@ -476,7 +483,7 @@ def length_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
         limit = LINES_WITH_REASON
     if (length := len(source.splitlines())) > limit:
         yield f"{length} lines, the limit is {limit}"
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = code_lines(node)
             if length > FUNCTION_LINES and f"{path}:{node.name}" not in LONG:
@@ -485,20 +492,20 @@ def length_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
 
 def argument_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """What belongs together is one frozen dataclass, whose own fields do not count."""
-    for name, line, count in wide(parsed(source)):
+    for name, line, count in wide(source):
         if f"{path}:{name}" not in WIDE:
             yield f"line {line}: {name} takes {count} arguments, the limit is {ARGUMENTS}"
 
 
-def wide(tree: ast.Module) -> Iterator[tuple[str, int, int]]:
+def wide(source: str) -> Iterator[tuple[str, int, int]]:
     """(name, line, number of arguments) of what takes too many."""
     class_of = {
         id(node): owner.name
-        for owner in ast.walk(tree)
+        for owner in nodes(source)
         if isinstance(owner, ast.ClassDef)
         for node in owner.body
     }
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             count = sum(arg.arg not in ("self", "cls") for arg in args)
@@ -617,14 +624,14 @@ def table_breaches(sources: Mapping[PurePosixPath, str]) -> Iterator[str]:
                 yield f"STOREYS names {folder}/{name}, which does not exist"
     for key in WIDE:
         path, _, name = key.partition(":")
-        if name not in [row[0] for row in wide(parsed(sources.get(PurePosixPath(path), "")))]:
+        if name not in [row[0] for row in wide(sources.get(PurePosixPath(path), ""))]:
             yield f"WIDE names {key}, which needs no exception"
     for key in LONG:
         path, _, function = key.partition(":")
         source = sources.get(PurePosixPath(path), "")
         functions = [
             code_lines(node)
-            for node in ast.walk(parsed(source))
+            for node in nodes(source)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
         ]
         limit = RECIPE_LINES if path.startswith("recipes/") else MODULE_LINES

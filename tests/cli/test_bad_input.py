@@ -358,7 +358,7 @@ def test_an_empty_argument_is_not_the_current_folder(words: tuple[str, ...], par
         check(words)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(flambeau: Any, images: Path) -> None:
     os.mkfifo("a.rec")
     for words in (
@@ -836,7 +836,7 @@ def test_a_disk_that_stays_full_while_a_checkpoint_is_written(
 
     def full(self: Disk, path: Path) -> int:
         if "step-00000002" in str(path):
-            failed.wait(10)
+            failed.wait(60)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return create(self, path)
 
@@ -859,7 +859,7 @@ def test_a_disk_that_stays_full_while_a_checkpoint_is_written(
     assert any("step-00000002 could not be written: No space left" in line for line in said)
 
 
-def test_a_limit_on_the_size_of_files(images: Path) -> None:
+def test_a_limit_on_the_size_of_files(images: Path, run_python: Any) -> None:
     """A real failing write, of the trial save: the weights are larger than the limit."""
     script = (
         "import resource, sys\n"
@@ -868,10 +868,7 @@ def test_a_limit_on_the_size_of_files(images: Path) -> None:
         "sys.exit(main(sys.argv[1:]))"
     )
     words = ["train", str(images), "--out", "run", "--duration", "1st", "--batch-size", "4"]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *words],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_python("-W", "error", "-c", script, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         "checkpoint run/checkpoints/step-00000000 could not be written: File too large"

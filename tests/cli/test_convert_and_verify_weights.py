@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 import tarfile
 import tracemalloc
 import warnings
@@ -241,7 +240,7 @@ def test_folders_of_flambeau(flambeau: Any) -> None:
     assert flambeau("convert", "empty b.safetensors").code == 2
 
 
-def test_a_full_disk_is_told_as_such(flambeau: Any) -> None:
+def test_a_full_disk_is_told_as_such(run_python: Any) -> None:
     """Of a file that safetensors itself writes: its error has no number, only text."""
     script = """
 import resource, signal
@@ -255,10 +254,8 @@ try:
 except OSError as error:
     print(error.errno, error.filename)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"{errno.EFBIG} a.safetensors\n"
+    done = run_python("-c", script)
+    assert (done.returncode, done.stdout) == (0, f"{errno.EFBIG} a.safetensors\n")
     assert not list(Path().iterdir())
 
 

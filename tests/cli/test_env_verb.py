@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from email.message import Message
 from importlib import metadata
 
 import pytest
@@ -118,9 +119,9 @@ def installed(versions: dict[str, str]) -> Callable[[str], str]:
     ("torch_here", "needed", "said"),
     [
         ("2.15.0+cu132", "torch (>=2.14.0)", []),
-        ("2.13.0", "torch>=2.14.0", ["torchvision 0.29.2 needs torch 2.14.0 or later, and 2.13.0 is here"]),
+        ("2.13.0", "torch>=2.14.0", ["torchvision 0.29.2 needs torch>=2.14.0, and torch 2.13.0 is here"]),
         ("2.11.0+cpu", "torch==2.11.0", []),
-        ("2.12.0", "torch (==2.11.0)", ["torchvision 0.29.2 needs torch 2.11.0, and 2.12.0 is here"]),
+        ("2.12.0", "torch (==2.11.0)", ["torchvision 0.29.2 needs torch==2.11.0, and torch 2.12.0 is here"]),
         ("2.12.0", "torchvision-extra==1.0", []),
     ],
 )  # fmt: skip
@@ -139,6 +140,10 @@ def test_what_does_not_fit_together(
     }  # fmt: skip
     monkeypatch.setattr(metadata, "version", installed(versions))
     monkeypatch.setattr(metadata, "requires", needs.get)
+    extras = Message()
+    for name in ("formats", "plot", "dev"):
+        extras["Provides-Extra"] = name
+    monkeypatch.setattr(metadata, "metadata", {"flambeau": extras}.__getitem__)
     assert env._problems() == said
     assert env._extras() == {"formats": ["lmdb is missing"], "plot": ["matplotlib is missing"]}
 

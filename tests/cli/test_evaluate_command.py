@@ -4,7 +4,7 @@ import contextlib
 import csv
 import errno
 import json
-import subprocess
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -336,19 +336,14 @@ def test_a_full_disk(
     assert not list(Path().iterdir())
 
 
-def test_a_closed_pipe_loses_no_file(root: Path) -> None:
-    command = (
-        f"{sys.executable} -m flambeau evaluate two two_images --out '{Path.cwd()}/p.csv' | true"
-    )
-    done = subprocess.run(
-        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, f"predictions of 80 images: {Path.cwd()}/p.csv\n")
+def test_a_closed_pipe_loses_no_file(root: Path, forked_python: Any) -> None:
+    os.mkfifo("pipe")
+    Path("errors").touch()
+    words = ["-m", "flambeau", "evaluate", root / "two", root / "two_images", "--out", "p.csv"]
+    process = forked_python(words, output=Path("pipe"), errors=Path("errors"))
+    Path("pipe").open().close()
+    code, err = process.wait(120), Path("errors").read_text(encoding="utf-8")
+    assert (code, err) == (0, "predictions of 80 images: p.csv\n")
     assert len(rows_of("p.csv")) == 80
 
 

@@ -1,8 +1,7 @@
 """`flambeau train --json-lines`: what happens as JSON on standard output; settings that people read."""
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -127,26 +126,16 @@ def test_a_preempted_run_says_so(
     assert events(out)[-2] == {"event": "checkpoint", "path": "run/checkpoints/step-00000003"}
 
 
-def test_the_training_outlives_its_reader(images: Path) -> None:
+def test_the_training_outlives_its_reader(images: Path, forked_python: Any) -> None:
     """As with `| head -1`."""
-    command = [
-        sys.executable,
-        "-m",
-        "flambeau",
-        "train",
-        str(images),
-        *SHORT.split(),
-        "--json-lines",
-    ]
-    with subprocess.Popen(
-        [*command, "--out", "run"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as training:
-        assert training.stdout is not None
-        assert training.stderr is not None
-        training.stdout.readline()
-        training.stdout.close()
-        err = training.stderr.read()
-        assert training.wait(60) == 0, err
+    os.mkfifo("pipe")
+    Path("errors").touch()
+    words = ["-m", "flambeau", "train", images, *SHORT.split(), "--json-lines", "--out", "run"]
+    training = forked_python(words, output=Path("pipe"), errors=Path("errors"))
+    with Path("pipe").open() as reader:
+        assert json.loads(reader.readline())["event"] == "start"
+    code, err = training.wait(120), Path("errors").read_text(encoding="utf-8")
+    assert code == 0, err
     assert "nobody reads standard output any more" in err
     assert Path("run/result.json").is_file()
 

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ import os, pathlib, time
 pathlib.Path("ready-" + os.environ["RANK"]).touch()
 time.sleep(60)
 """
-LAUNCH = [sys.executable, "-m", "flambeau", "launch"]
+LAUNCH = ["-m", "flambeau", "launch"]
 
 
 def free_port() -> int:
@@ -68,12 +67,12 @@ Done = dict[str, tuple[int, list[str], str]]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
-    """Exit code, sorted output and errors of each command; torch is imported by all of them at once."""
+def done(tmp_path_factory: pytest.TempPathFactory, forked_python: Any) -> Done:
+    """Exit code, sorted output and errors of each command."""
     folder = tmp_path_factory.mktemp("launch")
     for name, text in (("old", OLD_SCRIPT), ("plain", PLAIN_SCRIPT), ("waiting", WAITING_SCRIPT)):
         (folder / f"{name}.py").write_text(text)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     port = free_port()
     nodes = ["--nnodes", "2", "--rdzv", f"localhost:{port}"]
     commands = {
@@ -86,35 +85,36 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
         k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL")
     }
     environ["TMPDIR"] = str(folder)  # where one that is killed leaves its error files
-    processes: dict[str, subprocess.Popen[str]] = {}
+    processes: dict[str, Any] = {}
     try:
-        for name, command in commands.items():
-            if name == "other":
+        with contextlib.chdir(folder):
+            for name, words in commands.items():
+                out, err = (folder / f"{name}.{kind}" for kind in ("out", "err"))
+                out.touch()
+                err.touch()
+                if name != "other":
+                    processes[name] = forked_python(words, output=out, errors=err, environ=environ)
+                    continue
                 until_held(port)  # or this one would hold it
-            processes[name] = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environ,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
+                # A new Python: torch's C++ code is told to be quiet before it is loaded.
+                with out.open("w") as stdout, err.open("w") as stderr:
+                    processes[name] = subprocess.Popen(
+                        [sys.executable, *words], env=environ, stdout=stdout, stderr=stderr
+                    )
         deadline = time.monotonic() + 60
         while not all((folder / f"ready-{rank}").exists() for rank in range(2)):
-            assert time.monotonic() < deadline, [
-                p.communicate(timeout=1) for p in processes.values()
-            ]
+            assert time.monotonic() < deadline, [f.read_text() for f in folder.glob("*.err")]
             time.sleep(0.05)
         processes["holder"].kill()
-        yield {
-            name: (process.wait(60), sorted(out.splitlines()), err)
-            for name, process in processes.items()
-            for out, err in [process.communicate(timeout=60)]
-        }
+        codes = {name: process.wait(60) for name, process in processes.items()}
     finally:
         for process in processes.values():
             process.kill()
-            process.communicate()
+    said = {path.name: path.read_text() for path in folder.glob("*.*")}
+    return {
+        name: (code, sorted(said[f"{name}.out"].splitlines()), said[f"{name}.err"])
+        for name, code in codes.items()
+    }
 
 
 def test_a_script_of_the_old_launcher_runs(done: Done) -> None:
@@ -222,7 +222,9 @@ def test_a_ctrl_c_while_torch_is_loaded(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.touch()
     process = subprocess.Popen(
-        [*LAUNCH, "--procs", "1", "--", str(script)], text=True, stderr=subprocess.PIPE
+        [sys.executable, *LAUNCH, "--procs", "1", "--", str(script)],
+        text=True,
+        stderr=subprocess.PIPE,
     )
     status = Path(f"/proc/{process.pid}/status")
     # It catches SIGTERM from before torch is imported; SIGINT is Python's from the start.

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import functools
 import json
 import os
 import re
@@ -161,6 +162,17 @@ def test_mistakes_end_with_2(
 # ---------------------------------------------------------------- searching
 
 
+@pytest.fixture
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages are read for the first of the questions only; answering them changes nothing."""
+    monkeypatch.setattr(recipes, "Index", index_of)
+
+
+@functools.cache
+def index_of(*, chinese: bool) -> recipe_search.Index:
+    return recipe_search.Index(chinese=chinese)
+
+
 def found(words: str, capsys: pytest.CaptureFixture[str], *more: str) -> list[tuple[str, str]]:
     assert main(["recipes", "find", *words.split(), "--json", *more]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -205,13 +217,13 @@ ERRORS, OLD = (
     ],
 )
 def test_questions_find_their_answers(
-    words: str, expected: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    words: str, expected: tuple[str, str], read_once: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert expected in found(words, capsys)[:4]
 
 
 def test_the_name_of_a_recipe_finds_it() -> None:
-    index = recipe_search.Index(chinese=False)
+    index = index_of(chinese=False)
     for path in FOLDER.rglob("[!_]*.py"):
         for words in (path.stem, path.stem.replace("_", " ")):
             names = [entry.name for entry in index.search(words)]
@@ -220,7 +232,7 @@ def test_the_name_of_a_recipe_finds_it() -> None:
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_page_that_is_found_can_be_printed(
-    language: str, capsys: pytest.CaptureFixture[str]
+    language: str, read_once: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--zh"] if language == "zh" else []
     pages = {
@@ -228,7 +240,7 @@ def test_every_page_that_is_found_can_be_printed(
     }
     assert len(pages) > 30
     for name in pages:
-        assert main(["recipes", *words, "page", name]) == 0, name
+        assert call(*words, "page", name) == 0, name
         assert capsys.readouterr().out.startswith("#")
 
 
@@ -242,7 +254,7 @@ def test_find_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "flambeau recipes page NAME" in said.err
 
 
-def test_nothing_found_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_found_ends_with_1(read_once: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "find", "mixpu"]) == 1
     said = capsys.readouterr()
     assert (said.out, said.err) == (
@@ -344,8 +356,13 @@ def test_copy_several_and_import_them(
         "  from mine.mixup import mixup",
         "  page: flambeau recipes page mixup",
     ]
-    program = "from mine.ema import EMA\nfrom mine.mixup import mixup"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, object] = {}
+    exec("from mine.ema import EMA\nfrom mine.mixup import mixup", names)
+    copies = [Path(sys.modules.pop(f"mine.{name}").__file__ or "") for name in ("ema", "mixup")]
+    del sys.modules["mine"]
+    assert copies == [tmp_path / "mine" / "ema.py", tmp_path / "mine" / "mixup.py"]
+    assert {"EMA", "mixup"} <= names.keys()
 
 
 def test_copy_several_all_or_none(tmp_path: Path) -> None:

@@ -21,12 +21,15 @@ from flambeau.report.words import ENGLISH
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, kept_process: Any) -> Path:
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, kept_process: Any, every_other_embedded: Path
+) -> Path:
     from flambeau.cli.command import main
 
     folder = tmp_path_factory.mktemp("runs") / "first"
-    words = "--duration 2ep --batch-size 1500 --device cpu --precision fp32 --log-every 2"
-    with kept_process():
+    words = "--duration 2ep --batch-size 750 --device cpu --precision fp32 --log-every 2"
+    with kept_process(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr("flambeau.data.sources.open_data.EMBEDDED", every_other_embedded)
         assert main(["train", "--out", str(folder), *words.split()]) == 0
     return folder
 
@@ -224,14 +227,14 @@ def test_a_file_that_is_none_of_ours_is_left_out(
 
 
 def test_a_report_that_cannot_be_made_ends_no_training(
-    flambeau: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flambeau: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> str:
         raise ZeroDivisionError("a fault of ours")
 
     monkeypatch.setattr("flambeau.train.checkpoints.run_report.report_page", broken)
     out = tmp_path / "run"
-    code, _, err = flambeau("train --epochs 1 --batch-size 1500 --device cpu --out", out)
+    code, _, err = flambeau("train", images, "--epochs 1 --batch-size 4 --out", out)
     assert code == 0
     assert f"{out}/report.html could not be written: ZeroDivisionError: a fault of ours" in err
     assert (out / "result.json").is_file()

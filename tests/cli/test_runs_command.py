@@ -113,12 +113,11 @@ def test_a_finished_run(flambeau: Any) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_while_it_trains_and_after_a_signal(
-    number: signal.Signals, flambeau: Any, tmp_path: Path
+    number: signal.Signals, flambeau: Any, forked_python: Any
 ) -> None:
     photos(Path("photos"))
     words = f"train photos --duration 100000st --checkpoint-every 3st {SHORT} --out runs/long"
-    command = [sys.executable, "-m", "flambeau", *words.split()]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = forked_python(["-m", "flambeau", *words.split()], output=Path(os.devnull))
     try:
         until = time.monotonic() + 120
         while not list(Path("runs").glob("long/checkpoints/step-0000000[3-9]")):
@@ -127,11 +126,10 @@ def test_a_run_while_it_trains_and_after_a_signal(
         row = listed(flambeau)["long"]
         assert (row["state"], row["steps"]) == ("running", 100_000)
         assert row["step"] >= 3
-        process.send_signal(number)
+        os.kill(process.pid, number)
         process.wait(60)
     finally:
         process.kill()
-        process.wait()
     row = listed(flambeau)["long"]
     assert row["state"] == "stopped"
     saved = [int(path.name[5:]) for path in Path("runs/long/checkpoints").glob("step-????????")]
@@ -220,9 +218,9 @@ def test_a_large_metrics_file_is_read_at_its_end(flambeau: Any) -> None:
     saved = run / "checkpoints" / "step-00000005"
     saved.mkdir(parents=True)
     (saved / "manifest.json").write_text(json.dumps(manifest))
-    start = time.monotonic()
+    start = time.process_time()  # whatever else the machine does
     row = listed(flambeau)["large"]
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
     assert row["best"] == 0.75  # the checkpoints remember what is not read
     assert row["seconds"] is None
 
@@ -431,10 +429,9 @@ def test_300_runs_without_torch_in_a_pipe() -> None:
     script = """
 import sys, time
 from flambeau.cli.command import main
-start = time.monotonic()
 assert main(["runs"]) == 0
 assert "torch" not in sys.modules and "numpy" not in sys.modules
-assert time.monotonic() - start < 5, time.monotonic() - start
+assert time.process_time() < 5, time.process_time()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False

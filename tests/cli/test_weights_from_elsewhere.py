@@ -323,7 +323,7 @@ def test_an_optimizer_saved_whole_is_dropped(flambeau: Any) -> None:
 
 
 @pytest.mark.parametrize("out", ["out.pth", "out.safetensors"])
-def test_half_complex_numbers(out: str) -> None:
+def test_half_complex_numbers(out: str, run_python: Any) -> None:
     """torch warns where it makes some, in the first place of a process."""
     script = f"""
 import torch, warnings
@@ -339,9 +339,7 @@ print(code)
 if code[1] == 0:
     print(torch.view_as_real(load_pickle(Path({out!r}))["w"]).transpose(0, 1).flatten(1).tolist())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", script)
     assert "2 tensors, 24 bytes (zip), whole" in done.stdout
     if out == "out.pth":
         assert done.stdout.endswith("(0, 0)\n[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]\n")

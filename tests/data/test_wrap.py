@@ -175,7 +175,7 @@ def test_an_error_of_the_dataset_leaves_no_worker_behind() -> None:
         list(wrap(Failing(failed), batch_size=4, workers=2, shuffle=False))
     began = time.monotonic()
     while multiprocessing.active_children():
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 30
     assert error.value.__traceback__ is not None
 
 
@@ -334,7 +334,7 @@ def test_no_worker_outlives_a_killed_parent(
         time.sleep(0.02)
     workers = [int(path.name) for path in tmp_path.glob("[0-9]*")]
     job.kill(0)
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 30
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline, "a worker is still there"
         time.sleep(0.02)
@@ -378,7 +378,7 @@ def test_workers_of_a_fork_server_work_and_end_with_the_parent(tmp_path: Path) -
             parent.kill()
     workers = [int(path.name) for path in pids.iterdir()]
     assert len(workers) == 2
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 30
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline, "a worker is still there"
         time.sleep(0.02)

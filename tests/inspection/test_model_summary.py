@@ -1,8 +1,7 @@
 """The summary of a model, against torch's own counters and against what is countable by hand."""
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -180,7 +179,7 @@ def test_values_are_there_where_the_model_leaves_torch() -> None:
         pytest.param("estimate_memory(model, inputs)", marks=pytest.mark.slow),
     ],
 )
-def test_a_process_that_looked_can_train_and_then_fork_ranks(look: str) -> None:
+def test_a_process_that_looked_can_train_and_then_fork_ranks(look: str, run_python: Any) -> None:
     code = f"""
 import os, torch
 from flambeau.inspection.model_summary import summarize
@@ -194,9 +193,7 @@ if not pid:
     os._exit(7)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
-    )
+    done = run_python("-c", code)
     assert done.stdout.strip() == "7", done.stderr
 
 

@@ -5,7 +5,6 @@ that nobody stopped. Each stop is one start of the command; the tests look at wh
 """
 
 import contextlib
-import importlib.util
 import os
 import re
 import signal
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 
 from flambeau.recipes.checkpoints.atomic_checkpoint import verify_checkpoint
+from load_script import load_script
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches processes in /proc")
 
@@ -56,13 +56,7 @@ class Stopped:
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    path = Path(__file__).parents[2] / "bench" / "kill_storm.py"
-    spec = importlib.util.spec_from_file_location("kill_storm", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(Path(__file__).parents[2] / "bench" / "kill_storm.py")
 
 
 @pytest.fixture(scope="module")

@@ -128,7 +128,7 @@ def test_a_killed_rank_ends_the_others(
     job = start_ranks(3, lambda: train(folder, pause_s=0.01))
     wait_for(folder / "steps-1", "6")
     job.kill(1, signal.SIGKILL)
-    assert job.codes(10) == [76, -signal.SIGKILL, 76]
+    assert job.codes(30) == [76, -signal.SIGKILL, 76]
     (line,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("flambeau: rank")]
     assert re.match(r"flambeau: rank 1 of 3 \(host .*, process \d+\) ", line)
     *_, event = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
@@ -154,7 +154,7 @@ def test_a_rank_that_stands_still_is_named_with_its_stack(
             globals()["cross_entropy"] = falls_asleep
         if how == "stopped, and one is slow" and os.environ["RANK"] == "1":
             ranks.PACE = dataclasses.replace(ranks.PACE, poll_s=1.5)  # type: ignore[misc]
-        train(folder, pause_s=0.01, stall_timeout=1.5)
+        train(folder, pause_s=0.01, stall_timeout=3.0)
 
     job = start_ranks(3, work)
     wait_for(folder / "steps-2", "6")
@@ -162,7 +162,7 @@ def test_a_rank_that_stands_still_is_named_with_its_stack(
         job.kill(2, signal.SIGSTOP)
     else:
         (folder / "asleep").touch()
-    codes = job.codes(20)
+    codes = job.codes()
     assert codes[:2] == [76, 76]
     assert codes[2] in (1, -signal.SIGKILL)
     said = capfd.readouterr().err
@@ -183,12 +183,12 @@ def test_a_data_worker_that_hangs_is_named_before_its_rank(
 
     def work() -> None:
         stuck = folder / "stuck" if os.environ["RANK"] == "1" else None
-        train(folder, pause_s=0.01, stall_timeout=1.5, workers=1, stuck=stuck)
+        train(folder, pause_s=0.01, stall_timeout=3.0, workers=1, stuck=stuck)
 
     job = start_ranks(2, work)
     wait_for(folder / "steps-1", "6")
     (folder / "stuck").touch()
-    assert job.codes(20) == [76, 1]
+    assert job.codes() == [76, 1]
     said = capfd.readouterr().err
     (line,) = [x for x in said.splitlines() if x.startswith("flambeau: rank")]
     assert re.match(
@@ -207,7 +207,7 @@ def test_an_error_on_one_rank_ends_all_and_is_told_once(
         train(folder)
 
     job = start_ranks(3, work)
-    assert sorted(job.codes(20)) == [1, 76, 76]
+    assert sorted(job.codes()) == [1, 76, 76]
     said = capfd.readouterr().err
     assert (
         said.count("IndexError: list index out of range") <= 2

@@ -3,7 +3,6 @@
 The lives, the kills and the comparison are those of bench/kill_storm.py, which does any number of them.
 """
 
-import importlib.util
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     save_checkpoint,
     to_bytes,
 )
+from load_script import load_script
 
 MANY = 24
 """Kills of `pytest -m slow`; the usual suite has eight, among them one of each kind."""
@@ -33,13 +33,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches proc
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    path = Path(__file__).parents[2] / "bench" / "kill_storm.py"
-    spec = importlib.util.spec_from_file_location("kill_storm", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(Path(__file__).parents[2] / "bench" / "kill_storm.py")
 
 
 @pytest.fixture(scope="module", params=[8, pytest.param(MANY, marks=pytest.mark.slow)])

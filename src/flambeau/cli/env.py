@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -155,40 +154,35 @@ def _extras() -> dict[str, list[str] | str]:
     """The optional parts of flambeau: 'installed', or the packages that are missing."""
     from importlib import metadata
 
+    from packaging.requirements import Requirement
+
+    wanted = [Requirement(line) for line in metadata.requires("flambeau") or []]
     found: dict[str, list[str] | str] = {}
-    for line in metadata.requires("flambeau") or []:
-        package, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        if package is None or extra is None or extra[1] in _OF_DEVELOPERS:
-            continue
-        missing = found.setdefault(extra[1], [])
-        if isinstance(missing, list) and _version(package[0]) is None:
-            missing.append(f"{package[0]} is missing")
-    return {name: missing or "installed" for name, missing in found.items()}
+    for extra in metadata.metadata("flambeau").get_all("Provides-Extra") or []:
+        if extra not in _OF_DEVELOPERS:
+            names = [
+                one.name for one in wanted if one.marker and one.marker.evaluate({"extra": extra})
+            ]
+            missing = [f"{name} is missing" for name in names if _version(name) is None]
+            found[extra] = missing or "installed"
+    return found
 
 
 def _problems() -> list[str]:
     """What does not fit together: torchvision says which torch it was built with."""
     from importlib import metadata
 
+    from packaging.requirements import Requirement
+
     here, torchvision = _version("torch"), _version("torchvision")
     if here is None or torchvision is None:
         return []
-    found = []
-    for line in metadata.requires("torchvision") or []:
-        wanted = re.match(r"torch *\(?(==|>=) *(\d[\d.]*\d)\)?$", line)
-        if wanted is None:
-            continue
-        there, needed = _numbers(here), _numbers(wanted[2])
-        if there < needed or (wanted[1] == "==" and there != needed):
-            least = " or later" if wanted[1] == ">=" else ""
-            found.append(
-                f"torchvision {torchvision} needs torch {wanted[2]}{least}, and {here} is here"
-            )
-    return found
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
+    wanted = [Requirement(line) for line in metadata.requires("torchvision") or []]
+    return [
+        f"torchvision {torchvision} needs {one}, and torch {here} is here"
+        for one in wanted
+        if one.name == "torch" and not one.specifier.contains(here, prereleases=True)
+    ]
 
 
 def _version(package: str) -> str | None:

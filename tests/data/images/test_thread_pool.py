@@ -2,8 +2,6 @@
 
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import time
 
@@ -97,7 +95,7 @@ def test_a_forked_child_has_threads_of_its_own():
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_pool_travels_to_a_process_of_its_own():
+def test_a_pool_travels_to_a_process_of_its_own(run_python):
     pool = DecodePool(2)
     pool.each(9, lambda number: None)
     assert pickle.loads(pickle.dumps(pool))._of_process is None
@@ -105,8 +103,7 @@ def test_a_pool_travels_to_a_process_of_its_own():
         "import pickle, sys; pool = pickle.loads(bytes.fromhex(sys.argv[1])); found = [0] * 9; "
         "pool.each(9, lambda number: found.__setitem__(number, number**2)); print(found)"
     )
-    words = [sys.executable, "-c", script, pickle.dumps(pool).hex()]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    done = run_python("-c", script, pickle.dumps(pool).hex())
     assert done.stdout == f"{[number**2 for number in range(9)]}\n"
 
 

@@ -118,7 +118,7 @@ def test_what_could_mean_either_is_refused_where_it_matters() -> None:
     assert [tuple(t.shape) for half in halves for t in half] == [(2, 4, 4)] * 16
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("batch", ["text", ["a", "b"], {"x": "text"}, 3, [], {}, UserDict(x=["a"])])
 def test_a_batch_without_a_tensor_is_refused(batch: Any) -> None:
     with pytest.raises(InputError, match="without a tensor"):

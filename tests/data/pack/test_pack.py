@@ -663,13 +663,14 @@ sys.exit(main(["pack", "small", "sub/a.h5"]))
 """
 
 
-def test_what_hinders_hdf5_is_told_of_dst(small: Path, tmp_path: Path) -> None:
+def test_what_hinders_hdf5_is_told_of_dst(
+    small: Path, tmp_path: Path, run_python: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a process of its own: the library cannot be used any more where a file could not be closed."""
     pytest.importorskip("h5py")
     (tmp_path / "sub").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    monkeypatch.chdir(tmp_path)
+    done = run_python("-c", LIMITED)
     assert done.returncode == 2, done.stderr
     assert "flambeau: sub/a.h5: File too large; fix that" in done.stderr
 

@@ -564,7 +564,7 @@ while True:
     ended = launcher.end()
     assert all(map(is_gone, pids))
     assert (ended.code, ended.out) == (1, ["asked"])
-    assert ended.seconds < 5
+    assert ended.seconds < 10
     last_line(ended, 1, 2, "was killed by SIGKILL")
 
 
@@ -738,7 +738,7 @@ def test_a_script_without_an_answer_ends(
     pids = launcher.pids()
     ended = launcher.send(number).end()
     assert (ended.code, ended.err) == (code, err)
-    assert ended.seconds < 5
+    assert ended.seconds < 10
     assert all(map(is_gone, pids))
 
 
@@ -750,7 +750,7 @@ def test_one_ctrl_c_asks_and_the_second_kills(start: Start) -> None:
     assert not any(map(is_gone, pids))
     ended = launcher.send(signal.SIGINT).end()
     assert (ended.code, ended.out, ended.err) == (130, ["asked"] * 2, ["flambeau: interrupted"])
-    assert ended.seconds < 2
+    assert ended.seconds < 10
     assert all(map(is_gone, pids))
 
 
@@ -782,7 +782,7 @@ def test_a_rank_that_is_stopped_is_named_and_killed_when_the_job_is_to_end(start
     """SIGTERM does not reach it: the job waited for ever, and said nothing."""
     launcher = start(STOPS, patch={(attempt, "_STOPPED_S"): 1.0})
     (pid,) = launcher.pids(1, first=1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not (said := (launcher.folder / "err").read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -793,7 +793,7 @@ def test_a_rank_that_is_stopped_is_named_and_killed_when_the_job_is_to_end(start
     )
     ended = launcher.send(signal.SIGTERM).end()
     assert ended.code == 1
-    assert 1 < ended.seconds < 6
+    assert 1 < ended.seconds < 10
     how = "was stopped, by SIGSTOP or another such signal, and had to be killed"
     last_line(ended, 0, 2, how)
     assert len(ended.err) == 2
@@ -917,7 +917,7 @@ def test_a_signal_ends_the_wait_for_other_nodes(
     time.sleep(0.3)
     ended = launcher.send(number).end()
     assert (ended.code, ended.err) == (code, err)
-    assert ended.seconds < 2
+    assert ended.seconds < 10
 
 
 def test_nobody_holds_the_rendezvous(start: Start) -> None:
@@ -971,7 +971,7 @@ def test_a_lost_holder_of_the_rendezvous_is_named(number: str, scenes: Scenes) -
 def test_a_signal_ends_the_wait_for_a_store_that_stands_still(scenes: Scenes) -> None:
     (ended,) = scenes["stopped holder"]
     assert ended.code == 75
-    assert ended.seconds < 2
+    assert ended.seconds < 10
 
 
 def test_a_job_goes_on_without_a_lost_node(scenes: Scenes) -> None:

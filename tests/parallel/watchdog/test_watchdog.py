@@ -202,7 +202,7 @@ def test_a_run_that_ends_is_not_stopped_by_those_that_have_left(
         return answers
 
     job = start_ranks(3, work)
-    assert job.codes(20) == [0, 0, 0]
+    assert job.codes(30) == [0, 0, 0]
     assert _said(tmp_path) == ""
 
 
@@ -251,7 +251,7 @@ def test_a_stalled_rank_is_named_with_its_stack(
             rank.steps(1000, before=before)
 
     job = start_ranks(3, work, group=True)
-    assert job.codes(15) == [LOST_PEER, 1, LOST_PEER]
+    assert job.codes(30) == [LOST_PEER, 1, LOST_PEER]
     said, pid = _said(tmp_path), job.processes[1].pid
     cause = (
         f"rank 1 of 3 (host a, process {pid}) has made no progress for 1 s while waiting for data"
@@ -287,7 +287,7 @@ def test_a_process_that_cannot_run_is_named_with_its_last_stack_and_killed(
             rank.steps(1000, before=before)
 
     job = start_ranks(3, work, group=True)
-    assert job.codes(15) == [LOST_PEER, LOST_PEER, -signal.SIGKILL]
+    assert job.codes(30) == [LOST_PEER, LOST_PEER, -signal.SIGKILL]
     said = _said(tmp_path)
     assert said.startswith("flambeau: rank 2 of 3 (host a, process ")
     assert "has been silent for 1 s, last seen waiting for data; " in said
@@ -324,7 +324,7 @@ def test_of_ranks_that_have_come_equally_far_the_odd_one_is_named(
                 in_a_hook()
             dist.all_reduce(torch.ones(1))
 
-    assert start_ranks(3, work, group=True).codes(15) == [1, LOST_PEER, LOST_PEER]
+    assert start_ranks(3, work, group=True).codes(30) == [1, LOST_PEER, LOST_PEER]
     assert "rank 0 of 3" in _said(tmp_path)
     assert "in in_a_hook" in _said(tmp_path)
 
@@ -375,7 +375,7 @@ def test_one_stalled_rank_alone_ends(start_ranks: Any, tmp_path: Path) -> None:
             rank.watch.beat(phase)
         _sleep_in_main(rank)
 
-    assert start_ranks(1, work).codes(15) == [1]
+    assert start_ranks(1, work).codes(30) == [1]
     assert "rank 0 of 1" in _said(tmp_path)
     assert "in _sleep_in_main" in _said(tmp_path)
 
@@ -416,7 +416,7 @@ def test_a_killed_rank_is_named_by_its_neighbour(
             rank.steps(1000, before=before)
 
     job = start_ranks(3, work, group=True)
-    assert job.codes(10) == [LOST_PEER, -signal.SIGKILL, LOST_PEER]
+    assert job.codes(30) == [LOST_PEER, -signal.SIGKILL, LOST_PEER]
     pid = job.processes[1].pid
     assert _said(tmp_path) == f"flambeau: rank 1 of 3 (host a, process {pid}) was killed\n"
     assert _error(tmp_path, 0)[0] == f"rank 1 of 3 (host a, process {pid}) was killed"
@@ -433,7 +433,7 @@ def test_one_rank_of_each_machine_says_it(start_ranks: Any, store: _Store, tmp_p
         time.sleep(_FOREVER_S)
 
     job = start_ranks(4, work)
-    assert job.codes(10) == [LOST_PEER, -signal.SIGKILL, LOST_PEER, LOST_PEER]
+    assert job.codes(30) == [LOST_PEER, -signal.SIGKILL, LOST_PEER, LOST_PEER]
     line = f"flambeau: rank 1 of 4 (host a, process {job.processes[1].pid}) was killed\n"
     assert _said(tmp_path) == line * 2
     assert (tmp_path / "out-3").read_text() == "not written yet\n"
@@ -454,7 +454,7 @@ def test_a_rank_that_nobody_sees_is_missed_by_those_that_it_was_connected_to(
             rank.steps(1000, before=before)
 
     job = start_ranks(3, work, group=True)
-    assert job.codes(10) == [LOST_PEER, LOST_PEER, -signal.SIGKILL]
+    assert job.codes(30) == [LOST_PEER, LOST_PEER, -signal.SIGKILL]
     said = _said(tmp_path)
     assert said.startswith("flambeau: rank 2 of 3 (host b, process ")
     assert "has been silent for 1 s, last seen " in said
@@ -477,7 +477,7 @@ def test_the_loss_of_the_store_ends_the_job(
     while len(list(tmp_path.glob("ready-*"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     store.kill(number)
-    assert job.codes(10) == [LOST_PEER] * 3
+    assert job.codes(30) == [LOST_PEER] * 3
     reason = "" if number == signal.SIGKILL else "no answer for 2 s"
     said = _said(tmp_path)
     assert said.startswith(
@@ -506,7 +506,7 @@ def test_a_rank_that_takes_the_store_with_it_is_named(
             rank.steps(1000, before=here_it_ends)
 
     job = start_ranks(3, work, group=True)
-    deadline = time.monotonic() + 12
+    deadline = time.monotonic() + 60
     while any(process.is_alive() for process in job.processes[1:]):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -540,7 +540,7 @@ def test_an_error_of_one_rank_has_one_traceback(
             rank.steps(1000, before=before)
 
     job = start_ranks(3, work, group=True)
-    assert job.codes(10) == [LOST_PEER, 1, LOST_PEER]
+    assert job.codes(30) == [LOST_PEER, 1, LOST_PEER]
     who = f"rank 1 of 3 (host a, process {job.processes[1].pid})"
     assert _said(tmp_path).splitlines() == [
         "TRACEBACK of 1 ValueError('no such\\nclass')",
@@ -561,7 +561,7 @@ def test_the_same_error_of_all_ranks_has_one_traceback(
             rank.steps(3)
             raise ValueError("wrong")
 
-    assert start_ranks(3, work, group=True).codes(10) == [1, 1, 1]
+    assert start_ranks(3, work, group=True).codes(30) == [1, 1, 1]
     assert [line[:9] for line in _said(tmp_path).splitlines()] == ["TRACEBACK", "flambeau:"]
 
 
@@ -572,7 +572,7 @@ def test_different_errors_are_all_printed(start_ranks: Any, store: _Store, tmp_p
             rank.steps(3)
             raise ValueError(f"wrong in its own way: {rank.rank}")
 
-    assert start_ranks(2, work, group=True).codes(10) == [1, 1]
+    assert start_ranks(2, work, group=True).codes(30) == [1, 1]
     assert _said(tmp_path).count("TRACEBACK") == 2
 
 
@@ -587,7 +587,7 @@ def test_an_error_of_torch_that_is_no_loss_is_the_ranks_own(
                 raise RuntimeError("[gloo/transport] nobody else has a problem")
             time.sleep(_FOREVER_S)
 
-    assert start_ranks(2, work, group=True).codes(12) == [1, LOST_PEER]
+    assert start_ranks(2, work, group=True).codes(30) == [1, LOST_PEER]
     assert "TRACEBACK of 0" in _said(tmp_path)
 
 
@@ -612,7 +612,7 @@ def test_a_failed_rank_that_does_not_end_is_ended_with_its_code(
             rank.watch.fail("no images in this folder", 2)
         time.sleep(_FOREVER_S)
 
-    assert start_ranks(2, work).codes(15) == [2, LOST_PEER]
+    assert start_ranks(2, work).codes(30) == [2, LOST_PEER]
 
 
 def test_a_script_that_ends_too_early_is_named(
@@ -627,7 +627,7 @@ def test_a_script_that_ends_too_early_is_named(
                 os._exit(3)
             rank.steps(1000)
 
-    assert start_ranks(2, work, group=True).codes(10) == [LOST_PEER, 3]
+    assert start_ranks(2, work, group=True).codes(30) == [LOST_PEER, 3]
     assert _said(tmp_path).endswith(" failed: its script ended before the run did\n")
     assert _said(tmp_path).count("flambeau:") == 1
 
@@ -683,4 +683,4 @@ def test_nobody_is_waited_for_who_does_not_read_what_is_said(
             rank.watch.beat(phase)
         time.sleep(_FOREVER_S)
 
-    assert start_ranks(1, work).codes(15) == [1]
+    assert start_ranks(1, work).codes(30) == [1]

@@ -150,7 +150,7 @@ def test_a_forked_worker_reads_the_same_map(tmp_path):
     child = context.Process(target=_child, args=(mapped, queue))
     child.start()
     assert queue.get() == (int(mapped.sum()), mapped.data_ptr())
-    child.join(10)
+    child.join(60)
     assert child.exitcode == 0
 
 
@@ -166,7 +166,7 @@ def test_forked_processes_fill_one_file(tmp_path):
         for child in children:
             child.start()
         for child in children:
-            child.join(10)
+            child.join(60)
             assert child.exitcode == 0
     assert np.load(tmp_path / "a.npy").tolist() == [[k] * 3 for k in range(4)]
 

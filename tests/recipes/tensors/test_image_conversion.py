@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -86,16 +84,16 @@ def test_any_strides_byte_order_and_read_only_arrays(array: "np.ndarray[Any, Any
 
 
 def test_torch_warns_of_a_read_only_array_and_this_does_not() -> None:
-    """In a process of its own, because torch warns once."""
-    script = (
-        "import numpy as np, torch, warnings; from PIL import Image; warnings.simplefilter('error')\n"
-        "from flambeau.recipes.tensors.image_conversion import tensor_from_array, tensor_from_pil\n"
-        "image = Image.new('L', (2, 2)); tensor_from_pil(image); tensor_from_array(np.asarray(image))\n"
-        "try: torch.from_numpy(np.asarray(image))\n"
-        "except UserWarning as warning: assert 'not writable' in str(warning)\n"
-        "else: raise AssertionError('no warning')\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    image = Image.new("L", (2, 2))
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # else it warns once per process
+    try:
+        tensor_from_pil(image)
+        tensor_from_array(np.asarray(image))
+        with pytest.warns(UserWarning, match="not writable"):
+            torch.from_numpy(np.asarray(image))
+    finally:
+        torch.set_warn_always(before)
 
 
 def test_nothing_shares_memory() -> None:

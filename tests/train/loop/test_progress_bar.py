@@ -1,7 +1,6 @@
 """The bar of a run and the lines of its epochs, in a real terminal; the loss comes without waiting."""
 
 import re
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,6 @@ import torch
 
 from flambeau.train.loop import newest_loss
 from flambeau.train.loop.newest_loss import NewestLoss
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from pseudo_terminal import drawn, left, on_terminal
 
 LOOP = textwrap.dedent("""
@@ -39,12 +35,12 @@ LOOP = textwrap.dedent("""
 
 
 @pytest.fixture(scope="module")
-def screens(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+def screens(tmp_path_factory: pytest.TempPathFactory, forked_python: Any) -> dict[int, str]:
     folder = tmp_path_factory.mktemp("screens")
     found = {}
     for columns in (80, 120):
         (folder / f"{columns}").mkdir()
-        found[columns] = on_terminal(LOOP, folder / f"{columns}", columns=columns)
+        found[columns] = on_terminal(forked_python, LOOP, folder / f"{columns}", columns=columns)
     return found
 
 
@@ -73,8 +69,10 @@ def test_what_is_left_are_the_lines_of_the_epochs(screens: dict[int, str], colum
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
-def test_no_color_where_none_is_wanted(tmp_path: Path, environment: dict[str, str]) -> None:
-    screen = on_terminal(LOOP, tmp_path, columns=100, **environment)
+def test_no_color_where_none_is_wanted(
+    tmp_path: Path, forked_python: Any, environment: dict[str, str]
+) -> None:
+    screen = on_terminal(forked_python, LOOP, tmp_path, columns=100, **environment)
     assert "* best" in screen
     colors = set(re.findall(r"\x1b\[([0-9;]*)m", screen))
     assert colors <= {"1", "0"}  # bold is no color

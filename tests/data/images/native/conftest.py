@@ -1,11 +1,12 @@
 """The build hook, for the tests that compile the C kernel."""
 
-import importlib.util
 import sys
 import types
 from pathlib import Path
 
 import pytest
+
+from load_script import load_script
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -19,8 +20,4 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = type("BuildHookInterface", (), {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
-    spec = importlib.util.spec_from_file_location("hatch_build", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(path)

@@ -331,7 +331,7 @@ def test_forks_threads_and_pickles_read_what_the_source_reads(tmp_path, write):
             assert np.asarray(image).tobytes() == expected[index]
     for queue, child in zip(queues, children, strict=True):
         assert queue.get() == expected
-        child.join(10)
+        child.join(60)
         assert child.exitcode == 0
     again = pickle.loads(pickle.dumps(source))
     assert [np.asarray(image).tobytes() for image in read_all(again)] == expected

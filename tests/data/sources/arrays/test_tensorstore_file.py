@@ -305,7 +305,7 @@ print(re.search("VmHWM:\\\\s+(\\\\d+)", P(f"/proc/{pid}/status").read_text())[1]
 """
 
 
-def test_a_bomb_is_not_unpacked(tmp_path):
+def test_a_bomb_is_not_unpacked(tmp_path, run_python):
     root = tmp_path / "a.n5"
     for array, sides in (("images", [8, 8, 1]), ("labels", [1])):
         folder = root.joinpath(array, *["0"] * (len(sides) - 1))
@@ -315,9 +315,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
         (root / array / "attributes.json").write_text(json.dumps(facts))
         head = struct.pack(f">HH{len(sides)}I", 0, len(sides), *sides)
         (folder / "0").write_bytes(head + gzip.compress(bytes(1 << 28), 1))
-    done = subprocess.run(
-        [sys.executable, "-c", BOMB, str(root)], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", BOMB, root)
     message, kib = done.stdout.splitlines()
     assert "DamagedData" in message
     assert int(kib) < 200_000
