@@ -201,6 +201,46 @@ def test_other_quantizations(
     assert load_export(out).logits(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 3)
 
 
+def test_pruned_network_is_smaller_and_trained_again(
+    exported_run: Path, tmp_path: Path, flambeau: Any
+) -> None:
+    out = tmp_path / "pruned"
+    words = (
+        "--prune 0.5 --fine-tune 40st --allow-slower --min-agreement 0.5 --images 30 --json --out"
+    )
+    answer = flambeau("export", exported_run, words, out)
+    assert answer.code == 0, answer.err
+    [found] = map(json.loads, answer.out.splitlines())
+    run, pruned, file = found["steps"]
+    assert pruned["step"] == "prune"
+    assert pruned["bytes"] < 0.4 * run["bytes"]
+    assert file["accuracy"] == pruned["accuracy"] > 0.6
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pruned"]
+    assert flambeau("verify", out).code == 0
+
+
+@pytest.mark.slow
+def test_quantization_aware_training_gives_integers(
+    exported_run: Path, tmp_path: Path, flambeau: Any, files: list[Path]
+) -> None:
+    out = tmp_path / "qat"
+    words = (
+        "--quantize qat --fine-tune 12st --format onnx --allow-slower --min-agreement 0.9 --json"
+    )
+    answer = flambeau("export", exported_run, words, "--out", out)
+    assert answer.code == 0, answer.err
+    [found] = map(json.loads, answer.out.splitlines())
+    steps = {row["step"]: row for row in found["steps"]}
+    assert list(steps) == ["run", "fold", "qat", "onnx"]
+    assert steps["onnx"]["bytes"] < 0.65 * steps["run"]["bytes"]  # the graph is 0.4 MB
+    assert steps["onnx"]["accuracy"] >= steps["run"]["accuracy"] - 0.05
+    import onnx
+
+    operations = [node.op_type for node in onnx.load(str(out / "model.onnx")).graph.node]
+    assert operations.count("QuantizeLinear") >= 10
+    assert predicted(flambeau, out, files).keys() == run_example(out, files).keys()
+
+
 def refuse(flambeau: Any, exported_run: Path, tmp_path: Path, *words: Any) -> str:
     answer = flambeau("export", exported_run, "--images 8 --out", tmp_path / "out", *words)
     assert answer.code == 2, answer.out
@@ -246,6 +286,9 @@ def test_wrong_input(
         return refuse(flambeau, exported_run, tmp_path, *words)
 
     assert "--quantize int8 needs --format onnx" in told("--quantize int8")
+    assert "--quantize qat needs --format onnx" in told("--quantize qat")
+    assert "--prune must be between 0 and 1" in told("--prune 1")
+    assert "--fine-tune trains a pruned network" in told("--fine-tune 1ep")
     assert "must be from 0 to 1" in told("--min-agreement 99")
     assert "must be at least 1" in told("--images 0")
     assert "does not exist" in told("--data", tmp_path / "nothing")

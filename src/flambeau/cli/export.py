@@ -55,10 +55,21 @@ def _add_steps(steps: "argparse._ArgumentGroup") -> None:
         help="blocks of several branches (RepVGG, MobileOne ...) into one convolution each",
     )
     steps.add_argument(
+        "--prune",
+        type=float,
+        metavar="SHARE",
+        help="remove this share of the channels, and fine-tune what is left",
+    )
+    steps.add_argument(
+        "--fine-tune",
+        metavar="DURATION",
+        help="how long to train after --prune and for qat, such as 3ep or 500st (default: 1ep)",
+    )
+    steps.add_argument(
         "--quantize",
-        choices=("int8", "dynamic", "fp16", "bf16"),
-        help="int8: weights and activations, ranges measured on images; dynamic: weights of linear layers "
-        "(both of ONNX Runtime); fp16, bf16: the network in half the bits",
+        choices=("int8", "dynamic", "qat", "fp16", "bf16"),
+        help="int8: weights and activations, ranges measured on images; dynamic: weights of linear layers; "
+        "qat: int8 with ranges and weights trained for it; fp16, bf16: the network in half the bits",
     )
     steps.add_argument(
         "--min-agreement",
@@ -86,6 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.format,
             fold=arguments.fold,
             reparameterize=arguments.reparameterize,
+            prune=arguments.prune,
+            fine_tune=arguments.fine_tune,
             quantize=arguments.quantize,
             min_agreement=arguments.min_agreement,
             allow_slower=arguments.allow_slower,

@@ -76,13 +76,13 @@ def export_run(
         raise InputError(f"{out} exists: name another folder with --out, or move it away")
     trained = load_trained(run, say=say)
     images = read_images(trained, _measured(trained, measuring), measuring.most)
-    ranges = _ranges(trained, measuring) if plan.quantize == "int8" else None
+    ranges = _ranges(trained, measuring) if plan.quantize in ("int8", "qat") else None
+    sources = _data_of_run(trained, "the run's data back where they were") if plan.trains else None
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as name:
         folder = Path(name, "export")
         folder.mkdir()
-        figures = Steps(
-            trained, plan, images, None if ranges is None else ranges.pixels, say
-        ).write(folder)
+        shown = None if ranges is None else ranges.pixels
+        figures = Steps(trained, plan, images, shown, sources, say).write(folder)
         fill_folder(folder, trained, plan, figures, images)
         if out.exists():
             raise InputError(f"{out} has been made meanwhile: nothing is written")

@@ -8,14 +8,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
+from flambeau.export.fine_tune import check_duration, fine_tune
 from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.formats.classifier import Classifier
 from flambeau.export.formats.onnx_int8 import quantize_dynamic, quantize_static
 from flambeau.export.measured_images import MeasuredImages
 from flambeau.export.served_model import ServedModel, served
 from flambeau.export.step_figures import Stage, StepFigures, figures_of
+from flambeau.recipes.compress.fake_quantize import fake_quantize, to_integers
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
+from flambeau.recipes.compress.prune_channels import prune_channels
 from flambeau.recipes.compress.reparameterize import reparameterize
 from flambeau.train.prediction.trained_model import Trained
 
@@ -33,7 +37,9 @@ class ExportPlan:
         format: of FORMATS.
         fold: BatchNorm into the layer before it.
         reparameterize: blocks of several branches into one convolution each.
-        quantize: 'int8', 'dynamic', 'fp16', 'bf16' or None.
+        prune: the share of the channels to remove, where that can be done.
+        fine_tune: how long a pruned network, or one of 'qat', is trained; None for an epoch.
+        quantize: 'int8', 'dynamic', 'qat', 'fp16', 'bf16' or None.
         min_agreement: the smallest share of images whose class may be the run's.
         allow_slower: keep a step that takes longer than the one before it.
     """
@@ -41,6 +47,8 @@ class ExportPlan:
     format: str = "torch-export"
     fold: bool = False
     reparameterize: bool = False
+    prune: float | None = None
+    fine_tune: str | None = None
     quantize: str | None = None
     min_agreement: float = 0.99
     allow_slower: bool = False
@@ -55,8 +63,20 @@ class ExportPlan:
             raise InputError(
                 f"--quantize {self.quantize} needs --format onnx: its integers are those of ONNX Runtime"
             )
+        if self.quantize == "qat" and self.format != "onnx":
+            raise InputError(
+                "--quantize qat needs --format onnx: torch computes with rounded floating-point numbers"
+            )
+        if self.prune is not None and not 0 < self.prune < 1:
+            raise InputError(f"--prune must be between 0 and 1, got {self.prune:g}")
+        check_duration(self.fine_tune, used=self.trains)
         if not 0 <= self.min_agreement <= 1:
             raise InputError(f"--min-agreement must be from 0 to 1, got {self.min_agreement:g}")
+
+    @property
+    def trains(self) -> bool:
+        """Whether a step needs the training data."""
+        return self.prune is not None or self.quantize == "qat"
 
 
 @dataclass(frozen=True)
@@ -67,7 +87,8 @@ class Steps:
         trained: the run's model.
         plan: what to do.
         images: what each step is measured on.
-        ranges: (M, S, S, C) uint8 images that the ranges of int8 are measured on; None without int8.
+        ranges: (M, S, S, C) uint8 images that the ranges of integers are measured on; None without them.
+        sources: training and validation data; None where nothing is trained.
         say: takes a line for the user.
     """
 
@@ -75,6 +96,7 @@ class Steps:
     plan: ExportPlan
     images: MeasuredImages
     ranges: Tensor | None
+    sources: tuple[Source, Source] | None
     say: Callable[[str], object]
 
     def write(self, folder: Path) -> list[StepFigures]:
@@ -101,7 +123,7 @@ class Steps:
             figures.append(found)
             stage = after
 
-        for name, change in self._changes():
+        for name, change in self._changes(folder.parent):
             model = model.with_network(change(model.network))
             measure(_eager(name, model))
         format_ = FORMATS[self.plan.format]
@@ -117,14 +139,20 @@ class Steps:
             whole.unlink()
         return figures
 
-    def _changes(self) -> list[tuple[str, Callable[[nn.Module], nn.Module]]]:
+    def _changes(self, scratch: Path) -> list[tuple[str, Callable[[nn.Module], nn.Module]]]:
         side, channels = self.trained.image_size, self.trained.facts.channels
         example = torch.rand(2, channels, side, side, generator=torch.Generator().manual_seed(0))
         changes: list[tuple[str, Callable[[nn.Module], nn.Module]]] = []
         if self.plan.reparameterize:
             changes.append(("reparameterize", lambda model: self._fused(model, example)))
-        if self.plan.fold:
+        if self.plan.prune is not None:
+            changes.append(
+                ("prune", lambda model: self._pruned(model, example, scratch / "pruned"))
+            )
+        if self.plan.fold or self.plan.quantize == "qat":  # which rounds the folded weights
             changes.append(("fold", lambda model: self._folded(model, example)))
+        if self.plan.quantize == "qat":
+            changes.append(("qat", lambda model: self._rounded(model, scratch / "rounded")))
         if self.plan.quantize in HALVES:
             dtype = HALVES[self.plan.quantize]
             changes.append((self.plan.quantize, lambda model: copy.deepcopy(model).to(dtype)))
@@ -152,6 +180,27 @@ class Steps:
             raise InputError(f"--reparameterize: {error}") from error
         self.say(f"reparameterize: {len(result.fused)} blocks")
         return result.model
+
+    def _pruned(self, model: nn.Module, example: Tensor, scratch: Path) -> nn.Module:
+        assert self.plan.prune is not None
+        try:
+            result = prune_channels(model, example[:1], amount=self.plan.prune)
+        except ValueError as error:
+            raise InputError(f"--prune: {error}") from error
+        for name, why in result.left.items():
+            self.say(f"prune: {name} keeps its channels: {why}")
+        return self._trained(result.model, scratch)
+
+    def _rounded(self, model: nn.Module, scratch: Path) -> nn.Module:
+        assert self.ranges is not None
+        images = self.ranges.permute(0, 3, 1, 2).to(self.trained.device)
+        batches = [self.trained.normalize(part).cpu() for part in images.split(32)]
+        rounded = fake_quantize(model, batches).model
+        return to_integers(self._trained(rounded, scratch))
+
+    def _trained(self, network: nn.Module, scratch: Path) -> nn.Module:
+        assert self.sources is not None
+        return fine_tune(network, self.trained, self.sources, scratch, self.plan.fine_tune or "1ep")
 
     def _quantize(self, source: Path, target: Path) -> None:
         self.say(f"{self.plan.quantize}: quantizing")

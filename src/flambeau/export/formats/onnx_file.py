@@ -12,7 +12,7 @@ import torch
 
 from flambeau.errors import InputError
 from flambeau.export.formats.classifier import Classifier
-from flambeau.export.formats.traced_program import traced_program
+from flambeau.export.formats.traced_program import example_call, traced_program
 from flambeau.export.served_model import ServedModel
 
 INPUTS, OUTPUTS = ["pixels", "full_size"], ["logits", "probabilities"]
@@ -26,12 +26,15 @@ def write_onnx(model: ServedModel, path: Path) -> None:
     """
     onnx = require("onnx")
     require("onnxscript")
-    program = traced_program(model)
+    arguments, free = example_call(model)
     try:
-        with _quiet():
+        with _quiet(), torch.no_grad():
             torch.onnx.export(
-                program,
+                model,  # and not its graph: QuantizeLinear is traced for ONNX alone
+                arguments,
                 f=str(path),
+                dynamic_shapes=free,
+                dynamo=True,
                 input_names=INPUTS,
                 output_names=OUTPUTS,
                 external_data=False,
@@ -39,6 +42,7 @@ def write_onnx(model: ServedModel, path: Path) -> None:
             )
         onnx.checker.check_model(str(path))
     except Exception as error:
+        traced_program(model)  # which says in one line why there is no graph at all
         raise InputError(f"torch.onnx cannot export this model: {str(error)[:300]}") from error
 
 

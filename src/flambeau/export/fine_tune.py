@@ -1,0 +1,79 @@
+"""A short training of a changed network, on the run's own data, towards labels and the run's own answers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from flambeau.data.sources.source import Source
+from flambeau.errors import InputError
+from flambeau.train.build.data import datasets
+from flambeau.train.prediction.trained_model import Trained
+from flambeau.train.run import Run
+
+_LR = 3e-4  # of AdamW, down to 0 by a cosine; chosen
+_ROUNDING = ("scale", "zero_point")  # of fake_quantize, which decay must not pull to 0
+
+
+def fine_tune(
+    network: nn.Module,
+    trained: Trained,
+    sources: tuple[Source, Source],
+    folder: Path,
+    duration: str,
+) -> nn.Module:
+    """Train where it is; half of the loss is that of the labels, half that of the run's probabilities.
+
+    Args:
+        network: of the inputs and outputs of the run's. It is changed.
+        trained: the run.
+        sources: training and validation data.
+        folder: for checkpoints; may be removed afterwards.
+        duration: such as '1ep' or '200st'.
+
+    Returns:
+        The network, in evaluation mode on the CPU.
+
+    Raises:
+        InputError: a duration that is none, or data that cannot be read.
+    """
+    settings = trained.settings
+    data, _ = datasets(settings, trained.facts, *sources)
+    network = network.train().to(trained.device)
+    exempt = [p for name, p in network.named_parameters() if name.rpartition(".")[2] in _ROUNDING]
+    decayed = [p for p in network.parameters() if all(p is not other for other in exempt)]
+    groups: list[dict[str, Any]] = [{"params": decayed}]
+    groups += [{"params": exempt, "weight_decay": 0.0}] if exempt else []
+    run = Run(
+        folder,
+        network,
+        torch.optim.AdamW(groups, lr=_LR),
+        data,
+        duration=duration,
+        batch_size=settings.batch_size,
+        schedule="cosine",
+        seed=settings.seed,
+        workers=settings.workers,
+    )
+    for _ in run.epochs():
+        for images, targets in run.batches():
+            with torch.no_grad():
+                answers = trained.logits(images).softmax(1)
+            logits = network(trained.normalize(images))
+            loss = cross_entropy(logits, targets) + cross_entropy(logits, answers)
+            run.step(loss / 2)
+    return network.eval().cpu()
+
+
+def check_duration(duration: str | None, *, used: bool) -> None:
+    """Refuse a duration where nothing is trained.
+
+    Raises:
+        InputError: it is given, and no step trains.
+    """
+    if duration is not None and not used:
+        raise InputError(
+            "--fine-tune trains a pruned network or one of --quantize qat: give one of them, or leave it out"
+        )
