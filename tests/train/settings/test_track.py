@@ -7,7 +7,7 @@ import pytest
 from flambeau.errors import InputError
 from flambeau.train.settings.config_file import canonical
 from flambeau.train.settings.settings import Settings
-from flambeau.train.settings.track import tracker_list
+from flambeau.train.settings.track import options_of, tracker_list
 
 
 def test_names_and_functions() -> None:
@@ -25,6 +25,10 @@ def test_names_and_functions() -> None:
         ("csv,", r"got ''$"),
         ("csv,none", r"none turns all of them off; name it alone$"),
         ("tensorboard,tensorboard:histograms", "^track names tensorboard twice: .*; name it once$"),
+        ("tensorboard:graph:graph", r"got 'tensorboard:graph:graph'"),
+        ("tensorboard:histograms:x", r"got 'tensorboard:histograms:x'"),
+        ("csv:graph", r"got 'csv:graph'"),
+        ("tensorboard:", r"got 'tensorboard:'"),
         (["csv", "csv"], "^track names csv twice"),
         ([3], r"^track must hold names of trackers \(tensorboard, .*\) or functions .*, got 3$"),
     ],
@@ -40,3 +44,11 @@ def test_what_is_refused(track: Any, message: str) -> None:
 def test_one_spelling() -> None:
     assert canonical(Settings(track=" csv,wandb ")).track == "csv,wandb"
     assert canonical(Settings()).track == "none"
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("graph",), ("histograms", "graph"), ("graph", "histograms")]
+)
+def test_options_stand_behind_the_name(options: tuple[str, ...]) -> None:
+    (name,) = tracker_list(":".join(("tensorboard", *options)))
+    assert options_of(name) == options

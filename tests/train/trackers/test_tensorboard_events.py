@@ -11,7 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from flambeau import Run
 from flambeau.recipes.data.sample_order import sample_order
+from flambeau.recipes.setup.seeding import seed_everything
 from flambeau.train.trackers.tensorboard_events import TensorboardEvents, tag
 from flambeau.train.trackers.tracker import RunFacts
 
@@ -187,3 +189,95 @@ def test_histograms_of_each_evaluation_are_those_of_the_weights(
     last = kept[-1].histogram_value
     assert (last.num, last.min) == (48, float(weights.min()))
     assert last.sum_squares == pytest.approx(float((weights**2).sum()))
+
+
+class Draws(torch.nn.Sequential):
+    """Draws and changes a buffer in each forward pass, in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4, momentum=None), torch.nn.Flatten(),
+            torch.nn.Linear(16, 3),
+        )  # fmt: skip
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        np.random.rand()
+        noisy: torch.Tensor = super().forward(x + 0.1 * torch.rand_like(x))
+        return noisy
+
+
+def with_graph(folder: Path, track: str | None, model: torch.nn.Module, **options: Any) -> Any:
+    """Weights and generators after three steps, and what was said."""
+    said = list[str]()
+    data = torch.utils.data.TensorDataset(torch.rand(12, 1, 4, 4), torch.arange(12) % 3)
+    seed_everything(5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = Run(
+        folder,
+        model,
+        optimizer,
+        data,
+        duration="3st",
+        batch_size=4,
+        bar=False,
+        track=track,
+        **options,
+    )
+    run.progress.say = said.append  # type: ignore[method-assign]
+    run._recorder._say = run.progress.say
+    for _ in run.epochs():
+        for x, y in run.batches():
+            run.step(torch.nn.functional.cross_entropy(model(x), y))
+    return (
+        {k: v.clone() for k, v in model.state_dict().items()},
+        torch.rand(3),
+        np.random.rand(),
+        said,
+    )
+
+
+def drawing_model() -> Draws:
+    torch.manual_seed(1)
+    return Draws()
+
+
+@pytest.mark.parametrize("option", ["graph", "histograms:graph"])
+def test_the_graph_is_that_of_the_model_and_changes_no_bit(tmp_path: Path, option: str) -> None:
+    plain, drawn, number, _ = with_graph(tmp_path / "plain", None, drawing_model())
+    model = drawing_model()
+    weights, drawn_too, number_too, _ = with_graph(tmp_path / "run", f"tensorboard:{option}", model)
+    torch.testing.assert_close(weights, plain, rtol=0, atol=0)
+    assert torch.equal(drawn, drawn_too)
+    assert number == number_too
+    assert float(weights["passes"]) == 3
+    nodes = events(tmp_path / "run").Graph().node
+    operations = {node.op for node in nodes}
+    assert {"aten::_convolution", "aten::batch_norm", "aten::linear"} <= operations
+    assert any("Draws" in node.name and "Conv2d" in node.name for node in nodes)
+    assert model.training
+
+
+def test_no_graph_without_the_option(tmp_path: Path) -> None:
+    with_graph(tmp_path / "run", "tensorboard", drawing_model())
+    assert not events(tmp_path / "run").Tags()["graph"]
+
+
+def test_a_model_that_cannot_be_traced_is_told_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Fails(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.training:
+                raise RuntimeError("only\nin training")
+            return super().forward(x.flatten(1))
+
+    *_, said = with_graph(tmp_path / "run", "tensorboard:graph", Fails(16, 3))
+    out, err = capfd.readouterr()
+    assert (out + err + "\n".join(said)).count(
+        "no graph, and the run goes on: RuntimeError: only in training"
+    ) == 1
+    assert "Error occurs" not in out
+    assert not events(tmp_path / "run").Tags()["graph"]
+    assert (tmp_path / "run" / "model.safetensors").exists()

@@ -3,7 +3,7 @@
 Each image is looked for as a whole, in nine parts, and mirrored, among all others that its k-means cell and
 the nearest others hold (an inverted file: Sivic and Zisserman 2003, "Video Google", section 4); what is
 alike there is aligned and judged at a higher resolution. Of 1.2 million images nothing of size N x N exists:
-the arrays take about 1.5 kB per image, and what is in work 0.4 GB.
+the arrays take 4 kB per image at the peak, what is in work included (bench/check_scale.py).
 Not for pictures that were rotated, recolored, or cropped to much less.
 """
 

@@ -15,7 +15,7 @@ from flambeau.data.check.single_images import single_image_findings
 from flambeau.data.check.stored_images import look_at_stored
 from flambeau.data.sources.source import ConcatSource, Source, pixel_kind
 
-_SLOW = "To read them would have taken more than 2 % of the training; flambeau check does."
+_SLOW = "A training waits for 2 % of its time, and a minute at most; flambeau check reads all."
 _SHOWN = 5  # examples of a finding; --json has all
 
 

@@ -25,9 +25,8 @@ FILE = "sample_losses.npz"
 """In the folder of a finished run: loss, seen and other of each sample, and the data's fingerprint."""
 
 
-_UNIT = (
-    2.0**-24
-)  # of the sums, which are whole numbers: their order, so the number of ranks, changes no bit
+# Of the sums, which are whole numbers: the order in which they are added up changes no bit.
+_UNIT = 2.0**-24
 _MOST = 2.0**16  # of a single loss
 _CLASSES = 2**20  # more than there are; labels are counted in int64, steps above them
 
@@ -106,9 +105,8 @@ class SampleHistory:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Put it back."""
         ours = self.state_dict()
-        if (
-            ours.keys() == state.keys()
-        ):  # and not of an earlier version, which counted in other units
+        # Not of an earlier version, which counted in other units.
+        if ours.keys() == state.keys():
             for name, part in ours.items():
                 part.copy_(state[name])
 

@@ -314,7 +314,7 @@ class Recorder:
         """The same batches; trackers get images of the first one of a run."""
         if self._tracking is None or self._state.step or self._state.position:
             return batches
-        return self._tracking.shown(batches)
+        return self._tracking.shown(self._state.model, batches)
 
     def before_fork(self) -> None:
         """Workers are forked next, which must not be while another thread holds a lock."""

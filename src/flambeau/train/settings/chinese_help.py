@@ -98,7 +98,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "log_every": ("metrics.jsonl 每多少步一行", ""),
     "track": (
         "同时接收 metrics.jsonl 各行的跟踪器，一个或用逗号分隔的几个：tensorboard、"
-        "tensorboard:histograms、wandb、mlflow、csv",
+        "tensorboard:histograms、tensorboard:graph、wandb、mlflow、csv",
         "",
     ),
 }

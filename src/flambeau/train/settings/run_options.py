@@ -92,7 +92,8 @@ class RunOptions:
             reads the same sample, is named and the job ends; 0 waits for ever.
         bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
         track: trackers that get the lines of metrics.jsonl, by name ('tensorboard', 'tensorboard:histograms',
-            'wandb', 'mlflow', 'csv'), or functions of a step and its figures; none stops or delays the run.
+            'tensorboard:graph', 'wandb', 'mlflow', 'csv'), or functions of a step and its figures; none stops
+            or delays the run.
         replay_from: a checkpoint folder: start there, and write nothing anywhere.
 
     Raises:

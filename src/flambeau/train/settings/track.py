@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 
 from flambeau.errors import InputError, nearest
 
-HISTOGRAMS = "tensorboard:histograms"
-TRACKERS = ("tensorboard", HISTOGRAMS, "wandb", "mlflow", "csv")
+_OPTIONS = {"tensorboard": ("histograms", "graph")}
+TRACKERS = ("tensorboard", "tensorboard:histograms", "tensorboard:graph", "wandb", "mlflow", "csv")
+"""The names; options behind a name may be several: tensorboard:histograms:graph."""
 LineFunction = Callable[[int, dict[str, float]], object]
 """Takes the step and the figures of a line of metrics.jsonl."""
 Track = str | LineFunction | Sequence[str | LineFunction]
@@ -41,7 +42,7 @@ def tracker_list(track: Track | None) -> tuple[str | LineFunction, ...]:
             raise InputError(
                 f"track = {','.join(names)!r}: none turns all of them off; name it alone"
             )
-        if name not in TRACKERS:
+        if not _is_known(name):
             known = ", ".join(TRACKERS)
             raise InputError(
                 f"track must be none, or of {known}; got {name!r}{nearest(name, TRACKERS)}"
@@ -51,3 +52,19 @@ def tracker_list(track: Track | None) -> tuple[str | LineFunction, ...]:
     if twice:
         raise InputError(f"track names {twice[0]} twice: {','.join(names)}; name it once")
     return tuple(found)
+
+
+def options_of(tracker: str | LineFunction) -> tuple[str, ...]:
+    """What stands behind the name of a tracker.
+
+    Example:
+        >>> options_of("tensorboard:histograms:graph")
+        ('histograms', 'graph')
+    """
+    return tuple(tracker.split(":")[1:]) if isinstance(tracker, str) else ()
+
+
+def _is_known(name: str) -> bool:
+    options, known = options_of(name), _OPTIONS.get(name.partition(":")[0], ())
+    is_once = len(set(options)) == len(options)
+    return name in TRACKERS or (len(options) > 1 and is_once and set(options) <= set(known))

@@ -15,7 +15,7 @@ _MOST_WAIT_S = 10.0  # for the clock of another machine, which may be ahead; cho
 
 
 class TensorboardEvents:
-    """Writes scalars, the configuration, histograms and the table of hyperparameters; see `Tracker`.
+    """Writes scalars, texts, images, histograms, the graph and the table of hyperparameters; see `Tracker`.
 
     Args:
         facts: of the run.
@@ -71,6 +71,12 @@ class TensorboardEvents:
                 x_NCHW = (x_NCHW - low) / max(high - low, 1e-12)
             x_NCHW = x_NCHW.float()
         self._writer.add_images("first_batch", x_NCHW, 0)
+
+    def graph(self, profile: Any) -> None:
+        """That of the model, from `model_graph`."""
+        writer = self._writer.file_writer
+        assert writer is not None  # until it is closed
+        writer.add_graph(profile)
 
     def histograms(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """One for each tensor, on the CPU."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flambeau.train.checkpoints.published_weights import Result
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.settings.track import HISTOGRAMS, LineFunction, Track, tracker_list
+from flambeau.train.settings.track import LineFunction, Track, options_of, tracker_list
 from flambeau.train.trackers.feeder import Feeder
 from flambeau.train.trackers.tensorboard_events import TensorboardEvents
 from flambeau.train.trackers.tracker import RunFacts, Tracker
@@ -30,7 +30,7 @@ class Tracking:
         track: their names, and functions.
         folder: of the run, with config.toml and metrics.jsonl as they are now.
         size: of metrics.jsonl, in bytes.
-        is_sharded: this process has a piece of each weight, of which there are no histograms.
+        is_sharded: this process has a piece of each weight, so there are no histograms and no graph.
         say: takes a line for the user; called in the training thread.
     """
 
@@ -49,6 +49,7 @@ class Tracking:
         self._feeders: list[Feeder] = []
         self._tensorboard: tuple[Feeder, Any] | None = None
         self._histograms: tuple[Feeder, Any] | None = None
+        self._has_graph = False
         for number, item in enumerate(tracker_list(track)):
             name = item if isinstance(item, str) else f"track={_called(item)}"
             tracker = self._made(item, number, facts)
@@ -58,10 +59,14 @@ class Tracking:
             self._feeders.append(feeder)
             if isinstance(tracker, TensorboardEvents):
                 self._tensorboard = feeder, tracker
-            if item == HISTOGRAMS and is_sharded:
-                say("no histograms: the model is sharded, and each process has a piece of a weight")
-            elif item == HISTOGRAMS:
+            options = options_of(item)
+            if options and is_sharded:
+                told = ", no ".join(options)
+                say(f"no {told}: the model is sharded, and each process has a piece of a weight")
+                continue
+            if "histograms" in options:
                 self._histograms = feeder, tracker
+            self._has_graph |= "graph" in options
 
     def _made(self, item: str | LineFunction, number: int, facts: RunFacts) -> Tracker | None:
         """A tracker; None if it cannot be used, which is said and stops nothing."""
@@ -93,8 +98,8 @@ class Tracking:
         for feeder in self._feeders:
             feeder.cut(size, step=step)
 
-    def shown(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; TensorBoard gets a few images of the first one, if it holds any."""
+    def shown(self, model: nn.Module, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; TensorBoard gets the first one's images, if it has any, and the model's graph."""
         if self._tensorboard is None:
             return batches
         feeder, tracker = self._tensorboard
@@ -102,7 +107,20 @@ class Tracking:
         images = _images_of(first.data)
         if images is not None:
             feeder.also(0, partial(tracker.images, images))
+        if self._has_graph:
+            self._add_graph(model, first.data)
         return itertools.chain([first], batches)
+
+    def _add_graph(self, model: nn.Module, batch: Any) -> None:
+        from flambeau.train.trackers.model_graph import model_graph
+
+        assert self._tensorboard is not None
+        feeder, tracker = self._tensorboard
+        try:
+            feeder.also(0, partial(tracker.graph, model_graph(model, batch)))
+        except Exception as error:  # of any model
+            text = " ".join(str(error).split())
+            self._say(f"no graph, and the run goes on: {type(error).__name__}: {text:.300}")
 
     def evaluated(self, model: nn.Module, step: int) -> None:
         """An evaluation was written; where histograms are asked for, the weights are copied for them."""
