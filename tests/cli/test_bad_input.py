@@ -34,6 +34,7 @@ from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.recipes.data.sample_order import sample_order
 from flambeau.train import start_or_resume as start
 from flambeau.train.fit_classifier import Training
+from refused import refused
 
 LINEAR = """
 from torch import nn
@@ -65,17 +66,6 @@ def without_clock(run: str) -> list[dict[str, Any]]:
     lines = Path(run, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     clock = {"images_per_s", "data_wait"}
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
-
-
-def refused(answer: Any, *parts: str) -> str:
-    """The message of a command that was refused as it should be: one or two lines, no traceback, exit 2."""
-    assert (answer.code, answer.out) == (2, ""), answer
-    message = answer.err[answer.err.index("flambeau: ") :]
-    assert len(message.splitlines()) <= 2, message
-    assert "Traceback" not in answer.err
-    for part in parts:
-        assert part in message
-    return message
 
 
 # ---------------------------------------------------------------- data that are none

@@ -24,17 +24,11 @@ from flambeau.cli.machine import package_index, wheel_tags
 from flambeau.cli.machine.install_lines import BUILDS, TORCH, Machine, install_lines
 from flambeau.cli.machine.package_index import newest_fitting, requirements
 from flambeau.errors import InputError
+from refused import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = f"cp{sys.version_info.major}{sys.version_info.minor}"
 TAG = next(str(tag) for tag in sys_tags() if not tag.platform.startswith("linux_"))
-
-
-def refused(answer: Any, *parts: str) -> None:
-    assert (answer.code, answer.out) == (2, "")
-    assert len(answer.err.splitlines()) <= 2, answer.err
-    for part in parts:
-        assert part in answer.err
 
 
 # ---------------------------------------------------------------- wheels

@@ -19,6 +19,7 @@ from sklearn import metrics
 from flambeau.cli.command import main
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 from flambeau.train.prediction.trained_model import Trained
+from refused import refused
 
 LINEAR = """
 from torch import nn
@@ -67,14 +68,6 @@ def root(
 @pytest.fixture(autouse=True)
 def _in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def refused(answer: Any, *parts: str) -> None:
-    assert answer.code == 2, answer
-    message = answer.err[answer.err.index("flambeau: ") :]
-    assert len(message.splitlines()) <= 2, message
-    for part in parts:
-        assert part in message
 
 
 def figures_of(answer: Any) -> dict[str, Any]:
@@ -331,7 +324,7 @@ def test_a_full_disk(
 
     monkeypatch.setattr(Disk, "write", write)
     answer = flambeau(verb, root / "two", root / "two_images", flag)
-    refused(answer, flag.split()[1] + ": No space left on device")
+    refused(answer, flag.split()[1] + ": No space left on device", printed=verb == "evaluate")
     assert (verb == "predict") or "accuracy" in answer.out  # the figures are not lost
     assert not list(Path().iterdir())
 

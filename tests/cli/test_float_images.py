@@ -23,6 +23,7 @@ from flambeau.data.transforms.crops import eval_image, train_image
 from flambeau.errors import DecodeError, InputError
 from flambeau.recipes.data.sample_order import sample_seeds
 from flambeau.train.run import Run
+from refused import refused
 
 DATA = """
 import torch
@@ -95,13 +96,6 @@ def sources(function: str) -> tuple[Source, Source]:
 
 def weights(run: str) -> bytes:
     return Path(run, "model.safetensors").read_bytes()
-
-
-def refused(answer: Any, *parts: str) -> None:
-    assert answer.code == 2, answer
-    message = answer.err[answer.err.index("flambeau: ") :]
-    assert len(message.splitlines()) <= 2, message
-    assert [part for part in parts if part not in message] == []
 
 
 def test_kinds() -> None:

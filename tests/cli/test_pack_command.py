@@ -16,19 +16,12 @@ from PIL import Image
 from flambeau.data.images.native import kernel
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import RecordReader, unpack
+from refused import refused
 
 
 @pytest.fixture(autouse=True)
 def _in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def refused(answer: Any, *parts: str) -> None:
-    assert answer.code == 2, answer
-    message = answer.err[answer.err.index("flambeau: ") :]
-    assert len(message.splitlines()) <= 2, message
-    for part in parts:
-        assert part in message
 
 
 def tree(root: str | Path) -> dict[str, bytes]:

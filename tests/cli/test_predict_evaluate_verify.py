@@ -21,6 +21,7 @@ from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.train import verify_run
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.run import Run
+from refused import refused
 
 SETTINGS = "--batch-size 4 --precision fp32 --lr 0.05"
 SHORT = f"--duration 4st {SETTINGS}"
@@ -74,15 +75,6 @@ def unfinished(interrupted: Callable[..., tuple[str | Path, ...]]) -> Path:
     """A run with checkpoints of steps 1, 2 and 3."""
     interrupted("--keep 3 --out unfinished")
     return Path("unfinished")
-
-
-def refused(answer: Any, *parts: str) -> str:
-    assert answer.code == 2, answer
-    message = answer.err[answer.err.index("flambeau: ") :]
-    assert len(message.splitlines()) <= 2, message
-    for part in parts:
-        assert part in message
-    return str(answer.err)
 
 
 def predicted(flambeau: Any, run: Path, *paths: Path, more: str = "") -> list[dict[str, float]]:

@@ -26,6 +26,7 @@ from flambeau.recipes.data.tf_example import build_example
 from flambeau.recipes.data.tfrecord import TFRecordWriter
 from flambeau.train.prediction.predict_files import predict
 from flambeau.train.prediction.trained_model import load_trained
+from refused import refused
 
 PACKED = ("x.rec", "x.tfrecord", "x.tar", "x.lmdb", "x.h5", "x.npz", "x.npy", "x.pth")
 
@@ -68,14 +69,6 @@ def rows(flambeau: Any, trained_run: Path) -> Callable[..., list[dict[str, Any]]
 
 def classes(rows: Sequence[dict[str, Any]]) -> list[Any]:
     return [row["classes"] for row in rows]
-
-
-def refused(answer: Any, *parts: str) -> None:
-    assert answer.code == 2, answer
-    message = answer.err[answer.err.index("flambeau: ") :]
-    assert len(message.splitlines()) <= 2, message
-    for part in parts:
-        assert part in message
 
 
 # ---------------------------------------------------------------- the same images in different clothes
@@ -252,7 +245,7 @@ def test_a_damaged_image_ends_it_wherever_it_lies(
     command = ("predict", trained_run, "--workers", workers)
     for what in (sorted(Path("bad").rglob("*.png")), ["bad"], ["bad.csv"]):
         answer = flambeau(*command, *what)
-        refused(answer, "bad/b/32.png", "not a JPEG", "--skip-bad-images")
+        refused(answer, "bad/b/32.png", "not a JPEG", "--skip-bad-images", printed=True)
         assert len(answer.out.splitlines()) == 64  # of the batch before
         answer = flambeau(*command, *what, "--skip-bad-images 1")
         assert (answer.code, len(answer.out.splitlines())) == (0, 65)

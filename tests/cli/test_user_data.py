@@ -19,6 +19,7 @@ from flambeau.train.run import Run
 from flambeau.train.settings.config_file import canonical
 from flambeau.train.settings.default_folder import default_folder
 from flambeau.train.settings.settings import Settings
+from refused import refused
 
 DATA = """
 from pathlib import Path
@@ -73,15 +74,6 @@ def edit(old: str, new: str) -> None:
     text = Path("data.py").read_text(encoding="utf-8")
     assert old in text
     Path("data.py").write_text(text.replace(old, new), encoding="utf-8")
-
-
-def refused(answer: Any, *parts: str) -> None:
-    assert (answer.code, answer.out) == (2, ""), answer
-    message = answer.err[answer.err.index("flambeau: ") :]
-    assert len(message.splitlines()) <= 2, message
-    assert "Traceback" not in answer.err
-    for part in parts:
-        assert part in message
 
 
 # ---------------------------------------------------------------- as on the files
