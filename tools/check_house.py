@@ -187,6 +187,8 @@ LONG: dict[str, str] = {
     "which a copy takes along together",
     "recipes/compress/reparameterize.py": "both blocks, their fusion and that of whole models, "
     "which a copy takes along together",
+    "recipes/compress/low_bit.py": "four methods of one layer, their bits and thresholds, "
+    "which a copy takes along together",
     "recipes/compress/prune_channels.py": "the way of every channel through the graph, the choice, the "
     "smaller layers and the proof, which a copy takes along together",
     "recipes/setup/environment.py": "the report, and the limits of cgroups that it names, "
