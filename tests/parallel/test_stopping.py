@@ -183,7 +183,7 @@ def test_a_data_worker_that_hangs_is_named_before_its_rank(
 
     def work() -> None:
         stuck = folder / "stuck" if os.environ["RANK"] == "1" else None
-        train(folder, pause_s=0.01, stall_timeout=3.0, workers=1, stuck=stuck)
+        train(folder, pause_s=0.01, stall_timeout=1.5, workers=1, stuck=stuck)
 
     job = start_ranks(2, work)
     wait_for(folder / "steps-1", "6")

@@ -99,6 +99,7 @@ def test_after_a_kill_the_newest_folder_holds_the_whole_run(
     run = train(folder, "wandb", config={})
     err = capsys.readouterr().err
     (named,) = re.findall(r"wandb is offline: wandb sync (\S+) uploads the run", err)
+    assert Path(named).is_dir()
     first, second = sorted(
         files.glob("offline-run-*/*.wandb"), key=lambda path: str(path.parent) == named
     )
