@@ -588,6 +588,9 @@ if rank == 0:
     with open(os.environ["FLAMBEAU_RUN_FILE"], "wb") as file:
         file.write(os.fsencode("runs/caf\\udce9"))
 ready()
+name = os.path.join(os.path.dirname(os.environ["FLAMBEAU_RUN_FILE"]), "0.run")  # of rank 0
+while not (os.path.exists(name) and os.path.getsize(name)):
+    time.sleep(0.01)
 while not os.path.exists("ready-0") or not os.path.exists("ready-1"):
     time.sleep(0.01)
 """

@@ -125,7 +125,7 @@ def test_leaks_and_contradictions_are_said_at_the_end(tmp_path: Path) -> None:
     assert facts["findings"][2] == ["3 of tiny", ["a tiny"]]
 
 
-@pytest.mark.parametrize(("passed_s", "seconds"), [(10.0, 1.0), (1000.0, 20.0), (1e5, 60.0)])
+@pytest.mark.parametrize(("passed_s", "seconds"), [(10.0, 1.0), (500.0, 10.0), (1e5, 20.0)])
 def test_a_look_at_the_data_takes_a_share_of_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_s: float, seconds: float
 ) -> None:
