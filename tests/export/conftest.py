@@ -1,5 +1,6 @@
 """Image files as they come, and runs to export."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +24,10 @@ def nasty_images() -> NastyImages:
 
 
 @pytest.fixture(scope="session")
-def exported_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported_run(
+    tmp_path_factory: pytest.TempPathFactory,
+    kept_process: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Path:
     """A finished run on photographs, in float32."""
     root = tmp_path_factory.mktemp("exported")
     generator = np.random.default_rng(5)
@@ -35,7 +39,8 @@ def exported_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = (
         "--model small_convnet --image-size 32 --batch-size 16 --precision fp32 --epochs 4 --out"
     )
-    assert main(["train", str(root / "photos"), *words.split(), str(root / "run")]) == 0
+    with kept_process():
+        assert main(["train", str(root / "photos"), *words.split(), str(root / "run")]) == 0
     return root / "run"
 
 

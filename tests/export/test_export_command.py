@@ -37,13 +37,15 @@ def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def exports(exported_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def exports(
+    exported_run: Path, tmp_path_factory: pytest.TempPathFactory, kept_process: Any
+) -> dict[str, Path]:
     """One in each format that needs no compiler."""
     folder = tmp_path_factory.mktemp("exports")
     found = {}
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, kept_process():
         patch.setattr(step_figures, "_SECONDS", 0.01)
-        for name, words in {"torch-export": "--fold", "onnx": ""}.items():
+        for name, words in {"torch-export": "--fold", "onnx": "", "safetensors": ""}.items():
             found[name] = folder / name
             line = (
                 f"export {exported_run} --out {found[name]} --format {name} --allow-slower {words}"
@@ -95,7 +97,7 @@ def files(tmp_path: Path, nasty_images: Any) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("name", ["torch-export", "onnx"])
+@pytest.mark.parametrize("name", ["torch-export", "onnx", "safetensors"])
 def test_example_without_flambeau_gives_the_answers_of_the_run(
     exports: dict[str, Path], exported_run: Path, files: list[Path], flambeau: Any, name: str
 ) -> None:
@@ -106,7 +108,7 @@ def test_example_without_flambeau_gives_the_answers_of_the_run(
     equal(predicted(flambeau, exports[name], files), expected)
 
 
-@pytest.mark.parametrize("name", ["torch-export", "onnx"])
+@pytest.mark.parametrize("name", ["torch-export", "onnx", "safetensors"])
 def test_export_is_evaluated_and_verified_like_a_run(
     exports: dict[str, Path], exported_run: Path, flambeau: Any, name: str
 ) -> None:
@@ -286,6 +288,7 @@ def test_wrong_input(
         return refuse(flambeau, exported_run, tmp_path, *words)
 
     assert "--quantize int8 needs --format onnx" in told("--quantize int8")
+    assert "that step makes another" in told("--format safetensors --fold")
     assert "--quantize qat needs --format onnx" in told("--quantize qat")
     assert "--prune must be between 0 and 1" in told("--prune 1")
     assert "--fine-tune trains a pruned network" in told("--fine-tune 1ep")

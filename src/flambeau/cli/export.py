@@ -9,7 +9,7 @@ HELP = (
     "write the model of a run as ONNX, torch.export or compiled, with what that did to its answers"
 )
 
-_FORMATS = ("torch-export", "onnx", "aoti")
+_FORMATS = ("torch-export", "onnx", "aoti", "safetensors")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=_FORMATS,
         default="torch-export",
         help="torch-export: a graph for any torch; onnx: one file for ONNX Runtime and others; aoti: "
-        "compiled for this kind of processor, for Python and C++ (default: torch-export)",
+        "compiled for this kind of processor, for Python and C++; safetensors: weights alone (default: "
+        "torch-export)",
     )
     _add_steps(parser.add_argument_group("steps"))
     images = parser.add_argument_group("images")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flambeau.cli.flags_from_settings import add_flags, flag_of
 from flambeau.cli.launch import number_of_procs
 from flambeau.cli.table import print_json
-from flambeau.cli.train_flags import add_flags, flag_of
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
 from flambeau.terminal import say

@@ -1,5 +1,8 @@
 """The example in an export: ten lines that classify image files without flambeau or the training code."""
 
+from flambeau.train.build.model import SMALL_NAMES
+from flambeau.train.prediction.trained_model import Trained
+
 _HEAD = '''"""Classify image files: python {name} photo.jpg ...; needs numpy, pillow and {needs}."""
 
 import sys
@@ -44,6 +47,41 @@ _PARTS = {
 }
 
 
-def example_of(format_name: str) -> str:
+def example_of(format_name: str, trained: Trained, quantize: str | None) -> str:
     """The text of example.py for a format."""
-    return _HEAD.format(name="example.py", **_PARTS[format_name])
+    if format_name != "safetensors":
+        return _HEAD.format(name="example.py", **_PARTS[format_name])
+    dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(quantize or "", "float32")
+    needs, made = _class_of(trained)
+    return _HEAD.format(
+        name="example.py",
+        needs=f"torch, safetensors{needs}",
+        imports=f"import torch\n{made[0]}\nfrom safetensors.torch import load_file\n",
+        load=f"model = {made[1]}.to(torch.{dtype})\n"
+        'model.load_state_dict(load_file(here / "model.safetensors"))\nmodel.eval().requires_grad_(False)',
+        call="x = preprocessing.normalize(preprocessing.prepare(pixels, full_size))\n"
+        f"    probabilities = model(torch.from_numpy(x).to(torch.{dtype}))[0].float().softmax(0)",
+    )
+
+
+def _class_of(trained: Trained) -> tuple[str, tuple[str, str]]:
+    """What the class needs, its import and its construction."""
+    name, facts = trained.settings.model, trained.facts
+    classes, channels = len(facts.classes), facts.channels
+    if name in SMALL_NAMES:
+        call = f"SmallConvNet({channels}, {classes}, width={SMALL_NAMES[name]})"
+        return "", ("from small_convnet import SmallConvNet", call)
+    if name.startswith("torchvision:"):
+        known = name.removeprefix("torchvision:").partition(".")[0]
+        more = ""
+        if known in ("googlenet", "inception_v3"):
+            more = f", aux_logits=False, transform_input={trained.settings.pretrained}"
+        call = f'torchvision.models.get_model("{known}", num_classes={classes}{more})'
+        return ", torchvision", ("import torchvision", call)
+    import timm
+
+    default = timm.get_pretrained_cfg(name)
+    sized = default is not None and default.fixed_input_size
+    more = f", img_size={trained.settings.image_size}" if sized else ""
+    call = f'timm.create_model("{name}", num_classes={classes}, in_chans={channels}{more})'
+    return ", timm", ("import timm", call)

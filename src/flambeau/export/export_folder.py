@@ -24,14 +24,14 @@ from flambeau.export.step_figures import StepFigures, answers, as_rows
 from flambeau.export.steps import ExportPlan
 from flambeau.export.temperature import fitted_temperature
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.recipes.models import small_convnet
 from flambeau.recipes.setup.environment import environment
+from flambeau.train.build.model import SMALL_NAMES
 from flambeau.train.prediction.trained_model import Trained
 from flambeau.train.settings.config_file import as_dict
 from flambeau.version import __version__
 
 INDEX = "export.json"
-_BESIDE = {"aoti": ("classify.cpp",)}
-"""What the examples of a format need besides."""
 
 
 def fill_folder(
@@ -76,9 +76,7 @@ def fill_folder(
         "environment": environment(),
         "answers": classify(pixels, torch.tensor(pixels.shape[1:3])).tolist(),
     }
-    write_file(folder / "example.py", example_of(plan.format).encode())
-    for name in ("preprocess.py", *_BESIDE.get(plan.format, ())):
-        write_file(folder / name, Path(preprocess.__file__).with_name(name).read_bytes())
+    _write_examples(folder, trained, plan)
     write_file(folder / "labels.txt", "".join(map("{}\n".format, _lines(trained))).encode())
     write_file(folder / "README.md", model_card(told, figures).encode())
     told["files"] = {
@@ -86,6 +84,18 @@ def fill_folder(
         for path in sorted(folder.iterdir())
     }
     write_file(folder / INDEX, json.dumps(told, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
+    """example.py and the files that it needs."""
+    write_file(folder / "example.py", example_of(plan.format, trained, plan.quantize).encode())
+    beside = [Path(preprocess.__file__)]
+    if plan.format == "aoti":
+        beside.append(beside[0].with_name("classify.cpp"))
+    if plan.format == "safetensors" and trained.settings.model in SMALL_NAMES:
+        beside.append(Path(small_convnet.__file__))
+    for file in beside:
+        write_file(folder / file.name, file.read_bytes())
 
 
 def _settings(trained: Trained) -> dict[str, Any]:

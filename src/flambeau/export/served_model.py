@@ -5,6 +5,8 @@ K: classes.
 """
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +21,14 @@ class ServedModel(nn.Module):
 
     Args:
         network: (N, C, S, S) float to (N, K) logits, in evaluation mode.
-        mean, std: per channel, of pixels in [0, 1].
-        size: S.
-        interpolation: by which images are resized.
+        origin: 'mean' and 'std' per channel, of pixels in [0, 1]; 'size', S; the 'interpolation' by which
+            images are resized; and what `build_model` makes the class from.
     """
 
-    def __init__(
-        self, network: nn.Module, mean: list[float], std: list[float], size: int, interpolation: str
-    ) -> None:
+    def __init__(self, network: nn.Module, origin: Mapping[str, Any]) -> None:
         super().__init__()
-        self.resize = ResizedCentre(size, interpolation)
+        self.origin, mean, std = origin, origin["mean"], origin["std"]
+        self.resize = ResizedCentre(origin["size"], origin["interpolation"])
         self.network, self.channels = network, len(mean)
         # The same products as `normalizer` computes, once.
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1) * 255)
@@ -69,10 +69,13 @@ def served(trained: Trained) -> ServedModel:
             "this run was trained on floating-point pixels, and an export takes the 8 bits of image files\n"
             "Use its model.safetensors with its class, or flambeau.load(RUN).model in torch.export"
         )
-    return ServedModel(
-        copy.deepcopy(trained.model).cpu().float().eval(),
-        facts.mean,
-        facts.std,
-        trained.image_size,
-        trained.settings.crop,
-    )
+    origin = {
+        "model": trained.settings.model,
+        "num_classes": len(facts.classes),
+        "image_size": trained.settings.image_size,
+        "mean": facts.mean,
+        "std": facts.std,
+        "size": trained.image_size,
+        "interpolation": trained.settings.crop,
+    }
+    return ServedModel(copy.deepcopy(trained.model).cpu().float().eval(), origin)

@@ -67,6 +67,12 @@ class ExportPlan:
             raise InputError(
                 "--quantize qat needs --format onnx: torch computes with rounded floating-point numbers"
             )
+        changed = self.fold or self.reparameterize or self.prune is not None
+        if self.format == "safetensors" and changed:
+            raise InputError(
+                "--format safetensors holds weights of the model's own class, and that step makes another "
+                "one\nTake --format torch-export, which holds the graph"
+            )
         if self.prune is not None and not 0 < self.prune < 1:
             raise InputError(f"--prune must be between 0 and 1, got {self.prune:g}")
         check_duration(self.fine_tune, used=self.trains)

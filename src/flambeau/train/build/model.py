@@ -20,7 +20,7 @@ from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.user_code import first_line, is_function, load_function, naming
 
 SMALL, TINY = "small_convnet", "tiny_convnet"
-_WIDTHS = {SMALL: 32, TINY: 16}  # of SmallConvNet
+SMALL_NAMES = {SMALL: 32, TINY: 16}  # of SmallConvNet, with its width
 
 
 def build_model(
@@ -72,10 +72,10 @@ def _build(
     pretrained: bool,
     drop_path: float,
 ) -> nn.Module:
-    if name in _WIDTHS:
+    if name in SMALL_NAMES:
         from flambeau.recipes.models.small_convnet import SmallConvNet
 
-        return SmallConvNet(channels, num_classes, width=_WIDTHS[name])
+        return SmallConvNet(channels, num_classes, width=SMALL_NAMES[name])
     if name.startswith("torchvision:"):
         known = name.removeprefix("torchvision:")
         return _torchvision(known, num_classes, channels, pretrained, drop_path)
@@ -114,7 +114,7 @@ def _timm(
     if not timm.is_model(name):
         known = timm.list_models() + timm.list_pretrained()
         raise InputError(
-            f"unknown model '{name}'{nearest(name, [*known, *_WIDTHS])} "
+            f"unknown model '{name}'{nearest(name, [*known, *SMALL_NAMES])} "
             "(timm names as they are; torchvision:NAME; FILE.py:FUNCTION)"
         )
     default = timm.get_pretrained_cfg(name)

@@ -1,0 +1,66 @@
+"""model.safetensors: the weights alone, for a class of timm, torchvision or flambeau's small ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from flambeau.errors import InputError
+from flambeau.export.formats.classifier import Classifier
+from flambeau.export.served_model import ServedModel
+from flambeau.train.build.model import build_model
+
+_KEY = "flambeau"  # in the header of the file: how the class is made, and what images become
+
+
+def write_weights(model: ServedModel, path: Path) -> None:
+    """Write the weights by the names of the class.
+
+    Raises:
+        InputError: the class is in a file of the user's own.
+    """
+    name = model.origin["model"]
+    if ".py:" in name:
+        raise InputError(
+            f"--format safetensors holds weights alone, and the class of {name} is in your own file\n"
+            "Take --format torch-export, which holds the graph"
+        )
+    state = {name: tensor.contiguous() for name, tensor in model.network.state_dict().items()}
+    save_file(state, path, metadata={_KEY: json.dumps(model.origin)})
+
+
+def open_weights(path: Path, threads: int) -> Classifier:
+    """Make the class and load the weights; it runs on torch's own threads.
+
+    Raises:
+        InputError: damaged, or of a class that this timm or torchvision has not.
+    """
+    del threads
+    try:
+        with safetensors.safe_open(path, "pt") as opened:
+            origin: dict[str, Any] = json.loads((opened.metadata() or {})[_KEY])
+        state = load_file(path)
+        network = build_model(
+            origin["model"],
+            num_classes=origin["num_classes"],
+            channels=len(origin["mean"]),
+            image_size=origin["image_size"],
+        )
+        dtype = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
+        network.to(dtype).load_state_dict(state)
+        model = ServedModel(network.eval(), origin)
+    except InputError:
+        raise
+    except Exception as error:  # of safetensors, of JSON, missing names
+        raise InputError(f"{path} cannot be loaded: {str(error)[:300]}") from error
+
+    def classify(pixels: Tensor, full_size: Tensor) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = model(pixels, full_size)[0]
+        return logits
+
+    return classify
