@@ -1,13 +1,12 @@
 """`flambeau export`: the answers of the run, from files that need no flambeau."""
 
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from flambeau.cli.command import main
 from flambeau.export import step_figures
 from flambeau.export.exported_model import load_export
 from flambeau.export.formats.all_formats import FORMATS
+from flambeau.export.standalone.preprocess import Preprocessing
 from flambeau.train.build.model import SMALL
 from flambeau.train.prediction.trained_model import load_trained
 
@@ -62,8 +62,12 @@ def run_example(export: Path, files: list[Path]) -> dict[str, tuple[str, float]]
         words, check=False, capture_output=True, text=True, env=environment, timeout=240
     )
     assert done.returncode == 0, done.stderr
+    return answers_in(done.stdout)
+
+
+def answers_in(text: str) -> dict[str, tuple[str, float]]:
     found = {}
-    for line in done.stdout.splitlines():
+    for line in text.splitlines():
         name, _, answer = line.rpartition(": ")
         label, share = answer.split()
         found[Path(name).name] = label, float(share)
@@ -87,14 +91,16 @@ def equal(a: dict[str, tuple[str, float]], b: dict[str, tuple[str, float]]) -> N
         assert share == pytest.approx(b[name][1], abs=1.1e-5), name
 
 
+def written(folder: Path, images: Iterable[tuple[str, bytes]]) -> list[Path]:
+    folder.mkdir()
+    for name, data in images:
+        (folder / name).write_bytes(data)
+    return sorted(folder.iterdir())
+
+
 @pytest.fixture
 def files(tmp_path: Path, nasty_images: Any) -> list[Path]:
-    found = []
-    for name, data in nasty_images(44, seed=3):
-        found.append(tmp_path / "nasty" / name)
-        found[-1].parent.mkdir(exist_ok=True)
-        found[-1].write_bytes(data)
-    return found
+    return written(tmp_path / "nasty", nasty_images(44, seed=3))
 
 
 @pytest.mark.parametrize("name", ["torch-export", "onnx", "safetensors"])
@@ -360,44 +366,52 @@ def test_file_of_an_export_that_is_damaged_is_told_by_predict(
 
 
 @pytest.mark.slow
-def test_cpp_program_gives_the_same_answers(
-    exported_run: Path, tmp_path: Path, flambeau: Any, files: list[Path]
+@pytest.mark.timeout(900)
+def test_a_thousand_files_get_one_answer_everywhere(
+    exports: dict[str, Path], exported_run: Path, tmp_path: Path, flambeau: Any, nasty_images: Any
 ) -> None:
-    """The compiled package, asked by its example in Python and by the program in C++."""
-    out = tmp_path / "aoti"
-    answer = flambeau("export", exported_run, "--format aoti --allow-slower --out", out)
+    """The run, the examples of all formats, the compiled package in Python and in C++; and NumPy's pixels."""
+    files = written(tmp_path / "nasty", nasty_images(1000, seed=4))
+    aoti = tmp_path / "aoti"
+    answer = flambeau("export", exported_run, "--format aoti --allow-slower --out", aoti)
     assert answer.code == 0, answer.err
     expected = predicted(flambeau, exported_run, files)
-    equal(run_example(out, files), expected)
+    assert len({label for label, _ in expected.values()}) == 3
+    for export in (*exports.values(), aoti):
+        equal(run_example(export, files), expected)
+    equal(by_numpy(exported_run, aoti, files), expected)
+    equal(by_cpp(aoti, files, tmp_path), expected)
 
+
+def by_numpy(run: Path, export: Path, files: list[Path]) -> dict[str, tuple[str, float]]:
+    """The run's own network on what preprocess.py alone makes of the files."""
+    reader, trained = Preprocessing(export), load_trained(run, say=print)
+    found = {}
+    for file in files:
+        x = reader.normalize(reader.prepare(*reader.read_image(file)))
+        with torch.inference_mode():
+            shares = trained.model(torch.from_numpy(x))[0].softmax(0)
+        found[file.name] = reader.classes[int(shares.argmax())], float(shares.max())
+    return found
+
+
+def by_cpp(export: Path, files: list[Path], scratch: Path) -> dict[str, tuple[str, float]]:
     root = Path(torch.__file__).parent
-    program = tmp_path / "classify"
     includes = [f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include"]
     libraries = [f"-L{root}/lib", f"-Wl,-rpath,{root}/lib", "-Wl,--no-as-needed"]
     libraries += ["-ltorch", "-ltorch_cpu", "-lc10"]
-    source = str(out / "classify.cpp")
+    program, source = str(scratch / "classify"), str(export / "classify.cpp")
     subprocess.run(
-        ["g++", "-std=c++20", "-O1", source, "-o", str(program), *includes, *libraries], check=True
+        ["g++", "-std=c++20", "-O1", source, "-o", program, *includes, *libraries], check=True
     )
-    preprocessing = load_preprocessing(out)
-    words = []
+    reader, words = Preprocessing(export), list[str]()
     for file in files:
-        pixels, (height, width) = preprocessing.read_image(io.BytesIO(file.read_bytes()))
-        picture = tmp_path / f"{file.name}.ppm"
+        pixels, (height, width) = reader.read_image(file)
+        picture = scratch / f"{file.name}.ppm"
         Image.fromarray(pixels).save(picture)
         words.append(f"{picture}={height}x{width}")
-    model, labels = str(out / "model.aoti.pt2"), str(out / "labels.txt")
-    words = [str(program), model, labels, *words]
-    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    model, labels = str(export / "model.aoti.pt2"), str(export / "labels.txt")
+    command = [program, model, labels, *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    got = {}
-    for line in done.stdout.splitlines():
-        name, _, said = line.rpartition(": ")
-        got[Path(name).name.removesuffix(".ppm")] = said.split()[0], float(said.split()[1])
-    equal(got, expected)
-
-
-def load_preprocessing(export: Path) -> Any:
-    from flambeau.export.standalone.preprocess import Preprocessing
-
-    return Preprocessing(export)
+    return {name.removesuffix(".ppm"): said for name, said in answers_in(done.stdout).items()}

@@ -131,7 +131,7 @@ class Steps:
 
         for name, change in self._changes(folder.parent):
             model = model.with_network(change(model.network))
-            measure(_eager(name, model))
+            measure(_eager(name, model), asked_for=name == "qat")  # whose speed is that of its file
         format_ = FORMATS[self.plan.format]
         path = folder / format_.file
         self.say(f"{format_.name}: writing")
@@ -155,9 +155,10 @@ class Steps:
             changes.append(
                 ("prune", lambda model: self._pruned(model, example, scratch / "pruned"))
             )
-        if self.plan.fold or self.plan.quantize == "qat":  # which rounds the folded weights
+        rounds = self.plan.quantize == "qat"  # the folded weights, where there is what to fold
+        if self.plan.fold or (rounds and any(map(_is_batchnorm, self.trained.model.modules()))):
             changes.append(("fold", lambda model: self._folded(model, example)))
-        if self.plan.quantize == "qat":
+        if rounds:
             changes.append(("qat", lambda model: self._rounded(model, scratch / "rounded")))
         if self.plan.quantize in HALVES:
             dtype = HALVES[self.plan.quantize]
@@ -243,6 +244,10 @@ def _eager(name: str, model: ServedModel) -> Stage:
 
 def _of_file(name: str, path: Path, open_file: Callable[[Path, int], Classifier]) -> Stage:
     return Stage(name, lambda threads: open_file(path, threads), path.stat().st_size)
+
+
+def _is_batchnorm(module: nn.Module) -> bool:
+    return "BatchNorm" in type(module).__name__
 
 
 def _num_bytes(model: nn.Module) -> int:

@@ -40,16 +40,16 @@ class Preprocessing:
 
         A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size. Transparent parts are laid over white.
         """
-        image: Image.Image = Image.open(file, formats=FORMATS)
-        width, height = image.size
-        turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-        size, is_jpeg = None, image.format in ("JPEG", "MPO")  # a JPEG of phones
-        for eighths in (1, 2, 4) if is_jpeg else ():
-            if min(width, height) * eighths >= 8 * self.shorter:
-                size = (width * eighths // 8, height * eighths // 8)
-                break
-        image.draft("L" if self.channels == 1 else None, size)
-        image = self._converted(ImageOps.exif_transpose(image))
+        with Image.open(file, formats=FORMATS) as opened:
+            width, height = opened.size
+            turned = opened.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+            size, is_jpeg = None, opened.format in ("JPEG", "MPO")  # a JPEG of phones
+            for eighths in (1, 2, 4) if is_jpeg else ():
+                if min(width, height) * eighths >= 8 * self.shorter:
+                    size = (width * eighths // 8, height * eighths // 8)
+                    break
+            opened.draft("L" if self.channels == 1 else None, size)
+            image = self._converted(ImageOps.exif_transpose(opened))
         pixels = np.asarray(image).reshape(image.height, image.width, self.channels)
         if size is None:
             height, width = pixels.shape[:2]
