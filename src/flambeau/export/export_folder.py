@@ -7,8 +7,8 @@ for again.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from flambeau.data.transforms.crops import EVAL_SHARE
 from flambeau.export.examples import example_of
 from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.measured_images import MeasuredImages
 from flambeau.export.model_card import model_card
 from flambeau.export.standalone import preprocess
 from flambeau.export.step_figures import StepFigures, answers, as_rows
@@ -27,6 +26,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.models import small_convnet
 from flambeau.recipes.setup.environment import environment
 from flambeau.train.build.model import SMALL_NAMES
+from flambeau.train.prediction.sample_images import SampleImages
 from flambeau.train.prediction.trained_model import Trained
 from flambeau.train.settings.config_file import as_dict
 from flambeau.version import __version__
@@ -39,7 +39,7 @@ def fill_folder(
     trained: Trained,
     plan: ExportPlan,
     figures: Sequence[StepFigures],
-    images: MeasuredImages,
+    images: SampleImages,
 ) -> None:
     """Write everything but the model, which is there.
 
@@ -99,10 +99,12 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
 
 
 def _settings(trained: Trained) -> dict[str, Any]:
-    """Without the places of this machine."""
-    return as_dict(
-        replace(trained.settings, data=None, teacher=None, weights=None, class_weights=None)
-    )
+    """Without the places of this machine: of files and folders their names alone."""
+    told = {**as_dict(trained.settings), "data": None}
+    for name in ("model", "teacher", "weights", "class_weights"):
+        if isinstance(told.get(name), str):
+            told[name] = PurePath(told[name]).name
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _lines(trained: Trained) -> list[str]:

@@ -10,10 +10,10 @@ from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, require_folder
 from flambeau.export.export_folder import fill_folder
-from flambeau.export.measured_images import MeasuredImages, read_images
 from flambeau.export.step_figures import StepFigures
 from flambeau.export.steps import ExportPlan, Steps
 from flambeau.train.build.data import open_data
+from flambeau.train.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
 from flambeau.train.prediction.trained_model import Trained, load_trained
 
 
@@ -39,10 +39,6 @@ class Measuring:
         """
         if self.most < 1:
             raise InputError(f"--images must be at least 1, got {self.most}")
-
-
-RANGE_IMAGES = 256
-"""Images that ranges are measured on: more change them little, and all tensors of each are kept."""
 
 
 def export_run(
@@ -75,14 +71,15 @@ def export_run(
     if out.exists():
         raise InputError(f"{out} exists: name another folder with --out, or move it away")
     trained = load_trained(run, say=say)
+    if trained.settings.qat:
+        plan.check_rounded(run)
     images = read_images(trained, _measured(trained, measuring), measuring.most)
     ranges = _ranges(trained, measuring) if plan.quantize in ("int8", "qat") else None
     sources = _data_of_run(trained, "the run's data back where they were") if plan.trains else None
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as name:
         folder = Path(name, "export")
         folder.mkdir()
-        shown = None if ranges is None else ranges.pixels
-        figures = Steps(trained, plan, images, shown, sources, say).write(folder)
+        figures = Steps(trained, plan, images, ranges, sources, say).write(folder)
         fill_folder(folder, trained, plan, figures, images)
         if out.exists():
             raise InputError(f"{out} has been made meanwhile: nothing is written")
@@ -96,7 +93,7 @@ def _measured(trained: Trained, measuring: Measuring) -> Source:
     return _data_of_run(trained, "--data")[1]
 
 
-def _ranges(trained: Trained, measuring: Measuring) -> MeasuredImages:
+def _ranges(trained: Trained, measuring: Measuring) -> SampleImages:
     if measuring.calibrate is None:
         source = _data_of_run(trained, "--calibrate")[0]
     else:

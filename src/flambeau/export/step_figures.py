@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flambeau.export.formats.classifier import Classifier
-from flambeau.export.measured_images import MeasuredImages
+from flambeau.train.prediction.sample_images import SampleImages
 
 BATCH_SIZES = (1, 32)
 _SECONDS = 1.0  # for one cell of the table, of one of two models
@@ -79,7 +79,7 @@ class StepFigures:
 
 
 def figures_of(
-    stage: Stage, before: Stage | None, run: Tensor, images: MeasuredImages
+    stage: Stage, before: Stage | None, run: Tensor, images: SampleImages
 ) -> StepFigures:
     """Measure a stage.
 

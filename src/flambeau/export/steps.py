@@ -14,13 +14,14 @@ from flambeau.export.fine_tune import check_duration, fine_tune
 from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.formats.classifier import Classifier
 from flambeau.export.formats.onnx_int8 import quantize_dynamic, quantize_static
-from flambeau.export.measured_images import MeasuredImages
 from flambeau.export.served_model import ServedModel, served
 from flambeau.export.step_figures import Stage, StepFigures, figures_of
 from flambeau.recipes.compress.fake_quantize import fake_quantize, to_integers
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
 from flambeau.recipes.compress.prune_channels import prune_channels
 from flambeau.recipes.compress.reparameterize import reparameterize
+from flambeau.train.build.rounded_model import is_batchnorm
+from flambeau.train.prediction.sample_images import SampleImages
 from flambeau.train.prediction.trained_model import Trained
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -79,6 +80,23 @@ class ExportPlan:
         if not 0 <= self.min_agreement <= 1:
             raise InputError(f"--min-agreement must be from 0 to 1, got {self.min_agreement:g}")
 
+    def check_rounded(self, run: Path) -> None:
+        """Refuse what has no meaning for a run of `flambeau train --qat`.
+
+        Raises:
+            InputError: a step, or weights of a class that does not round.
+        """
+        flags = {
+            "--fold": self.fold, "--reparameterize": self.reparameterize,
+            "--prune": self.prune is not None, "--quantize": self.quantize is not None,
+            "--format safetensors": self.format == "safetensors",
+        }  # fmt: skip
+        for flag in (name for name, given in flags.items() if given):
+            raise InputError(
+                f"{run} was trained with --qat, folded and rounded: {flag} does not go with that\n"
+                f"Leave it out{' and take --format onnx' * (self.format != 'onnx')}"
+            )
+
     @property
     def trains(self) -> bool:
         """Whether a step needs the training data."""
@@ -93,15 +111,15 @@ class Steps:
         trained: the run's model.
         plan: what to do.
         images: what each step is measured on.
-        ranges: (M, S, S, C) uint8 images that the ranges of integers are measured on; None without them.
+        ranges: images that the ranges of integers are measured on; None without them.
         sources: training and validation data; None where nothing is trained.
         say: takes a line for the user.
     """
 
     trained: Trained
     plan: ExportPlan
-    images: MeasuredImages
-    ranges: Tensor | None
+    images: SampleImages
+    ranges: SampleImages | None
     sources: tuple[Source, Source] | None
     say: Callable[[str], object]
 
@@ -156,8 +174,10 @@ class Steps:
                 ("prune", lambda model: self._pruned(model, example, scratch / "pruned"))
             )
         rounds = self.plan.quantize == "qat"  # the folded weights, where there is what to fold
-        if self.plan.fold or (rounds and any(map(_is_batchnorm, self.trained.model.modules()))):
+        if self.plan.fold or (rounds and any(map(is_batchnorm, self.trained.model.modules()))):
             changes.append(("fold", lambda model: self._folded(model, example)))
+        if self.trained.settings.qat:
+            changes.append(("qat", to_integers))
         if rounds:
             changes.append(("qat", lambda model: self._rounded(model, scratch / "rounded")))
         if self.plan.quantize in HALVES:
@@ -200,8 +220,7 @@ class Steps:
 
     def _rounded(self, model: nn.Module, scratch: Path) -> nn.Module:
         assert self.ranges is not None
-        images = self.ranges.permute(0, 3, 1, 2).to(self.trained.device)
-        batches = [self.trained.normalize(part).cpu() for part in images.split(32)]
+        batches = [batch.cpu() for batch in self.ranges.normalized(self.trained)]
         rounded = fake_quantize(model, batches).model
         return to_integers(self._trained(rounded, scratch))
 
@@ -215,7 +234,7 @@ class Steps:
             quantize_dynamic(source, target)
             return
         assert self.ranges is not None
-        quantize_static(source, target, self.ranges)
+        quantize_static(source, target, self.ranges.pixels)
 
     def _accept(self, found: StepFigures, *, asked_for: bool) -> None:
         if found.agreement < self.plan.min_agreement:
@@ -244,10 +263,6 @@ def _eager(name: str, model: ServedModel) -> Stage:
 
 def _of_file(name: str, path: Path, open_file: Callable[[Path, int], Classifier]) -> Stage:
     return Stage(name, lambda threads: open_file(path, threads), path.stat().st_size)
-
-
-def _is_batchnorm(module: nn.Module) -> bool:
-    return "BatchNorm" in type(module).__name__
 
 
 def _num_bytes(model: nn.Module) -> int:

@@ -38,10 +38,13 @@ from flambeau.train.build.fine_tuning import (
 )
 from flambeau.train.build.model import check_training, make_model, normalizer
 from flambeau.train.build.optimizer import new_optimizer
+from flambeau.train.build.rounded_model import rounded
 from flambeau.train.evaluation.run_evaluations import RunEvaluations
 from flambeau.train.evaluation.sample_history import SampleHistory
 from flambeau.train.loop.nan_guard import explain
 from flambeau.train.loss import TrainingLoss, make_teacher
+from flambeau.train.prediction.sample_images import RANGE_IMAGES, read_images
+from flambeau.train.prediction.trained_model import Trained
 from flambeau.train.run import Run
 from flambeau.train.settings.config_file import as_dict
 from flambeau.train.settings.field_checks import parse_betas
@@ -156,7 +159,7 @@ def set_up(
     set_up_torch(settings, device)
     ranks = join_ranks()
     data = train_data, _ = datasets(settings, facts, train, val)
-    model, lines = new_model(settings, facts, ranks, folder=folder, replay_from=replay_from)
+    model, lines = new_model(settings, facts, train, ranks, folder=folder, replay_from=replay_from)
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
     # Before Run, which may put pieces into the optimizer in the place of the model's parameters.
     lines += report(settings, model, optimizer)
@@ -245,6 +248,7 @@ def set_up_torch(settings: ResolvedSettings, device: torch.device) -> None:
 def new_model(
     settings: ResolvedSettings,
     facts: DataFacts,
+    train: Source,
     ranks: Ranks,
     *,
     folder: Path,
@@ -266,6 +270,8 @@ def new_model(
         model = make_model(placed, facts, pretrained=settings.pretrained and loads)
         if settings.weights is not None and loads:
             lines.append(load_weights(model, settings.weights))
+        inputs = functools.partial(_first_inputs, model, settings, facts, train)
+        model = rounded(model, settings, facts, inputs if loads else None)
         check_training(model, settings, facts, world=ranks.world)
         if settings.sync_bn and ranks.world > 1:
             model = convert_sync_batchnorm(model)
@@ -281,6 +287,16 @@ def new_model(
 
         shard_model(model, ranks, pick_device(settings.device))
     return model, lines
+
+
+def _first_inputs(
+    model: nn.Module, settings: ResolvedSettings, facts: DataFacts, train: Source
+) -> list[Tensor]:
+    """Batches of the network's own input, spread over the training images."""
+    device = pick_device(settings.device)
+    alike = dataclasses.replace(settings, eval_size=None)
+    trained = Trained(model, alike, facts, device, normalizer(facts, device))
+    return read_images(trained, train, RANGE_IMAGES).normalized(trained)
 
 
 def new_history(facts: DataFacts, device: torch.device) -> dict[str, SampleHistory]:

@@ -106,11 +106,14 @@ class FakeQuantize(nn.Module):
         """Of any shape and floating dtype, to the same."""
         if torch.onnx.is_in_onnx_export():
             return self._as_onnx(x)
-        count = x.numel() // max(1, self.scale.numel())
-        factor = 1 / math.sqrt(max(1, count) * self.high)
+        scale, zero_point = self.scale, self.zero_point
+        if scale.requires_grad and torch.is_grad_enabled():
+            count = x.numel() // max(1, scale.numel())
+            factor = 1 / math.sqrt(max(1, count) * self.high)
+            scale = _ScaleGradient.apply(scale, factor)
+            zero_point = _ScaleGradient.apply(zero_point, factor)
         # A step that training has made negative rounds as its absolute value does.
-        scale = _ScaleGradient.apply(self.scale, factor).abs().clamp(min=1e-12)
-        zero_point = _ScaleGradient.apply(self.zero_point, factor)
+        scale = scale.abs().clamp(min=1e-12)
         zero_point = _Round.apply(zero_point.clamp(self.low, self.high))
         scale, zero_point = (self.along(t, x.ndim).to(x.dtype) for t in (scale, zero_point))
         inside = torch.maximum(

@@ -187,5 +187,5 @@ def _lr(settings: Settings, model: str, global_batch: int) -> float:
     base = SMALL_LR.get(model, {}).get(settings.optimizer)
     base = base or BASE_LR[settings.optimizer]
     if settings.pretrained or settings.weights:
-        base /= 10
+        base /= 100 if settings.qat else 10
     return float(f"{linear_scaled_lr(base, global_batch):.4g}")

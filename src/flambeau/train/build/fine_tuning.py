@@ -78,7 +78,7 @@ def freeze_parts(model: nn.Module, what: str) -> None:
         else:
             freeze(model, _names(what))
     except ValueError as error:
-        meant = nearest(what, [BACKBONE]).removeprefix("; ")
+        meant = "" if what == BACKBONE else nearest(what, [BACKBONE]).removeprefix("; ")
         raise InputError(f"freeze = {what!r}: {f'{meant} ' * bool(meant)}{error}") from error
     after = count_frozen(model)
     if not after.num_trainable:

@@ -24,6 +24,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
 from flambeau.train.build.data import DataFacts, model_file_sha256
 from flambeau.train.build.device import use_float32, use_threads
 from flambeau.train.build.model import check_output, make_model, normalizer
+from flambeau.train.build.rounded_model import rounded
 from flambeau.train.checkpoints.checkpointer import why_not_loadable
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
@@ -103,7 +104,9 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
     if model_file_sha256(settings.model) != facts.model_file_sha256:
         say(f"{settings.model.rpartition(':')[0]} has changed since the run was started")
     use_threads()
-    model = make_model(dataclasses.replace(settings, device="auto"), facts)
+    model = rounded(
+        make_model(dataclasses.replace(settings, device="auto"), facts), settings, facts
+    )
     weights = read_safetensors(folder.weights) if published(folder) else _newest(folder, say)
     why = why_not_loadable(model, weights)
     if why is not None:

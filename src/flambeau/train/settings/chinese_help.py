@@ -43,6 +43,11 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "teacher": ("一个运行的目录，在标签之外学习其模型的概率", ""),
     "teacher_weight": ("教师在损失中的份额，最大为 1", "0.5"),
     "temperature": ("使教师和学生的概率变平缓的温度", "4"),
+    "qat": (
+        "量化感知训练：从 --weights 或 --pretrained 的权重开始，训练时取整到 8 位，供 "
+        "flambeau export --format onnx 使用",
+        "",
+    ),
     "epochs": ("--duration Nep 的简写", ""),
     "duration": (
         "例如 90ep 或 5000st",
@@ -64,7 +69,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "lr": (
         "学习率的峰值",
         "随批次增大；256 时 sgd 为 0.1（small_convnet 为 0.4，tiny_convnet 为 1.6），adamw 为 0.001；"
-        "预训练时为十分之一",
+        "预训练时为十分之一，qat 时为百分之一",
     ),
     "weight_decay": ("作用于二维及以上的权重，从不作用于偏置和归一化层", ""),
     "schedule": ("学习率调度", ""),

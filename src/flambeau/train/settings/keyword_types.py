@@ -33,6 +33,7 @@ class SettingsKeywords(TypedDict, total=False):
     teacher: str | None
     teacher_weight: float | None
     temperature: float | None
+    qat: bool
     epochs: int | None
     duration: str | None
     extend: str | None

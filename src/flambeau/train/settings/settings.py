@@ -46,12 +46,9 @@ class Settings:
         group="data", auto="the embedded Fashion-MNIST", neutral=True,
     )  # fmt: skip
     image_size: int | None = setting(
-        None,
-        "side of the square images",
-        group="data",
-        range=Range(8, 2**14),
+        None, "side of the square images", group="data", range=Range(8, 2**14),
         auto="from the images, at most 224",
-    )
+    )  # fmt: skip
     eval_size: int | None = setting(
         None, "side of the images in evaluations and predictions, if it is to be another", group="data",
         range=Range(8, 2**14),
@@ -64,22 +61,16 @@ class Settings:
         False, "fetch what is missing of torchvision:NAME or hf:NAME", group="data", neutral=True
     )
     skip_bad_images: int = setting(
-        0,
-        "how many unreadable images to replace instead of stopping",
-        group="data",
-        range=AT_LEAST_0,
-        neutral=True,
-    )
+        0, "how many unreadable images to replace instead of stopping", group="data",
+        range=AT_LEAST_0, neutral=True,
+    )  # fmt: skip
     flip: bool = setting(
         True, "mirror half of the training images; not for digits or text", group="data"
     )
     crop_scale: float | None = setting(
-        None,
-        "least share of the area that a training crop keeps",
-        group="data",
-        range=SHARE_ABOVE_0,
-        auto="0.25",
-    )
+        None, "least share of the area that a training crop keeps", group="data",
+        range=SHARE_ABOVE_0, auto="0.25",
+    )  # fmt: skip
     padding: int | None = setting(
         None, "pixels by which images of one small size are moved each way, at most",
         group="data", range=Range(0, 63),
@@ -167,12 +158,13 @@ class Settings:
         auto="0.5",
     )
     temperature: float | None = setting(
-        None,
-        "that softens the probabilities of teacher and student",
-        group="fine-tuning",
-        range=ABOVE_0,
-        auto="4",
-    )
+        None, "that softens the probabilities of teacher and student", group="fine-tuning",
+        range=ABOVE_0, auto="4",
+    )  # fmt: skip
+    qat: bool = setting(
+        False, "quantization-aware training: round to 8 bits from --weights or --pretrained on, for "
+        "flambeau export --format onnx", group="fine-tuning",
+    )  # fmt: skip
     epochs: int | None = setting(None, "short for --duration Nep", group="length", range=AT_LEAST_1)
     duration: str | None = setting(
         None, "such as 90ep or 5000st", group="length",
@@ -214,7 +206,7 @@ class Settings:
     lr: float | None = setting(
         None, "peak learning rate", group="optimization", range=ABOVE_0,
         auto="grows with the batch; at 256: sgd 0.1 (small_convnet 0.4, tiny_convnet 1.6), adamw 0.001; "
-        "pretrained or weights a tenth",
+        "pretrained or weights a tenth, qat a hundredth",
     )  # fmt: skip
     weight_decay: float = setting(
         5e-4,
@@ -335,6 +327,8 @@ class Settings:
             )
         if self.pretrained and self.weights is not None:
             raise InputError("pretrained and weights contradict each other: give one of them")
+        if self.qat and not self.pretrained and self.weights is None:
+            raise InputError("qat starts from trained weights: give --weights RUN or --pretrained")
         model = self.model or ""
         if self.pretrained and (model in ("small_convnet", "tiny_convnet") or ".py:" in model):
             raise InputError(
@@ -389,6 +383,8 @@ class Settings:
             raise InputError(
                 f"shard = {self.shard!r} and compile = {self.compile!r} do not go together: leave one out"
             )
+        if self.shard != "none" and self.qat:
+            raise InputError(f"shard = {self.shard!r} and qat do not go together: leave one out")
         if self.shard != "none" and self.optimizer == "muon":
             raise InputError(
                 f"shard = {self.shard!r} leaves each process a piece of a matrix, and optimizer = 'muon' "
