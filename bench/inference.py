@@ -2,10 +2,12 @@
 
     python bench/inference.py [--model NAME] [--size PIXELS] [--batch N] [--threads N] [--rounds N] [--record]
 
-Contenders on normalized float32 images: eager, channels_last and bf16; torch.compile; AOTInductor; ONNX
+Contenders on normalized float32 images: eager, channels_last and bf16; torch.compile; ONNX
 Runtime in float32 and int8 (static QDQ, per channel, as `flambeau export` makes it); OpenVINO with the same
-two files, where it is installed (extra `bench`); folded; half of the channels pruned, alone and with int8.
-Then what `flambeau export` writes, from uint8 pixels to probabilities: prepared images, and 375 x 500 ones.
+two files, where it is installed (extra `bench`), in float32 and, which it chooses by itself where the
+processor has it, bfloat16; folded; half of the channels pruned, alone and with int8. Then what `flambeau
+export` writes, from uint8 pixels to probabilities: prepared images, and 375 x 500 ones, by the library it is
+for and, for int8, by OpenVINO as well.
 Weights are random and ranges measured on noise: times, not accuracies. The contenders take turns; a time is
 the median of the rounds after two that do not count, and `spread` the 10th and 90th percentile. One JSON
 line for each contender; `times_eager` is the median of the ratios within a round.
@@ -80,12 +82,19 @@ def by_onnxruntime(path: Path, x: Tensor, threads: int) -> Call:
     return lambda: session.run(None, given)
 
 
-def by_openvino(path: Path, x: Tensor, threads: int) -> Call:
-    import openvino  # type: ignore[import-not-found]
-
-    hints = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+def by_openvino(path: Path, given: list[Tensor], threads: int, *, precision: str) -> Call | None:
+    try:
+        import openvino  # type: ignore[import-not-found]
+    except ImportError as error:
+        print(f"OpenVINO is not measured: {error}")
+        return None
+    hints = {
+        "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": precision,
+    }  # fmt: skip
     model = openvino.Core().compile_model(str(path), "CPU", hints)
-    return lambda: model([x.numpy()])
+    arrays = [tensor.numpy() for tensor in given]
+    return lambda: model(arrays)
 
 
 def contenders(model: str, size: int, batch: int, threads: int, place: Path) -> dict[str, Call]:
@@ -98,7 +107,7 @@ def contenders(model: str, size: int, batch: int, threads: int, place: Path) -> 
     last = last.to(memory_format=torch.channels_last)
     half = torchvision.models.get_model(model, weights=None).eval().bfloat16()
     x_last, x_half = x.contiguous(memory_format=torch.channels_last), x.bfloat16()
-    found: dict[str, Call] = {
+    found: dict[str, Call | None] = {
         "eager": lambda: network(x),
         "eager, channels_last": lambda: last(x_last),
         "eager, bf16": lambda: half(x_half),
@@ -110,17 +119,19 @@ def contenders(model: str, size: int, batch: int, threads: int, place: Path) -> 
         whole, small = onnx_files(net, x, place, name[:4] or "whole")
         found[f"{name}ONNX Runtime"] = by_onnxruntime(whole, x, threads)
         found[f"{name}ONNX Runtime int8"] = by_onnxruntime(small, x, threads)
-        try:
-            found[f"{name}OpenVINO"] = by_openvino(whole, x, threads)
-            found[f"{name}OpenVINO int8"] = by_openvino(small, x, threads)
-        except ImportError as error:
-            print(f"OpenVINO is not measured: {error}")
-    return found | exports(network, size, batch, threads, place)
+        for kind, file, precision in (
+            ("", whole, "f32"),
+            (" bf16", whole, "bf16"),
+            (" int8", small, "f32"),
+        ):
+            found[f"{name}OpenVINO{kind}"] = by_openvino(file, [x], threads, precision=precision)
+    found |= exports(network, size, batch, threads, place)
+    return {name: call for name, call in found.items() if call is not None}
 
 
 def exports(
     network: nn.Module, size: int, batch: int, threads: int, place: Path
-) -> dict[str, Call]:
+) -> dict[str, Call | None]:
     images = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "size": size}
     served = ServedModel(network, {**images, "interpolation": "bilinear"})
     whole, small, package = (place / name for name in ("e.onnx", "e8.onnx", "e.aoti.pt2"))
@@ -133,7 +144,7 @@ def exports(
         "onnx int8": open_onnx(small, threads),
         "aoti": open_aot_inductor(package, threads),
     }
-    found: dict[str, Call] = {}
+    found: dict[str, Call | None] = {}
     for height, width in ((size, size), (375, 500)):
         pixels = torch.randint(0, 256, (batch, height, width, 3), dtype=torch.uint8)
         full = torch.tensor([height, width])
@@ -141,6 +152,9 @@ def exports(
             found[f"flambeau export {name}, {height} x {width} pixels in"] = (
                 lambda classify=classify, pixels=pixels, full=full: classify(pixels, full)
             )
+        found[f"flambeau export onnx int8 by OpenVINO, {height} x {width} pixels in"] = by_openvino(
+            small, [pixels, full], threads, precision="f32"
+        )
     return found
 
 
