@@ -154,7 +154,13 @@ class Picture:
         return turn_upright(self._stored(box, channels, scale_eighths), self._orientation)
 
     def resize_part(
-        self, box: Box, out: Pixels, *, scale_eighths: int = 8, mirror: bool = False
+        self,
+        box: Box,
+        out: Pixels,
+        *,
+        scale_eighths: int = 8,
+        mirror: bool = False,
+        cubic: bool = False,
     ) -> bool:
         """Resize a part with antialiasing, to the same pixels as torch does it; needs the C kernel.
 
@@ -163,10 +169,10 @@ class Picture:
             out: (height, width, 1 or 3) uint8, contiguous: where to write it.
             scale_eighths: as of `pixels`.
             mirror: the columns run backwards.
+            cubic: bicubic, not bilinear.
 
         Returns:
-            False where there is no kernel with AVX2, for floating-point pixels, or where another decoder may
-            be able to read the file; `out` then holds anything.
+            False where there is no kernel with AVX2, and for floating-point pixels.
 
         Raises:
             DecodeError: as `pixels`.
@@ -178,19 +184,15 @@ class Picture:
             return False
         if self._header is not None and self._orientation == UPRIGHT:
             assert isinstance(self._data, bytes)
-            return decode_by_kernel(
-                self._data,
-                self._header,
-                box,
-                out,
-                scale_eighths=scale_eighths,
-                resize=True,
-                mirror=mirror,
-            )
+            if decode_by_kernel(
+                self._data, self._header, box, out,
+                scale_eighths=scale_eighths, resize=True, mirror=mirror, cubic=cubic,
+            ):  # fmt: skip
+                return True
         pixels = self.pixels(box, channels=out.shape[2], scale_eighths=scale_eighths)
         if pixels.strides[1:] != (pixels.shape[2], 1):
             pixels = pixels.copy()
-        kernel.resize(pixels, out, mirror=mirror)
+        kernel.resize(pixels, out, mirror=mirror, cubic=cubic)
         return True
 
     def _stored(self, box: Box, channels: int, scale_eighths: int) -> Pixels:

@@ -154,9 +154,8 @@ def train_image(
         out = torch.empty(size, size, channels or _channels_of(data), dtype=_type_of(data))
     _check_type(data, out)
     result = out.numpy()
-    if crop.interpolation != "bilinear" or not picture.resize_part(
-        part, result, scale_eighths=eighths, mirror=mirror
-    ):
+    cubic = crop.interpolation == "bicubic"
+    if not picture.resize_part(part, result, scale_eighths=eighths, mirror=mirror, cubic=cubic):
         pixels = picture.pixels(part, channels=result.shape[2], scale_eighths=eighths)
         _resize(pixels, size, size, crop.interpolation, out=out)
         if mirror:

@@ -113,14 +113,16 @@ def test_damaged_files_give_codes_and_no_write_out_of_bounds(kernel: Kernel) -> 
     assert codes == {0, *range(-4, 0)}  # of all kinds
 
 
-def by_torch(pixels: Any, height: int, width: int) -> Any:
+def by_torch(pixels: Any, height: int, width: int, *, cubic: bool = False) -> Any:
     x_NCHW = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    resized = F.interpolate(x_NCHW, (height, width), mode="bilinear", antialias=True)
+    mode = "bicubic" if cubic else "bilinear"
+    resized = F.interpolate(x_NCHW, (height, width), mode=mode, antialias=True)
     return resized[0].permute(1, 2, 0).numpy()
 
 
+@pytest.mark.parametrize("cubic", [False, True])
 @pytest.mark.parametrize("scalar", [False, True])
-def test_resizing_is_torchs(kernel: Kernel, scalar: bool) -> None:
+def test_resizing_is_torchs(kernel: Kernel, scalar: bool, cubic: bool) -> None:
     """From and to 1 pixel, much smaller and much larger; noise, and black and white."""
     rng = np.random.default_rng(0)
     for k in range(150):
@@ -131,8 +133,8 @@ def test_resizing_is_torchs(kernel: Kernel, scalar: bool) -> None:
         pixels = pixels[:, 1 : 1 + w]  # rows that are apart
         memory = np.full(height * width * pixels.shape[2] + 64, 77, np.uint8)
         out = memory[32:-32].reshape(height, width, pixels.shape[2])
-        kernel.resize(pixels, out, mirror=k % 2 > 0, scalar=scalar)
-        expected = by_torch(pixels, height, width)[:, :: -1 if k % 2 else 1]
+        kernel.resize(pixels, out, mirror=k % 2 > 0, cubic=cubic, scalar=scalar)
+        expected = by_torch(pixels, height, width, cubic=cubic)[:, :: -1 if k % 2 else 1]
         np.testing.assert_array_equal(out, expected, f"{pixels.shape} to {out.shape}")
         assert (memory[:32] == 77).all() and (memory[-32:] == 77).all()
 
@@ -148,9 +150,26 @@ def test_a_region_is_resized_as_its_pixels_are(kernel: Kernel) -> None:
             scale_eighths=8,
             resize=True,
             mirror=k % 2 > 0,
+            cubic=k % 5 > 2,
             scalar=k % 3 > 0,
         )
-        np.testing.assert_array_equal(out, by_torch(region, 7, 30)[:, :: -1 if k % 2 else 1])
+        np.testing.assert_array_equal(
+            out, by_torch(region, 7, 30, cubic=k % 5 > 2)[:, :: -1 if k % 2 else 1]
+        )
+
+
+@pytest.mark.parametrize("planes", [False, True])
+def test_levels_become_the_values_of_a_table(kernel: Kernel, planes: bool) -> None:
+    rng = np.random.default_rng(2)
+    for height, width, channels in ((1, 1, 3), (7, 5, 3), (6, 3, 1)):
+        pixels = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
+        table = rng.standard_normal((channels, 256)).astype(np.float32)
+        memory = np.full(pixels.size + 16, 77, np.float32)
+        out = memory[8:-8].reshape((channels, height, width) if planes else pixels.shape)
+        kernel.to_floats(pixels, table, out, planes=planes)
+        expected = np.stack([table[c][pixels[:, :, c]] for c in range(channels)], axis=2)
+        np.testing.assert_array_equal(out.transpose(1, 2, 0) if planes else out, expected)
+        assert (memory[:8] == 77).all() and (memory[-8:] == 77).all()
 
 
 def test_sizes_that_cannot_be_are_refused(kernel: Kernel) -> None:

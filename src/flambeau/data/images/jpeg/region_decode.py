@@ -114,6 +114,7 @@ def decode_by_kernel(
     scale_eighths: int,
     resize: bool = False,
     mirror: bool = False,
+    cubic: bool = False,
 ) -> bool:
     """A part of a JPEG by the C kernel, with the arguments of its `decode_region`.
 
@@ -128,7 +129,7 @@ def decode_by_kernel(
         return False
     try:
         kernel.decode_region(
-            data, box, out, scale_eighths=scale_eighths, resize=resize, mirror=mirror
+            data, box, out, scale_eighths=scale_eighths, resize=resize, mirror=mirror, cubic=cubic
         )
     except native.KernelError:
         return False

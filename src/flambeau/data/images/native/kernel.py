@@ -7,13 +7,16 @@ import ctypes
 import functools
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flambeau.data.images.pixels import Box, Pixels
 from flambeau.errors import InputError
 
 LIBRARY = Path(__file__).with_name("_kernel.so")
 
 # What flambeau_interface() must answer: a library left over from another version is not used.
-_INTERFACE = 3
+_INTERFACE = 4
 
 # The codes of jpeg.h.
 BAD_HEADER, UNSUPPORTED, DAMAGED, BAD_BOX, NO_MEMORY = -1, -2, -3, -4, -5
@@ -52,6 +55,11 @@ class Kernel:
         )  # fmt: skip
         self._resize = library.flambeau_resize
         self._resize.argtypes = [pointer, pointer, ctypes.c_ssize_t, pointer, number, pointer]
+        self._floats = library.flambeau_floats
+        self._floats.argtypes, self._floats.restype = (
+            [pointer, size, number, pointer, number, pointer],
+            None,
+        )
         self._segment = library.flambeau_segment
         self._segment.argtypes = [
             pointer,
@@ -83,6 +91,7 @@ class Kernel:
         scale_eighths: int,
         resize: bool = False,
         mirror: bool = False,
+        cubic: bool = False,
         scalar: bool = False,
     ) -> None:
         """Fill `out`, (height, width, 1 or 3) and contiguous, with the box; raises KernelError.
@@ -95,10 +104,11 @@ class Kernel:
             scale_eighths: 8 for the full size, 4, 2 or 1.
             resize: as torch does it, with antialiasing.
             mirror: the columns run backwards; only with `resize`.
+            cubic: by cubics; only with `resize`.
             scalar: without AVX2: the same pixels, for tests.
         """
         height, width, channels = out.shape
-        to = (ctypes.c_int * 3)(height, width, mirror) if resize else None
+        to = (ctypes.c_int * 4)(height, width, mirror, cubic) if resize else None
         corners = (ctypes.c_int * 4)(*box)
         code = self._decode(
             data, len(data), corners, scale_eighths, channels, to, scalar, out.ctypes.data
@@ -112,6 +122,7 @@ class Kernel:
         out: Pixels,
         *,
         mirror: bool,
+        cubic: bool = False,
         scalar: bool = False,
     ) -> None:
         """Fill `out` with pixels of another size, antialiased as torch does it; raises KernelError.
@@ -120,14 +131,31 @@ class Kernel:
             pixels: (H, W, 1 or 3); the rows may be apart, but each must be in one piece.
             out: (height, width, as many channels), contiguous.
             mirror: the columns run backwards.
+            cubic: by cubics, not by triangles.
             scalar: without AVX2: the same pixels, for tests.
         """
         shape = (ctypes.c_int * 3)(*pixels.shape)
-        to = (ctypes.c_int * 3)(*out.shape[:2], mirror)
+        to = (ctypes.c_int * 4)(*out.shape[:2], mirror, cubic)
         stride = pixels.strides[0]
         code = self._resize(pixels.ctypes.data, shape, stride, to, scalar, out.ctypes.data)
         if code:
             raise KernelError(code)
+
+    def to_floats(
+        self, pixels: Pixels, table: NDArray[np.float32], out: NDArray[np.float32], *, planes: bool
+    ) -> None:
+        """Fill `out` with the value of each level.
+
+        Args:
+            pixels: (H, W, C) uint8, contiguous.
+            table: (C, 256) float32, contiguous.
+            out: float32, contiguous: (C, H, W) with `planes`, else (H, W, C).
+            planes: the values of a channel stand together.
+        """
+        height, width, channels = pixels.shape
+        self._floats(
+            pixels.ctypes.data, height * width, channels, table.ctypes.data, planes, out.ctypes.data
+        )
 
 
 @functools.cache

@@ -318,8 +318,8 @@ static int check_box(const Header *j, const int box[4], int scale_eighths) {
 }
 
 /* box: top, left, height, width at this scale; scale_eighths: 8 for the full size, 4, 2 or 1; to: height, width and
- * whether to mirror, or NULL for the size of the box; out: height * width * channels bytes.  scalar: without AVX2, for
- * tests. */
+ * whether to mirror, whether by cubics, or NULL for the size of the box; out: height * width * channels bytes.
+ * scalar: without AVX2, for tests. */
 EXPORT int flambeau_decode_region(const uint8_t *data, size_t size, const int *box, int scale_eighths, int channels,
                                   const int *to, int scalar, uint8_t *out) {
     Region *r = calloc(1, sizeof *r);
@@ -340,7 +340,7 @@ EXPORT int flambeau_decode_region(const uint8_t *data, size_t size, const int *b
     }
     if (!error) error = decode(r);
     if (!error && to) {
-        resizer = new_resizer(&(ResizeTo){to[0], to[1], to[2]}, box[2], box[3], channels, scalar);
+        resizer = new_resizer(&(ResizeTo){to[0], to[1], to[2], to[3]}, box[2], box[3], channels, scalar);
         if (!resizer) error = NO_MEMORY;
     }
     if (!error) write_pixels(r, box, channels, resizer, out);
@@ -351,6 +351,6 @@ EXPORT int flambeau_decode_region(const uint8_t *data, size_t size, const int *b
     return error;
 }
 
-EXPORT int flambeau_interface(void) { return 3; } /* as in kernel.py */
+EXPORT int flambeau_interface(void) { return 4; } /* as in kernel.py */
 
 EXPORT int flambeau_uses_avx2(void) { return routines(0) != routines(1); }

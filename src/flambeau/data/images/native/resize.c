@@ -1,6 +1,7 @@
-/* Bilinear resizing with antialiasing: torch's weights and torch's rounding, so torch's pixels.
+/* Bilinear and bicubic resizing with antialiasing: torch's weights and torch's rounding, so torch's pixels.
  *
- * As `_upsample_bilinear2d_aa` computes it on uint8: a triangle as wide as the scale, weights in double precision,
+ * As `_upsample_bilinear2d_aa` and `_upsample_bicubic2d_aa` compute it on uint8: a triangle as wide as the scale, or a
+ * cubic (Keys' with a = -1/2) of twice that reach, weights in double precision,
  * scaled to integers by the largest power of two that lets the largest of them fit into 16 bits; first along the
  * rows, rounded to 8 bits, then along the columns.
  */
@@ -30,18 +31,23 @@ struct Resizer {
 
 static int padded(int count) { return (count + GROUP - 1) / GROUP * GROUP; }
 
-static int most_taps(int length, int count) {
-    double scale = (double)length / count;
-    int whole = (int)scale;
-    return 2 * (scale <= 1 ? 1 : whole + (scale > whole)) + 1;
+static int most_taps(int length, int count, int cubic) {
+    double scale = (double)length / count, support = (scale <= 1 ? 1 : scale) * (cubic ? 2 : 1);
+    int whole = (int)support;
+    return 2 * (whole + (support > whole)) + 1;
 }
 
-static double triangle(double x) { return x < 0 ? (x > -1 ? 1 + x : 0) : x < 1 ? 1 - x : 0; }
+static double filter(double x, int cubic) {
+    if (x < 0) x = -x;
+    if (!cubic) return x < 1 ? 1 - x : 0;
+    return x < 1 ? (1.5 * x - 2.5) * x * x + 1 : x < 2 ? (((x - 5) * x + 8) * x - 4) * -0.5 : 0;
+}
 
 /* `spare`: most_taps numbers for each of count places. */
-static void weigh(Axis *a, int mirror, double *spare) {
-    double scale = (double)a->length / a->count, support = scale >= 1 ? scale : 1, inverse = 1 / support, largest = 0;
-    int most = most_taps(a->length, a->count), used = 0;
+static void weigh(Axis *a, int mirror, int cubic, double *spare) {
+    double scale = (double)a->length / a->count, wide = scale >= 1 ? scale : 1, inverse = 1 / wide, largest = 0;
+    double support = wide * (cubic ? 2 : 1);
+    int most = most_taps(a->length, a->count, cubic), used = 0;
     for (int i = 0; i < a->count; i++) {
         double centre = scale * (i + 0.5), total = 0, *w = spare + (size_t)i * (size_t)most;
         int low = (int)(centre - support + 0.5), high = (int)(centre + support + 0.5);
@@ -50,7 +56,7 @@ static void weigh(Axis *a, int mirror, double *spare) {
         if (high > low + most) high = low + most; /* rounding */
         if (high - low > used) used = high - low;
         a->first[mirror ? a->count - 1 - i : i] = low;
-        for (int k = low; k < high; k++) total += w[k - low] = triangle((k - centre + 0.5) * inverse);
+        for (int k = low; k < high; k++) total += w[k - low] = filter((k - centre + 0.5) * inverse, cubic);
         for (int k = 0; k < most; k++) {
             w[k] = k < high - low ? w[k] / total : 0;
             if (w[k] > largest) largest = w[k];
@@ -61,8 +67,10 @@ static void weigh(Axis *a, int mirror, double *spare) {
         if ((int)(0.5 + largest * (2 << a->precision)) >= 1 << 15) break;
     for (int i = 0; i < a->count; i++) {
         int16_t *weights = a->weights + (size_t)(mirror ? a->count - 1 - i : i) * (size_t)a->taps;
-        for (int k = 0; k < a->taps; k++)
-            weights[k] = k < most ? (int16_t)(0.5 + spare[(size_t)i * (size_t)most + (size_t)k] * (1 << a->precision)) : 0;
+        for (int k = 0; k < a->taps; k++) {
+            double w = k < most ? spare[(size_t)i * (size_t)most + (size_t)k] : 0;
+            weights[k] = (int16_t)((w < 0 ? -0.5 : 0.5) + w * (1 << a->precision));
+        }
     }
 }
 
@@ -174,9 +182,9 @@ Resizer *new_resizer(const ResizeTo *to, int height, int width, int channels, in
     Resizer r = {.x = {.length = width, .count = to->width},
                  .y = {.length = height, .count = to->height},
                  .channels = channels, .avx2 = channels == 3 && routines(scalar) != routines(1)};
-    int taps = padded(most_taps(width, to->width));
+    int taps = padded(most_taps(width, to->width, to->cubic));
     size_t places = (size_t)padded(to->width), x_weights = places * (size_t)taps;
-    size_t y_weights = (size_t)to->height * (size_t)padded(most_taps(height, to->height));
+    size_t y_weights = (size_t)to->height * (size_t)padded(most_taps(height, to->height, to->cubic));
     size_t spares = x_weights > y_weights ? x_weights : y_weights;
     r.stride = places * (size_t)channels + 16;
     r.row_stride = (size_t)(width + taps) * (size_t)channels + 16;
@@ -194,8 +202,8 @@ Resizer *new_resizer(const ResizeTo *to, int height, int width, int channels, in
     memset(r.x.first, 0, sizeof(int) * places);
     memset(r.x.weights, 0, sizeof(int16_t) * x_weights);
     memset(r.row, 0, 2 * r.row_stride);
-    weigh(&r.x, to->mirror, spare);
-    weigh(&r.y, 0, spare);
+    weigh(&r.x, to->mirror, to->cubic, spare);
+    weigh(&r.y, 0, to->cubic, spare);
     memcpy(memory, &r, sizeof r);
     return (Resizer *)(void *)memory;
 }
@@ -239,7 +247,7 @@ int write_resized(const Resizer *r, uint8_t *out) {
 
 EXPORT int flambeau_resize(const uint8_t *pixels, const int *shape, ptrdiff_t stride, const int *to, int scalar,
                            uint8_t *out) {
-    const ResizeTo wanted = {to[0], to[1], to[2]};
+    const ResizeTo wanted = {to[0], to[1], to[2], to[3]};
     if (shape[0] < 1 || shape[1] < 1 || wanted.height < 1 || wanted.width < 1 || shape[0] > MAX_SIDE ||
         shape[1] > MAX_SIDE || wanted.height > MAX_SIDE || wanted.width > MAX_SIDE)
         return BAD_BOX;
