@@ -108,9 +108,9 @@ STOREYS = {
     "data": [
         {"images", "loading"},
         {"sources", "transforms"},
-        {"pack", "datasets"},
+        {"pack", "datasets", "drop_in"},
         {"check"},
-        {"wrap.py"},
+        {"wrap.py", "fast.py"},
     ],
     "parallel": [
         {

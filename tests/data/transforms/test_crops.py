@@ -16,6 +16,7 @@ from torchvision.transforms import CenterCrop, InterpolationMode, RandomResizedC
 from flambeau.data.images.decode import Picture
 from flambeau.data.images.native import kernel as native
 from flambeau.data.transforms import crops as module
+from flambeau.data.transforms import resizing
 from flambeau.data.transforms.crops import (
     CROP_RATIO,
     CROP_SCALE,
@@ -317,8 +318,8 @@ def test_a_line_of_pixels_is_evaluated_without_filling_the_memory(monkeypatch):
         asked.append((height, width))
         return resize(pixels, height, width, *more, **settings)
 
-    resize = module._resize
-    monkeypatch.setattr(module, "_resize", spy)
+    resize = resizing._resize
+    monkeypatch.setattr(resizing, "_resize", spy)
     pixels = np.arange(1_000_000, dtype=np.uint64).astype(np.uint8).reshape(1, -1, 1)
     for line in (pixels, pixels.swapaxes(0, 1)):
         assert eval_image(line, 32).shape == (32, 32, 1)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from flambeau.data.images.decode import Picture, Stored
-from flambeau.data.images.pixels import Box, Pixels
+from flambeau.data.images.pixels import Pixels
 from flambeau.data.transforms.color import uniform
+from flambeau.data.transforms.resizing import fill_part, scaled_box, window_of_part
 from flambeau.errors import DecodeError
 
 # Smallest and largest part of the area that a crop keeps. Published ImageNet runs of 90 epochs and more go
@@ -28,18 +29,12 @@ from flambeau.errors import DecodeError
 CROP_SCALE = (0.25, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)  # width over height
 
-# How far the filters reach to each side, in pixels of the smaller of the two images.
-_REACH = {"bilinear": 1, "bicubic": 2}
-
 # Share of the shorter side that the evaluation crop keeps: 224 of 256, as in most published results.
 EVAL_SHARE = 0.875
 
 # Numbers of the random streams of a sample, 2 and 3 are batch_augment's; a crop takes four draws a try.
 _FLIP, _CROP = 1, 4
 _CROP_TRIES = 10  # as torchvision
-_SERIAL = (
-    32767  # elements of which torch makes no parallel region (at::internal::GRAIN_SIZE less one)
-)
 
 
 @dataclass(frozen=True)
@@ -148,19 +143,12 @@ def train_image(
     """
     picture = Picture(data)
     box = random_resized_crop_box(picture.height, picture.width, seed, scale=crop.scale)
-    eighths = picture.scale_eighths_for(box[2], box[3], least=size)
-    part, mirror = _scaled(box, eighths), crop.flip and uniform(seed, _FLIP) < 0.5
+    mirror = crop.flip and uniform(seed, _FLIP) < 0.5
     if out is None:
         out = torch.empty(size, size, channels or _channels_of(data), dtype=_type_of(data))
     _check_type(data, out)
-    result = out.numpy()
-    cubic = crop.interpolation == "bicubic"
-    if not picture.resize_part(part, result, scale_eighths=eighths, mirror=mirror, cubic=cubic):
-        pixels = picture.pixels(part, channels=result.shape[2], scale_eighths=eighths)
-        _resize(pixels, size, size, crop.interpolation, out=out)
-        if mirror:
-            _mirror(out)
-    return result
+    fill_part(picture, box, crop.interpolation, mirror=mirror, out=out)
+    return out.numpy()
 
 
 def eval_image(
@@ -207,23 +195,18 @@ def eval_image(
     middle = (_centred(picture.height, height), _centred(picture.width, width), height, width)
     shorter = round(size / EVAL_SHARE)
     eighths = picture.scale_eighths_for(height, width, least=shorter)
-    top, left, rows, columns = _scaled(middle, eighths)
+    top, left, rows, columns = scaled_box(middle, eighths)
     sides = (
         (shorter, shorter * width // height)
         if height <= width
         else (shorter * height // width, shorter)
     )
     first_row, first_column = (_centred(side, size) for side in sides)
-    row, rows_used = _sources(first_row, size, rows, sides[0], interpolation)
-    column, columns_used = _sources(first_column, size, columns, sides[1], interpolation)
-    # What is not decoded stays undefined in here, and what it becomes is cut off below.
-    canvas = np.empty((rows, columns, channels), out.numpy().dtype)
-    box = (top + row, left + column, rows_used, columns_used)
-    canvas[row : row + rows_used, column : column + columns_used] = picture.pixels(
-        box, channels=channels, scale_eighths=eighths
-    )
-    resized = _resize(canvas, *sides, interpolation)
-    out[:] = resized[first_row : first_row + size, first_column : first_column + size]
+    window = first_row, first_column, size, size
+    out[:] = window_of_part(
+        picture, (top, left, rows, columns), sides, window, eighths, interpolation,
+        channels=channels, dtype=out.dtype,
+    )  # fmt: skip
     return out.numpy()
 
 
@@ -251,70 +234,6 @@ def _check_type(data: Stored, out: Tensor) -> None:
         )
 
 
-def _scaled(box: Box, scale_eighths: int) -> Box:
-    """A box in the image at this scale: each border at the nearest place."""
-    top, left, height, width = box
-    top, bottom, left, right = (
-        (2 * at * scale_eighths + 8) // 16 for at in (top, top + height, left, left + width)
-    )
-    return top, left, bottom - top, right - left
-
-
-def _resize(
-    pixels: Pixels, height: int, width: int, interpolation: str, *, out: Tensor | None = None
-) -> Tensor:
-    """Resized with antialiasing, (height, width, C): F.interpolate's operators, for the sake of `out`."""
-    channels = pixels.shape[2]
-    # Copied unless its strides are the usual ones. Of a view whose sides of length 1 have others, which
-    # count as contiguous, torch 2.15's uint8 kernel reads out of bounds: a segmentation fault.
-    if pixels.strides != (pixels.shape[1] * channels, channels, 1) or not pixels.flags.writeable:
-        pixels = pixels.copy()
-    if out is None:
-        out = torch.empty(height, width, channels, dtype=_type_of(pixels))
-    source, target = _as_batch(torch.from_numpy(pixels)), _as_batch(out)
-    if interpolation == "bicubic":
-        torch.ops.aten._upsample_bicubic2d_aa.out(
-            source, [height, width], False, None, None, out=target
-        )
-    else:
-        torch.ops.aten._upsample_bilinear2d_aa.out(
-            source, [height, width], False, None, None, out=target
-        )
-    return out
-
-
-def _mirror(x_HWC: Tensor) -> None:
-    """Mirror an image where it is; ten times faster than NumPy's copy of columns in reverse.
-
-    In pieces so small that torch does not call for its own threads: these are for the network, and many
-    decoding threads with as many helpers each would stand in each other's way.
-    """
-    height, width, channels = x_HWC.shape
-    alone = torch.get_num_threads() == 1
-    rows = height if alone else max(1, _SERIAL // (width * channels))
-    for top in range(0, height, rows):
-        piece = x_HWC[top : top + rows]
-        piece.copy_(piece.flip(1))
-
-
-def _as_batch(x_HWC: Tensor) -> Tensor:
-    """(1, C, H, W) of a contiguous image, in one call: each takes microseconds after a decoder has run."""
-    height, width, channels = x_HWC.shape
-    return x_HWC.as_strided(
-        (1, channels, height, width), (x_HWC.numel(), 1, width * channels, channels)
-    )
-
-
 def _centred(length: int, part: int) -> int:
     """Where a centred part begins; an odd rest is rounded to even, as torchvision's CenterCrop does it."""
     return round((length - part) / 2)
-
-
-def _sources(
-    first: int, count: int, length: int, resized: int, interpolation: str
-) -> tuple[int, int]:
-    """The part of a side that `count` positions from `first` on of the resized side are computed from."""
-    step = length / resized
-    around = _REACH[interpolation] * max(step, 1.0) + 1  # one more against rounding
-    low = max(0, math.floor(first * step - around))
-    return low, min(length, math.ceil((first + count) * step + around)) - low

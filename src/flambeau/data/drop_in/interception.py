@@ -1,0 +1,65 @@
+"""PIL's `open` and torchvision's `Compose` ask us first, as long as one of our loaders makes a sample.
+
+Everywhere else they do what they did: the test is one look at a variable of the thread.
+"""
+
+import functools
+import threading
+from typing import Any
+
+import PIL.Image
+from PIL import Image
+
+from flambeau.data.drop_in.lazy_image import opened_lazily
+from flambeau.data.drop_in.plan import Plan, can_take, plan_of
+from flambeau.data.drop_in.sample import current_sample
+from flambeau.errors import DecodeError
+
+_plans: dict[int, tuple[Any, Plan | None]] = {}
+_lock = threading.Lock()
+
+
+@functools.cache
+def install() -> None:
+    """Once a process."""
+    from torchvision.transforms import Compose, v2
+
+    opener = PIL.Image.open
+
+    @functools.wraps(opener)
+    def open_image(fp: Any, mode: Any = "r", formats: Any = None) -> Image.Image:
+        if current_sample() is None or mode != "r":
+            return opener(fp, mode, formats)
+        return opened_lazily(opener, fp, mode, formats)
+
+    PIL.Image.open = open_image  # type: ignore[assignment]
+    _intercept(Compose, "__call__")
+    _intercept(v2.Compose, "forward")
+
+
+def plan_for(compose: Any) -> Plan | None:
+    """The plan of a Compose, made once; None where nothing of it can be taken over."""
+    with _lock:
+        known = _plans.get(id(compose))
+        if known is None or known[0] is not compose:
+            known = _plans[id(compose)] = compose, plan_of(compose)
+        return known[1]
+
+
+def _intercept(kind: type, method: str) -> None:
+    original = getattr(kind, method)
+
+    @functools.wraps(original)
+    def call(self: Any, *inputs: Any) -> Any:
+        sample = current_sample()
+        if sample is None or len(inputs) != 1 or not can_take(inputs[0]):
+            return original(self, *inputs)
+        plan = plan_for(self)
+        if plan is None:
+            return original(self, *inputs)
+        try:
+            return plan.run(inputs[0], sample)
+        except DecodeError:  # PIL may read it, or says what is wrong in its own words
+            return original(self, *inputs)
+
+    setattr(kind, method, call)

@@ -1,0 +1,91 @@
+"""What of a data set is understood: its classes, and the transforms that are found in it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import ConcatDataset, Subset
+from torchvision import transforms as v1
+from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.datasets.folder import default_loader, pil_loader
+from torchvision.transforms import v2
+
+from flambeau.data.drop_in.interception import plan_for
+
+_MOST_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """What we do of a data set's work.
+
+    Attributes:
+        taken: names of transforms that we do.
+        left: names of transforms that are called as they are.
+        code: classes whose own code reads the samples; nothing is known of it.
+    """
+
+    taken: tuple[str, ...]
+    left: tuple[str, ...]
+    code: tuple[str, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but what we know runs for a sample."""
+        return bool(self.taken) and not self.left and not self.code
+
+    def describe(self) -> str:
+        """What is taken over and what is not, in one sentence."""
+        ours = ", ".join(self.taken) or "no transform that could be found"
+        words = f"taken over: reading, {ours}"
+        if self.left:
+            words += f"; as they are: {', '.join(self.left)}"
+        if self.code:
+            words += f"; the code of {', '.join(self.code)} runs as it is"
+        return words
+
+
+def taken_over(dataset: Any) -> TakenOver:
+    """Look through a data set; nothing of it is read."""
+    taken: list[str] = []
+    left: list[str] = []
+    code: list[str] = []
+    for part in _parts(dataset, 0):
+        if not _is_known(part):
+            code.append(type(part).__name__)
+        for transform in _transforms(part):
+            plan = plan_for(transform) if isinstance(transform, v1.Compose | v2.Compose) else None
+            taken += [] if plan is None else plan.taken
+            left += [type(transform).__name__] if plan is None else plan.left
+    return TakenOver(*(tuple(dict.fromkeys(names)) for names in (taken, left, code)))
+
+
+def _parts(dataset: Any, depth: int) -> Iterator[Any]:
+    """The data sets that a data set is made of."""
+    if type(dataset) is Subset and depth < _MOST_DEPTH:
+        yield from _parts(dataset.dataset, depth + 1)
+    elif type(dataset) is ConcatDataset and depth < _MOST_DEPTH:
+        for part in dataset.datasets:
+            yield from _parts(part, depth + 1)
+    else:
+        yield dataset
+
+
+def _is_known(dataset: Any) -> bool:
+    """Whether its reading is torchvision's own: open, convert, transform."""
+    own = type(dataset).__getitem__ is DatasetFolder.__getitem__
+    simple = getattr(dataset, "target_transform", None) is None
+    return (own and simple and dataset.loader in (default_loader, pil_loader)) or (
+        type(dataset) is ImageFolder and simple and dataset.loader in (default_loader, pil_loader)
+    )
+
+
+def _transforms(dataset: Any) -> Iterator[Any]:
+    """What is called `transform` in it, or is a Compose under another name."""
+    own = vars(dataset) if hasattr(dataset, "__dict__") else {}
+    seen: list[Any] = []
+    for name, value in own.items():
+        named = name == "transform" and value is not None
+        if (named or isinstance(value, v1.Compose | v2.Compose)) and value not in seen:
+            seen.append(value)
+            yield value

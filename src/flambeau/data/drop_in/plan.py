@@ -1,0 +1,194 @@
+"""What a list of transforms does to an image, in our own steps as far as we have them.
+
+The order is the user's: pixels of 8 bits are cropped and changed, then become numbers, then are erased. What
+is not understood is called as it is: in its place where PIL images go in and come out, else with all that
+follows.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from flambeau.data.drop_in.lazy_image import LazyImage
+from flambeau.data.drop_in.sample import Sample
+from flambeau.data.drop_in.transforms import (
+    PixelStep,
+    Source,
+    as_it_is,
+    erasing,
+    is_pointwise,
+    keeps_levels,
+    pixel_step,
+    source_of,
+    takes_pictures,
+    whole,
+)
+from flambeau.data.images.decode import Picture
+from flambeau.data.images.native import kernel as native
+from flambeau.data.images.pixels import Pixels
+from flambeau.recipes.data.sample_order import mix
+
+
+class Levels(NamedTuple):
+    """What the 256 levels of each channel become.
+
+    Attributes:
+        table: (C, 256) float32; None where levels stay levels.
+        kind: the class of the result: torch.Tensor, or torchvision's Image.
+    """
+
+    table: NDArray[np.float32] | None
+    kind: type
+
+
+@dataclass(eq=False)
+class Plan:
+    """The steps of one Compose, in their order.
+
+    Attributes:
+        source: how the pixels are made of a file.
+        pixel_steps: what is done to pixels (H, W, C) uint8.
+        pointwise: the user's transforms that make numbers of levels, one by one.
+        float_steps: what is done to the tensor.
+        tail: the user's transforms from the first one on that we have not.
+        taken: names of the transforms that we do.
+        left: names of those that are called as they are.
+    """
+
+    source: Source = whole
+    pixel_steps: list[PixelStep] = field(default_factory=list)
+    pointwise: list[Any] = field(default_factory=list)
+    float_steps: list[Callable[[Tensor, int], Tensor]] = field(default_factory=list)
+    tail: list[Any] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    def run(self, image: Image.Image, sample: Sample) -> Any:
+        """What the user's Compose gives for this image, drawn anew."""
+        picture, channels = _picture(image)
+        view, seed = sample.next_view()
+        pixels = self.source(picture, channels, mix(seed))
+        for number, step in enumerate(self.pixel_steps, start=1):
+            pixels = step(pixels, mix(seed + number))
+        levels = self.levels(pixels.shape[2]) if self.pointwise else None
+        if levels is None:
+            value: Any = _as_picture(pixels)
+            for transform in self.pointwise:
+                value = transform(value)
+        else:
+            value = self._as_tensor(pixels, levels, sample, view)
+        for number, change in enumerate(self.float_steps, start=1):
+            value = change(value, mix(seed - number))
+        for transform in self.tail:
+            value = transform(value)
+        return value
+
+    @functools.cache  # noqa: B019  plans live as long as their Compose
+    def levels(self, channels: int) -> Levels | None:
+        """What `pointwise` does to each level; None where it is no such thing, or fails."""
+        row = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], channels, axis=2)
+        value: Any = _as_picture(row)
+        try:
+            for transform in self.pointwise:
+                value = transform(value)
+        except Exception:  # whatever it is, the user's own call will say it
+            return None
+        if not isinstance(value, Tensor) or value.shape != (channels, 1, 256):
+            return None
+        kind, plain = type(value), value.as_subclass(Tensor)
+        if plain.dtype == torch.float32:
+            return Levels(plain[:, 0].contiguous().numpy(), kind)
+        same = plain.dtype == torch.uint8 and bool((plain[:, 0] == torch.arange(256)).all())
+        return Levels(None, kind) if same else None
+
+    def _as_tensor(self, pixels: Pixels, levels: Levels, sample: Sample, view: int) -> Tensor:
+        raw = sample.raw and not self.float_steps and not self.tail
+        dtype = torch.uint8 if raw or levels.table is None else torch.float32
+        shape = torch.Size((pixels.shape[2], *pixels.shape[:2]))
+        out = sample.place(view, shape, dtype)
+        if levels.table is None or raw:
+            out.permute(1, 2, 0).numpy()[:] = pixels
+            if raw and levels.table is not None and sample.memory is not None:
+                sample.memory.tables[view, shape, dtype] = levels.table
+        else:
+            _write_floats(pixels, levels.table, out)
+        return out if levels.kind is Tensor else out.as_subclass(levels.kind)
+
+
+def plan_of(compose: Any) -> Plan | None:
+    """The plan of a Compose of torchvision's; None where none of its transforms can be taken over."""
+    plan, is_float = Plan(), False
+    transforms = _flat(compose)
+    found = source_of(transforms)
+    if found is not None:
+        plan.source, count = found
+        plan.pointwise += [t for t in transforms[:count] if is_pointwise(t)]
+        plan.taken += [_name(t) for t in transforms[:count]]
+        transforms = transforms[count:]
+    for number, transform in enumerate(transforms):
+        step: Any = None
+        if is_pointwise(transform):
+            plan.pointwise.append(transform)
+            is_float = is_float or not keeps_levels(transform)
+        elif is_float and (step := erasing(transform)):
+            plan.float_steps.append(step)
+        elif not is_float and (step := pixel_step(transform)):
+            plan.pixel_steps.append(step)
+        elif not is_float and not plan.pointwise and takes_pictures(transform):
+            plan.pixel_steps.append(as_it_is(transform))
+            plan.left.append(_name(transform))
+            continue
+        else:
+            plan.tail = transforms[number:]
+            plan.left += [_name(t) for t in plan.tail]
+            break
+        plan.taken.append(_name(transform))
+    return plan if plan.taken else None
+
+
+def can_take(image: Any) -> bool:
+    """Whether a plan can be run on it: a PIL image, RGB or grey of 8 bits."""
+    return isinstance(image, Image.Image) and image.mode in ("RGB", "L")
+
+
+def _picture(image: Image.Image) -> tuple[Picture, int]:
+    channels = 3 if image.mode == "RGB" else 1
+    if isinstance(image, LazyImage) and not image.is_decoded:
+        return image.picture, channels
+    return Picture(np.asarray(image)), channels
+
+
+def _as_picture(pixels: Pixels) -> Image.Image:
+    return Image.fromarray(
+        np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    )
+
+
+def _write_floats(pixels: Pixels, table: NDArray[np.float32], out: Tensor) -> None:
+    planes = out.is_contiguous()
+    to = out.numpy() if planes else out.permute(1, 2, 0).numpy()
+    kernel = native.kernel()
+    if kernel is not None:
+        kernel.to_floats(np.ascontiguousarray(pixels), table, to, planes=planes)
+        return
+    for channel in range(len(table)):
+        values = table[channel][pixels[:, :, channel]]
+        to[(channel,) if planes else (..., channel)] = values
+
+
+def _flat(compose: Any) -> list[Any]:
+    found: list[Any] = []
+    for transform in compose.transforms:
+        found += _flat(transform) if type(transform) is type(compose) else [transform]
+    return found
+
+
+def _name(transform: Any) -> str:
+    return type(transform).__name__
