@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -186,6 +187,13 @@ def test_int8_is_a_quarter_and_keeps_its_answers(
     assert counts.count("Conv") == 9
     assert counts.count("DequantizeLinear") > 20
     assert flambeau("verify", tmp_path / "int8").code == 0
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(tmp_path / "int8" / "model.onnx"))
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 50, 3), dtype=np.uint8)
+    given = {"pixels": pixels, "full_size": np.array([40, 50])}
+    logits, probabilities = map(torch.from_numpy, session.run(None, given))
+    torch.testing.assert_close(probabilities, logits.softmax(1))  # and not one of 256 levels
 
 
 @pytest.mark.parametrize(
@@ -295,6 +303,7 @@ def test_wrong_input(
         return refuse(flambeau, exported_run, tmp_path, *words)
 
     assert "--quantize int8 needs --format onnx" in told("--quantize int8")
+    assert "--quantize bf16 does not go with" in told("--quantize bf16 --format onnx")
     assert "that step makes another" in told("--format safetensors --fold")
     assert "--quantize qat needs --format onnx" in told("--quantize qat")
     assert "--prune must be between 0 and 1" in told("--prune 1")

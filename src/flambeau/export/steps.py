@@ -70,6 +70,11 @@ class ExportPlan:
             raise InputError(
                 "--quantize qat needs --format onnx: torch computes with rounded floating-point numbers"
             )
+        if self.quantize == "bf16" and self.format == "onnx":
+            raise InputError(
+                "--quantize bf16 does not go with --format onnx: ONNX Runtime has no bfloat16 convolution "
+                "for processors\nTake --quantize fp16, or --format torch-export"
+            )
         changed = self.fold or self.reparameterize or self.prune is not None
         if self.format == "safetensors" and changed:
             raise InputError(
@@ -201,7 +206,8 @@ class Steps:
         except ValueError as error:
             raise InputError(f"--fold: {error}") from error
         if not result.folded:
-            why = next(iter(result.left.values()), "it has no BatchNorm")
+            gone = " left after --reparameterize" if self.plan.reparameterize else ""
+            why = next(iter(result.left.values()), f"it has no BatchNorm{gone}")
             raise InputError(f"--fold changes nothing in {self.trained.settings.model}: {why}")
         for name, why in result.left.items():
             self.say(f"fold: {name} stays: {why}")
