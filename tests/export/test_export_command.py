@@ -401,6 +401,30 @@ def test_verify_names_what_is_wrong(
     assert (answer.code, words in answer.out + answer.err) == (code, True), answer
 
 
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"image_size": 64},
+        {"dataset.classes": ["a"]},
+        {"dataset.classes": 3},
+        {"dataset.channels": "x"},
+    ],
+)
+def test_edited_index_is_told(
+    exports: dict[str, Path], tmp_path: Path, flambeau: Any, edited: dict[str, Any]
+) -> None:
+    shutil.copytree(exports["onnx"], tmp_path / "copy")
+    told = json.loads((tmp_path / "copy" / "export.json").read_text())
+    for name, value in edited.items():
+        place, _, key = name.rpartition(".")
+        (told[place] if place else told)[key] = value
+    (tmp_path / "copy" / "export.json").write_text(json.dumps(told))
+    for verb in ("predict", "verify"):
+        words = [exports["onnx"].parent] if verb == "predict" else []
+        answer = flambeau(verb, tmp_path / "copy", *words)
+        assert (answer.code, "does not fit the model beside it" in answer.err) == (2, True)
+
+
 def test_file_of_an_export_that_is_damaged_is_told_by_predict(
     exports: dict[str, Path], tmp_path: Path, flambeau: Any
 ) -> None:
