@@ -42,9 +42,8 @@ def traced_program(model: ServedModel) -> ExportedProgram:
             "A forward() whose path depends on values, or on the number of images, has no graph: "
             "see https://docs.pytorch.org/docs/stable/export.html"
         ) from error
-    for node in (
-        program.graph.nodes
-    ):  # source lines of this machine, with their places: a third of a small file
+    for node in program.graph.nodes:
+        # source lines of this machine, with their places: a third of a small file
         node.meta.pop("stack_trace", None)
     return program
 
