@@ -6,10 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -185,6 +187,13 @@ def test_int8_is_a_quarter_and_keeps_its_answers(
     assert counts.count("Conv") == 9
     assert counts.count("DequantizeLinear") > 20
     assert flambeau("verify", tmp_path / "int8").code == 0
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(tmp_path / "int8" / "model.onnx"))
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 50, 3), dtype=np.uint8)
+    given = {"pixels": pixels, "full_size": np.array([40, 50])}
+    logits, probabilities = map(torch.from_numpy, session.run(None, given))
+    torch.testing.assert_close(probabilities, logits.softmax(1))  # and not one of 256 levels
 
 
 @pytest.mark.parametrize(
@@ -294,16 +303,24 @@ def test_wrong_input(
         return refuse(flambeau, exported_run, tmp_path, *words)
 
     assert "--quantize int8 needs --format onnx" in told("--quantize int8")
+    assert "--quantize bf16 does not go with" in told("--quantize bf16 --format onnx")
     assert "that step makes another" in told("--format safetensors --fold")
     assert "--quantize qat needs --format onnx" in told("--quantize qat")
     assert "--prune must be between 0 and 1" in told("--prune 1")
     assert "--fine-tune trains a pruned network" in told("--fine-tune 1ep")
+    assert "--fine-tune must be a duration" in told("--prune 0.5 --fine-tune soon")
+    assert "--fine-tune 0ep trains nothing" in told("--prune 0.5 --fine-tune 0ep")
+    unused = told("--quantize dynamic --format onnx --calibrate", exported_run.parent / "photos")
+    assert "--calibrate is for the ranges of --quantize int8 or qat" in unused
     assert "must be from 0 to 1" in told("--min-agreement 99")
     assert "must be at least 1" in told("--images 0")
     assert "does not exist" in told("--data", tmp_path / "nothing")
     assert "no module has a method fuse" in told("--reparameterize")
     answer = flambeau("export", exported_run, "--out", tmp_path)
     assert (answer.code, "exists" in answer.err) == (2, True)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    answer = flambeau("export", exported_run, "--out", tmp_path / "link")
+    assert (answer.code, "link exists" in answer.err) == (2, True)
     answer = flambeau("export", exported_run, "--out", tmp_path / "a" / "b")
     assert (answer.code, "Make it first" in answer.err) == (2, True)
     answer = flambeau("export", exports["onnx"], "--out", tmp_path / "again")
@@ -315,9 +332,40 @@ def test_wrong_input(
 def test_onnx_without_its_packages_says_what_to_install(
     exported_run: Path, tmp_path: Path, flambeau: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    text = refuse(flambeau, exported_run, tmp_path, "--format onnx")
-    assert "pip install 'flambeau[export]'" in text
+    for package in ("onnxscript", "onnxruntime"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            text = refuse(flambeau, exported_run, tmp_path, "--format onnx --prune 0.5")
+        assert "pip install 'flambeau[export]'" in text
+        assert "epoch" not in text, "told before anything is trained"
+
+
+def test_aoti_without_a_compiler_says_so_before_anything_is_measured(
+    exported_run: Path, tmp_path: Path, flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    text = refuse(flambeau, exported_run, tmp_path, "--format aoti")
+    assert "there is no g++ or clang++ here" in text
+    assert "measuring" not in text
+
+
+def test_first_line_comes_before_the_first_measuring(
+    exported_run: Path, tmp_path: Path, flambeau: Any
+) -> None:
+    answer = flambeau("export", exported_run, "--allow-slower --out", tmp_path / "out")
+    assert answer.err.startswith("run: measuring on 6 images\n")
+
+
+@pytest.mark.parametrize("name", ["torch-export", "onnx", "safetensors"])
+def test_file_has_no_place_of_this_machine(exports: dict[str, Path], name: str) -> None:
+    """torch writes where each line of a traced module stands."""
+    file = exports[name] / FORMATS[name].file
+    parts = [file.read_bytes()]
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as opened:
+            parts = [opened.read(part) for part in opened.namelist()]
+    for place in ("served_model.py", str(Path(torch.__file__).parent)):
+        assert not any(place.encode() in part for part in parts)
 
 
 Damage = Callable[[Path], None]
@@ -351,6 +399,30 @@ def test_verify_names_what_is_wrong(
     damage(tmp_path / "copy" / "model.onnx")
     answer = flambeau("verify", tmp_path / "copy")
     assert (answer.code, words in answer.out + answer.err) == (code, True), answer
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"image_size": 64},
+        {"dataset.classes": ["a"]},
+        {"dataset.classes": 3},
+        {"dataset.channels": "x"},
+    ],
+)
+def test_edited_index_is_told(
+    exports: dict[str, Path], tmp_path: Path, flambeau: Any, edited: dict[str, Any]
+) -> None:
+    shutil.copytree(exports["onnx"], tmp_path / "copy")
+    told = json.loads((tmp_path / "copy" / "export.json").read_text())
+    for name, value in edited.items():
+        place, _, key = name.rpartition(".")
+        (told[place] if place else told)[key] = value
+    (tmp_path / "copy" / "export.json").write_text(json.dumps(told))
+    for verb in ("predict", "verify"):
+        words = [exports["onnx"].parent] if verb == "predict" else []
+        answer = flambeau(verb, tmp_path / "copy", *words)
+        assert (answer.code, "does not fit the model beside it" in answer.err) == (2, True)
 
 
 def test_file_of_an_export_that_is_damaged_is_told_by_predict(
@@ -415,3 +487,18 @@ def by_cpp(export: Path, files: list[Path], scratch: Path) -> dict[str, tuple[st
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return {name.removesuffix(".ppm"): said for name, said in answers_in(done.stdout).items()}
+
+
+@pytest.mark.parametrize("name", ["torch-export", "onnx", "safetensors"])
+def test_full_disk_is_told_in_a_line(
+    exported_run: Path, tmp_path: Path, flambeau: Any, name: str
+) -> None:
+    """Whatever is written is written by flambeau: torch's own writer aborts the process."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))  # bytes of one file
+    try:
+        text = refuse(flambeau, exported_run, tmp_path, "--format", name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large; fix that and run the command again" in text.splitlines()[-1]

@@ -10,6 +10,7 @@ from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, require_folder
 from flambeau.export.export_folder import fill_folder
+from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.step_figures import StepFigures
 from flambeau.export.steps import ExportPlan, Steps
 from flambeau.train.build.data import open_data
@@ -31,14 +32,18 @@ class Measuring:
     calibrate: Path | None = None
     most: int = 1000
 
-    def check(self) -> None:
+    def check(self, plan: ExportPlan) -> None:
         """Refuse what cannot be measured on.
 
         Raises:
-            InputError: fewer than one image.
+            InputError: fewer than one image, or images for ranges that no step measures.
         """
         if self.most < 1:
             raise InputError(f"--images must be at least 1, got {self.most}")
+        if self.calibrate is not None and not plan.measures_ranges:
+            raise InputError(
+                "--calibrate is for the ranges of --quantize int8 or qat: give one of them, or leave it out"
+            )
 
 
 def export_run(
@@ -66,22 +71,23 @@ def export_run(
             or a machine that the format cannot take.
     """
     plan.check()
-    measuring.check()
+    measuring.check(plan)
     require_folder(out)
-    if out.exists():
+    if out.exists() or out.is_symlink():  # also one that leads nowhere
         raise InputError(f"{out} exists: name another folder with --out, or move it away")
     trained = load_trained(run, say=say)
+    FORMATS[plan.format].require(trained.settings.model)
     if trained.settings.qat:
         plan.check_rounded(run)
     images = read_images(trained, _measured(trained, measuring), measuring.most)
-    ranges = _ranges(trained, measuring) if plan.quantize in ("int8", "qat") else None
+    ranges = _ranges(trained, measuring) if plan.measures_ranges else None
     sources = _data_of_run(trained, "the run's data back where they were") if plan.trains else None
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as name:
+    with tempfile.TemporaryDirectory(prefix=f".{out.name[:30]}-", dir=out.parent) as name:
         folder = Path(name, "export")
         folder.mkdir()
         figures = Steps(trained, plan, images, ranges, sources, say).write(folder)
         fill_folder(folder, trained, plan, figures, images)
-        if out.exists():
+        if out.exists() or out.is_symlink():
             raise InputError(f"{out} has been made meanwhile: nothing is written")
         shutil.move(folder, out)
     return figures

@@ -77,7 +77,7 @@ def load_export(path: Path) -> Trained:
     if not (path / format_.file).is_file():
         raise InputError(f"{path / format_.file} is missing: export the run again")
     classify = format_.open(path / format_.file, torch.get_num_threads())
-    return Trained(
+    trained = Trained(
         ExportedNetwork(classify, size).eval(),
         settings,
         facts,
@@ -85,6 +85,24 @@ def load_export(path: Path) -> Trained:
         normalize=lambda images: images,  # which the graph does
         has_fixed_size=True,
     )
+    _check_fits(trained, path / INDEX)
+    return trained
+
+
+def _check_fits(trained: Trained, index: Path) -> None:
+    """Ask the file once: what export.json says of it may have been edited."""
+    facts, size = trained.facts, trained.image_size
+    try:
+        images = torch.zeros(1, facts.channels, size, size, dtype=torch.uint8)
+        fits = trained.logits(images).shape == (1, len(facts.classes))
+    except Exception as error:  # of three runtimes
+        raise InputError(_no_fit(index)) from error
+    if not fits:
+        raise InputError(_no_fit(index))
+
+
+def _no_fit(index: Path) -> str:
+    return f"{index} does not fit the model beside it: it was edited\nExport the run again"
 
 
 def verify_export(path: Path) -> list[str]:

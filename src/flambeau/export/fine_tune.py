@@ -12,6 +12,7 @@ from flambeau.errors import InputError
 from flambeau.train.build.data import datasets
 from flambeau.train.prediction.trained_model import Trained
 from flambeau.train.run import Run
+from flambeau.train.settings.durations import parse_duration
 
 _LR = 3e-4  # of AdamW, down to 0 by a cosine; chosen
 _ROUNDING = ("scale", "zero_point")  # of fake_quantize, which decay must not pull to 0
@@ -68,12 +69,14 @@ def fine_tune(
 
 
 def check_duration(duration: str | None, *, used: bool) -> None:
-    """Refuse a duration where nothing is trained.
+    """Refuse what is no duration, and one where nothing is trained.
 
     Raises:
-        InputError: it is given, and no step trains.
+        InputError: it cannot be read or is 0, or no step trains.
     """
     if duration is not None and not used:
         raise InputError(
             "--fine-tune trains a pruned network or one of --quantize qat: give one of them, or leave it out"
         )
+    if duration is not None and not parse_duration(duration, name="--fine-tune").amount:
+        raise InputError(f"--fine-tune {duration} trains nothing: such as 1ep or 500st")

@@ -26,6 +26,8 @@ from flambeau.train.prediction.trained_model import Trained
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 INTEGERS = ("int8", "dynamic")
+_REPEATS = 0.01
+"""Share of the largest logit by which two calls may differ: GPUs add in no fixed order; chosen."""
 SLOWER = 1.1
 """How many times as long as before a step may take: less is the noise of a shared machine."""
 
@@ -68,6 +70,11 @@ class ExportPlan:
             raise InputError(
                 "--quantize qat needs --format onnx: torch computes with rounded floating-point numbers"
             )
+        if self.quantize == "bf16" and self.format == "onnx":
+            raise InputError(
+                "--quantize bf16 does not go with --format onnx: ONNX Runtime has no bfloat16 convolution "
+                "for processors\nTake --quantize fp16, or --format torch-export"
+            )
         changed = self.fold or self.reparameterize or self.prune is not None
         if self.format == "safetensors" and changed:
             raise InputError(
@@ -96,6 +103,11 @@ class ExportPlan:
                 f"{run} was trained with --qat, folded and rounded: {flag} does not go with that\n"
                 f"Leave it out{' and take --format onnx' * (self.format != 'onnx')}"
             )
+
+    @property
+    def measures_ranges(self) -> bool:
+        """Whether a step measures the ranges of integers."""
+        return self.quantize in ("int8", "qat")
 
     @property
     def trains(self) -> bool:
@@ -137,7 +149,10 @@ class Steps:
         stage = _eager("run" if precision == "fp32" else f"run, fp32 for {precision}", model)
         batches = self.images.pixels.permute(0, 3, 1, 2).split(32)
         base = torch.cat([self.trained.logits(part).cpu() for part in batches])
+        self._check_repeats(batches[0], base[: len(batches[0])])
+        self.say(f"{stage.name}: measuring on {len(base)} images")
         figures = [figures_of(stage, None, base, self.images)]
+        self._accept(figures[0], asked_for=True)
 
         def measure(after: Stage, *, asked_for: bool = False) -> None:
             nonlocal stage
@@ -191,7 +206,8 @@ class Steps:
         except ValueError as error:
             raise InputError(f"--fold: {error}") from error
         if not result.folded:
-            why = next(iter(result.left.values()), "it has no BatchNorm")
+            gone = " left after --reparameterize" if self.plan.reparameterize else ""
+            why = next(iter(result.left.values()), f"it has no BatchNorm{gone}")
             raise InputError(f"--fold changes nothing in {self.trained.settings.model}: {why}")
         for name, why in result.left.items():
             self.say(f"fold: {name} stays: {why}")
@@ -236,13 +252,23 @@ class Steps:
         assert self.ranges is not None
         quantize_static(source, target, self.ranges.pixels)
 
+    def _check_repeats(self, images: Tensor, before: Tensor) -> None:
+        """Refuse a model without one answer: whatever a step did to it could not be seen."""
+        off = (self.trained.logits(images).cpu() - before).abs().max()
+        if off > _REPEATS * before.abs().max():
+            raise InputError(
+                f"{self.trained.settings.model} gives other answers to the same images when it is asked again"
+                "\nIs something random in its forward(), such as functional.dropout(x) without "
+                "training=self.training?"
+            )
+
     def _accept(self, found: StepFigures, *, asked_for: bool) -> None:
         if found.agreement < self.plan.min_agreement:
             raise InputError(
                 f"{found.name} gives the class of the run on {found.agreement:.2%} of "
                 f"{len(self.images.labels)} images, and --min-agreement is {self.plan.min_agreement:.2%} "
                 f"(accuracy {found.accuracy:.2%}): nothing is written\n"
-                "Leave that step out, or allow it by a smaller --min-agreement"
+                f"{self._instead_of(found.name)}, or allow it by a smaller --min-agreement"
             )
         times = found.times_before
         if not asked_for and not self.plan.allow_slower and times is not None and times > SLOWER:
@@ -250,6 +276,14 @@ class Steps:
                 f"{found.name} takes {times:.2f} times as long as before, here: nothing is written\n"
                 "Leave that step out, or keep it by --allow-slower"
             )
+
+    def _instead_of(self, step: str) -> str:
+        if step in FORMATS:
+            return "Take another --format"
+        if step.startswith("run"):
+            precision = self.trained.settings.precision
+            return f"The run was evaluated in {precision}, and an export computes in float32"
+        return "Leave that step out"
 
 
 def _eager(name: str, model: ServedModel) -> Stage:

@@ -1,42 +1,53 @@
 """A package of AOTInductor: the graph compiled for the processor of this machine, for Python and C++."""
 
-import contextlib
-import logging
+import io
 import shutil
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from flambeau.errors import InputError
 from flambeau.export.formats.classifier import Classifier
+from flambeau.export.formats.quiet import quiet
 from flambeau.export.formats.traced_program import traced_program
 from flambeau.export.served_model import ServedModel
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 _OPTIONS = {"freezing": True}
 """Weights packed for the kernels of this processor: 0.8 of the time of ResNet-18 on one thread."""
+
+
+def require_compiler(model_name: str) -> None:
+    """Refuse a machine that cannot compile.
+
+    Raises:
+        InputError: there is no C++ compiler.
+    """
+    del model_name
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        raise InputError(
+            "--format aoti needs a C++ compiler, and there is no g++ or clang++ here\n"
+            "Install one (Debian: apt install g++), or take --format torch-export"
+        )
 
 
 def write_aot_inductor(model: ServedModel, path: Path) -> None:
     """Compile the model; takes a minute, and a C++ compiler.
 
     Raises:
-        InputError: there is no compiler, or it fails.
+        InputError: the compiler fails.
+        OSError: the disk is full or failing.
     """
-    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        raise InputError(
-            "--format aoti needs a C++ compiler, and there is no g++ or clang++ here\n"
-            "Install one (Debian: apt install g++), or take --format torch-export"
-        )
     program = traced_program(model)
+    file = io.BytesIO()  # torch's own writer aborts the process where a disk is full
     try:
-        with _quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             torch._inductor.aoti_compile_and_package(
-                program, package_path=str(path), inductor_configs=_OPTIONS
+                program, package_path=file, inductor_configs=_OPTIONS
             )
     except Exception as error:
         raise InputError(f"AOTInductor cannot compile this model: {str(error)[:300]}") from error
+    write_file(path, file.getvalue())
 
 
 def open_aot_inductor(path: Path, threads: int) -> Classifier:
@@ -47,7 +58,7 @@ def open_aot_inductor(path: Path, threads: int) -> Classifier:
     """
     del threads
     try:
-        with _quiet():
+        with quiet():
             package = torch._inductor.aoti_load_package(str(path))
     except Exception as error:
         raise InputError(f"{path} cannot be loaded by AOTInductor: {str(error)[:300]}") from error
@@ -58,17 +69,3 @@ def open_aot_inductor(path: Path, threads: int) -> Classifier:
         return logits
 
     return classify
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without a warning that a machine without a GPU has none."""
-    logger = logging.getLogger("torch.utils.cpp_extension")
-    level = logger.level
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)

@@ -20,6 +20,8 @@ class ModelFormat:
     Attributes:
         name: what --format takes.
         file: its name in the folder.
+        require: given the name of the run's model, raises InputError where the machine lacks what writes or
+            opens the file, or the format cannot hold that model.
         write: writes the module to a path. Raises InputError where the model or the machine cannot.
         open: opens a file, for so many threads. Raises InputError where it is damaged, or what reads it is
             not installed.
@@ -27,5 +29,6 @@ class ModelFormat:
 
     name: str
     file: str
+    require: Callable[[str], None]
     write: Callable[[ServedModel, Path], None]
     open: Callable[[Path, int], Classifier]

@@ -1,10 +1,7 @@
 """model.onnx, one file with its weights, for ONNX Runtime and whatever else reads ONNX."""
 
-import contextlib
 import importlib
-import logging
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +9,23 @@ import torch
 
 from flambeau.errors import InputError
 from flambeau.export.formats.classifier import Classifier
+from flambeau.export.formats.quiet import quiet
 from flambeau.export.formats.traced_program import example_call, traced_program
 from flambeau.export.served_model import ServedModel
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 INPUTS, OUTPUTS = ["pixels", "full_size"], ["logits", "probabilities"]
+
+
+def require_onnx(model_name: str) -> None:
+    """Refuse a machine that cannot write, open or ask the file.
+
+    Raises:
+        InputError: a package is not installed.
+    """
+    del model_name
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        require(package)
 
 
 def write_onnx(model: ServedModel, path: Path) -> None:
@@ -23,27 +33,33 @@ def write_onnx(model: ServedModel, path: Path) -> None:
 
     Raises:
         InputError: onnx or onnxscript is not installed, or the model has an operation that ONNX has not.
+        OSError: the disk is full or failing.
     """
     onnx = require("onnx")
     require("onnxscript")
     arguments, free = example_call(model)
     try:
-        with _quiet(), torch.no_grad():
-            torch.onnx.export(
+        with quiet(), torch.no_grad():
+            program = torch.onnx.export(
                 model,  # and not its graph: QuantizeLinear is traced for ONNX alone
                 arguments,
-                f=str(path),
                 dynamic_shapes=free,
                 dynamo=True,
                 input_names=INPUTS,
                 output_names=OUTPUTS,
-                external_data=False,
                 verbose=False,
             )
-        onnx.checker.check_model(str(path))
+            assert program is not None  # dynamo=True
+            proto = program.model_proto
+        for node in proto.graph.node:
+            # how each was traced, with places of this machine: most of a small file
+            del node.metadata_props[:]
+        data = proto.SerializeToString()
+        onnx.checker.check_model(data)
     except Exception as error:
         traced_program(model)  # which says in one line why there is no graph at all
         raise InputError(f"torch.onnx cannot export this model: {str(error)[:300]}") from error
+    write_file(path, data)
 
 
 def open_onnx(path: Path, threads: int) -> Classifier:
@@ -88,19 +104,3 @@ def require(package: str) -> Any:
         raise InputError(
             f"--format onnx needs {package}: {error}\nInstall it: pip install 'flambeau[export]'"
         ) from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's notes on its own progress."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)

@@ -1,6 +1,6 @@
 """Eight bits by ONNX Runtime: QDQ with measured ranges, or weights alone.
 
-The resizing is left as it is: only operations on float32 tensors are quantized.
+The resizing and the last softmax are left as they are.
 """
 
 import tempfile
@@ -39,7 +39,7 @@ def quantize_static(source: Path, target: Path, images: Tensor) -> None:
             per_channel=True,
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
-            nodes_to_exclude=_resizing(prepared),
+            nodes_to_exclude=_left_as_they_are(prepared),
         )
 
 
@@ -59,7 +59,7 @@ def quantize_dynamic(source: Path, target: Path) -> None:
             per_channel=True,
             weight_type=quantization.QuantType.QInt8,
             op_types_to_quantize=["MatMul", "Gemm"],
-            nodes_to_exclude=_resizing(prepared),
+            nodes_to_exclude=_left_as_they_are(prepared),
         )
 
 
@@ -69,8 +69,11 @@ def _quantization() -> tuple[Any, Any]:
     return quantization, require("onnxruntime.quantization.shape_inference").quant_pre_process
 
 
-def _resizing(path: Path) -> list[str]:
-    """Names of the nodes that compute with other numbers than float32."""
+def _left_as_they_are(path: Path) -> list[str]:
+    """Names of the nodes that compute with other numbers than float32, and of the last softmax.
+
+    Of 256 levels, most of the probabilities of many classes would be 0.
+    """
     onnx = require("onnx")
     graph = onnx.shape_inference.infer_shapes(onnx.load(str(path))).graph
     types = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
@@ -79,7 +82,8 @@ def _resizing(path: Path) -> list[str]:
     return [
         node.name
         for node in graph.node
-        if any(types.get(name) in other for name in [*node.input, *node.output][:2])
+        if "probabilities" in node.output
+        or any(types.get(name) in other for name in [*node.input, *node.output][:2])
     ]
 
 

@@ -6,31 +6,40 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from flambeau.errors import InputError
 from flambeau.export.formats.classifier import Classifier
 from flambeau.export.served_model import ServedModel
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.train.build.model import build_model
+from flambeau.user_code import is_function
 
 _KEY = "flambeau"  # in the header of the file: how the class is made, and what images become
+
+
+def require_known_class(model_name: str) -> None:
+    """Refuse a model whose class nobody else has.
+
+    Raises:
+        InputError: the class is in a file of the user's own.
+    """
+    if is_function(model_name):
+        raise InputError(
+            f"--format safetensors holds weights alone, and the class of {model_name} is in your own file\n"
+            "Take --format torch-export, which holds the graph"
+        )
 
 
 def write_weights(model: ServedModel, path: Path) -> None:
     """Write the weights by the names of the class.
 
     Raises:
-        InputError: the class is in a file of the user's own.
+        OSError: the disk is full or failing.
     """
-    name = model.origin["model"]
-    if ".py:" in name:
-        raise InputError(
-            f"--format safetensors holds weights alone, and the class of {name} is in your own file\n"
-            "Take --format torch-export, which holds the graph"
-        )
     state = {name: tensor.contiguous() for name, tensor in model.network.state_dict().items()}
-    save_file(state, path, metadata={_KEY: json.dumps(model.origin)})
+    write_file(path, save(state, metadata={_KEY: json.dumps(model.origin)}))
 
 
 def open_weights(path: Path, threads: int) -> Classifier:
