@@ -65,7 +65,11 @@ def test_settings_and_folders_are_left_out(tool: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_the_picture_shows_what_the_command_prints(tool: ModuleType) -> None:
-    """But for the digits, which differ between processors."""
+    """But for the digits, and which epochs are better than those before, which differ between processors."""
     shown = lines_of(tool.FILE.read_text(encoding="utf-8"))
     now = [line for line in tool.record() if line]
-    assert [re.sub(r"\d+", "0", line) for line in now] == [re.sub(r"\d+", "0", s) for s in shown]
+    assert list(map(without_figures, now)) == list(map(without_figures, shown))
+
+
+def without_figures(line: str) -> str:
+    return re.sub(r"\d+", "0", line).replace(" * best", "")

@@ -108,8 +108,8 @@ STOREYS = {
     "data": [
         {"images", "loading"},
         {"sources", "transforms"},
-        {"pack", "datasets", "drop_in"},
-        {"check"},
+        {"pack", "datasets"},
+        {"check", "drop_in"},
         {"wrap.py", "fast.py"},
     ],
     "parallel": [

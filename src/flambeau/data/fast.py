@@ -1,11 +1,13 @@
 """Anyone's DataLoader over images, several times faster: `loader = fast(loader)`."""
 
+import os
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from flambeau.data.drop_in.fast_loader import FastLoader, FastOptions
+from flambeau.data.drop_in.packed_copy import copy_for
 from flambeau.errors import InputError
 
 
@@ -16,6 +18,7 @@ def fast(
     workers: int | None = None,
     channels_last: bool = False,
     device: str | torch.device | None = None,
+    packed: str | os.PathLike[str] | None = None,
 ) -> FastLoader:
     """Read the images of a loader faster; everything else stays.
 
@@ -32,12 +35,14 @@ def fast(
             do because a transform or data set is not known.
         channels_last: batches of images in this memory format.
         device: where batches go: 8-bit levels cross the bus, and are normalized there.
+        packed: what `flambeau pack` has made of the folder that the data set reads (`dataset.root`); its
+            images are read in the place of their files.
 
     Returns:
         Iterable with the length and the attributes of the loader; `report()` says what was taken over.
 
     Raises:
-        InputError: no DataLoader, or threads and workers at once.
+        InputError: no DataLoader; threads and workers at once; a packed file of other images.
     """
     if isinstance(loader, FastLoader):
         raise InputError("fast(loader) has been called on this loader already")
@@ -49,4 +54,5 @@ def fast(
         if value is not None and value < (name == "threads"):
             raise InputError(f"{name} must be at least {int(name == 'threads')}, got {value}")
     where = None if device is None else torch.device(device)
-    return FastLoader(loader, FastOptions(threads, workers, channels_last, where))
+    copy = None if packed is None else copy_for(packed, loader.dataset)
+    return FastLoader(loader, FastOptions(threads, workers, channels_last, where, copy))

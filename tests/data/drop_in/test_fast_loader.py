@@ -416,6 +416,10 @@ TRAININGS = {
         v1.RandomApply([v1.RandomHorizontalFlip(1)], p=0.2), v1.ToTensor(),
     ],
     "randaugment": [v1.Resize((48, 48)), v1.RandAugment(2, 13), v1.ToTensor()],
+    "autoaugment": [v1.Resize((48, 48)), v1.AutoAugment(), v1.ToTensor()],
+    "autoaugment v2": [
+        v2.Resize((48, 48)), v2.AutoAugment(v1.AutoAugmentPolicy.SVHN), v2.ToImage(), V2_NUMBERS[0],
+    ],
     "trivial": [v1.Resize((48, 48)), v1.TrivialAugmentWide(), v1.ToTensor()],
     "erasing": [v1.Resize((32, 32)), v1.ToTensor(), v1.RandomErasing(0.6, (0.1, 0.4))],
     "noise": [v1.Resize((32, 32)), v1.ToTensor(), v1.RandomErasing(1, (0.5, 0.9), value="random")],

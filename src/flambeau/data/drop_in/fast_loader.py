@@ -1,7 +1,7 @@
 """A DataLoader over images, read several times faster; what comes out is what came out before."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from flambeau.data.drop_in.interception import install
 from flambeau.data.drop_in.known_datasets import TakenOver, taken_over
+from flambeau.data.drop_in.packed_copy import PackedCopy
 from flambeau.data.drop_in.sample import BatchMemory, Sample, making
 from flambeau.data.drop_in.stacking import collate_in_place
+from flambeau.data.images.decode import Stored
 from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.recipes.data.sample_order import mix
@@ -29,12 +31,19 @@ class FastOptions:
         workers: processes that read instead of threads; None for the loader's own, where threads will not do.
         channels_last: batches of images in that memory format.
         device: where batches go; levels cross the bus and are normalized there.
+        packed: where the images are read instead of their own files.
     """
 
     threads: int | None = None
     workers: int | None = None
     channels_last: bool = False
     device: torch.device | None = None
+    packed: PackedCopy | None = None
+
+    @property
+    def stored(self) -> Callable[[Any], Stored | None] | None:
+        """Gives the image of a path, where it is in another place."""
+        return None if self.packed is None else self.packed.find
 
 
 class FastLoader:
@@ -73,6 +82,8 @@ class FastLoader:
         who = f"{self._workers} worker processes" if self._workers else "the training process"
         if not self._workers and self.reads_in_threads:
             who = "threads"
+        if self.options.packed is not None:
+            who += " out of the packed copy"
         return f"{self.found.describe()}; read by {who}"
 
     def __len__(self) -> int:
@@ -114,7 +125,10 @@ class FastLoader:
 
         def read(number: int) -> None:
             index, seed = batch[number]
-            with making(Sample(seed, number, memory if in_place else None, raw=raw)):
+            sample = Sample(
+                seed, number, memory if in_place else None, raw=raw, stored=options.stored
+            )
+            with making(sample):
                 samples[number] = loader.dataset[index]
 
         pool.each(len(batch), read)
@@ -128,7 +142,8 @@ class FastLoader:
         loader = self.loader
         if self._in_workers is None:
             self._in_workers = DataLoader(
-                _SeededSamples(loader.dataset), batch_sampler=_Once(), collate_fn=loader.collate_fn,
+                _SeededSamples(loader.dataset, self.options),
+                batch_sampler=_Once(), collate_fn=loader.collate_fn,
                 num_workers=self._workers or 0, pin_memory=loader.pin_memory, timeout=loader.timeout,
                 worker_init_fn=loader.worker_init_fn, prefetch_factor=loader.prefetch_factor,
                 multiprocessing_context=loader.multiprocessing_context,
@@ -143,7 +158,7 @@ class FastLoader:
     def _read_here(self, batch: "_Batch") -> Any:
         states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
         try:
-            samples = _SeededSamples(self.loader.dataset).__getitems__(batch)
+            samples = _SeededSamples(self.loader.dataset, self.options).__getitems__(batch)
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
@@ -190,8 +205,8 @@ class _Once:
 class _SeededSamples(Dataset[Any]):
     """Samples by index and seed; the generators of the process are seeded before each."""
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Dataset[Any], options: FastOptions) -> None:
+        self._dataset, self._options = dataset, options
 
     def __getitems__(self, batch: _Batch) -> list[Any]:
         install()  # in a worker that was not forked it is not there yet
@@ -201,5 +216,5 @@ class _SeededSamples(Dataset[Any]):
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed % 2**63)
-        with making(Sample(seed)):
+        with making(Sample(seed, stored=self._options.stored)):
             return self._dataset[index]

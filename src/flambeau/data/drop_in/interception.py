@@ -28,9 +28,11 @@ def install() -> None:
 
     @functools.wraps(opener)
     def open_image(fp: Any, mode: Any = "r", formats: Any = None) -> Image.Image:
-        if current_sample() is None or mode != "r":
+        sample = current_sample()
+        if sample is None or mode != "r":
             return opener(fp, mode, formats)
-        return opened_lazily(opener, fp, mode, formats)
+        stored = None if sample.stored is None else sample.stored(fp)
+        return opened_lazily(opener, fp, stored, formats)
 
     PIL.Image.open = open_image  # type: ignore[assignment]
     _intercept(Compose, "__call__")

@@ -1,13 +1,14 @@
-"""A PIL image that is decoded when somebody looks at its pixels, so that a crop may be decoded alone."""
+"""A PIL image whose pixels are read when somebody looks at them, so that a crop may be decoded alone."""
 
 import functools
 import io
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
-from flambeau.data.images.decode import Picture
+from flambeau.data.images.decode import Picture, Stored
 from flambeau.data.images.exif_orientation import UPRIGHT
 from flambeau.data.images.jpeg.headers import read_header
 
@@ -16,39 +17,36 @@ _JPEG = b"\xff\xd8\xff"
 
 
 class LazyImage(Image.Image):
-    """A JPEG as `PIL.Image.open` or its `convert` would give it, without pixels until they are needed.
+    """An image as `PIL.Image.open` or its `convert` would give it, without pixels until they are needed.
 
     Every method of PIL's that needs pixels, or what else is in the file, finds it: PIL itself reads it then.
 
     Args:
-        data: the file.
-        picture: our reading of its header.
+        picture: the image as we read it.
         mode: 'RGB' or 'L', to which it is converted.
-        opener: PIL's `open`.
+        open_it: gives the image as PIL reads it.
 
     Attributes:
-        data: the file.
-        picture: our reading of its header.
+        picture: the image as we read it.
     """
 
-    def __init__(self, data: bytes, picture: Picture, mode: str, opener: Any) -> None:
+    def __init__(self, picture: Picture, mode: str, open_it: Callable[[], Image.Image]) -> None:
         self._pixels: Any = None
         super().__init__()
         del self.info
-        self.data, self.picture, self._opener = data, picture, opener
+        self.picture, self._open_it = picture, open_it
         self._mode, self._size = mode, (picture.width, picture.height)
         self.format = "JPEG" if mode == _mode_of(picture) else None
 
     def __getattr__(self, name: str) -> Any:
         """What PIL's class for JPEG would have: `info` and others."""
-        if name.startswith("__") or "_opener" not in vars(self):
+        if name.startswith("__") or "_open_it" not in vars(self):
             raise AttributeError(name)
         return getattr(self._opened, name)
 
     @functools.cached_property
     def _opened(self) -> Image.Image:
-        opened: Image.Image = self._opener(io.BytesIO(self.data))
-        return opened
+        return self._open_it()
 
     @property
     def is_decoded(self) -> bool:
@@ -57,7 +55,7 @@ class LazyImage(Image.Image):
 
     @property
     def _im(self) -> Any:
-        if self._pixels is None and "_opener" in vars(self):
+        if self._pixels is None and "_open_it" in vars(self):
             self._pixels = self._opened.convert(self._mode).im
         return self._pixels
 
@@ -75,7 +73,7 @@ class LazyImage(Image.Image):
             return super().convert(mode, *args, **settings)
         if mode != self._mode and self._mode == "RGB":  # PIL makes luma of RGB, not of the file's
             return super().convert(mode)
-        return LazyImage(self.data, self.picture, mode, self._opener)
+        return LazyImage(self.picture, mode, self._open_it)
 
     def copy(self) -> Image.Image:
         """As PIL's, without decoding."""
@@ -102,26 +100,39 @@ class _LazyPixels:
         return Image.Image.load(self._image)
 
 
-def opened_lazily(opener: Any, fp: Any, mode: str = "r", formats: Any = None) -> Image.Image:
+def opened_lazily(
+    opener: Any, fp: Any, stored: Stored | None = None, formats: Any = None
+) -> Image.Image:
     """What `PIL.Image.open` gives, or a LazyImage where our decoder gives the same pixels.
 
     Args:
         opener: PIL's function.
-        fp, mode, formats: of the call.
+        fp, formats: of the call.
+        stored: the image, where it need not be read from `fp`.
     """
-    if isinstance(fp, str | bytes | Path) or not hasattr(fp, "read"):
-        with open(fp, "rb") as file:  # noqa: PTH123  whatever PIL takes
-            data = file.read()
-    else:
-        data = fp.read()
+    data = _read(fp) if stored is None else stored
+    if not isinstance(data, bytes):
+        pixels = data[:, :, 0] if data.ndim == 3 and data.shape[2] == 1 else data
+        if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
+            return Image.fromarray(pixels)
+        picture = Picture(data)
+        return LazyImage(picture, _mode_of(picture), lambda: Image.fromarray(pixels))
     if formats is None and data.startswith(_JPEG):
         header = read_header(data)
         # PIL leaves a picture that lies on its side as it is; our decoder turns it.
-        if header is not None and header.orientation == UPRIGHT and header.channels in (1, 3):
+        if header is not None and header.orientation == UPRIGHT:
             picture = Picture(data)
-            return LazyImage(data, picture, _mode_of(picture), opener)
-    opened: Image.Image = opener(io.BytesIO(data), mode, formats)
+            return LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
+    opened: Image.Image = opener(io.BytesIO(data), "r", formats)
     return opened
+
+
+def _read(fp: Any) -> bytes:
+    if hasattr(fp, "read"):
+        data: bytes = fp.read()
+        return data
+    with open(fp, "rb") as file:  # noqa: PTH123  whatever PIL takes
+        return file.read()
 
 
 def _mode_of(picture: Picture) -> str:

@@ -16,19 +16,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from flambeau.data.drop_in.cropping import PixelStep, Source, source_of, whole
+from flambeau.data.drop_in.erasing import erasing
 from flambeau.data.drop_in.lazy_image import LazyImage
 from flambeau.data.drop_in.sample import Sample
 from flambeau.data.drop_in.transforms import (
-    PixelStep,
-    Source,
     as_it_is,
-    erasing,
     is_pointwise,
     keeps_levels,
     pixel_step,
-    source_of,
     takes_pictures,
-    whole,
 )
 from flambeau.data.images.decode import Picture
 from flambeau.data.images.native import kernel as native
@@ -126,11 +123,13 @@ def plan_of(compose: Any) -> Plan | None:
     """The plan of a Compose of torchvision's; None where none of its transforms can be taken over."""
     plan, is_float = Plan(), False
     transforms = _flat(compose)
+    while transforms and is_pointwise(transforms[0]) and keeps_levels(transforms[0]):
+        plan.pointwise.append(transforms[0])
+        plan.taken.append(_name(transforms.pop(0)))
     found = source_of(transforms)
     if found is not None:
         plan.source, count = found
-        plan.pointwise += [t for t in transforms[:count] if is_pointwise(t)]
-        plan.taken += [_name(t) for t in transforms[:count]]
+        plan.taken += map(_name, transforms[:count])
         transforms = transforms[count:]
     for number, transform in enumerate(transforms):
         step: Any = None

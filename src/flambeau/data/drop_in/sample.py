@@ -1,14 +1,16 @@
 """What a sample's transforms know of it: its random numbers, and where in the batch its images go."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flambeau.data.images.decode import Stored
 from flambeau.recipes.data.sample_order import mix
 
 _Key = tuple[int, torch.Size, torch.dtype]  # view, shape and dtype of an image
@@ -59,12 +61,20 @@ class Sample:
         number: its place in the batch.
         memory: of the batch; None where each image has its own.
         raw: levels are kept, to be normalized on the device.
+        stored: gives the image of a path, where it has it in another place.
     """
 
     def __init__(
-        self, seed: int, number: int = 0, memory: BatchMemory | None = None, *, raw: bool = False
+        self,
+        seed: int,
+        number: int = 0,
+        memory: BatchMemory | None = None,
+        *,
+        raw: bool = False,
+        stored: Callable[[Any], Stored | None] | None = None,
     ) -> None:
         self.seed, self.number, self.memory, self.raw = seed, number, memory, raw
+        self.stored = stored
         self._views = 0
 
     def next_view(self) -> tuple[int, int]:

@@ -28,7 +28,7 @@ class Operation(NamedTuple):
     """An operation and how strong it is.
 
     Attributes:
-        name: one of OPERATIONS.
+        name: one of OPERATIONS, or 'Invert'.
         magnitude: in its unit: pixels (translation), degrees (rotation), pixels a pixel (shear), bits
             (posterize), share of 255 (solarize), change of the factor 1 (brightness, color, contrast,
             sharpness); 0.0 for the others, which have none.
@@ -61,6 +61,10 @@ OPERATIONS: MappingProxyType[str, _Apply] = MappingProxyType(
 """By torchvision's names and in its order."""
 
 _NAMES = tuple(OPERATIONS)
+_OF_POLICIES: dict[str, _Apply] = {  # AutoAugment's, which the two others leave out
+    **OPERATIONS,
+    "Invert": lambda pixels, _: np.ascontiguousarray(255 - pixels),
+}
 _WITHOUT_MAGNITUDE = ("Identity", "AutoContrast", "Equalize")
 _WITHOUT_SIGN = ("Posterize", "Solarize")
 
@@ -176,7 +180,7 @@ def apply_operations(pixels: Pixels, operations: list[Operation]) -> Pixels:
         [2, 3, 0]
     """
     for name, magnitude in operations:
-        pixels = OPERATIONS[name](pixels, magnitude)
+        pixels = _OF_POLICIES[name](pixels, magnitude)
     return np.ascontiguousarray(pixels)
 
 

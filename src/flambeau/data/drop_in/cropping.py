@@ -1,0 +1,178 @@
+"""Crops, resizings and flips of torchvision (v1, v2) and timm as steps of our own, drawn from a seed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from flambeau.data.drop_in.kinds import filter_name, is_one_of, is_timms
+from flambeau.data.images.decode import Picture
+from flambeau.data.images.pixels import Pixels
+from flambeau.data.transforms.color import uniform
+from flambeau.data.transforms.crops import random_resized_crop_box
+from flambeau.data.transforms.resizing import resized_part, resized_window
+
+Source = Callable[[Picture, int, int], Pixels]
+"""Pixels (H, W, C) uint8 of a picture, as so many channels, drawn from a seed."""
+PixelStep = Callable[[Pixels, int], Pixels]
+"""Pixels (H, W, C) uint8 to such ones, drawn from a seed."""
+
+_Draw = Callable[[int, int, int], tuple[tuple[int, int, int, int], str]]
+_FILTERS = {"bilinear", "bicubic"}
+
+
+def whole(picture: Picture, channels: int, seed: int) -> Pixels:
+    """All of it."""
+    return picture.pixels(channels=channels)
+
+
+def source_of(transforms: Sequence[Any]) -> tuple[Source, int] | None:
+    """How the first transforms make pixels of a file, if they are a crop or a resizing.
+
+    Returns:
+        The function, and how many transforms it stands for.
+    """
+    if not transforms:
+        return None
+    crop = _random_resized_crop(transforms[0])
+    if crop is not None:
+        size, draw = crop
+        mirror = _mirror_probability(transforms[1]) if len(transforms) > 1 else None
+
+        def cropped(picture: Picture, channels: int, seed: int) -> Pixels:
+            box, filter_ = draw(picture.height, picture.width, seed)
+            turned = mirror is not None and uniform(seed, 1) < mirror
+            return resized_part(
+                picture, box, size, channels=channels, interpolation=filter_, mirror=turned
+            )
+
+        return cropped, 1 + (mirror is not None)
+    return _resized(transforms)
+
+
+def crop_step(transform: Any) -> PixelStep | None:
+    """The step of a crop, a resizing or a flip of pixels."""
+    if (p := _mirror_probability(transform)) is not None:
+        return lambda pixels, seed: pixels[:, ::-1] if uniform(seed, 1) < p else pixels
+    if is_one_of(transform, v1.RandomVerticalFlip, v2.RandomVerticalFlip):
+        return lambda pixels, seed: pixels[::-1] if uniform(seed, 1) < transform.p else pixels
+    if (window := _center_crop(transform)) is not None:
+        return lambda pixels, seed: _center_cropped(pixels, window)
+    if is_one_of(transform, v1.RandomCrop, v2.RandomCrop):
+        return _random_crop(transform)
+    if (source := source_of([transform])) is not None:
+        return lambda pixels, seed: source[0](Picture(pixels), pixels.shape[2], seed)
+    return None
+
+
+def _resized(transforms: Sequence[Any]) -> tuple[Source, int] | None:
+    """A resizing of the whole, and the crop behind it."""
+    sides = _resize(transforms[0])
+    if sides is None:
+        return None
+    window = _center_crop(transforms[1]) if len(transforms) > 1 else None
+
+    def resized(picture: Picture, channels: int, seed: int) -> Pixels:
+        height, width, filter_ = sides(picture.height, picture.width)
+        part = (0, 0, height, width)
+        if window is not None and window[0] <= height and window[1] <= width:
+            part = (round((height - window[0]) / 2), round((width - window[1]) / 2), *window)
+        pixels = resized_window(
+            picture, (height, width), part, channels=channels, interpolation=filter_
+        )
+        return pixels if window is None else _center_cropped(pixels, window)
+
+    return resized, 1 + (window is not None)
+
+
+def _random_resized_crop(transform: Any) -> tuple[tuple[int, int], _Draw] | None:
+    """Height and width of the result, and how box and filter are drawn."""
+    if not is_one_of(transform, v1.RandomResizedCrop, v2.RandomResizedCrop) and not is_timms(
+        transform, "RandomResizedCropAndInterpolation"
+    ):
+        return None
+    modes = transform.interpolation
+    modes = modes if isinstance(modes, tuple | list) else [modes]
+    filters, scale, ratio = [filter_name(mode) for mode in modes], transform.scale, transform.ratio
+    if not {*filters} <= _FILTERS or getattr(transform, "antialias", True) is False:
+        return None
+    if not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
+        return None
+
+    def draw(height: int, width: int, seed: int) -> tuple[tuple[int, int, int, int], str]:
+        box = random_resized_crop_box(height, width, seed, scale=tuple(scale), ratio=tuple(ratio))
+        return box, filters[int(uniform(seed, 2) * len(filters))]
+
+    return _two(transform.size), draw
+
+
+def _resize(transform: Any) -> Callable[[int, int], tuple[int, int, str]] | None:
+    """Of height and width of a picture the ones it is resized to, and the filter."""
+    if not is_one_of(transform, v1.Resize, v2.Resize) or transform.antialias is False:
+        return None
+    size, filter_ = transform.size, filter_name(transform.interpolation)
+    if filter_ not in _FILTERS or transform.max_size is not None or size is None:
+        return None
+    sides = [size] if isinstance(size, int) else list(size)
+    if len(sides) == 2:
+        return lambda height, width: (sides[0], sides[1], filter_)
+    [shorter] = sides
+
+    def keeping_ratio(height: int, width: int) -> tuple[int, int, str]:
+        if height <= width:
+            return shorter, int(shorter * width / height), filter_
+        return int(shorter * height / width), shorter, filter_
+
+    return keeping_ratio
+
+
+def _center_crop(transform: Any) -> tuple[int, int] | None:
+    return _two(transform.size) if is_one_of(transform, v1.CenterCrop, v2.CenterCrop) else None
+
+
+def _center_cropped(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    """As torchvision's: where a side is too short, black comes on both sides of it."""
+    missing = [max(0, n - side) for n, side in zip(size, pixels.shape, strict=False)]
+    if any(missing):
+        room = [(n // 2, (n + 1) // 2) for n in missing]
+        pixels = np.pad(pixels, [*room, (0, 0)])
+    top, left = (round((side - n) / 2) for side, n in zip(pixels.shape, size, strict=False))
+    return pixels[top : top + size[0], left : left + size[1]]
+
+
+def _random_crop(transform: Any) -> PixelStep | None:
+    padding = transform.padding
+    plain = transform.padding_mode == "constant" and not transform.pad_if_needed
+    fill = (
+        transform.fill.get(Image.Image, 0) if isinstance(transform.fill, dict) else transform.fill
+    )
+    if not plain or fill not in (0, None, (0,), [0]):
+        return None
+    edges = [padding or 0] if not isinstance(padding, tuple | list) else list(padding)
+    left, top, right, bottom = (edges * 4 if len(edges) == 1 else edges * 2)[:4]
+    height, width = _two(transform.size)
+
+    def step(pixels: Pixels, seed: int) -> Pixels:
+        padded = np.pad(pixels, [(top, bottom), (left, right), (0, 0)])
+        if padded.shape[0] < height or padded.shape[1] < width:
+            raise ValueError(
+                f"required crop size {(height, width)} is larger than input image size {padded.shape[:2]}"
+            )
+        row = int(uniform(seed, 1) * (padded.shape[0] - height + 1))
+        column = int(uniform(seed, 2) * (padded.shape[1] - width + 1))
+        return padded[row : row + height, column : column + width]
+
+    return step
+
+
+def _mirror_probability(transform: Any) -> float | None:
+    flips = is_one_of(transform, v1.RandomHorizontalFlip, v2.RandomHorizontalFlip)
+    return float(transform.p) if flips else None
+
+
+def _two(size: Any) -> tuple[int, int]:
+    sides = [size] if isinstance(size, int) else list(size)
+    return (sides[0], sides[0]) if len(sides) == 1 else (sides[0], sides[1])

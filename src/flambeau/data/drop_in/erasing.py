@@ -1,0 +1,81 @@
+"""Rectangles of an image erased, as torchvision's and timm's RandomErasing draw them, from a seed."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from flambeau.data.drop_in.kinds import is_one_of, is_timms
+from flambeau.data.transforms.color import uniform
+
+_Fill = Callable[[tuple[int, int, int], torch.Generator], Tensor]
+
+
+def erasing(transform: Any) -> Callable[[Tensor, int], Tensor] | None:
+    """The step of a RandomErasing of torchvision's or timm's, on (C, H, W) floating-point numbers."""
+    if is_one_of(transform, v1.RandomErasing, v2.RandomErasing):
+        value = transform.value
+        numbers = None if value is None or isinstance(value, str) else value
+        return lambda x, seed: _erased(
+            x, seed, p=transform.p, counts=(1, 1), scale=transform.scale,
+            log_ratio=(math.log(transform.ratio[0]), math.log(transform.ratio[1])),
+            fill=_noise if numbers is None else lambda shape, _: _constant(numbers),
+        )  # fmt: skip
+    if is_timms(transform, "RandomErasing") and transform.num_splits <= 1:
+        fill = _noise if transform.per_pixel else _one_color if transform.rand_color else None
+        return lambda x, seed: _erased(
+            x, seed, p=transform.probability, counts=(transform.min_count, transform.max_count),
+            scale=(transform.min_area, transform.max_area), log_ratio=transform.log_aspect_ratio,
+            fill=fill or (lambda shape, _: _constant(0.0)),
+        )  # fmt: skip
+    return None
+
+
+def _erased(
+    x: Tensor,
+    seed: int,
+    *,
+    p: float,
+    counts: tuple[int, int],
+    scale: Sequence[float],
+    log_ratio: tuple[float, float],
+    fill: _Fill,
+) -> Tensor:
+    """(C, H, W) with rectangles filled: as often, as large and as long as the two libraries draw them."""
+    if uniform(seed, 0) >= p:
+        return x
+    channels, height, width = x.shape
+    count = counts[0] + int(uniform(seed, 1) * (counts[1] - counts[0] + 1))
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    for draw in range(2, 2 + 40 * count, 40):
+        for first in range(draw, draw + 40, 4):
+            area = scale[0] + (scale[1] - scale[0]) * uniform(seed, first)
+            ratio = math.exp(
+                log_ratio[0] + (log_ratio[1] - log_ratio[0]) * uniform(seed, first + 1)
+            )
+            area *= height * width / count
+            h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if h < height and w < width:
+                top = int(uniform(seed, first + 2) * (height - h + 1))
+                left = int(uniform(seed, first + 3) * (width - w + 1))
+                x[:, top : top + h, left : left + w] = fill((channels, h, w), generator)
+                break
+    return x
+
+
+def _noise(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    return torch.empty(shape).normal_(generator=generator)
+
+
+def _one_color(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    return torch.empty(shape[0], 1, 1).normal_(generator=generator)
+
+
+def _constant(value: Any) -> Tensor:
+    return torch.tensor(value if isinstance(value, tuple | list) else [value]).float()[
+        :, None, None
+    ]
