@@ -30,6 +30,8 @@ from torchvision.transforms import v2
 from flambeau.data.fast import fast
 from flambeau.errors import InputError
 
+# On one CPU torch warns of two workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 NUMBERS = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
 V2_NUMBERS = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
@@ -265,6 +267,43 @@ def test_what_is_not_known_runs_as_it_is(folder: Path) -> None:
     unknown = DataLoader(ImageFolder(folder, v1.Compose([v1.Lambda(np.asarray)])), collate_fn=list)
     for (a,), (b,) in zip(fast(unknown), unknown, strict=True):
         assert np.array_equal(a[0], b[0])
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_code_behind_the_transforms_sees_what_they_give(folder: Path, device: str | None) -> None:
+    """Also where it gives a view of an image that lies in the memory of the batch."""
+
+    class Turned(ImageFolder):
+        def __getitem__(self, index: int) -> Any:
+            image, label = super().__getitem__(index)
+            assert image.dtype == torch.float32
+            return image.transpose(1, 2), image.mean(), image, label
+
+    loader = DataLoader(Turned(folder, EVALUATIONS["v1"]), batch_size=6)
+    quick = fast(loader, threads=2, device=device)
+    for found, expected in zip(quick, loader, strict=True):
+        for mine, other in zip(found, expected, strict=True):
+            assert mine.shape == other.shape
+            assert float((mine - other).abs().max()) < 0.02
+        assert torch.equal(found[0].transpose(2, 3), found[2])
+
+
+def test_hugging_face_data_set(folder: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    files = sorted(map(str, folder.glob("*/*.jpg")))
+    table = datasets.Dataset.from_dict({"image": files, "label": list(range(len(files)))})
+    table = table.cast_column("image", datasets.Image())
+
+    def transform(rows: dict[str, Any]) -> dict[str, Any]:
+        images = [EVALUATIONS["v1"](image.convert("RGB")) for image in rows["image"]]
+        return {"x": images, "label": rows["label"]}
+
+    loader = DataLoader(table.with_transform(transform), batch_size=5)
+    quick = fast(loader)
+    assert "the code of Dataset runs as it is" in quick.report()
+    for found, expected in zip(quick, loader, strict=True):
+        assert found["label"].tolist() == expected["label"].tolist()
+        assert float((found["x"] - expected["x"]).abs().max()) < 0.02
 
 
 def test_batches_that_are_lists_keep_their_own_images(folder: Path) -> None:

@@ -120,7 +120,8 @@ class FastLoader:
         in_place = loader.collate_fn is default_collate
         pinned = loader.pin_memory and torch.cuda.is_available()
         memory = BatchMemory(len(batch), channels_last=options.channels_last, pinned=pinned)
-        raw = options.device is not None and in_place
+        # A data set's own code behind the transforms must see what they give.
+        raw = options.device is not None and in_place and self.found.is_complete
         samples: list[Any] = [None] * len(batch)
 
         def read(number: int) -> None:

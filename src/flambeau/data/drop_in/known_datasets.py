@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms as v1
-from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.datasets import DatasetFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 from torchvision.transforms import v2
 
@@ -73,11 +73,9 @@ def _parts(dataset: Any, depth: int) -> Iterator[Any]:
 
 def _is_known(dataset: Any) -> bool:
     """Whether its reading is torchvision's own: open, convert, transform."""
-    own = type(dataset).__getitem__ is DatasetFolder.__getitem__
-    simple = getattr(dataset, "target_transform", None) is None
-    return (own and simple and dataset.loader in (default_loader, pil_loader)) or (
-        type(dataset) is ImageFolder and simple and dataset.loader in (default_loader, pil_loader)
-    )
+    if type(dataset).__getitem__ is not DatasetFolder.__getitem__:
+        return False
+    return dataset.target_transform is None and dataset.loader in (default_loader, pil_loader)
 
 
 def _transforms(dataset: Any) -> Iterator[Any]:

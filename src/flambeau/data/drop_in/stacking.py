@@ -24,7 +24,8 @@ def collate_in_place(samples: list[Any], memory: BatchMemory, device: torch.devi
         first = tensors[0]
         for key, batch in memory.batches.items():
             together = len(batch) == len(tensors) and all(
-                tensor.data_ptr() == place.data_ptr() and tensor.shape == place.shape
+                tensor.data_ptr() == place.data_ptr()
+                and (tensor.shape, tensor.stride()) == (place.shape, place.stride())
                 for tensor, place in zip(tensors, batch, strict=True)
             )
             if together and first.dtype == batch.dtype:
