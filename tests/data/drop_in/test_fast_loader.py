@@ -387,6 +387,26 @@ def test_loaders_that_are_not_taken_over() -> None:
     assert [int(value) for value in fast(single)] == [1, 2, 3]
 
 
+def test_memory_is_used_again_when_nobody_holds_the_batch(folder: Path) -> None:
+    loader = DataLoader(ImageFolder(folder, TRAINING), batch_size=4)
+    quick = fast(loader, threads=2)
+    kept = batches_of(quick)
+    copies = [images.clone() for images, _ in kept]
+    for _ in range(3):
+        list(quick)
+    for (images, _), copy in zip(kept, copies, strict=True):
+        assert torch.equal(images, copy), "a batch that somebody holds is not overwritten"
+    places = set()
+    for _ in range(4):
+        for images, _ in quick:
+            places.add(images.data_ptr())
+            part = images[0, 0]
+            del images
+            copy = part.clone()
+        assert torch.equal(part, copy)
+    assert len(places) <= 8, "of 24 batches"
+
+
 def test_refusals(folder: Path) -> None:
     loader = DataLoader(ImageFolder(folder, TRAINING))
     cases: list[tuple[Callable[[], Any], str]] = [

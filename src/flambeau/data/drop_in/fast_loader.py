@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from flambeau.data.drop_in.batch_memory import BatchMemory, SpareMemory
 from flambeau.data.drop_in.interception import install
 from flambeau.data.drop_in.known_datasets import TakenOver, taken_over
 from flambeau.data.drop_in.packed_copy import PackedCopy
-from flambeau.data.drop_in.sample import BatchMemory, Sample, making
+from flambeau.data.drop_in.sample import Sample, making
 from flambeau.data.drop_in.stacking import collate_in_place
 from flambeau.data.images.decode import Stored
 from flambeau.data.images.thread_pool import DecodePool
@@ -61,6 +62,7 @@ class FastLoader:
         if self._workers is None and not self.reads_in_threads:
             self._workers = loader.num_workers
         self._in_workers: DataLoader[Any] | None = None
+        self._spare = SpareMemory()
 
     @property
     def is_taken_over(self) -> bool:
@@ -119,7 +121,8 @@ class FastLoader:
         loader, options = self.loader, self.options
         in_place = loader.collate_fn is default_collate
         pinned = loader.pin_memory and torch.cuda.is_available()
-        memory = BatchMemory(len(batch), channels_last=options.channels_last, pinned=pinned)
+        spare = None if pinned else self._spare
+        memory = BatchMemory(len(batch), spare, channels_last=options.channels_last)
         # A data set's own code behind the transforms must see what they give.
         raw = options.device is not None and in_place and self.found.is_complete
         samples: list[Any] = [None] * len(batch)

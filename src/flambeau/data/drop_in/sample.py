@@ -5,52 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from flambeau.data.drop_in.batch_memory import BatchMemory
 from flambeau.data.images.decode import Stored
 from flambeau.recipes.data.sample_order import mix
-
-_Key = tuple[int, torch.Size, torch.dtype]  # view, shape and dtype of an image
-
-
-class BatchMemory:
-    """The images of a batch in one piece of memory, which makes stacking them free.
-
-    Args:
-        count: samples of the batch.
-        channels_last: the memory format of floating-point images.
-        pinned: in page-locked memory.
-
-    Attributes:
-        batches: what there is so far, (N, C, H, W).
-        tables: (C, 256) of those whose levels are still to be looked up.
-    """
-
-    def __init__(self, count: int, *, channels_last: bool = False, pinned: bool = False) -> None:
-        self._count, self._channels_last, self._pinned = count, channels_last, pinned
-        self._lock = threading.Lock()
-        self.batches: dict[_Key, Tensor] = {}
-        self.tables: dict[_Key, NDArray[np.float32]] = {}
-
-    def place(self, number: int, view: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Where image `view` of sample `number` goes: (C, H, W), in the memory format of the batch."""
-        key = view, shape, dtype
-        with self._lock:
-            batch = self.batches.get(key)
-            if batch is None:
-                batch = self.batches[key] = self._new(shape, dtype)
-        return batch[number]
-
-    def _new(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        channels, height, width = shape
-        whole = (self._count, channels, height, width)
-        if not self._channels_last:
-            return torch.empty(whole, dtype=dtype, pin_memory=self._pinned)
-        whole = (self._count, height, width, channels)
-        return torch.empty(whole, dtype=dtype, pin_memory=self._pinned).permute(0, 3, 1, 2)
 
 
 class Sample:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from flambeau.data.drop_in.sample import BatchMemory
+from flambeau.data.drop_in.batch_memory import BatchMemory
 
 
 def collate_in_place(samples: list[Any], memory: BatchMemory, device: torch.device | None) -> Any:

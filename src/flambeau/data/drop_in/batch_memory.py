@@ -1,0 +1,90 @@
+"""The memory of a batch of images: in one piece, and used again when nobody holds the batch any more."""
+
+import math
+import threading
+import weakref
+from collections import defaultdict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_MOST_SPARE = (
+    3  # buffers of a size that are kept: those of the batches read ahead, and the one in use
+)
+
+Key = tuple[int, torch.Size, torch.dtype]
+"""View, shape (C, H, W) and dtype of an image of a sample."""
+
+
+class SpareMemory:
+    """Buffers that come back when the last tensor of them is gone.
+
+    The first write to fresh memory costs more than making floats of an image: 0.26 against 0.06 ms.
+
+    Example:
+        >>> spare = SpareMemory()
+        >>> place = spare.take(64).data_ptr()
+        >>> spare.take(64).data_ptr() == place
+        True
+    """
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
+
+    def take(self, num_bytes: int) -> Tensor:
+        """(num_bytes,) uint8 of any values."""
+        try:  # a lock could be held by the very thread in which a tensor ends: these calls need none
+            buffer = self._free[num_bytes].pop()
+        except IndexError:
+            buffer = np.empty(num_bytes, np.uint8)
+        lent = buffer[:]  # which lives as long as any tensor of this memory
+        weakref.finalize(lent, self._give_back, buffer).atexit = False
+        return torch.from_numpy(lent)
+
+    def _give_back(self, buffer: NDArray[np.uint8]) -> None:
+        if len(self._free[buffer.nbytes]) < _MOST_SPARE:
+            self._free[buffer.nbytes].append(buffer)
+
+
+class BatchMemory:
+    """The images of a batch in one piece of memory, which makes stacking them free.
+
+    Args:
+        count: samples of the batch.
+        spare: where the memory comes from; None for page-locked memory.
+        channels_last: the memory format of the images.
+
+    Attributes:
+        batches: what there is so far, (N, C, H, W).
+        tables: (C, 256) of those whose levels are still to be looked up.
+    """
+
+    def __init__(
+        self, count: int, spare: SpareMemory | None, *, channels_last: bool = False
+    ) -> None:
+        self._count, self._spare, self._channels_last = count, spare, channels_last
+        self._lock = threading.Lock()
+        self.batches: dict[Key, Tensor] = {}
+        self.tables: dict[Key, NDArray[np.float32]] = {}
+
+    def place(self, number: int, view: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Where image `view` of sample `number` goes: (C, H, W), in the memory format of the batch."""
+        key = view, shape, dtype
+        with self._lock:
+            batch = self.batches.get(key)
+            if batch is None:
+                batch = self.batches[key] = self._new(shape, dtype)
+        return batch[number]
+
+    def _new(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        channels, height, width = shape
+        if self._channels_last:
+            return self._empty((self._count, height, width, channels), dtype).permute(0, 3, 1, 2)
+        return self._empty((self._count, channels, height, width), dtype)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self._spare is None:
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return self._spare.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
