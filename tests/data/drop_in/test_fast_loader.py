@@ -1,5 +1,6 @@
 """`fast(loader)`: what comes out is what came out of torch's DataLoader, only made in another way."""
 
+import gc
 import io
 import math
 import random
@@ -27,6 +28,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from flambeau.data.drop_in import interception
 from flambeau.data.fast import fast
 from flambeau.errors import InputError
 
@@ -208,7 +210,9 @@ def test_data_set_of_ones_own(folder: Path) -> None:
 def test_pixels_are_there_for_whoever_looks(folder: Path) -> None:
     class Looking(Paths):
         def __getitem__(self, index: int) -> Any:
-            image = Image.open(io.BytesIO(self.paths[index].read_bytes()))
+            file = io.BytesIO(self.paths[index].read_bytes())
+            file.read(10)  # PIL begins at the beginning
+            image = Image.open(file)
             with Image.open(io.BytesIO(self.paths[index].read_bytes())) as opened:
                 access = opened.load()
                 corner = access[3, 2]
@@ -218,6 +222,7 @@ def test_pixels_are_there_for_whoever_looks(folder: Path) -> None:
                 np.asarray(image.resize((9, 7))), np.asarray(image.copy().rotate(90)),
                 np.array(image.getexif().get(0x0112, 1)), np.array(corner),
                 np.array(sorted(map(str, image.info))), np.array([image.format, image.mode]),
+                np.array([str(image.convert("RGB").format), str(image.copy().format)]),
             ]  # fmt: skip
             return [value.tolist() for value in values]
 
@@ -286,6 +291,67 @@ def test_code_behind_the_transforms_sees_what_they_give(folder: Path, device: st
             assert mine.shape == other.shape
             assert float((mine - other).abs().max()) < 0.02
         assert torch.equal(found[0].transpose(2, 3), found[2])
+
+
+def test_the_order_of_the_transforms_is_kept(folder: Path) -> None:
+    """What is erased to 0 before it is normalized has another value than what is erased behind it."""
+    erasing = v1.RandomErasing(1, (0.8, 0.8), (1, 1))
+    for transforms in ([v1.ToTensor(), erasing, NUMBERS[1]], [*NUMBERS, erasing]):
+        transform = v1.Compose([v1.Resize((40, 41)), *transforms])
+        loader = DataLoader(ImageFolder(folder, transform), batch_size=24)
+        quick = fast(loader, threads=1)
+        assert quick.found.is_complete
+        [(images, _)], [(expected, _)] = batches_of(quick), batches_of(loader)
+        found, wanted = (x.flatten(2).median(2).values for x in (images, expected))
+        torch.testing.assert_close(found, wanted)
+
+
+def test_transforms_that_give_several_images(folder: Path) -> None:
+    transform = v1.Compose([
+        v1.Resize((40, 44)), v1.FiveCrop(24),
+        v1.Lambda(lambda crops: torch.stack([v1.ToTensor()(crop) for crop in crops])),
+    ])  # fmt: skip
+    loader = DataLoader(ImageFolder(folder, transform), batch_size=6)
+    quick = fast(loader)
+    assert "as they are: FiveCrop, Lambda" in quick.report()
+    for (images, _), (expected, _) in zip(quick, loader, strict=True):
+        assert images.shape == expected.shape == (6, 5, 3, 24, 24)
+        assert float((images - expected).abs().max()) < 0.02
+
+
+def test_transforms_that_change_between_epochs_or_are_made_anew(folder: Path) -> None:
+    dataset = ImageFolder(folder, v1.Compose([v1.RandomResizedCrop(24), v1.ToTensor()]))
+    quick = fast(DataLoader(dataset, batch_size=24))
+    for side in (24, 32):
+        dataset.transform.transforms[0].size = (side, side)
+        [(images, _)] = quick
+        assert images.shape[2:] == (side, side)
+    dataset.transform.transforms[0] = v1.Resize((20, 22))
+    [(images, _)] = quick
+    assert images.shape[2:] == (20, 22)
+
+    class Anew(ImageFolder):
+        def __getitem__(self, index: int) -> Any:
+            self.transform = v1.Compose([v1.Resize((8, 9)), v1.ToTensor()])
+            return super().__getitem__(index)
+
+    list(fast(DataLoader(Anew(folder), batch_size=5), threads=1))
+    gc.collect()
+    assert len(interception._plans) <= 3, "a plan ends with its Compose"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_over_several_epochs(folder: Path, persistent: bool) -> None:
+    loader: Any = DataLoader(
+        Paths(folder, EVALUATIONS["v1"]), batch_size=4, shuffle=True, num_workers=1,
+        persistent_workers=persistent,
+    )  # fmt: skip
+    quick = fast(loader)
+    assert quick.report().endswith("read by 1 worker process")
+    torch.manual_seed(0)
+    expected = [[batch["name"] for batch in loader] for _ in range(3)]
+    torch.manual_seed(0)
+    assert [[batch["name"] for batch in quick] for _ in range(3)] == expected
 
 
 def test_hugging_face_data_set(folder: Path) -> None:

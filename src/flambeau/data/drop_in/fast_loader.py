@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from flambeau.data.drop_in.batch_memory import BatchMemory, SpareMemory
-from flambeau.data.drop_in.interception import install
+from flambeau.data.drop_in.interception import forget_plans, install
 from flambeau.data.drop_in.known_datasets import TakenOver, taken_over
 from flambeau.data.drop_in.packed_copy import PackedCopy
 from flambeau.data.drop_in.sample import Sample, making
@@ -58,10 +58,8 @@ class FastLoader:
     def __init__(self, loader: DataLoader[Any], options: FastOptions) -> None:
         self.loader, self.options = loader, options
         self.found: TakenOver = taken_over(loader.dataset)
-        self._workers = options.workers
-        if self._workers is None and not self.reads_in_threads:
-            self._workers = loader.num_workers
         self._in_workers: DataLoader[Any] | None = None
+        self._base: int | None = None
         self._spare = SpareMemory()
 
     @property
@@ -77,13 +75,20 @@ class FastLoader:
         """Threads need that nothing draws from the generators of the process, which training draws from."""
         return self.options.threads is not None or self.found.is_complete
 
+    @property
+    def _workers(self) -> int:
+        """Processes that read; 0 for threads, or this process alone."""
+        if self.options.workers is not None:
+            return self.options.workers
+        return 0 if self.reads_in_threads else self.loader.num_workers
+
     def report(self) -> str:
         """One line: what is ours now, what is as it was, and who reads."""
         if not self.is_taken_over:
             return "nothing is taken over: the loader has no batches of a data set with indices"
-        who = f"{self._workers} worker processes" if self._workers else "the training process"
-        if not self._workers and self.reads_in_threads:
-            who = "threads"
+        who = "threads" if self.reads_in_threads else "the training process"
+        if self._workers:
+            who = f"{self._workers} worker process{'es' * (self._workers > 1)}"
         if self.options.packed is not None:
             who += " out of the packed copy"
         return f"{self.found.describe()}; read by {who}"
@@ -100,14 +105,26 @@ class FastLoader:
         if not self.is_taken_over:
             return iter(self.loader)
         install()
-        # Drawn where torch's own loader draws it, before the sampler draws: so that the order stays.
-        base = torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
-        batches = _with_seeds(self.loader.batch_sampler or (), int(base))
+        forget_plans()
+        self.found = taken_over(self.loader.dataset)
+        batches = _with_seeds(self.loader.batch_sampler or (), self._next_base())
         if self._workers:
             return map(self._placed, self._by_workers(batches))
         if self.reads_in_threads:
             return self._by_threads(batches)
         return map(self._placed, map(self._read_here, batches))
+
+    def _next_base(self) -> int:
+        """Of an epoch's seeds: drawn where torch's own loader draws, so that the sampler's order stays.
+
+        That is before each epoch, but with persistent workers before the first one alone.
+        """
+        if self._base is not None and self.loader.persistent_workers:
+            self._base = mix(self._base)
+        else:
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+            self._base = int(drawn)
+        return self._base
 
     # ------------------------------------------------------------ by threads
 
@@ -148,7 +165,7 @@ class FastLoader:
             self._in_workers = DataLoader(
                 _SeededSamples(loader.dataset, self.options),
                 batch_sampler=_Once(), collate_fn=loader.collate_fn,
-                num_workers=self._workers or 0, pin_memory=loader.pin_memory, timeout=loader.timeout,
+                num_workers=self._workers, pin_memory=loader.pin_memory, timeout=loader.timeout,
                 worker_init_fn=loader.worker_init_fn, prefetch_factor=loader.prefetch_factor,
                 multiprocessing_context=loader.multiprocessing_context,
                 persistent_workers=loader.persistent_workers,
@@ -190,9 +207,9 @@ _Batch = list[tuple[Any, int]]  # indices of the data set, and seeds
 
 def _with_seeds(batches: Iterable[Any], base: int) -> Iterator[_Batch]:
     """Each sample of an epoch gets random numbers of its own, by its place in the order."""
-    place = 0
+    place, base = 0, mix(base)
     for batch in batches:
-        yield [(index, mix(mix(base) + place + number)) for number, index in enumerate(batch)]
+        yield [(index, mix(base + place + number)) for number, index in enumerate(batch)]
         place += len(batch)
 
 

@@ -5,6 +5,7 @@ Everywhere else they do what they did: the test is one look at a variable of the
 
 import functools
 import threading
+import weakref
 from typing import Any
 
 import PIL.Image
@@ -15,7 +16,7 @@ from flambeau.data.drop_in.plan import Plan, can_take, plan_of
 from flambeau.data.drop_in.sample import current_sample
 from flambeau.errors import DecodeError
 
-_plans: dict[int, tuple[Any, Plan | None]] = {}
+_plans: weakref.WeakKeyDictionary[Any, Plan | None] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -40,12 +41,17 @@ def install() -> None:
 
 
 def plan_for(compose: Any) -> Plan | None:
-    """The plan of a Compose, made once; None where nothing of it can be taken over."""
+    """The plan of a Compose; None where nothing of it can be taken over."""
     with _lock:
-        known = _plans.get(id(compose))
-        if known is None or known[0] is not compose:
-            known = _plans[id(compose)] = compose, plan_of(compose)
-        return known[1]
+        if compose not in _plans:
+            _plans[compose] = plan_of(compose)
+        return _plans[compose]
+
+
+def forget_plans() -> None:
+    """Transforms may have been changed since: between two epochs, say, to larger images."""
+    with _lock:
+        _plans.clear()
 
 
 def _intercept(kind: type, method: str) -> None:

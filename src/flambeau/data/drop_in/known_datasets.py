@@ -50,7 +50,7 @@ def taken_over(dataset: Any) -> TakenOver:
     taken: list[str] = []
     left: list[str] = []
     code: list[str] = []
-    for part in _parts(dataset, 0):
+    for part in parts_of(dataset):
         if not _is_known(part):
             code.append(type(part).__name__)
         for transform in _transforms(part):
@@ -60,13 +60,13 @@ def taken_over(dataset: Any) -> TakenOver:
     return TakenOver(*(tuple(dict.fromkeys(names)) for names in (taken, left, code)))
 
 
-def _parts(dataset: Any, depth: int) -> Iterator[Any]:
+def parts_of(dataset: Any, depth: int = 0) -> Iterator[Any]:
     """The data sets that a data set is made of."""
     if type(dataset) is Subset and depth < _MOST_DEPTH:
-        yield from _parts(dataset.dataset, depth + 1)
+        yield from parts_of(dataset.dataset, depth + 1)
     elif type(dataset) is ConcatDataset and depth < _MOST_DEPTH:
         for part in dataset.datasets:
-            yield from _parts(part, depth + 1)
+            yield from parts_of(part, depth + 1)
     else:
         yield dataset
 

@@ -1,5 +1,6 @@
 """A PIL image whose pixels are read when somebody looks at them, so that a crop may be decoded alone."""
 
+import contextlib
 import functools
 import io
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from PIL import Image
 from flambeau.data.images.decode import Picture, Stored
 from flambeau.data.images.exif_orientation import UPRIGHT
 from flambeau.data.images.jpeg.headers import read_header
+from flambeau.errors import DecodeError
 
 _MODES = ("RGB", "L")
 _JPEG = b"\xff\xd8\xff"
@@ -36,7 +38,6 @@ class LazyImage(Image.Image):
         del self.info
         self.picture, self._open_it = picture, open_it
         self._mode, self._size = mode, (picture.width, picture.height)
-        self.format = "JPEG" if mode == _mode_of(picture) else None
 
     def __getattr__(self, name: str) -> Any:
         """What PIL's class for JPEG would have: `info` and others."""
@@ -121,14 +122,21 @@ def opened_lazily(
         header = read_header(data)
         # PIL leaves a picture that lies on its side as it is; our decoder turns it.
         if header is not None and header.orientation == UPRIGHT:
-            picture = Picture(data)
-            return LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
+            with contextlib.suppress(DecodeError):  # too large for us: PIL has its own limit
+                picture = Picture(data)
+                image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
+                image.format = "JPEG"
+                return image
     opened: Image.Image = opener(io.BytesIO(data), "r", formats)
     return opened
 
 
 def _read(fp: Any) -> bytes:
     if hasattr(fp, "read"):
+        with contextlib.suppress(
+            AttributeError, OSError
+        ):  # a stream that cannot; PIL does the same
+            fp.seek(0)
         data: bytes = fp.read()
         return data
     with open(fp, "rb") as file:  # noqa: PTH123  whatever PIL takes

@@ -2,12 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
-
+from flambeau.data.drop_in.known_datasets import parts_of
 from flambeau.data.images.decode import Stored
 from flambeau.data.pack.writers import keys_for
 from flambeau.data.sources.folder import FolderSource
@@ -63,23 +61,14 @@ def copy_for(path: str | os.PathLike[str], dataset: Any) -> PackedCopy:
     Raises:
         InputError: as PackedCopy; a data set without an attribute `root`, or of several folders.
     """
-    roots = {str(root) for root in _roots(dataset)}
+    own = (getattr(part, "root", None) for part in parts_of(dataset))
+    roots = {str(root) for root in own if isinstance(root, str | os.PathLike)}
     if len(roots) != 1:
         found = ", ".join(sorted(roots)) or "none"
         raise InputError(
             f"packed needs a data set of one folder, its attribute root; found: {found}"
         )
     return PackedCopy(Path(path), Path(roots.pop()))
-
-
-def _roots(dataset: Any) -> Iterator[Any]:
-    if isinstance(dataset, Subset):
-        yield from _roots(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
-            yield from _roots(part)
-    elif isinstance(root := getattr(dataset, "root", None), str | os.PathLike):
-        yield root
 
 
 def _places(made: dict[str, Any], packed: Source, images: FolderSource) -> list[int | None]:

@@ -5,7 +5,6 @@ is not understood is called as it is: in its place where PIL images go in and co
 follows.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -66,6 +65,7 @@ class Plan:
     tail: list[Any] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    _levels: dict[int, "Levels | None"] = field(default_factory=dict)
 
     def run(self, image: Image.Image, sample: Sample) -> Any:
         """What the user's Compose gives for this image, drawn anew."""
@@ -87,9 +87,13 @@ class Plan:
             value = transform(value)
         return value
 
-    @functools.cache  # noqa: B019  plans live as long as their Compose
     def levels(self, channels: int) -> Levels | None:
         """What `pointwise` does to each level; None where it is no such thing, or fails."""
+        if channels not in self._levels:
+            self._levels[channels] = self._find_levels(channels)
+        return self._levels[channels]
+
+    def _find_levels(self, channels: int) -> Levels | None:
         row = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], channels, axis=2)
         value: Any = _as_picture(row)
         try:
@@ -133,7 +137,9 @@ def plan_of(compose: Any) -> Plan | None:
         transforms = transforms[count:]
     for number, transform in enumerate(transforms):
         step: Any = None
-        if is_pointwise(transform):
+        if is_pointwise(transform) and plan.float_steps:  # behind an erasing, in the user's order
+            plan.float_steps.append(_own_call(transform))
+        elif is_pointwise(transform):
             plan.pointwise.append(transform)
             is_float = is_float or not keeps_levels(transform)
         elif is_float and (step := erasing(transform)):
@@ -180,6 +186,14 @@ def _write_floats(pixels: Pixels, table: NDArray[np.float32], out: Tensor) -> No
     for channel in range(len(table)):
         values = table[channel][pixels[:, :, channel]]
         to[(channel,) if planes else (..., channel)] = values
+
+
+def _own_call(transform: Any) -> Callable[[Tensor, int], Tensor]:
+    def step(x: Tensor, seed: int) -> Tensor:
+        changed: Tensor = transform(x)
+        return changed
+
+    return step
 
 
 def _flat(compose: Any) -> list[Any]:

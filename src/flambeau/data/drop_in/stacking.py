@@ -20,8 +20,12 @@ def collate_in_place(samples: list[Any], memory: BatchMemory, device: torch.devi
         device: where levels become numbers; None where they have done so.
     """
 
-    def stack(tensors: list[Tensor], **settings: Any) -> Tensor:
+    by_torch: Any = default_collate_fn_map[Tensor]
+
+    def stack(tensors: list[Tensor], **settings: Any) -> Any:
         first = tensors[0]
+        if first.layout != torch.strided:
+            return by_torch(tensors, **settings)
         for key, batch in memory.batches.items():
             together = len(batch) == len(tensors) and all(
                 tensor.data_ptr() == place.data_ptr()
@@ -31,7 +35,7 @@ def collate_in_place(samples: list[Any], memory: BatchMemory, device: torch.devi
             if together and first.dtype == batch.dtype:
                 table = memory.tables.get(key)
                 return batch if table is None else _looked_up(batch, table, device)
-        return torch.stack(tensors)
+        return by_torch(tensors, **settings)
 
     return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: stack})
 

@@ -42,9 +42,26 @@ def keeps_levels(transform: Any) -> bool:
     ) or is_timms(transform, "MaybePILToTensor")
 
 
+_PICTURES = {
+    "AugMix", "AutoAugment", "CenterCrop", "ColorJitter", "ElasticTransform", "GaussianBlur", "Grayscale",
+    "Pad", "RandAugment", "RandomAdjustSharpness", "RandomAffine", "RandomAutocontrast", "RandomCrop",
+    "RandomEqualize", "RandomGrayscale", "RandomInvert", "RandomPerspective", "RandomPosterize",
+    "RandomResizedCrop", "RandomRotation", "RandomSolarize", "Resize", "TrivialAugmentWide",
+    "AugMixAugment", "CenterCropOrPad", "RandomCropOrPad", "RandomResizedCropAndInterpolation",
+    "ResizeKeepRatio",
+}  # fmt: skip
+"""Classes of torchvision and timm that make one PIL image of one, unlike FiveCrop or Lambda."""
+
+
 def takes_pictures(transform: Any) -> bool:
-    """Whether a transform that we have not is known to make PIL images of PIL images."""
-    return type(transform).__module__.startswith(("torchvision.transforms.", "timm.data."))
+    """Whether a transform that we have not is known to make a PIL image of a PIL image."""
+    if is_one_of(transform, v1.RandomApply, v2.RandomApply, v1.RandomChoice, v2.RandomChoice):
+        return all(
+            takes_pictures(one) or pixel_step(one) is not None for one in transform.transforms
+        )
+    kind = type(transform)
+    known = kind.__module__.startswith(("torchvision.transforms.", "timm.data."))
+    return known and kind.__name__ in _PICTURES
 
 
 def as_it_is(transform: Any) -> PixelStep:

@@ -85,12 +85,9 @@ def resized_window(
 def fill_part(picture: Picture, box: Box, interpolation: str, *, mirror: bool, out: Tensor) -> None:
     """Fill `out`, (H, W, C) and contiguous."""
     height, width, channels = out.shape
-    eighths = min(
-        8,
-        max(
-            picture.scale_eighths_for(box[2], box[2], least=height),
-            picture.scale_eighths_for(box[3], box[3], least=width),
-        ),
+    eighths = max(
+        picture.scale_eighths_for(box[2], box[2], least=height),
+        picture.scale_eighths_for(box[3], box[3], least=width),
     )
     part, cubic = scaled_box(box, eighths), interpolation == "bicubic"
     if picture.resize_part(part, out.numpy(), scale_eighths=eighths, mirror=mirror, cubic=cubic):
