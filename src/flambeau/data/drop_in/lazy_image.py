@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from flambeau.data.images import png
 from flambeau.data.images.decode import Picture, Stored
 from flambeau.data.images.exif_orientation import UPRIGHT
 from flambeau.data.images.jpeg.headers import read_header
 from flambeau.errors import DecodeError
 
 _MODES = ("RGB", "L")
-_JPEG = b"\xff\xd8\xff"
 
 
 class LazyImage(Image.Image):
@@ -118,17 +118,22 @@ def opened_lazily(
             return Image.fromarray(pixels)
         picture = Picture(data)
         return LazyImage(picture, _mode_of(picture), lambda: Image.fromarray(pixels))
-    if formats is None and data.startswith(_JPEG):
-        header = read_header(data)
-        # PIL leaves a picture that lies on its side as it is; our decoder turns it.
-        if header is not None and header.orientation == UPRIGHT:
-            with contextlib.suppress(DecodeError):  # too large for us: PIL has its own limit
-                picture = Picture(data)
-                image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
-                image.format = "JPEG"
-                return image
+    if formats is None and (format_ := _format_of(data)):
+        with contextlib.suppress(DecodeError):  # too large for us: PIL has its own limit
+            picture = Picture(data)
+            image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
+            image.format = format_
+            return image
     opened: Image.Image = opener(io.BytesIO(data), "r", formats)
     return opened
+
+
+def _format_of(data: bytes) -> str | None:
+    """PIL's name of it, where our decoder makes what PIL does."""
+    # PIL leaves a picture that lies on its side as it is; our decoder turns it.
+    if (header := read_header(data)) is not None and header.orientation == UPRIGHT:
+        return "JPEG"
+    return "PNG" if png.read_header(data) is not None else None
 
 
 def _read(fp: Any) -> bytes:

@@ -2,7 +2,8 @@
 
 The decoder is picked by the bytes, never by the file name, and only from FORMATS: Pillow knows some forty
 more, one of which (EPS) starts another program. Usual JPEGs are decoded by libjpeg-turbo
-(jpeg/region_decode.py), of which no more than what is needed; everything else by Pillow: right, not fast.
+(jpeg/region_decode.py), of which no more than what is needed, usual PNGs by png.py; everything else by
+Pillow: right, not fast.
 Of a file with several images (animated GIF, WebP and PNG, TIFF pages, phone MPO) the first one counts.
 """
 
@@ -15,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
+from flambeau.data.images import png
+from flambeau.data.images.channels import is_grey, of_array, of_image
 from flambeau.data.images.exif_orientation import (
     UPRIGHT,
     info_orientation,
@@ -81,9 +84,10 @@ class Picture:
         self._data = data
         self._image: Image.Image | None = None
         self._header = None if isinstance(data, np.ndarray) else read_header(data)
-        if self._header is not None:
-            self.height, self.width = self._header.height, self._header.width
-            self._orientation = self._header.orientation
+        self._png = None if isinstance(data, np.ndarray) else png.read_header(data)
+        if (header := self._header or self._png) is not None:
+            self.height, self.width = header.height, header.width
+            self._orientation = self._header.orientation if self._header else UPRIGHT
             _check_size(self.width, self.height)
         elif isinstance(data, np.ndarray):
             _check_array(data)
@@ -107,11 +111,11 @@ class Picture:
     @property
     def grey(self) -> bool:
         """The file stores no color; a color file of grey pixels does not count."""
-        if self._header is not None:
-            return self._header.channels == 1
+        if (header := self._header or self._png) is not None:
+            return header.channels == 1
         if isinstance(self._data, np.ndarray):
             return self._data.ndim == 2 or self._data.shape[2] == 1
-        return self._image is not None and _is_grey(self._image)
+        return self._image is not None and is_grey(self._image)
 
     def scale_eighths_for(self, height: int, width: int, *, least: int) -> int:
         """The smallest scale at which a part may be decoded: 1, 2, 4 or 8 eighths of its size.
@@ -198,14 +202,13 @@ class Picture:
     def _stored(self, box: Box, channels: int, scale_eighths: int) -> Pixels:
         top, left, height, width = box
         data, header = self._data, self._header
+        if self._png is not None and isinstance(data, bytes):
+            rows = png.first_rows(data, self._png, top + height)
+            data = data if rows is None else rows  # None: damaged, and Pillow says how
         if isinstance(data, np.ndarray):
-            part = np.asarray(data)[top : top + height, left : left + width]
-            if part.ndim == 3 and part.shape[2] == channels and part.dtype != np.uint16:
-                return part
-            if part.dtype == np.float32:
-                return _float_channels(part, channels)
             with _decode_errors():
-                return _converted(_of_pixels(part), channels)
+                part = np.asarray(data)[top : top + height, left : left + width]
+                return of_array(part, channels)
         if header is not None:
             pixels = decode_region(
                 data, header, box, scale_eighths=scale_eighths, channels=channels
@@ -221,7 +224,7 @@ class Picture:
                 size = (image.width * scale_eighths // 8, image.height * scale_eighths // 8)
             image.draft("L" if channels == 1 else None, size)
             image.load()
-            pixels = _converted(image, channels)
+            pixels = of_image(image, channels)
         if header is not None and pixels.shape[:2] != (
             scaled(header.height, scale_eighths),
             scaled(header.width, scale_eighths),
@@ -321,70 +324,11 @@ def _check_array(array: NDArray[Any]) -> None:
         raise DecodeError(f"an array of {array.dtype}: pixels are uint8, uint16 or float32")
 
 
-def _float_channels(array: NDArray[Any], channels: int) -> NDArray[Any]:
-    """Floating-point pixels as grey, by ITU-R 601 luma, or with the grey of one channel in three."""
-    if array.ndim == 2:
-        array = array[:, :, None]
-    if array.shape[2] == channels:
-        return array
-    if channels == 3:
-        return np.repeat(array, 3, axis=2)
-    return array @ np.array([[0.299], [0.587], [0.114]], np.float32)
-
-
-def _of_pixels(array: NDArray[Any]) -> Image.Image:
-    """An image of pixels that a source has stored as such."""
-    if array.dtype == np.uint16:
-        array = ((array.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[:, :, 0]
-    return Image.fromarray(np.ascontiguousarray(array))
-
-
-def _converted(image: Image.Image, channels: int) -> Pixels:
-    plain = _without_alpha(_of_8_bits(image))
-    pixels = np.array(_in_mode(plain, "L" if channels == 1 else "RGB"))
-    return pixels.reshape(*pixels.shape[:2], channels)
-
-
 def _check_size(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         raise DecodeError(f"{width} x {height} pixels are more than {MAX_PIXELS}, the most allowed")
     if width < 1 or height < 1:
         raise DecodeError(f"{width} x {height} pixels: no pixel at all")
-
-
-def _of_8_bits(image: Image.Image) -> Image.Image:
-    if not image.mode.startswith("I"):
-        return image
-    levels = np.asarray(image).astype(np.int64)
-    if levels.min() < 0 or levels.max() > 65535:
-        raise UnsupportedImage(
-            "32-bit pixels beyond 0 .. 65535 have no defined brightness; save 8 or 16 bits"
-        )
-    return Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
-
-
-def _without_alpha(image: Image.Image) -> Image.Image:
-    if not image.has_transparency_data:
-        return image
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-
-
-def _in_mode(image: Image.Image, mode: str) -> Image.Image:
-    if image.mode == mode:
-        return image
-    # By way of RGB, to which Pillow converts every mode; grey comes out of it as it went in.
-    return image.convert("RGB") if mode == "RGB" else image.convert("RGB").convert(mode)
-
-
-def _is_grey(image: Image.Image) -> bool:
-    if image.mode != "P" or image.palette is None:
-        return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
-    mode, palette = image.palette.getdata()  # RGB, RGBA, or BGRX of a BMP
-    colors = np.frombuffer(palette, np.uint8)
-    colors = colors[: len(palette) // len(mode) * len(mode)].reshape(-1, len(mode))
-    return bool((colors[:, :3] == colors[:, :1]).all())
 
 
 def _reason(error: Exception) -> str:

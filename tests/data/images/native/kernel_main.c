@@ -11,6 +11,7 @@ int flambeau_decode_region(const uint8_t *data, size_t size, const int *box, int
                            const int *to, int scalar, uint8_t *out);
 int flambeau_resize(const uint8_t *pixels, const int *shape, ptrdiff_t stride, const int *to, int scalar, uint8_t *out);
 int flambeau_segment(const uint8_t *data, size_t size, int interval_px, uint8_t **out, size_t *out_size);
+int flambeau_png_rows(const uint8_t *data, size_t rows, size_t width, int channels, uint8_t *out);
 void flambeau_free(uint8_t *bytes);
 
 static uint32_t state = 1;
@@ -43,7 +44,7 @@ static void decode_boxes(const uint8_t *data, size_t size, int full_height, int 
         int code = flambeau_decode_region(data, size, box, eighths, channels, NULL, 0, out);
         print_sum("box", code, out, count);
         if (code) continue; /* a progressive one: nothing was written */
-        int to[3] = {1 + below(50), 1 + below(50), k % 2};
+        int to[4] = {1 + below(50), 1 + below(50), k % 2, k / 2 % 2};
         uint8_t small[50 * 50 * 3];
         count = (size_t)to[0] * (size_t)to[1] * (size_t)channels;
         print_sum("crop", flambeau_decode_region(data, size, box, eighths, channels, to, 0, small), small, count);
@@ -53,7 +54,16 @@ static void decode_boxes(const uint8_t *data, size_t size, int full_height, int 
     free(out);
 }
 
+static void undo_filters(int channels) {
+    static uint8_t rows[40 * (1 + 50 * 3)], pixels[40 * 50 * 3];
+    size_t size = 50 * (size_t)channels;
+    for (size_t k = 0; k < 40 * (1 + size); k++) rows[k] = (uint8_t)below(k % (1 + size) ? 256 : 5);
+    print_sum("png", flambeau_png_rows(rows, 40, 50, channels, pixels), pixels, 40 * size);
+}
+
 int main(int argc, char **argv) {
+    undo_filters(1);
+    undo_filters(3);
     for (int k = 1; k + 2 < argc; k += 3) {
         static uint8_t data[1 << 20];
         FILE *file = fopen(argv[k], "rb");

@@ -16,7 +16,7 @@ from flambeau.errors import InputError
 LIBRARY = Path(__file__).with_name("_kernel.so")
 
 # What flambeau_interface() must answer: a library left over from another version is not used.
-_INTERFACE = 4
+_INTERFACE = 5
 
 # The codes of jpeg.h.
 BAD_HEADER, UNSUPPORTED, DAMAGED, BAD_BOX, NO_MEMORY = -1, -2, -3, -4, -5
@@ -60,6 +60,8 @@ class Kernel:
             [pointer, size, number, pointer, number, pointer],
             None,
         )
+        self._png_rows = library.flambeau_png_rows
+        self._png_rows.argtypes = [pointer, size, size, number, pointer]
         self._segment = library.flambeau_segment
         self._segment.argtypes = [
             pointer,
@@ -156,6 +158,19 @@ class Kernel:
         self._floats(
             pixels.ctypes.data, height * width, channels, table.ctypes.data, planes, out.ctypes.data
         )
+
+    def png_rows(self, rows: bytes, out: Pixels) -> None:
+        """Undo the filters of a PNG's rows; raises KernelError.
+
+        Args:
+            rows: for each row of `out` a byte, its filter, and width * channels bytes.
+            out: (height, width, 1 or 3), contiguous.
+        """
+        height, width, channels = out.shape
+        assert len(rows) >= height * (1 + width * channels)
+        code = self._png_rows(rows, height, width, channels, out.ctypes.data)
+        if code:
+            raise KernelError(code)
 
 
 @functools.cache
