@@ -26,10 +26,12 @@ from torch.utils.data import (
 )
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
+from torchvision.models import ResNet50_Weights
 from torchvision.transforms import v2
 
 from flambeau.data.drop_in import interception
 from flambeau.data.fast import fast
+from flambeau.data.images.native import kernel as native
 from flambeau.errors import InputError
 
 # On one CPU torch warns of two workers.
@@ -83,6 +85,12 @@ EVALUATIONS = {
     "v1 bicubic": v1.Compose(
         [v1.Resize(40, v1.InterpolationMode.BICUBIC), v1.CenterCrop(32), *NUMBERS]
     ),
+    "v2 bicubic": v2.Compose(
+        [v2.ToImage(), v2.Resize(40, v2.InterpolationMode.BICUBIC), v2.CenterCrop(32), *V2_NUMBERS]
+    ),
+    "torchvision's of weights": ResNet50_Weights.IMAGENET1K_V2.transforms(
+        crop_size=32, resize_size=40
+    ),
     "v1 both sides": v1.Compose([v1.Resize((30, 44)), v1.ToTensor()]),
     "v1 levels": v1.Compose([v1.Resize(40), v1.CenterCrop(50), v1.PILToTensor()]),
     "v1 without a size": v1.Compose([v1.CenterCrop(36), v1.ToTensor()]),
@@ -93,8 +101,13 @@ EVALUATIONS = {
 }
 
 
+@pytest.mark.parametrize("has_kernel", [True, False])
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_evaluation_pixels_are_within_one_level(folder: Path, name: str) -> None:
+def test_evaluations_are_the_same_to_the_bit(
+    folder: Path, name: str, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_kernel:
+        monkeypatch.setattr(native, "kernel", lambda: None)
     dataset = ImageFolder(folder, EVALUATIONS[name])
     loader = DataLoader(dataset, batch_size=5)
     quick = fast(loader)
@@ -105,17 +118,9 @@ def test_evaluation_pixels_are_within_one_level(folder: Path, name: str) -> None
         assert (images.dtype, images.shape, images.stride()) == (
             expected.dtype, expected.shape, expected.stride(),
         )  # fmt: skip
+        assert torch.equal(images, expected)
         assert torch.equal(labels, numbers)
         assert labels.dtype == numbers.dtype
-        if images.dtype == torch.uint8:
-            off = (images.int() - expected.int()).abs().float()
-        else:
-            normalized = float(expected.min()) < 0
-            scale = torch.tensor(STD if normalized else [1.0] * 3).view(1, 3, 1, 1)
-            off = (images - expected).abs() * scale * 255
-        # PIL's bicubic goes beyond both ends in between, and cuts off there twice.
-        assert float(off.max()) <= (2.001 if "bicubic" in name else 1.001)
-        assert float(off.mean()) < 0.2
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -29,8 +29,12 @@ def whole(picture: Picture, channels: int, seed: int) -> Pixels:
     return picture.pixels(channels=channels)
 
 
-def source_of(transforms: Sequence[Any]) -> tuple[Source, int] | None:
+def source_of(transforms: Sequence[Any], *, of_tensor: bool) -> tuple[Source, int] | None:
     """How the first transforms make pixels of a file, if they are a crop or a resizing.
+
+    Args:
+        transforms: the user's.
+        of_tensor: they are given a tensor, which torch resizes; else a PIL image.
 
     Returns:
         The function, and how many transforms it stands for.
@@ -50,11 +54,11 @@ def source_of(transforms: Sequence[Any]) -> tuple[Source, int] | None:
             )
 
         return cropped, 1 + (mirror is not None)
-    return _resized(transforms)
+    return _resized(transforms, pillows=not of_tensor)
 
 
-def crop_step(transform: Any) -> PixelStep | None:
-    """The step of a crop, a resizing or a flip of pixels."""
+def crop_step(transform: Any, *, of_tensor: bool) -> PixelStep | None:
+    """The step of a crop, a resizing or a flip of pixels; `of_tensor` as of `source_of`."""
     if (p := _mirror_probability(transform)) is not None:
         return lambda pixels, seed: pixels[:, ::-1] if uniform(seed, 1) < p else pixels
     if is_one_of(transform, v1.RandomVerticalFlip, v2.RandomVerticalFlip):
@@ -63,12 +67,12 @@ def crop_step(transform: Any) -> PixelStep | None:
         return lambda pixels, seed: _center_cropped(pixels, window)
     if is_one_of(transform, v1.RandomCrop, v2.RandomCrop):
         return _random_crop(transform)
-    if (source := source_of([transform])) is not None:
+    if (source := source_of([transform], of_tensor=of_tensor)) is not None:
         return lambda pixels, seed: source[0](Picture(pixels), pixels.shape[2], seed)
     return None
 
 
-def _resized(transforms: Sequence[Any]) -> tuple[Source, int] | None:
+def _resized(transforms: Sequence[Any], *, pillows: bool) -> tuple[Source, int] | None:
     """A resizing of the whole, and the crop behind it."""
     sides = _resize(transforms[0])
     if sides is None:
@@ -81,7 +85,12 @@ def _resized(transforms: Sequence[Any]) -> tuple[Source, int] | None:
         if window is not None and window[0] <= height and window[1] <= width:
             part = (round((height - window[0]) / 2), round((width - window[1]) / 2), *window)
         pixels = resized_window(
-            picture, (height, width), part, channels=channels, interpolation=filter_
+            picture,
+            (height, width),
+            part,
+            channels=channels,
+            interpolation=filter_,
+            pillows=pillows,
         )
         return pixels if window is None else _center_cropped(pixels, window)
 

@@ -1,4 +1,4 @@
-"""PIL's `open` and torchvision's `Compose` ask us first, as long as one of our loaders makes a sample.
+"""PIL's `open` and torchvision's pipelines of transforms ask us first while one of our loaders makes a sample.
 
 Everywhere else they do what they did: the test is one look at a variable of the thread.
 """
@@ -11,6 +11,7 @@ from typing import Any
 import PIL.Image
 from PIL import Image
 
+from flambeau.data.drop_in.kinds import WEIGHTS_TRANSFORM
 from flambeau.data.drop_in.lazy_image import opened_lazily
 from flambeau.data.drop_in.plan import Plan, can_take, plan_of
 from flambeau.data.drop_in.sample import current_sample
@@ -38,6 +39,7 @@ def install() -> None:
     PIL.Image.open = open_image  # type: ignore[assignment]
     _intercept(Compose, "__call__")
     _intercept(v2.Compose, "forward")
+    _intercept(WEIGHTS_TRANSFORM, "forward")
 
 
 def plan_for(compose: Any) -> Plan | None:

@@ -2,6 +2,15 @@
 
 from typing import Any
 
+from torchvision import transforms as v1
+from torchvision.models import ResNet18_Weights
+from torchvision.transforms import v2
+
+WEIGHTS_TRANSFORM: Any = ResNet18_Weights.DEFAULT.transforms.func
+"""The class of what `WEIGHTS.transforms()` of torchvision's gives: its public name is in there only."""
+COMPOSED = (v1.Compose, v2.Compose, WEIGHTS_TRANSFORM)
+"""Classes whose work can be taken over."""
+
 
 def is_one_of(transform: Any, *kinds: type) -> bool:
     """Whether it is of one of these classes of torchvision's."""

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
-from torchvision import transforms as v1
 from torchvision.datasets import DatasetFolder
 from torchvision.datasets.folder import default_loader, pil_loader
-from torchvision.transforms import v2
 
 from flambeau.data.drop_in.interception import plan_for
+from flambeau.data.drop_in.kinds import COMPOSED
 
 _MOST_DEPTH = 8
 
@@ -54,7 +53,7 @@ def taken_over(dataset: Any) -> TakenOver:
         if not _is_known(part):
             code.append(type(part).__name__)
         for transform in _transforms(part):
-            plan = plan_for(transform) if isinstance(transform, v1.Compose | v2.Compose) else None
+            plan = plan_for(transform) if isinstance(transform, COMPOSED) else None
             taken += [] if plan is None else plan.taken
             left += [type(transform).__name__] if plan is None else plan.left
     return TakenOver(*(tuple(dict.fromkeys(names)) for names in (taken, left, code)))
@@ -79,11 +78,11 @@ def _is_known(dataset: Any) -> bool:
 
 
 def _transforms(dataset: Any) -> Iterator[Any]:
-    """What is called `transform` in it, or is a Compose under another name."""
+    """What is called `transform` in it, or is a whole pipeline under another name."""
     own = vars(dataset) if hasattr(dataset, "__dict__") else {}
     seen: list[Any] = []
     for name, value in own.items():
         named = name == "transform" and value is not None
-        if (named or isinstance(value, v1.Compose | v2.Compose)) and value not in seen:
+        if (named or isinstance(value, COMPOSED)) and value not in seen:
             seen.append(value)
             yield value

@@ -14,9 +14,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torchvision import transforms as v1
+from torchvision.transforms import v2
 
 from flambeau.data.drop_in.cropping import PixelStep, Source, source_of, whole
 from flambeau.data.drop_in.erasing import erasing
+from flambeau.data.drop_in.kinds import WEIGHTS_TRANSFORM, is_one_of
 from flambeau.data.drop_in.lazy_image import LazyImage
 from flambeau.data.drop_in.sample import Sample
 from flambeau.data.drop_in.transforms import (
@@ -126,11 +129,11 @@ class Plan:
 def plan_of(compose: Any) -> Plan | None:
     """The plan of a Compose of torchvision's; None where none of its transforms can be taken over."""
     plan, is_float = Plan(), False
-    transforms = _flat(compose)
+    transforms = _flat(compose, is_whole=True)
     while transforms and is_pointwise(transforms[0]) and keeps_levels(transforms[0]):
         plan.pointwise.append(transforms[0])
         plan.taken.append(_name(transforms.pop(0)))
-    found = source_of(transforms)
+    found = source_of(transforms, of_tensor=bool(plan.pointwise))
     if found is not None:
         plan.source, count = found
         plan.taken += map(_name, transforms[:count])
@@ -144,7 +147,7 @@ def plan_of(compose: Any) -> Plan | None:
             is_float = is_float or not keeps_levels(transform)
         elif is_float and (step := erasing(transform)):
             plan.float_steps.append(step)
-        elif not is_float and (step := pixel_step(transform)):
+        elif not is_float and (step := pixel_step(transform, of_tensor=bool(plan.pointwise))):
             plan.pixel_steps.append(step)
         elif not is_float and not plan.pointwise and takes_pictures(transform):
             plan.pixel_steps.append(as_it_is(transform))
@@ -196,11 +199,20 @@ def _own_call(transform: Any) -> Callable[[Tensor, int], Tensor]:
     return step
 
 
-def _flat(compose: Any) -> list[Any]:
-    found: list[Any] = []
-    for transform in compose.transforms:
-        found += _flat(transform) if type(transform) is type(compose) else [transform]
-    return found
+def _flat(transform: Any, *, is_whole: bool = False) -> list[Any]:
+    """The transforms of a pipeline, one by one; the whole may be of a class derived from Compose."""
+    if is_one_of(transform, WEIGHTS_TRANSFORM):
+        filter_, antialias = transform.interpolation, transform.antialias
+        return [
+            v1.Resize(transform.resize_size, filter_, antialias=antialias),
+            v1.CenterCrop(transform.crop_size),
+            v1.PILToTensor(),
+            v1.ConvertImageDtype(torch.float),
+            v1.Normalize(transform.mean, transform.std),
+        ]
+    if is_whole or is_one_of(transform, v1.Compose, v2.Compose):
+        return [one for part in transform.transforms for one in _flat(part)]
+    return [transform]
 
 
 def _name(transform: Any) -> str:

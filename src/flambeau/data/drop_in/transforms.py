@@ -77,9 +77,9 @@ def as_it_is(transform: Any) -> PixelStep:
     return step
 
 
-def pixel_step(transform: Any) -> PixelStep | None:
-    """The step of a transform of pixels."""
-    if (step := crop_step(transform)) is not None:
+def pixel_step(transform: Any, *, of_tensor: bool = False) -> PixelStep | None:
+    """The step of a transform of pixels, be they given as a tensor or as a PIL image."""
+    if (step := crop_step(transform, of_tensor=of_tensor)) is not None:
         return step
     if is_one_of(transform, v1.ColorJitter, v2.ColorJitter):
         return lambda pixels, seed: _jittered(pixels, seed, transform)
@@ -94,9 +94,9 @@ def pixel_step(transform: Any) -> PixelStep | None:
     if is_one_of(transform, v1.AutoAugment, v2.AutoAugment) and _plain(transform):
         return lambda pixels, seed: _auto_augmented(pixels, seed, transform)
     if is_one_of(transform, v1.RandomApply, v2.RandomApply):
-        return _random_apply(transform)
+        return _random_apply(transform, of_tensor)
     if is_one_of(transform, v1.RandomChoice, v2.RandomChoice):
-        return _random_choice(transform)
+        return _random_choice(transform, of_tensor)
     return None
 
 
@@ -127,8 +127,8 @@ def _plain(transform: Any) -> bool:
     return filter_name(transform.interpolation) == "nearest" and fill in (None, 0, [0.0], (0,))
 
 
-def _random_apply(transform: Any) -> PixelStep | None:
-    steps = [pixel_step(one) for one in transform.transforms]
+def _random_apply(transform: Any, of_tensor: bool) -> PixelStep | None:
+    steps = [pixel_step(one, of_tensor=of_tensor) for one in transform.transforms]
     if any(step is None for step in steps):
         return None
 
@@ -143,8 +143,8 @@ def _random_apply(transform: Any) -> PixelStep | None:
     return step
 
 
-def _random_choice(transform: Any) -> PixelStep | None:
-    steps = [pixel_step(one) for one in transform.transforms]
+def _random_choice(transform: Any, of_tensor: bool) -> PixelStep | None:
+    steps = [pixel_step(one, of_tensor=of_tensor) for one in transform.transforms]
     weights = getattr(transform, "p", None) or [1.0] * len(steps)
     if any(step is None for step in steps):
         return None

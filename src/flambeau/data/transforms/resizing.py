@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from flambeau.data.images.decode import Picture
@@ -60,6 +61,7 @@ def resized_window(
     *,
     channels: int,
     interpolation: str = "bilinear",
+    pillows: bool = False,
 ) -> Pixels:
     """A part of a resized picture, of which no more is decoded than that part needs.
 
@@ -69,6 +71,7 @@ def resized_window(
         window: top, left, height and width of the part, within these.
         channels: 1 for grey, 3 for RGB.
         interpolation: 'bilinear' or 'bicubic', with antialiasing.
+        pillows: the pixels of `PIL.Image.resize`, which rounds otherwise than torch.
 
     Returns:
         (height, width, channels) uint8.
@@ -78,8 +81,9 @@ def resized_window(
     """
     every = 0, 0, picture.height, picture.width
     return window_of_part(
-        picture, every, sides, window, 8, interpolation, channels=channels, dtype=torch.uint8
-    ).numpy()
+        picture, every, sides, window, 8, interpolation,
+        channels=channels, dtype=torch.uint8, pillows=pillows,
+    ).numpy()  # fmt: skip
 
 
 def fill_part(picture: Picture, box: Box, interpolation: str, *, mirror: bool, out: Tensor) -> None:
@@ -108,6 +112,7 @@ def window_of_part(
     *,
     channels: int,
     dtype: torch.dtype,
+    pillows: bool = False,
 ) -> Tensor:
     """Of a part of the picture at a scale, resized to `sides`, the window."""
     top, left, rows, columns = part
@@ -120,7 +125,7 @@ def window_of_part(
     canvas[row : row + rows_used, column : column + columns_used] = picture.pixels(
         box, channels=channels, scale_eighths=eighths
     )
-    resized = _resize(canvas, *sides, interpolation)
+    resized = _resize(canvas, *sides, interpolation, pillows=pillows)
     return resized[first_row : first_row + height, first_column : first_column + width]
 
 
@@ -134,9 +139,15 @@ def scaled_box(box: Box, scale_eighths: int) -> Box:
 
 
 def _resize(
-    pixels: Pixels, height: int, width: int, interpolation: str, *, out: Tensor | None = None
+    pixels: Pixels,
+    height: int,
+    width: int,
+    interpolation: str,
+    *,
+    out: Tensor | None = None,
+    pillows: bool = False,
 ) -> Tensor:
-    """Resized with antialiasing, (height, width, C): by the kernel, or F.interpolate's operators."""
+    """Resized with antialiasing, (height, width, C): by the kernel, torch or Pillow."""
     channels, cubic = pixels.shape[2], interpolation == "bicubic"
     # Copied unless its strides are the usual ones. Of a view whose sides of length 1 have others, which
     # count as contiguous, torch 2.15's uint8 kernel reads out of bounds: a segmentation fault.
@@ -146,8 +157,15 @@ def _resize(
     if out is None:
         out = torch.empty(height, width, channels, dtype=source.dtype)
     kernel = native.kernel()
-    if kernel is not None and kernel.uses_avx2 and pixels.dtype == np.uint8:
-        kernel.resize(pixels, out.numpy(), mirror=False, cubic=cubic)
+    rows_first = not pillows or _pillow_begins_with_rows(pixels, height, width)
+    if kernel is not None and kernel.uses_avx2 and pixels.dtype == np.uint8 and rows_first:
+        kernel.resize(pixels, out.numpy(), mirror=False, cubic=cubic, pillows=pillows)
+        return out
+    if pillows:
+        filter_ = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
+        image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+        resized = np.asarray(image.resize((width, height), filter_))
+        out.numpy()[:] = resized.reshape(height, width, channels)
         return out
     batch, target = _as_batch(source), _as_batch(out)
     if cubic:
@@ -159,6 +177,12 @@ def _resize(
             batch, [height, width], False, None, None, out=target
         )
     return out
+
+
+def _pillow_begins_with_rows(pixels: Pixels, height: int, width: int) -> bool:
+    """In every version, as the kernel does; else Pillow 13 begins with the columns, and others may not."""
+    less_height, less_width = pixels.shape[0] - height, pixels.shape[1] - width
+    return bool(less_height <= max(0, 2 * less_width))
 
 
 def _mirror(x_HWC: Tensor) -> None:

@@ -44,7 +44,7 @@ static void decode_boxes(const uint8_t *data, size_t size, int full_height, int 
         int code = flambeau_decode_region(data, size, box, eighths, channels, NULL, 0, out);
         print_sum("box", code, out, count);
         if (code) continue; /* a progressive one: nothing was written */
-        int to[4] = {1 + below(50), 1 + below(50), k % 2, k / 2 % 2};
+        int to[5] = {1 + below(50), 1 + below(50), k % 2, k / 2 % 2, k / 4 % 2};
         uint8_t small[50 * 50 * 3];
         count = (size_t)to[0] * (size_t)to[1] * (size_t)channels;
         print_sum("crop", flambeau_decode_region(data, size, box, eighths, channels, to, 0, small), small, count);

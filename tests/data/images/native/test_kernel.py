@@ -139,6 +139,30 @@ def test_resizing_is_torchs(kernel: Kernel, scalar: bool, cubic: bool) -> None:
         assert (memory[:32] == 77).all() and (memory[-32:] == 77).all()
 
 
+@pytest.mark.parametrize("cubic", [False, True])
+@pytest.mark.parametrize("scalar", [False, True])
+def test_resizing_is_pillows(kernel: Kernel, scalar: bool, cubic: bool) -> None:
+    """Where Pillow begins with the rows: the height shrinks by no more than twice what the width does."""
+    rng, compared = np.random.default_rng(1), 0
+    for k in range(300):
+        h, w, height, width = (int(2 ** rng.uniform(0, 8.5)) for _ in range(4))
+        if h - height > max(0, 2 * (w - width)):
+            continue
+        pixels = rng.integers(0, 256, (h, w, 1 if k % 5 == 0 else 3), dtype=np.uint8)
+        if k % 3 == 0:
+            pixels = np.where(pixels > 127, 255, 0).astype(np.uint8)
+        image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+        filter_ = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
+        expected = np.asarray(image.resize((width, height), filter_)).reshape(height, width, -1)
+        memory = np.full(expected.size + 64, 77, np.uint8)
+        out = memory[32:-32].reshape(expected.shape)
+        kernel.resize(pixels, out, mirror=False, cubic=cubic, pillows=True, scalar=scalar)
+        np.testing.assert_array_equal(out, expected, f"{pixels.shape} to {out.shape}")
+        assert (memory[:32] == 77).all() and (memory[-32:] == 77).all()
+        compared += 1
+    assert compared > 100
+
+
 def test_a_region_is_resized_as_its_pixels_are(kernel: Kernel) -> None:
     for k, data in enumerate(files(kernel) + files(kernel, cut=False)):
         region, out = np.empty((19, 23, 3), np.uint8), np.empty((7, 30, 3), np.uint8)

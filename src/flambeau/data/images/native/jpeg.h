@@ -120,7 +120,7 @@ const Routines *routines(int scalar);
 
 /* resize.c: rows come in from the top, and when all are there the result goes out. */
 typedef struct {
-    int height, width, mirror, cubic; /* cubic: a reach of two pixels, else one */
+    int height, width, mirror, cubic, pillows; /* cubic: a reach of two pixels, else one; pillows: Pillow's rounding */
 } ResizeTo;
 typedef struct Resizer Resizer;
 Resizer *new_resizer(const ResizeTo *to, int height, int width, int channels, int scalar); /* give back with free() */

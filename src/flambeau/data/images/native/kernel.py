@@ -125,6 +125,7 @@ class Kernel:
         *,
         mirror: bool,
         cubic: bool = False,
+        pillows: bool = False,
         scalar: bool = False,
     ) -> None:
         """Fill `out` with pixels of another size, antialiased as torch does it; raises KernelError.
@@ -134,10 +135,11 @@ class Kernel:
             out: (height, width, as many channels), contiguous.
             mirror: the columns run backwards.
             cubic: by cubics, not by triangles.
+            pillows: Pillow's pixels instead of torch's, which its rounding makes differ by a level or two.
             scalar: without AVX2: the same pixels, for tests.
         """
         shape = (ctypes.c_int * 3)(*pixels.shape)
-        to = (ctypes.c_int * 4)(*out.shape[:2], mirror, cubic)
+        to = (ctypes.c_int * 5)(*out.shape[:2], mirror, cubic, pillows)
         stride = pixels.strides[0]
         code = self._resize(pixels.ctypes.data, shape, stride, to, scalar, out.ctypes.data)
         if code:

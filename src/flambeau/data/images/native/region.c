@@ -340,7 +340,7 @@ EXPORT int flambeau_decode_region(const uint8_t *data, size_t size, const int *b
     }
     if (!error) error = decode(r);
     if (!error && to) {
-        resizer = new_resizer(&(ResizeTo){to[0], to[1], to[2], to[3]}, box[2], box[3], channels, scalar);
+        resizer = new_resizer(&(ResizeTo){to[0], to[1], to[2], to[3], 0}, box[2], box[3], channels, scalar);
         if (!resizer) error = NO_MEMORY;
     }
     if (!error) write_pixels(r, box, channels, resizer, out);
