@@ -1,4 +1,4 @@
-"""PIL's `open` and torchvision's pipelines of transforms ask us first while one of our loaders makes a sample.
+"""PIL's `open` and torchvision's pipelines of transforms ask us first while a loader of ours makes a sample.
 
 Everywhere else they do what they did: the test is one look at a variable of the thread.
 """
