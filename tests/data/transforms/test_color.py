@@ -1,4 +1,4 @@
-"""Against torchvision's functions, on uint8 tensors and on Pillow's images."""
+"""Changes of color and of shape against torchvision's functions, on uint8 tensors and on Pillow's images."""
 
 import math
 import pickle
@@ -11,7 +11,8 @@ import torchvision.transforms.v2.functional as TF
 from PIL import Image
 from torchvision.transforms import v2
 
-from flambeau.data.transforms import color
+from flambeau.data.images.native import kernel as native
+from flambeau.data.transforms import color, shape
 from flambeau.recipes.data.sample_order import sample_seeds
 
 SEEDS = sample_seeds(torch.arange(3000), seed=0, epoch=0)
@@ -103,6 +104,21 @@ def test_equals_torchvision_within_rounding(name):
     assert changed > 20
 
 
+@pytest.mark.skipif(native.kernel() is None, reason="the C kernel is not built")
+@pytest.mark.parametrize("name", ["adjust_brightness", "adjust_contrast", "adjust_saturation"])
+def test_the_kernel_gives_the_same_pixels(name, monkeypatch):
+    colors = np.random.default_rng(3).integers(0, 256, (512, 512, 3), dtype=np.uint8)
+    cases = [
+        (pixels, factor)
+        for pixels in [*PICTURES, colors]
+        for factor in (0.0, 0.3, 0.77, 1.0, 1.9, 5.1)
+    ]
+    by_kernel = [getattr(color, name)(*case) for case in cases]
+    monkeypatch.setattr(color, "kernel", lambda: None)
+    for case, expected in zip(cases, by_kernel, strict=True):
+        np.testing.assert_array_equal(getattr(color, name)(*case), expected)
+
+
 def test_round_factors_are_off_by_one_level_at_most():
     """Tenths make many exact values whole; then torchvision's own answer depends on its vector unit."""
     for name in ("adjust_saturation", "adjust_sharpness", "adjust_contrast"):
@@ -172,7 +188,7 @@ def test_moves_pixels_as_torchvision(name, value):
     """To the bit as on Pillow's images; as on tensors but for places within 1/64 pixel of a border."""
     function, settings = torchvisions(name, value)
     for pixels in PICTURES[:4]:
-        ours = called(getattr(color, name), pixels, value)
+        ours = called(getattr(shape, name), pixels, value)
         height, width = pixels.shape[:2]
         np.testing.assert_array_equal(ours, as_pil(function, pixels, **settings))
         sure = doubt(name, value, height, width) > 1 / 64

@@ -29,6 +29,7 @@ from flambeau.data.drop_in.transforms import (
     pixel_step,
     takes_pictures,
 )
+from flambeau.data.images.channels import to_image
 from flambeau.data.images.decode import Picture
 from flambeau.data.images.native import kernel as native
 from flambeau.data.images.pixels import Pixels
@@ -79,7 +80,7 @@ class Plan:
             pixels = step(pixels, mix(seed + number))
         levels = self.levels(pixels.shape[2]) if self.pointwise else None
         if levels is None:
-            value: Any = _as_picture(pixels)
+            value: Any = to_image(pixels)
             for transform in self.pointwise:
                 value = transform(value)
         else:
@@ -98,7 +99,7 @@ class Plan:
 
     def _find_levels(self, channels: int) -> Levels | None:
         row = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], channels, axis=2)
-        value: Any = _as_picture(row)
+        value: Any = to_image(row)
         try:
             for transform in self.pointwise:
                 value = transform(value)
@@ -171,12 +172,6 @@ def _picture(image: Image.Image) -> tuple[Picture, int]:
     if isinstance(image, LazyImage) and not image.is_decoded:
         return image.picture, channels
     return Picture(np.asarray(image)), channels
-
-
-def _as_picture(pixels: Pixels) -> Image.Image:
-    return Image.fromarray(
-        np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    )
 
 
 def _write_floats(pixels: Pixels, table: NDArray[np.float32], out: Tensor) -> None:

@@ -14,6 +14,7 @@ from torchvision.transforms import v2
 
 from flambeau.data.drop_in.cropping import PixelStep, crop_step
 from flambeau.data.drop_in.kinds import filter_name, is_one_of, is_timms
+from flambeau.data.images.channels import to_image
 from flambeau.data.images.pixels import Pixels
 from flambeau.data.transforms import color
 from flambeau.data.transforms.auto_augment import (
@@ -68,10 +69,7 @@ def as_it_is(transform: Any) -> PixelStep:
     """The user's own call, on a PIL image."""
 
     def step(pixels: Pixels, seed: int) -> Pixels:
-        image = Image.fromarray(
-            np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-        )
-        changed = np.asarray(transform(image))
+        changed = np.asarray(transform(to_image(pixels)))
         return changed if changed.ndim == 3 else changed[:, :, None]
 
     return step

@@ -26,9 +26,7 @@ def of_array(array: NDArray[Any], channels: int) -> Pixels:
         return _float_channels(array, channels)
     if array.dtype == np.uint16:
         array = ((array.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[:, :, 0]
-    return of_image(Image.fromarray(np.ascontiguousarray(array)), channels)
+    return of_image(to_image(array if array.ndim == 3 else array[:, :, None]), channels)
 
 
 def of_image(image: Image.Image, channels: int) -> Pixels:
@@ -47,6 +45,13 @@ def of_image(image: Image.Image, channels: int) -> Pixels:
     plain = _without_alpha(_of_8_bits(image))
     pixels = np.array(_in_mode(plain, "L" if channels == 1 else "RGB"))
     return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def to_image(pixels: Pixels) -> Image.Image:
+    """A Pillow image of pixels (H, W, 1, 3 or 4) uint8: L, RGB or RGBA."""
+    return Image.fromarray(
+        np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    )
 
 
 def is_grey(image: Image.Image) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from flambeau.data.images.pixels import Pixels
-from flambeau.data.transforms import color
+from flambeau.data.transforms import color, shape
 from flambeau.data.transforms.color import color_jitter, uniform
 
 # Numbers of the random streams: three of TrivialAugment, and two an operation of RandAugment.
@@ -43,11 +43,11 @@ _Apply = Callable[[Pixels, float], Pixels]
 OPERATIONS: MappingProxyType[str, _Apply] = MappingProxyType(
     {
         "Identity": lambda pixels, _: np.ascontiguousarray(pixels),
-        "ShearX": color.shear_x,
-        "ShearY": color.shear_y,
-        "TranslateX": lambda pixels, pixels_right: color.translate_x(pixels, int(pixels_right)),
-        "TranslateY": lambda pixels, pixels_down: color.translate_y(pixels, int(pixels_down)),
-        "Rotate": color.rotate,
+        "ShearX": shape.shear_x,
+        "ShearY": shape.shear_y,
+        "TranslateX": lambda pixels, pixels_right: shape.translate_x(pixels, int(pixels_right)),
+        "TranslateY": lambda pixels, pixels_down: shape.translate_y(pixels, int(pixels_down)),
+        "Rotate": shape.rotate,
         "Brightness": lambda pixels, change: color.adjust_brightness(pixels, 1.0 + change),
         "Color": lambda pixels, change: color.adjust_saturation(pixels, 1.0 + change),
         "Contrast": lambda pixels, change: color.adjust_contrast(pixels, 1.0 + change),

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from flambeau.data.images.channels import to_image
 from flambeau.data.images.decode import Picture
 from flambeau.data.images.native import kernel as native
 from flambeau.data.images.pixels import Box, Pixels
@@ -163,8 +164,7 @@ def _resize(
         return out
     if pillows:
         filter_ = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
-        image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
-        resized = np.asarray(image.resize((width, height), filter_))
+        resized = np.asarray(to_image(pixels).resize((width, height), filter_))
         out.numpy()[:] = resized.reshape(height, width, channels)
         return out
     batch, target = _as_batch(source), _as_batch(out)

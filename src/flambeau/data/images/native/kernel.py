@@ -6,6 +6,7 @@ Source: own; the sources of the kernel are the C files in this folder, hatch_bui
 import ctypes
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,35 +43,34 @@ class Kernel:
 
     def __init__(self, path: Path = LIBRARY) -> None:
         library = ctypes.CDLL(str(path))
-        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        pointer, size, number, real = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
         try:
             found = library.flambeau_interface()
         except AttributeError as error:
             raise OSError("it is another library") from error
         if found != _INTERFACE:
             raise OSError(f"it has interface {found}, this version of flambeau needs {_INTERFACE}")
-        self._decode = library.flambeau_decode_region
-        self._decode.argtypes = (
-            pointer, size, pointer, number, number, pointer, number, pointer,
+
+        def function(name: str, *arguments: Any, result: Any = None) -> Any:
+            own = getattr(library, f"flambeau_{name}")
+            own.argtypes, own.restype = arguments, result
+            return own
+
+        self._decode = function(
+            "decode_region", pointer, size, pointer, number, number, pointer, number, pointer,
+            result=number,
         )  # fmt: skip
-        self._resize = library.flambeau_resize
-        self._resize.argtypes = [pointer, pointer, ctypes.c_ssize_t, pointer, number, pointer]
-        self._floats = library.flambeau_floats
-        self._floats.argtypes, self._floats.restype = (
-            [pointer, size, number, pointer, number, pointer],
-            None,
+        self._resize = function(
+            "resize", pointer, pointer, ctypes.c_ssize_t, pointer, number, pointer, result=number
         )
-        self._png_rows = library.flambeau_png_rows
-        self._png_rows.argtypes = [pointer, size, size, number, pointer]
-        self._segment = library.flambeau_segment
-        self._segment.argtypes = [
-            pointer,
-            size,
-            number,
-            *[ctypes.POINTER(t) for t in (pointer, size)],
-        ]
-        self._free = library.flambeau_free
-        self._free.argtypes, self._free.restype = [pointer], None
+        self._floats = function("floats", pointer, size, number, pointer, number, pointer)
+        self._luma = function("luma", pointer, size, pointer)
+        self._blend = function("blend", pointer, size, real, real, pointer)
+        self._blend_grey = function("blend_grey", pointer, pointer, size, real, real, pointer)
+        self._png_rows = function("png_rows", pointer, size, size, number, pointer, result=number)
+        results = [ctypes.POINTER(kind) for kind in (pointer, size)]
+        self._segment = function("segment", pointer, size, number, *results, result=number)
+        self._free = function("free", pointer)
         self.uses_avx2 = bool(library.flambeau_uses_avx2())
 
     def segment(self, data: bytes, interval_px: int) -> bytes:
@@ -160,6 +160,31 @@ class Kernel:
         self._floats(
             pixels.ctypes.data, height * width, channels, table.ctypes.data, planes, out.ctypes.data
         )
+
+    def luma(self, pixels: Pixels) -> Pixels:
+        """(H, W) uint8: 0.2989 red, 0.587 green and 0.114 blue of pixels (H, W, 3), contiguous."""
+        out = np.empty(pixels.shape[:2], np.uint8)
+        self._luma(pixels.ctypes.data, out.size, out.ctypes.data)
+        return out
+
+    def blend(
+        self, pixels: Pixels, other: Pixels | np.float32, share: np.float32, rest: np.float32
+    ) -> Pixels:
+        """`share` times each level and `rest` times the other, clipped, without fractions.
+
+        Args:
+            pixels: (H, W, C) uint8, contiguous; C is 3 where `other` is an image.
+            other: one level, or those of a grey image, (H, W), contiguous.
+            share, rest: of both.
+        """
+        out = np.empty_like(pixels)
+        if isinstance(other, np.float32):
+            self._blend(pixels.ctypes.data, pixels.size, share, other * rest, out.ctypes.data)
+        else:
+            self._blend_grey(
+                pixels.ctypes.data, other.ctypes.data, other.size, share, rest, out.ctypes.data
+            )
+        return out
 
     def png_rows(self, rows: bytes, out: Pixels) -> None:
         """Undo the filters of a PNG's rows; raises KernelError.

@@ -1,0 +1,84 @@
+"""Changes of shape of one image, with the results of torchvision's functions of the same names.
+
+Source: the definitions of torchvision 0.29, transforms.v2.functional on uint8 tensors, as formulas.
+
+Pillow samples at the other places, nearest neighbour, in fixed point with 16 bits of fraction: a place that
+lies within a hundredth of a pixel of the border between two pixels may go to the other one than on
+torchvision's tensors.
+
+Pixels are (H, W, C) uint8, C 1 or 3, everywhere; what is returned is contiguous, and the input never changes.
+H: height, W: width, C: channels.
+"""
+
+import numpy as np
+from PIL import Image
+
+from flambeau.data.images.channels import to_image
+from flambeau.data.images.pixels import Pixels
+
+
+def shear_x(pixels: Pixels, amount: float) -> Pixels:
+    """Each row moved to the left by `amount` times its distance from the top; black comes in.
+
+    Example:
+        >>> shear_x(np.array([[[1], [2]], [[3], [4]]], np.uint8), 1.0)[:, :, 0].tolist()
+        [[2, 0], [0, 0]]
+    """
+    return _transformed(pixels, (1, amount, 0, 0, 1, 0))
+
+
+def shear_y(pixels: Pixels, amount: float) -> Pixels:
+    """Each column moved up by `amount` times its distance from the left; black comes in.
+
+    Example:
+        >>> shear_y(np.array([[[1], [2]], [[3], [4]]], np.uint8), -1.0)[:, :, 0].tolist()
+        [[1, 0], [3, 2]]
+    """
+    return _transformed(pixels, (1, 0, 0, amount, 1, 0))
+
+
+def translate_x(pixels: Pixels, shift: int) -> Pixels:
+    """Moved to the right by `shift` pixels (to the left where negative); black comes in.
+
+    Example:
+        >>> translate_x(np.array([[[1], [2], [3]]], np.uint8), 1).ravel().tolist()
+        [0, 1, 2]
+    """
+    return _moved(pixels, 0, shift)
+
+
+def translate_y(pixels: Pixels, shift: int) -> Pixels:
+    """Moved down by `shift` pixels (up where negative); black comes in.
+
+    Example:
+        >>> translate_y(np.array([[[1]], [[2]], [[3]]], np.uint8), -1).ravel().tolist()
+        [2, 3, 0]
+    """
+    return _moved(pixels, shift, 0)
+
+
+def rotate(pixels: Pixels, degrees: float) -> Pixels:
+    """Turned counter-clockwise about the middle, the size kept; black comes in.
+
+    Example:
+        >>> rotate(np.array([[[1], [2]], [[3], [4]]], np.uint8), 90)[:, :, 0].tolist()
+        [[2, 4], [1, 3]]
+    """
+    return np.array(to_image(pixels).rotate(degrees)).reshape(pixels.shape)
+
+
+def _moved(pixels: Pixels, down: int, right: int) -> Pixels:
+    result, (height, width) = np.zeros_like(pixels, order="C"), pixels.shape[:2]
+    if abs(down) < height and abs(right) < width:
+        result[max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = (
+            pixels[max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)]
+        )
+    return result
+
+
+def _transformed(pixels: Pixels, matrix: tuple[float, ...]) -> Pixels:
+    """Pixel (x, y) taken from (a x + b y + c, d x + e y + f)."""
+    image = to_image(pixels)
+    return np.array(image.transform(image.size, Image.Transform.AFFINE, matrix)).reshape(
+        pixels.shape
+    )
