@@ -105,14 +105,15 @@ def test_equals_torchvision_within_rounding(name):
 
 
 @pytest.mark.skipif(native.kernel() is None, reason="the C kernel is not built")
-@pytest.mark.parametrize("name", ["adjust_brightness", "adjust_contrast", "adjust_saturation"])
+@pytest.mark.parametrize(
+    "name", ["adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue"]
+)
 def test_the_kernel_gives_the_same_pixels(name, monkeypatch):
     colors = np.random.default_rng(3).integers(0, 256, (512, 512, 3), dtype=np.uint8)
-    cases = [
-        (pixels, factor)
-        for pixels in [*PICTURES, colors]
-        for factor in (0.0, 0.3, 0.77, 1.0, 1.9, 5.1)
-    ]
+    factors = (
+        [-0.5, -0.31, 0.0, 0.02, 0.5] if name == "adjust_hue" else [0.0, 0.3, 0.77, 1.0, 1.9, 5.1]
+    )
+    cases = [(pixels, factor) for pixels in [*PICTURES, colors] for factor in factors]
     by_kernel = [getattr(color, name)(*case) for case in cases]
     monkeypatch.setattr(color, "kernel", lambda: None)
     for case, expected in zip(cases, by_kernel, strict=True):

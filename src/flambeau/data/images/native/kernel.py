@@ -67,6 +67,7 @@ class Kernel:
         self._luma = function("luma", pointer, size, pointer)
         self._blend = function("blend", pointer, size, real, real, pointer)
         self._blend_grey = function("blend_grey", pointer, pointer, size, real, real, pointer)
+        self._turn_hue = function("turn_hue", pointer, size, pointer, pointer)
         self._png_rows = function("png_rows", pointer, size, size, number, pointer, result=number)
         results = [ctypes.POINTER(kind) for kind in (pointer, size)]
         self._segment = function("segment", pointer, size, number, *results, result=number)
@@ -184,6 +185,17 @@ class Kernel:
             self._blend_grey(
                 pixels.ctypes.data, other.ctypes.data, other.size, share, rest, out.ctypes.data
             )
+        return out
+
+    def turn_hue(self, pixels: Pixels, turns: NDArray[np.float32]) -> Pixels:
+        """Another hue, the same lightness and saturation (HSV).
+
+        Args:
+            pixels: (H, W, 3) uint8, contiguous.
+            turns: (3,) by which red, green and blue are away from the hue 0 then, as parts of the circle.
+        """
+        out = np.empty_like(pixels)
+        self._turn_hue(pixels.ctypes.data, pixels.size // 3, turns.ctypes.data, out.ctypes.data)
         return out
 
     def png_rows(self, rows: bytes, out: Pixels) -> None:
