@@ -1,15 +1,15 @@
 """How long a training waits for its images before and after `fast(loader)`, in one process and in turn.
 
     taskset -c 0,1 python bench/fast_end_to_end.py --data CLASS_FOLDERS [--model NAME] [--size PIXELS]
-        [--images N] [--rounds N] [--record]
+        [--threads N] [--images N] [--rounds N] [--record]
 
 `before` is a DataLoader with a worker for each core, which stay between epochs; `after` is `fast` of the same
-loader. What is trained, `small` or a model of torchvision, runs on the same cores, so loading and training
-share them; an epoch draws N of the images with replacement. `no loading` trains on one batch again and again:
-the limit of any loader. Each round runs every contender in a new order, by wall time, so it needs a quiet
-machine; the first round does not count. One JSON line: medians of images a second, and of the share of the
-time in which the loop waits for the next batch, the start of the epoch included; `times` is the median of the
-ratios of after to before within a round.
+loader. What is trained, `small` or a model of torchvision, shares the cores with the loading; --threads says
+on how many it computes. An epoch draws --images of the images, with replacement. `no loading` trains on
+one batch again and again: the limit of any loader. Each round runs every contender in a new order, by wall
+time, so it needs a quiet machine; the first round does not count. One JSON line: medians of images a second,
+and of the share of the time in which the loop waits for the next batch, the start of the epoch included;
+`times` is the median of the ratios of after to before within a round.
 """
 
 import argparse
@@ -92,12 +92,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", default="small")
     parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--images", type=int, default=1280)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--record", action="store_true")
     told = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(told.threads)
     step = training_step(told.model)
     loaders = contenders(told.data, told.size, told.images)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in loaders}
@@ -115,7 +116,7 @@ def main() -> None:
         "waiting": {n: round(statistics.median(w for _, w in own), 3) for n, own in found.items()},
         "times": round(statistics.median(ratios), 2),
         "range": [round(min(ratios), 2), round(max(ratios), 2)], "n": told.rounds,
-        "model": told.model, "size": told.size, "images": told.images,
+        "model": told.model, "size": told.size, "images": told.images, "threads": told.threads,
         "cores": len(os.sched_getaffinity(0)), "load_average": round(os.getloadavg()[0], 2),
         "torch": torch.__version__, "torchvision": torchvision.__version__,
         "cpu": cpu_model(), "commit": commit(),

@@ -128,7 +128,7 @@ def of_copies(data: Path, place: Path, ending: str, settings: dict[str, Any]) ->
 
 def of_packed(data: Path, packed: Path, options: str) -> Loaders:
     command = [sys.executable, "-m", "flambeau", "pack", str(data), str(packed), *options.split()]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return loaders(ImageFolder(data, BILINEAR), packed=packed)
 
 
@@ -179,10 +179,13 @@ def main() -> None:
     }  # fmt: skip
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
-        for name, make in cases(told.data, Path(place)).items():
-            if told.only in name:
-                row = {"case": name, **row_of(*make(), told.rounds), **facts}
-                record(row, __file__, keep=told.record)
+        found = cases(told.data, Path(place))
+        chosen = [name for name in found if told.only in name]
+        if not chosen:
+            parser.error(f"no case has {told.only} in its name: {'; '.join(found)}")
+        for name in chosen:
+            row = {"case": name, **row_of(*found[name](), told.rounds), **facts}
+            record(row, __file__, keep=told.record)
 
 
 if __name__ == "__main__":
