@@ -11,7 +11,6 @@ an image has is told beside how many the photographs themselves have.
 """
 
 import argparse
-import json
 import resource
 import tempfile
 import time
@@ -31,9 +30,8 @@ from flambeau.data.check.image_facts import SIDE, look_at
 from flambeau.data.check.near_copies import near_pairs
 from flambeau.data.check.same_pictures import same_pictures
 from flambeau.data.sources.folder import FolderSource
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, cpu_model, record  # beside this script
 
-RESULTS = Path(__file__).parent / "results" / "check_scale.jsonl"
 JUDGED, INDEX = near_copies._judged, near_copies._Index
 TILES = 64  # of each photograph
 
@@ -192,10 +190,7 @@ def main() -> None:
     }  # fmt: skip
 
     def told(line: dict[str, Any]) -> None:
-        print(text := json.dumps(line | facts), flush=True)
-        if arguments.record:
-            with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(f"{text}\n")
+        record(line | facts, __file__, keep=arguments.record)
 
     if arguments.compared:
         parts = tiles(photos, SIDE, np.random.default_rng(0))

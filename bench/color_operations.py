@@ -12,7 +12,6 @@ torchvision's to ours in the same round: 1.05 is 5 % more per augmented image. O
 """
 
 import argparse
-import json
 import math
 import platform
 import random
@@ -38,7 +37,7 @@ from flambeau.data.transforms.auto_augment import (
 )
 from flambeau.data.transforms.color import uniform
 from flambeau.data.transforms.crops import train_image
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, cpu_model, record  # beside this script
 
 MOST_IMAGES, SIZE, JITTER = 300, 224, 0.4
 Apply = Callable[[Pixels, int], Pixels]
@@ -146,11 +145,7 @@ def results(arguments: argparse.Namespace, count: int, seconds: dict[str, list[f
             "ratio_max": round(max(ratios), 3),
             **common,
         }
-        print(json.dumps(line), flush=True)
-        if arguments.record:
-            target = Path(__file__).parent / "results" / "color_operations.jsonl"
-            with target.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        record(line, __file__, keep=arguments.record)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ of 224 x 224, mirrored in half of the cases, as uint8; `torchvision-v1-float` no
 Each is a process of its own, all on one core, without worker processes; each round runs every contender
 once over all photographs, in a new order, and takes CPU time, so that a busy neighbour does not count.
 What a contender prepares ahead is waited for and counted, or its next round would get it for nothing.
-The ratio is to torchvision-v1 of the same round; `peak_mib` is the most memory held in an epoch, packing not
+The ratio is to torchvision-v1 of the same round, and `fast_ratio` that of `fast` to this contender; the ones
+that are not `antialiased` make other images. `peak_mib` is the most memory held in an epoch, packing not
 counted. One JSON line a contender. Peers run where they are installed (pip install -e '.[bench]'); what they
 need packed is packed into the temporary folder, uncounted. Every contender must make as many images, of
 about the brightness, as torchvision-v1: who skips work is refused.
@@ -42,11 +43,12 @@ import numpy as np
 
 from image_contenders import CONTENDERS
 from image_peers import PEERS
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, cpu_model, record  # beside this script
 
 MOST_IMAGES = 1000
 QUIET = 0.05  # cores that others may use in a pair that counts
 ALL = CONTENDERS | PEERS
+NOT_ANTIALIASED = ("opencv", "tf.data")  # a resize of four pixels each: less work, other images
 
 
 class Epoch(NamedTuple):
@@ -160,11 +162,7 @@ def main() -> None:
             for contender in contenders:
                 contender.end()
     for entry in lines:
-        print(json.dumps(entry))
-    if arguments.record:
-        path = Path(__file__).parent / "results" / "image_loader.jsonl"
-        with path.open("a") as results:
-            results.writelines(json.dumps(entry) + "\n" for entry in lines)
+        record(entry, __file__, keep=arguments.record)
 
 
 def parse() -> argparse.Namespace:
@@ -250,21 +248,26 @@ def measure(
 
 
 def line(name: str, num_images: int, figures: dict[str, list[Epoch]]) -> dict[str, Any]:
-    pairs = zip(figures[name], figures["torchvision-v1"], strict=True)
-    ratios = sorted(theirs.cpu_s / ours.cpu_s for ours, theirs in pairs)
     rates = sorted(num_images / epoch.cpu_s for epoch in figures[name])
     return {
         "contender": name,
         "images_per_s": round(statistics.median(rates)),
         "images_per_s_min": round(rates[0]),
         "images_per_s_max": round(rates[-1]),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratio_min": round(ratios[0], 3),
-        "ratio_max": round(ratios[-1], 3),
+        **ratio("ratio", figures[name], figures["torchvision-v1"]),
+        **(ratio("fast_ratio", figures["fast"], figures[name]) if "fast" in figures else {}),
+        "antialiased": name not in NOT_ANTIALIASED,
         "peak_mib": round(max(epoch.peak_mib for epoch in figures[name])),
         "n": len(rates),
         **facts(name, num_images),
     }
+
+
+def ratio(name: str, faster: list[Epoch], slower: list[Epoch]) -> dict[str, float]:
+    """How many times as fast, in the same rounds: median, least and most."""
+    found = sorted(theirs.cpu_s / own.cpu_s for own, theirs in zip(faster, slower, strict=True))
+    figures = {"": statistics.median(found), "_min": found[0], "_max": found[-1]}
+    return {f"{name}{end}": round(figure, 3) for end, figure in figures.items()}
 
 
 def threads_line(

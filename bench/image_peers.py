@@ -5,8 +5,8 @@ SPDL), it gets the fastest that torchvision documents: decode_image and v2 trans
 (torchvision, "Getting started with transforms v2", performance considerations), which were 1.2 to 1.4 times
 as fast as PIL here.
 
-FFCV is not among them: its package has to be compiled against OpenCV's C++ headers, and is not installable
-by pip alone.
+FFCV is not in the extra `bench`, because pip compiles it against OpenCV's C++ headers: on Debian and Ubuntu,
+`apt install libopencv-dev libturbojpeg0-dev pkg-config` and `pip install ffcv` (1.0.2, Python 3.11).
 """
 
 import math
@@ -17,6 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from image_contenders import BATCH, SCALE, SIZE, Batches, files, tensor_transform, torch_loader
+
+
+def torchcodec(folder: Path, work: Path) -> Batches:
+    """The decoder that torchvision has named the successor of its own, in place of PIL's; whole images."""
+    from torchcodec.decoders import decode_jpeg
+    from torchvision.datasets import ImageFolder
+
+    return torch_loader(ImageFolder(str(folder), tensor_transform(), loader=decode_jpeg))
 
 
 def webdataset(folder: Path, work: Path) -> Batches:
@@ -166,6 +174,33 @@ def tf_data_antialias(folder: Path, work: Path) -> Batches:
     return tf_data(folder, work, antialias=True)
 
 
+def ffcv(folder: Path, work: Path, *, stored_as: str = "jpg") -> Batches:
+    """Its own file, in which images are encoded anew with its default quality, 90, or are pixels; read as in
+    its ImageNet example, on one thread. It resizes with OpenCV's INTER_AREA, which averages as well.
+    """
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import RandomHorizontalFlip, ToTensor, ToTorchImage
+    from ffcv.writer import DatasetWriter
+    from torchvision.datasets import ImageFolder
+
+    file = str(work / "photos.beton")
+    fields = {"x": RGBImageField(write_mode=stored_as), "y": IntField()}
+    DatasetWriter(file, fields, num_workers=1).from_indexed_dataset(ImageFolder(str(folder)))
+    crop = RandomResizedCropRGBImageDecoder((SIZE, SIZE), scale=SCALE)
+    steps = [crop, RandomHorizontalFlip(), ToTensor(), ToTorchImage()]
+    loader = Loader(
+        file, BATCH, num_workers=1, os_cache=True, order=OrderOption.RANDOM, drop_last=False,
+        pipelines={"x": steps, "y": None},
+    )  # fmt: skip
+    return lambda epoch: (batch[0] for batch in loader)
+
+
+def ffcv_raw(folder: Path, work: Path) -> Batches:
+    return ffcv(folder, work, stored_as="raw")
+
+
 def bytes_transform() -> Any:
     """Bytes of a JPEG to the augmented image, (C, H, W) uint8."""
     import torch
@@ -181,6 +216,7 @@ def bytes_transform() -> Any:
 
 PEERS = {
     # name: (what makes its batches, distribution it needs, whose version is told)
+    "torchcodec": (torchcodec, "torchcodec"),
     "webdataset": (webdataset, "webdataset"),
     "litdata": (litdata, "litdata"),
     "mosaicml-streaming": (streaming, "mosaicml-streaming"),
@@ -189,4 +225,6 @@ PEERS = {
     "dali": (dali, "nvidia-dali-cuda130"),
     "tf.data": (tf_data, "tensorflow-cpu"),
     "tf.data-antialias": (tf_data_antialias, "tensorflow-cpu"),
+    "ffcv": (ffcv, "ffcv"),
+    "ffcv-raw": (ffcv_raw, "ffcv"),
 }

@@ -15,7 +15,6 @@ line for each contender; `times_eager` is the median of the ratios within a roun
 
 import argparse
 import importlib.metadata
-import json
 import statistics
 import tempfile
 import time
@@ -34,9 +33,8 @@ from flambeau.export.formats.onnx_int8 import quantize_static
 from flambeau.export.served_model import ServedModel
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
 from flambeau.recipes.compress.prune_channels import prune_channels
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, cpu_model, record  # beside this script
 
-RESULTS = Path(__file__).parent / "results" / "inference.jsonl"
 Call = Callable[[], object]
 
 
@@ -207,10 +205,7 @@ def main() -> None:
             "cpu": cpu_model(), "commit": at,
             "command": f"python bench/inference.py {words} --rounds {told.rounds} --record",
         }  # fmt: skip
-        print(json.dumps(row))
-        if told.record:
-            with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        record(row, __file__, keep=told.record)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ round. One JSON line per contender; `bytes` is what packing makes of the files, 
 
 import argparse
 import io
-import json
 import platform
 import random
 import statistics
@@ -31,7 +30,7 @@ from flambeau.data.images.jpeg.scan_segments import CannotSegment, segment
 from flambeau.data.images.native import kernel as native
 from flambeau.data.images.pixels import Box, Pixels
 from flambeau.data.transforms.crops import random_resized_crop_box
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, cpu_model, record  # beside this script
 
 MOST_IMAGES = 300
 INTERVALS = (32, 64, 128)
@@ -156,11 +155,7 @@ def results(
             **({"bytes": round(sum(map(len, files[kind])) / size, 4)} if kind else {}),
             **common,
         }
-        print(json.dumps(line), flush=True)
-        if arguments.record:
-            target = Path(__file__).parent / "results" / "jpeg_regions.jsonl"
-            with target.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        record(line, __file__, keep=arguments.record)
 
 
 if __name__ == "__main__":

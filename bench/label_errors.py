@@ -11,7 +11,6 @@ trainings, each on the other half, where it is installed; and the share of a tra
 
 import argparse
 import importlib.metadata
-import json
 import platform
 import statistics
 import tempfile
@@ -26,9 +25,8 @@ from torch import Tensor
 import flambeau
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.train.evaluation.sample_history import FILE, SampleHistory
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, cpu_model, record  # beside this script
 
-RESULTS = Path(__file__).parent / "results" / "label_errors.jsonl"
 SHARE = 0.05
 NOTE = SampleHistory.note
 
@@ -136,10 +134,7 @@ def main() -> None:
         "command": f"python bench/label_errors.py --data {told.data.name} --images {told.images} "
         f"--epochs {told.epochs} --seeds {told.seeds} --record",
     }  # fmt: skip
-    print(json.dumps(row))
-    if told.record:
-        with RESULTS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+    record(row, __file__, keep=told.record)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import importlib.metadata
 import io
-import json
 import platform
 import random
 import sys
@@ -30,9 +29,8 @@ from PIL import Image
 from flambeau.data.check.image_facts import look_at
 from flambeau.data.check.near_copies import near_pairs
 from flambeau.data.sources.file_set import FileSet
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, cpu_model, record  # beside this script
 
-RESULTS = Path(__file__).parent / "results" / "near_duplicates.jsonl"
 KINDS = (
     "resized",
     "compressed",
@@ -173,10 +171,7 @@ def main() -> None:
             ["python bench/near_duplicates.py --data", *(path.name for path in told.data), "--record"]
         ),
     }  # fmt: skip
-    print(json.dumps(row))
-    if told.record:
-        with RESULTS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+    record(row, __file__, keep=told.record)
 
 
 def _run(

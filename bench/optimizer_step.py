@@ -10,7 +10,6 @@ kernels of an optimizer must end with the same weights: who skips work is refuse
 """
 
 import argparse
-import json
 import os
 import platform
 import random
@@ -18,14 +17,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn, optim
 
 from flambeau.recipes.models.small_convnet import SmallConvNet
 from flambeau.recipes.training.muon import Muon, hidden_matrices
-from provenance import commit, device_model  # beside this script
+from provenance import commit, device_model, record  # beside this script
 
 STEPS = 10
 KERNELS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -149,11 +147,7 @@ def main() -> None:
         for name, values in figures.items()
     ]
     for entry in lines:
-        print(json.dumps(entry))
-    if arguments.record:
-        path = Path(__file__).parent / "results" / "optimizer_step.jsonl"
-        with path.open("a") as results:
-            results.writelines(json.dumps(entry) + "\n" for entry in lines)
+        record(entry, __file__, keep=arguments.record)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,15 @@ contender.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from flambeau.recipes.tensors.pairwise_distances import pairwise_distances
-from provenance import commit, device_model  # beside this script
+from provenance import commit, device_model, record  # beside this script
 
 Distances = Callable[[Tensor, Tensor], Tensor]
 
@@ -88,11 +86,7 @@ def main() -> None:
             "rows": arguments.rows, "dimensions": arguments.dimensions, "n": arguments.rounds,
             "torch": torch.__version__, "device": device_model(arguments.device), "commit": at,
         }  # fmt: skip
-        print(json.dumps(line), flush=True)
-        if arguments.record:
-            target = Path(__file__).parent / "results" / "pairwise_distances.jsonl"
-            with target.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        record(line, __file__, keep=arguments.record)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,9 @@ from PIL import Image
 from flambeau.cli.command import main
 from flambeau.recipes.data.sample_order import sample_order
 from flambeau.train.loop.training_step import TrainingStep
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, cpu_model, record  # beside this script
 
 LIMIT_S = 120.0
-RESULTS = Path(__file__).parent / "results" / "planted_causes.jsonl"
 NUM_TRAIN, SIZE, BATCH, ODD_STEP = 48, 16, 8, 5
 WORDS = (
     "--duration 12st --batch-size 8 --checkpoint-every 4st --keep 9 --device cpu --precision fp32 --lr 0.05 "
@@ -370,7 +369,7 @@ def is_good(outcome: Outcome) -> bool:
 def main_of_bench() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="", help="causes whose name has this word")
-    parser.add_argument("--record", action="store_true", help=f"append to {RESULTS.name}")
+    parser.add_argument("--record", action="store_true", help="append to bench/results")
     arguments = parser.parse_args()
     outcomes = []
     with tempfile.TemporaryDirectory() as root:
@@ -391,10 +390,7 @@ def main_of_bench() -> int:
         "torch": torch.__version__, "hardware": cpu_model(), "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
-    print(json.dumps(row))
-    if arguments.record:
-        with RESULTS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+    record(row, __file__, keep=arguments.record)
     return int(row["missed"] != [])
 
 

@@ -1,9 +1,11 @@
-"""Where a figure of bench/results comes from: the hardware, and the commit."""
+"""Lines of bench/results, and where their figures come from: the hardware, and the commit."""
 
+import json
 import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 
 def cpu_model() -> str:
@@ -39,3 +41,13 @@ def commit() -> str:
         )
     except FileNotFoundError:
         return ""
+
+
+def record(row: dict[str, Any], script: str, *, keep: bool) -> None:
+    """Print a line; append it to the file in results that is named like the script if it is to be kept."""
+    text = json.dumps(row)
+    print(text, flush=True)
+    if keep:
+        path = Path(__file__).parent / "results" / f"{Path(script).stem}.jsonl"
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")

@@ -13,7 +13,6 @@ by all ranks together, headers included; without the right to make one they are 
 
 import argparse
 import ctypes
-import json
 import multiprocessing
 import os
 import platform
@@ -36,12 +35,11 @@ from torch.utils.data import TensorDataset
 
 from flambeau.parallel.ddp import COMPRESSIONS
 from flambeau.train.run import Run
-from provenance import commit, cpu_model, device_model  # beside this script
+from provenance import commit, cpu_model, device_model, record  # beside this script
 
 BATCH, WIDTH, CLASSES, ROWS = 96, 1024, 10, 9600
 WARM_UP = 120  # PowerSGD starts after 100 steps
 CONTENDERS = ("ddp", *(f"flambeau-{name}" for name in COMPRESSIONS))
-RESULTS = Path(__file__).parent / "results" / "scaling.jsonl"
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of <linux/sched.h>
 
 
@@ -230,7 +228,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(CONTENDERS))
-    parser.add_argument("--record", action="store_true", help=f"append to {RESULTS.name}")
+    parser.add_argument("--record", action="store_true", help="append to bench/results")
     arguments = parser.parse_args(words)
     if unknown := set(arguments.only) - set(CONTENDERS):
         parser.error(f"unknown contender {sorted(unknown)[0]}; there are {', '.join(CONTENDERS)}")
@@ -251,10 +249,7 @@ def main(words: list[str]) -> None:
                 **about,
                 "command": f"python bench/scaling.py {' '.join(words)}",
             }
-            print(json.dumps(line), flush=True)
-            if arguments.record:
-                with RESULTS.open("a", encoding="utf-8") as results:
-                    results.write(json.dumps(line) + "\n")
+            record(line, __file__, keep=arguments.record)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ accuracy is not measured here. One JSON line per contender.
 """
 
 import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 
 import torch
 import torchvision
@@ -20,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
 from flambeau.recipes.compress.prune_channels import prune_channels
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, cpu_model, record  # beside this script
 
 
 def times(models: dict[str, nn.Module], x: torch.Tensor, rounds: int) -> dict[str, float]:
@@ -52,7 +50,6 @@ def main() -> None:
         models[f"pruned-{amount}"] = prune_channels(plain, x[:1], amount=amount).model
     models["pruned-0.5-folded"] = fold_batchnorm(models["pruned-0.5"], x[:1]).model
     milliseconds = times(models, x, arguments.rounds)
-    lines = []
     for name, model in models.items():
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(x)
@@ -63,11 +60,7 @@ def main() -> None:
             "rounds": arguments.rounds, "threads": 1, "torch": torch.__version__, "cpu": cpu_model(),
             "commit": at,
         }  # fmt: skip
-        print(json.dumps(line))
-        lines.append(json.dumps(line) + "\n")
-    if arguments.record:
-        with (Path(__file__).parent / "results" / "smaller_models.jsonl").open("a") as file:
-            file.writelines(lines)
+        record(line, __file__, keep=arguments.record)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ One JSON line per set of trackers.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -21,7 +20,7 @@ from flambeau.train.checkpoints.metrics_log import MetricsLog
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.settings.track import LineFunction
 from flambeau.train.trackers import tracking
-from provenance import commit, cpu_model  # beside this script
+from provenance import commit, cpu_model, record  # beside this script
 
 
 def slow(step: int, figures: dict[str, float]) -> None:
@@ -71,11 +70,7 @@ def main() -> None:
             "contender": name, **times(track, arguments.lines), "n": arguments.lines,
             "torch": torch.__version__, "device": cpu_model(), "commit": at,
         }  # fmt: skip
-        print(json.dumps(line), flush=True)
-        if arguments.record:
-            target = Path(__file__).parent / "results" / "trackers.jsonl"
-            with target.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        record(line, __file__, keep=arguments.record)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flambeau
-from provenance import commit, cpu_model, device_model  # beside this script
+from provenance import commit, cpu_model, device_model, record  # beside this script
 
 STEPS, FIRST, BATCH = 340, 40, 16
 CLIP, DECAY, LOG_EVERY = 1.0, 0.999, 50
@@ -252,11 +252,7 @@ def main() -> None:
     )
     lines = [line(name, seconds, arguments.device) for name in names]
     for entry in lines:
-        print(json.dumps(entry))
-    if arguments.record:
-        path = Path(__file__).parent / "results" / "trainer_overhead.jsonl"
-        with path.open("a") as results:
-            results.writelines(json.dumps(entry) + "\n" for entry in lines)
+        record(entry, __file__, keep=arguments.record)
 
 
 def measure(
