@@ -5,8 +5,8 @@
 A copy of each of N photographs is added: resized, compressed again (quality 30 to 95), cropped to 90 % of its
 sides (in the middle or a corner), mirrored, or several of these. One JSON line: the recall for each of
 these, what is missed, all pairs that were not planted (to be looked at: photographs are in such sets twice),
-and milliseconds per image of reading and of comparing. imagededup's perceptual hash is measured on the same
-files where it is installed.
+and milliseconds per image of reading and of comparing. imagededup's perceptual hash and cleanvision are
+measured on the same files where they are installed (fastdup 2.54 is not: it wants NumPy 1.26, Pillow 10.3).
 DATA are tar files or folders of photographs.
 """
 
@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import io
+import itertools
 import platform
 import random
 import sys
@@ -121,6 +122,23 @@ def imagededup(folder: Path, names: list[str]) -> tuple[set[frozenset[str]], dic
     return {frozenset((one, other)) for one, others in found.items() for other in others}, cost
 
 
+def cleanvision(folder: Path, names: list[str]) -> tuple[set[frozenset[str]], dict[str, float]]:
+    """Its exact and near duplicates, each in sets, of which every pair counts."""
+    from cleanvision import Imagelab  # type: ignore[import-not-found]
+
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(sys.stderr):
+        lab = Imagelab(filepaths=[str(folder / name) for name in names])
+        lab.find_issues({"exact_duplicates": {}, "near_duplicates": {}}, n_jobs=1, verbose=False)
+    cost = {"both": (time.perf_counter() - start) / len(names) * 1e3}
+    sets = [one for kind in ("exact", "near") for one in lab.info[f"{kind}_duplicates"]["sets"]]
+    return {
+        frozenset(str(Path(path).relative_to(folder)) for path in pair)
+        for one in sets
+        for pair in itertools.combinations(one, 2)
+    }, cost
+
+
 def figures(
     pairs: set[frozenset[str]],
     origin: dict[str, str],
@@ -159,10 +177,11 @@ def main() -> None:
         names, origin, kinds = planted(told.data, folder, told.planted, told.seed)
         row: dict[str, Any] = {"images": len(names), "planted": len(origin), "seed": told.seed}
         row["flambeau check"] = figures(*_run(ours, folder, names, origin, kinds))
-        try:
-            row["imagededup PHash"] = figures(*_run(imagededup, folder, names, origin, kinds))
-        except ImportError as error:
-            row["imagededup PHash"] = f"not measured: {error}"
+        for peer, find in (("imagededup PHash", imagededup), ("cleanvision", cleanvision)):
+            try:
+                row[peer] = figures(*_run(find, folder, names, origin, kinds))
+            except ImportError as error:
+                row[peer] = f"not measured: {error}"
     row |= {
         "threads": torch.get_num_threads(), "torch": torch.__version__,
         "flambeau": importlib.metadata.version("flambeau"), "python": platform.python_version(),
