@@ -51,8 +51,8 @@ def fast(
     if threads is not None and workers:
         raise InputError("threads and workers contradict each other: give one of them")
     for name, value in (("threads", threads), ("workers", workers)):
-        if value is not None and value < (name == "threads"):
-            raise InputError(f"{name} must be at least {int(name == 'threads')}, got {value}")
+        if value is not None and (not isinstance(value, int) or value < (name == "threads")):
+            raise InputError(f"{name} must be at least {int(name == 'threads')}, got {value!r}")
     where = None if device is None else torch.device(device)
     copy = None if packed is None else copy_for(packed, loader.dataset)
     return FastLoader(loader, FastOptions(threads, workers, channels_last, where, copy))

@@ -86,5 +86,5 @@ class BatchMemory:
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self._spare is None:
-            return torch.empty(shape, dtype=dtype, pin_memory=True)
+            return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
         return self._spare.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
