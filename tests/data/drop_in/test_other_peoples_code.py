@@ -242,6 +242,23 @@ def test_parts_that_are_normalized_in_different_ways(folder: Path) -> None:
         assert float((found - expected).abs().max()) < 0.02
 
 
+def test_samples_that_a_data_set_keeps_are_not_written_to(folder: Path) -> None:
+    kept: dict[int, Any] = {}
+
+    def read(index: int) -> Any:
+        if index not in kept:
+            kept[index] = EVALUATION(opened(folder, index).convert("RGB"))[None]
+        return kept[index][0]
+
+    quick = fast(DataLoader(Reads(read), batch_size=5), threads=2)
+    expected = []
+    for images in quick:
+        expected.append(images.clone())
+        images.zero_()
+    for images, first in zip(quick, expected, strict=True):
+        assert torch.equal(images, first)
+
+
 def test_class_derived_from_compose_has_code_of_its_own(folder: Path) -> None:
     class Dimmed(v1.Compose):
         def __call__(self, image: Any) -> Any:
@@ -297,6 +314,18 @@ def test_names_of_files(folder: Path, tmp_path: Path) -> None:
     for ways in WAYS:
         with pytest.raises(OSError, match=r"cannot identify image file .*bad\.jpg"):
             list(fast(bad, **ways))
+
+
+def test_limit_of_pixels_is_pils(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(ImageFolder(folder, EVALUATION), batch_size=12)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60 * 74)
+    with pytest.warns(Image.DecompressionBombWarning, match="exceeds limit of 4440 pixels"):
+        list(fast(loader, threads=1))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
+    with pytest.raises(Image.DecompressionBombError):
+        list(fast(loader))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert len(list(fast(loader))) == 1
 
 
 def test_drafts_and_thumbnails_are_pils(folder: Path) -> None:

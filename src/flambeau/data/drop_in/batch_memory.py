@@ -78,6 +78,13 @@ class BatchMemory:
                 batch = self.batches[key] = self._new(shape, dtype)
         return batch[number]
 
+    @property
+    def is_held(self) -> bool:
+        """Whether there are tensors of this memory besides `batches`."""
+        storages = [batch.untyped_storage() for batch in self.batches.values()]
+        # Two of them are the batch and the storage itself.
+        return any(torch._C._storage_Use_Count(storage._cdata) > 2 for storage in storages)
+
     def _new(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         channels, height, width = shape
         if self._channels_last:

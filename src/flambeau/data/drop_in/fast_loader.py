@@ -211,7 +211,13 @@ class FastLoader:
             pool.each(len(batch), read)
         if not in_place:
             return lambda: self._placed(self._collated(samples, batch))
-        ready = self._placed(collate_in_place(samples, memory, options.device))
+        collated = collate_in_place(list(samples), memory, options.device)
+        samples.clear()
+        if (
+            self.found.code and memory.is_held
+        ):  # by a cache, say, which the training must not write to
+            collated = tree_map_only(Tensor, torch.clone, collated)
+        ready = self._placed(collated)
         return lambda: ready
 
     # ------------------------------------------------------------ by processes, or here

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -136,10 +137,11 @@ def opened_lazily(
         if header is not None and header.orientation == UPRIGHT:
             with contextlib.suppress(DecodeError):  # too large for us: PIL has its own limit
                 picture = Picture(data)
-                image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
-                image.format = "JPEG"
-                image.filename = _name_of(fp)
-                return image
+                if picture.height * picture.width <= (Image.MAX_IMAGE_PIXELS or math.inf):
+                    image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
+                    image.format = "JPEG"
+                    image.filename = _name_of(fp)
+                    return image
     try:
         opened: Image.Image = opener(io.BytesIO(data), "r", formats)
     except UnidentifiedImageError:  # PIL's own words name the file
