@@ -160,6 +160,15 @@ def test_batch_sampler_that_draws_when_it_begins(folder: Path) -> None:
     assert found[0] == found[1]
 
 
+def test_sampler_without_an_end() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[int]:
+            return itertools.cycle(range(12))
+
+    quick = fast(DataLoader(Reads(int), batch_size=5, sampler=Endless()))  # type: ignore[arg-type]
+    assert [batch.tolist()[0] for batch in itertools.islice(quick, 6)] == [0, 5, 10, 3, 8, 1]
+
+
 def test_batches_of_any_iterable(folder: Path) -> None:
     batches = [iter([0, 1, 2]), torch.tensor([4, 5]), np.array([6])]
     loader = DataLoader(ImageFolder(folder, EVALUATION), batch_sampler=batches)  # type: ignore[arg-type]

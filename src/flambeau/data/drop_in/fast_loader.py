@@ -149,7 +149,8 @@ class FastLoader:
         install()
         forget_plans()
         self.found = taken_over(self.loader.dataset)
-        indices = iter(self.loader.batch_sampler or ())  # may draw, as in torch's before the base
+        assert self.loader.batch_sampler is not None
+        indices = iter(self.loader.batch_sampler)  # may draw, as in torch's before the base
         base = self._next_base()
         batches = _with_seeds(indices, base)
         if self._workers:
