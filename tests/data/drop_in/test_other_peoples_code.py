@@ -24,6 +24,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from flambeau.data.drop_in import fast_loader
+from flambeau.data.drop_in.batch_memory import BatchMemory, SpareMemory
 from flambeau.data.fast import fast
 from flambeau.errors import InputError
 
@@ -266,6 +267,24 @@ def test_samples_that_a_data_set_keeps_are_not_written_to(folder: Path) -> None:
         images.zero_()
     for images, first in zip(quick, expected, strict=True):
         assert torch.equal(images, first)
+
+
+@pytest.mark.parametrize("spare", [None, SpareMemory()])
+def test_memory_that_is_held(spare: SpareMemory | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+
+    def not_pinned(*args: Any, pin_memory: bool = False, **settings: Any) -> torch.Tensor:
+        return empty(*args, **settings)
+
+    monkeypatch.setattr(torch, "empty", not_pinned)
+    memory = BatchMemory(2, spare, channels_last=True)
+    images = [memory.place(number, 0, torch.Size((3, 4, 5)), torch.float32) for number in range(2)]
+    assert memory.is_held
+    part = images[1][0].flip(0), images[1][0]
+    images.clear()
+    assert memory.is_held, "by a view of a view"
+    del part
+    assert not memory.is_held
 
 
 def test_class_derived_from_compose_has_code_of_its_own(folder: Path) -> None:
