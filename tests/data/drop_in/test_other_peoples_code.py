@@ -244,6 +244,16 @@ def test_data_set_that_is_asked_for_whole_batches(
         assert float((found[0] - expected[0]).abs().max()) < 0.02
 
 
+@pytest.mark.parametrize("ways", WAYS)
+def test_data_set_that_gives_batches_ready_made(ways: dict[str, int]) -> None:
+    class Ready(Reads):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return {"x": torch.tensor(indices)}
+
+    quick = fast(DataLoader(Ready(int), batch_size=5, collate_fn=lambda batch: batch), **ways)
+    assert [batch["x"].tolist() for batch in quick] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+
+
 def test_parts_that_are_normalized_in_different_ways(folder: Path) -> None:
     plain = v1.Compose([v1.Resize((24, 24)), v1.ToTensor()])
     both = ConcatDataset([ImageFolder(folder, EVALUATION), ImageFolder(folder, plain)])

@@ -193,8 +193,8 @@ class FastLoader:
         spare = None if self._pins else self._spare
         memory = BatchMemory(len(batch), spare, channels_last=options.channels_last)
         # A data set's own code behind the transforms must see what they give.
-        raw = options.device is not None and in_place and self.found.is_complete
-        raw = raw and self.found.pipelines == 1
+        ours_alone = in_place and self.found.is_complete and self.found.pipelines == 1
+        raw = options.device is not None and ours_alone
         samples: list[Any] = [None] * len(batch)
 
         def read(number: int) -> None:
@@ -212,11 +212,9 @@ class FastLoader:
             pool.each(len(batch), read)
         if not in_place:
             return lambda: self._placed(self._collated(samples, batch))
-        collated = collate_in_place(list(samples), memory, options.device)
-        samples.clear()
-        if (
-            self.found.code and memory.is_held
-        ):  # by a cache, say, which the training must not write to
+        collated = collate_in_place(samples, memory, options.device)
+        samples = []  # now only the data set can hold one, in a cache say
+        if self.found.code and memory.is_held:
             collated = tree_map_only(Tensor, torch.clone, collated)
         ready = self._placed(collated)
         return lambda: ready

@@ -61,10 +61,8 @@ def taken_over(dataset: Any) -> TakenOver:
             plan = plan_for(transform) if isinstance(transform, v1.Compose | v2.Compose) else None
             taken += [] if plan is None else plan.taken
             left += [] if plan is None else plan.left
-            if plan is None or type(transform) not in (
-                v1.Compose,
-                v2.Compose,
-            ):  # has code of its own
+            # What is derived from a Compose has code of its own.
+            if plan is None or type(transform) not in (v1.Compose, v2.Compose):
                 left.append(type(transform).__name__)
     names = [tuple(dict.fromkeys(found)) for found in (taken, left, code)]
     return TakenOver(names[0], names[1], names[2], len(pipelines))
