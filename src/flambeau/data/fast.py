@@ -29,7 +29,8 @@ def fast(
     they come from torch's generator, and no longer depend on workers.
 
     Args:
-        loader: over a data set with indices, in batches; others are iterated as they are.
+        loader: over a data set with indices, in batches; others are iterated as they are. Of one that
+            Accelerate has prepared, what it iterates is read faster.
         threads: that read; None for as many as there are CPUs, where all transforms are known.
         workers: processes that read instead; None for the loader's own `num_workers`, where threads will not
             do because a transform or data set is not known.
@@ -42,7 +43,8 @@ def fast(
         Iterable with the length and the attributes of the loader; `report()` says what was taken over.
 
     Raises:
-        InputError: no DataLoader; threads and workers at once; a packed file of other images.
+        InputError: no DataLoader; threads and workers at once, or no whole numbers; a packed file of other
+            images.
     """
     if isinstance(loader, FastLoader):
         raise InputError("fast(loader) has been called on this loader already")
