@@ -29,7 +29,8 @@ def fast(
     they come from torch's generator, and no longer depend on workers.
 
     Args:
-        loader: over a data set with indices, in batches; others are iterated as they are.
+        loader: over a data set with indices, in batches; others are iterated as they are. Of one that
+            Accelerate has prepared, what it iterates is read faster.
         threads: that read; None for as many as there are CPUs, where all transforms are known.
         workers: processes that read instead; None for the loader's own `num_workers`, where threads will not
             do because a transform or data set is not known.
@@ -42,7 +43,8 @@ def fast(
         Iterable with the length and the attributes of the loader; `report()` says what was taken over.
 
     Raises:
-        InputError: no DataLoader; threads and workers at once; a packed file of other images.
+        InputError: no DataLoader; threads and workers at once, or no whole numbers; a packed file of other
+            images.
     """
     if isinstance(loader, FastLoader):
         raise InputError("fast(loader) has been called on this loader already")
@@ -51,8 +53,8 @@ def fast(
     if threads is not None and workers:
         raise InputError("threads and workers contradict each other: give one of them")
     for name, value in (("threads", threads), ("workers", workers)):
-        if value is not None and value < (name == "threads"):
-            raise InputError(f"{name} must be at least {int(name == 'threads')}, got {value}")
+        if value is not None and (not isinstance(value, int) or value < (name == "threads")):
+            raise InputError(f"{name} must be at least {int(name == 'threads')}, got {value!r}")
     where = None if device is None else torch.device(device)
     copy = None if packed is None else copy_for(packed, loader.dataset)
     return FastLoader(loader, FastOptions(threads, workers, channels_last, where, copy))

@@ -539,6 +539,8 @@ TRAININGS = {
     "crop": [v1.RandomResizedCrop(20, scale=(0.2, 0.7)), v1.RandomHorizontalFlip(0.3), v1.ToTensor()],
     "crop v2": [v2.ToImage(), v2.RandomResizedCrop(20), v2.RandomVerticalFlip(0.4), V2_NUMBERS[0]],
     "shifted": [v1.RandomCrop(52, padding=(6, 9)), v1.RandomHorizontalFlip(), v1.ToTensor()],
+    "shifted v2": [v2.RandomCrop(40, padding=(20, 2)), v2.ToImage(), V2_NUMBERS[0]],
+    "shifted to a side": [v2.RandomCrop(40, padding=(1, 30, 3, 4)), v2.ToImage(), V2_NUMBERS[0]],
     "jitter": [v1.Resize((20, 24)), v1.ColorJitter(0.4, (0.2, 1.1), 0.7, 0.1), v1.ToTensor()],
     "choice": [
         v1.Resize((20, 24)),

@@ -65,6 +65,16 @@ def test_smaller_copies_are_used_as_they_are(photos: Path, flambeau: Any) -> Non
     assert float((images - images_of(loader)).abs().max()) < 0.05
 
 
+def test_folder_by_any_of_its_names(photos: Path, flambeau: Any) -> None:
+    assert flambeau("pack photos packed.rec").code == 0
+    Path("link").symlink_to(photos)
+    for name in (photos, "./photos/", "link", "photos/a/..", Path("photos")):
+        dataset = ImageFolder(name, EVALUATION)
+        packed = fast(DataLoader(dataset), packed="packed.rec").options.packed
+        assert packed is not None
+        assert all(packed.find(path) for path, _ in dataset.samples)
+
+
 def test_one_of_two_parts(photos: Path, flambeau: Any) -> None:
     Path("both/train").parent.mkdir()
     shutil.copytree(photos, "both/train")

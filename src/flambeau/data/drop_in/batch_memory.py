@@ -66,6 +66,7 @@ class BatchMemory:
     ) -> None:
         self._count, self._spare, self._channels_last = count, spare, channels_last
         self._lock = threading.Lock()
+        self._uses: dict[Key, int] = {}  # of each batch alone
         self.batches: dict[Key, Tensor] = {}
         self.tables: dict[Key, NDArray[np.float32]] = {}
 
@@ -76,7 +77,13 @@ class BatchMemory:
             batch = self.batches.get(key)
             if batch is None:
                 batch = self.batches[key] = self._new(shape, dtype)
+                self._uses[key] = _uses(batch)
         return batch[number]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there are tensors of this memory besides `batches`."""
+        return any(_uses(batch) > self._uses[key] for key, batch in self.batches.items())
 
     def _new(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         channels, height, width = shape
@@ -86,5 +93,11 @@ class BatchMemory:
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self._spare is None:
-            return torch.empty(shape, dtype=dtype, pin_memory=True)
+            return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
         return self._spare.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+
+def _uses(x: Tensor) -> int:
+    """How many tensors there are of its storage, those that C++ holds included."""
+    count: int = torch._C._storage_Use_Count(x.untyped_storage()._cdata)
+    return count

@@ -162,6 +162,8 @@ def _random_crop(transform: Any) -> PixelStep | None:
         return None
     edges = [padding or 0] if not isinstance(padding, tuple | list) else list(padding)
     left, top, right, bottom = (edges * 4 if len(edges) == 1 else edges * 2)[:4]
+    if is_one_of(transform, v2.RandomCrop) and len(edges) == 4:  # which keeps them in another order
+        left, right, top, bottom = edges
     height, width = _two(transform.size)
 
     def step(pixels: Pixels, seed: int) -> Pixels:

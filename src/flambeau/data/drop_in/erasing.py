@@ -68,14 +68,13 @@ def _erased(
 
 
 def _noise(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    return torch.empty(shape).normal_(generator=generator)
+    return torch.empty(shape, device="cpu").normal_(generator=generator)
 
 
 def _one_color(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    return torch.empty(shape[0], 1, 1).normal_(generator=generator)
+    return torch.empty(shape[0], 1, 1, device="cpu").normal_(generator=generator)
 
 
 def _constant(value: Any) -> Tensor:
-    return torch.tensor(value if isinstance(value, tuple | list) else [value]).float()[
-        :, None, None
-    ]
+    values = value if isinstance(value, tuple | list) else [value]
+    return torch.tensor(values, device="cpu").float()[:, None, None]

@@ -1,23 +1,33 @@
 """A DataLoader over images, read several times faster; what comes out is what came out before."""
 
-import random
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from flambeau.data.drop_in.batch_memory import BatchMemory, SpareMemory
 from flambeau.data.drop_in.interception import forget_plans, install
 from flambeau.data.drop_in.known_datasets import TakenOver, taken_over
 from flambeau.data.drop_in.packed_copy import PackedCopy
 from flambeau.data.drop_in.sample import Sample, making
+from flambeau.data.drop_in.seeded_samples import (
+    Batch,
+    FindStored,
+    SeededSamples,
+    StartWorker,
+    generators_kept,
+    reads_whole_batches,
+    seed_generators,
+    seed_of_collating,
+    whole_batch,
+)
 from flambeau.data.drop_in.stacking import collate_in_place
-from flambeau.data.images.decode import Stored
 from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.recipes.data.sample_order import mix
@@ -42,7 +52,7 @@ class FastOptions:
     packed: PackedCopy | None = None
 
     @property
-    def stored(self) -> Callable[[Any], Stored | None] | None:
+    def stored(self) -> FindStored | None:
         """Gives the image of a path, where it is in another place."""
         return None if self.packed is None else self.packed.find
 
@@ -56,6 +66,12 @@ class FastLoader:
     """
 
     def __init__(self, loader: DataLoader[Any], options: FastOptions) -> None:
+        self._within: FastLoader | None = None
+        base = vars(loader).get("base_dataloader")  # what a loader of Accelerate's iterates
+        if isinstance(base, DataLoader):
+            self._within = base if isinstance(base, FastLoader) else FastLoader(base, options)
+            loader = copy(loader)
+            vars(loader)["base_dataloader"] = self._within
         self.loader, self.options = loader, options
         self.found: TakenOver = taken_over(loader.dataset)
         self._in_workers: DataLoader[Any] | None = None
@@ -65,10 +81,16 @@ class FastLoader:
     @property
     def is_taken_over(self) -> bool:
         """Whether anything is read by us: not of an IterableDataset, and not sample by sample."""
+        loader = self.loader
+        has_batches = loader.batch_sampler is not None
         return (
-            not isinstance(self.loader.dataset, IterableDataset)
-            and self.loader.batch_sampler is not None
+            has_batches and not isinstance(loader.dataset, IterableDataset) and not self._iterates
         )
+
+    @property
+    def _iterates(self) -> bool:
+        """Whether the loader's class iterates in a way of its own."""
+        return type(self.loader).__iter__ is not DataLoader.__iter__
 
     @property
     def reads_in_threads(self) -> bool:
@@ -84,6 +106,10 @@ class FastLoader:
 
     def report(self) -> str:
         """One line: what is ours now, what is as it was, and who reads."""
+        if self._within is not None:
+            return self._within.report()
+        if self._iterates:
+            return f"nothing is taken over: {type(self.loader).__name__} has an __iter__ of its own"
         if not self.is_taken_over:
             return "nothing is taken over: the loader has no batches of a data set with indices"
         who = "threads" if self.reads_in_threads else "the training process"
@@ -101,15 +127,34 @@ class FastLoader:
             raise AttributeError(name)
         return getattr(self.loader, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Settings of the loader, its `collate_fn` say, are set there."""
+        if "loader" in vars(self) and name in vars(self.loader):
+            setattr(self.loader, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    @property  # type: ignore[misc]  # which object has as an attribute
+    def __class__(self) -> Any:
+        """So that `isinstance(fast(loader), DataLoader)`: Accelerate and Lightning divide only such a one."""
+        return self.loader.__class__
+
+    def __reduce__(self) -> Any:
+        """Copies, and those that are unpickled, start workers and memory of their own."""
+        return FastLoader, (self.loader, self.options)
+
     def __iter__(self) -> Iterator[Any]:
         if not self.is_taken_over:
             return iter(self.loader)
         install()
         forget_plans()
         self.found = taken_over(self.loader.dataset)
-        batches = _with_seeds(self.loader.batch_sampler or (), self._next_base())
+        assert self.loader.batch_sampler is not None
+        indices = iter(self.loader.batch_sampler)  # may draw, as in torch's before the base
+        base = self._next_base()
+        batches = _with_seeds(indices, base)
         if self._workers:
-            return map(self._placed, self._by_workers(batches))
+            return map(self._placed, self._by_workers(batches, base))
         if self.reads_in_threads:
             return self._by_threads(batches)
         return map(self._placed, map(self._read_here, batches))
@@ -128,20 +173,28 @@ class FastLoader:
 
     # ------------------------------------------------------------ by threads
 
-    def _by_threads(self, batches: Iterable["_Batch"]) -> Iterator[Any]:
+    def _by_threads(self, batches: Iterable[Batch]) -> Iterator[Any]:
         pool = DecodePool(self.options.threads)
         loader = self.loader
         depth = max(2, loader.num_workers * (loader.prefetch_factor or 2) // 2)
-        return read_ahead(batches, lambda batch: self._read_in_threads(batch, pool), depth=depth)
 
-    def _read_in_threads(self, batch: "_Batch", pool: DecodePool) -> Any:
+        def read(batch: Batch) -> Callable[[], Any]:
+            try:
+                return self._read_in_threads(batch, pool)
+            except Exception as error:  # raised where it is asked for, and the epoch goes on
+                return _raising(error)
+
+        return map(_call, read_ahead(batches, read, depth=depth))
+
+    def _read_in_threads(self, batch: Batch, pool: DecodePool) -> Callable[[], Any]:
+        """What gives the batch, called in the thread of the training."""
         loader, options = self.loader, self.options
         in_place = loader.collate_fn is default_collate
-        pinned = loader.pin_memory and torch.cuda.is_available()
-        spare = None if pinned else self._spare
+        spare = None if self._pins else self._spare
         memory = BatchMemory(len(batch), spare, channels_last=options.channels_last)
         # A data set's own code behind the transforms must see what they give.
-        raw = options.device is not None and in_place and self.found.is_complete
+        ours_alone = in_place and self.found.is_complete and self.found.pipelines == 1
+        raw = options.device is not None and ours_alone
         samples: list[Any] = [None] * len(batch)
 
         def read(number: int) -> None:
@@ -152,43 +205,61 @@ class FastLoader:
             with making(sample):
                 samples[number] = loader.dataset[index]
 
-        pool.each(len(batch), read)
-        if in_place:
-            return self._placed(collate_in_place(samples, memory, options.device))
-        return self._placed(loader.collate_fn(samples))
+        if batch and reads_whole_batches(loader.dataset):
+            with making(Sample(batch[0][1], stored=options.stored)):
+                samples = whole_batch(loader.dataset, batch)
+        else:
+            pool.each(len(batch), read)
+        if not in_place:
+            return lambda: self._placed(self._collated(samples, batch))
+        collated = collate_in_place(samples, memory, options.device)
+        samples = []  # now only the data set can hold one, in a cache say
+        if self.found.code and memory.is_held:
+            collated = tree_map_only(Tensor, torch.clone, collated)
+        ready = self._placed(collated)
+        return lambda: ready
 
     # ------------------------------------------------------------ by processes, or here
 
-    def _by_workers(self, batches: Iterable["_Batch"]) -> Iterator[Any]:
+    def _by_workers(self, batches: Iterable[Batch], base: int) -> Iterator[Any]:
         loader = self.loader
-        if self._in_workers is None:
+        if self._in_workers is None or not loader.persistent_workers:
             self._in_workers = DataLoader(
-                _SeededSamples(loader.dataset, self.options),
+                SeededSamples(loader.dataset, self.options.stored),
                 batch_sampler=_Once(), collate_fn=loader.collate_fn,
                 num_workers=self._workers, pin_memory=loader.pin_memory, timeout=loader.timeout,
-                worker_init_fn=loader.worker_init_fn, prefetch_factor=loader.prefetch_factor,
+                worker_init_fn=StartWorker(loader.worker_init_fn),
+                prefetch_factor=loader.prefetch_factor, in_order=loader.in_order,
                 multiprocessing_context=loader.multiprocessing_context,
                 persistent_workers=loader.persistent_workers,
-                generator=torch.Generator(),
+                generator=torch.Generator().manual_seed(base % 2**63),  # of the workers' own seeds
             )  # fmt: skip
         sampler = self._in_workers.batch_sampler
         assert isinstance(sampler, _Once)
         sampler.batches = batches
         return iter(self._in_workers)
 
-    def _read_here(self, batch: "_Batch") -> Any:
-        states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
-        try:
-            samples = _SeededSamples(self.loader.dataset, self.options).__getitems__(batch)
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            torch.random.set_rng_state(states[2])
-        return self.loader.collate_fn(samples)
+    def _read_here(self, batch: Batch) -> Any:
+        with generators_kept():
+            samples = SeededSamples(self.loader.dataset, self.options.stored).__getitems__(batch)
+        return self._collated(samples, batch)
+
+    def _collated(self, samples: list[Any], batch: Batch) -> Any:
+        """By the user's function, in the training's thread: it may draw from the process's generators."""
+        with generators_kept():
+            seed_generators(seed_of_collating(batch))
+            return self.loader.collate_fn(samples)
+
+    @property
+    def _pins(self) -> bool:
+        """Whether batches lie in page-locked memory."""
+        return self.loader.pin_memory and torch.cuda.is_available()
 
     def _placed(self, batch: Any) -> Any:
         """On the device and in the memory format that were asked for."""
         device, channels_last = self.options.device, self.options.channels_last
+        if device is None and self._pins:
+            batch = pin_memory(batch)  # workers' batches are, and stay
         if device is None and not channels_last:
             return batch
 
@@ -202,40 +273,31 @@ class FastLoader:
         return tree_map_only(Tensor, place, batch)
 
 
-_Batch = list[tuple[Any, int]]  # indices of the data set, and seeds
-
-
-def _with_seeds(batches: Iterable[Any], base: int) -> Iterator[_Batch]:
+def _with_seeds(batches: Iterable[Any], base: int) -> Iterator[Batch]:
     """Each sample of an epoch gets random numbers of its own, by its place in the order."""
     place, base = 0, mix(base)
     for batch in batches:
-        yield [(index, mix(base + place + number)) for number, index in enumerate(batch)]
-        place += len(batch)
+        seeded = [(index, mix(base + place + number)) for number, index in enumerate(batch)]
+        yield seeded
+        place += len(seeded)
+
+
+def _raising(error: Exception) -> Callable[[], Any]:
+    def give() -> Any:
+        raise error
+
+    return give
+
+
+def _call(give: Callable[[], Any]) -> Any:
+    return give()
 
 
 class _Once:
     """A batch sampler for one epoch after the other, each put into `batches` before it begins."""
 
     def __init__(self) -> None:
-        self.batches: Iterable[_Batch] = ()
+        self.batches: Iterable[Batch] = ()
 
-    def __iter__(self) -> Iterator[_Batch]:
+    def __iter__(self) -> Iterator[Batch]:
         return iter(self.batches)
-
-
-class _SeededSamples(Dataset[Any]):
-    """Samples by index and seed; the generators of the process are seeded before each."""
-
-    def __init__(self, dataset: Dataset[Any], options: FastOptions) -> None:
-        self._dataset, self._options = dataset, options
-
-    def __getitems__(self, batch: _Batch) -> list[Any]:
-        install()  # in a worker that was not forked it is not there yet
-        return [self._sample(index, seed) for index, seed in batch]
-
-    def _sample(self, index: Any, seed: int) -> Any:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed % 2**63)
-        with making(Sample(seed, stored=self._options.stored)):
-            return self._dataset[index]

@@ -64,7 +64,7 @@ def _intercept(kind: type, method: str) -> None:
         sample = current_sample()
         if sample is None or len(inputs) != 1 or not can_take(inputs[0]):
             return original(self, *inputs)
-        plan = plan_for(self)
+        plan = None if sample.is_seeded_anew else plan_for(self)
         if plan is None:
             return original(self, *inputs)
         try:

@@ -22,11 +22,13 @@ class TakenOver:
         taken: names of transforms that we do.
         left: names of transforms that are called as they are.
         code: classes whose own code reads the samples; nothing is known of it.
+        pipelines: how many different ones samples go through.
     """
 
     taken: tuple[str, ...]
     left: tuple[str, ...]
     code: tuple[str, ...]
+    pipelines: int
 
     @property
     def is_complete(self) -> bool:
@@ -35,7 +37,7 @@ class TakenOver:
 
     def describe(self) -> str:
         """What is taken over and what is not, in one sentence."""
-        ours = ", ".join(self.taken) or "no transform that could be found"
+        ours = ", ".join(self.taken) or "and each Compose of torchvision that is called"
         words = f"taken over: reading, {ours}"
         if self.left:
             words += f"; as they are: {', '.join(self.left)}"
@@ -49,14 +51,20 @@ def taken_over(dataset: Any) -> TakenOver:
     taken: list[str] = []
     left: list[str] = []
     code: list[str] = []
+    pipelines: set[int] = set()
     for part in parts_of(dataset):
         if not _is_known(part):
             code.append(type(part).__name__)
         for transform in _transforms(part):
+            pipelines.add(id(transform))
             plan = plan_for(transform) if isinstance(transform, COMPOSED) else None
             taken += [] if plan is None else plan.taken
-            left += [type(transform).__name__] if plan is None else plan.left
-    return TakenOver(*(tuple(dict.fromkeys(names)) for names in (taken, left, code)))
+            left += [] if plan is None else plan.left
+            # What is derived from a Compose has code of its own.
+            if plan is None or type(transform) not in COMPOSED:
+                left.append(type(transform).__name__)
+    names = [tuple(dict.fromkeys(found)) for found in (taken, left, code)]
+    return TakenOver(names[0], names[1], names[2], len(pipelines))
 
 
 def parts_of(dataset: Any, depth: int = 0) -> Iterator[Any]:

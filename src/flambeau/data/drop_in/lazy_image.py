@@ -3,11 +3,13 @@
 import contextlib
 import functools
 import io
+import math
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from flambeau.data.images import png
 from flambeau.data.images.decode import Picture, Stored
@@ -34,6 +36,7 @@ class LazyImage(Image.Image):
 
     def __init__(self, picture: Picture, mode: str, open_it: Callable[[], Image.Image]) -> None:
         self._pixels: Any = None
+        self.filename: Any = ""
         super().__init__()
         del self.info
         self.picture, self._open_it = picture, open_it
@@ -75,6 +78,16 @@ class LazyImage(Image.Image):
         if mode != self._mode and self._mode == "RGB":  # PIL makes luma of RGB, not of the file's
             return super().convert(mode)
         return LazyImage(self.picture, mode, self._open_it)
+
+    def draft(self, mode: str | None, size: Any) -> Any:
+        """As PIL's, which `thumbnail` uses: a JPEG just opened is decoded at 1/2, 1/4 or 1/8 of its size."""
+        if self.is_decoded or self.format is None:
+            return None
+        drafted = self._opened.draft(mode, size)
+        if drafted is not None:
+            self._mode, self._size = self._opened.mode, self._opened.size
+            self._pixels = self._opened.convert(self._mode).im
+        return drafted
 
     def copy(self) -> Image.Image:
         """As PIL's, without decoding."""
@@ -121,10 +134,17 @@ def opened_lazily(
     if formats is None and (format_ := _format_of(data)):
         with contextlib.suppress(DecodeError):  # too large for us: PIL has its own limit
             picture = Picture(data)
-            image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
-            image.format = format_
-            return image
-    opened: Image.Image = opener(io.BytesIO(data), "r", formats)
+            if picture.height * picture.width <= (Image.MAX_IMAGE_PIXELS or math.inf):
+                image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
+                image.format, image.filename = format_, _name_of(fp)
+                return image
+    try:
+        opened: Image.Image = opener(io.BytesIO(data), "r", formats)
+    except UnidentifiedImageError:  # PIL's own words name the file
+        opener(fp, "r", formats)
+        raise
+    if stored is None:
+        vars(opened)["filename"] = _name_of(fp)
     return opened
 
 
@@ -146,6 +166,10 @@ def _read(fp: Any) -> bytes:
         return data
     with open(fp, "rb") as file:  # noqa: PTH123  whatever PIL takes
         return file.read()
+
+
+def _name_of(fp: Any) -> Any:
+    return os.fspath(fp) if isinstance(fp, str | bytes | os.PathLike) else ""
 
 
 def _mode_of(picture: Picture) -> str:

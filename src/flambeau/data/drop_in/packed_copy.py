@@ -36,8 +36,9 @@ class PackedCopy:
                 f"Pack it again: flambeau pack {folder} {path}"
             )
         self._source: Source = open_parts(path)[0]
+        root = os.path.abspath(images.folder)  # noqa: PTH100  as `find` has it: without links followed
         self._places = {
-            f"{images.folder}/{name}": place
+            f"{root}/{name}": place
             for name, place in zip(images.names, _places(made, self._source, images), strict=True)
             if place is not None
         }

@@ -21,6 +21,7 @@ class Sample:
         number: its place in the batch.
         memory: of the batch; None where each image has its own.
         raw: levels are kept, to be normalized on the device.
+        is_seeded: torch's generator has been seeded for this sample.
         stored: gives the image of a path, where it has it in another place.
     """
 
@@ -31,21 +32,36 @@ class Sample:
         memory: BatchMemory | None = None,
         *,
         raw: bool = False,
+        is_seeded: bool = False,
         stored: Callable[[Any], Stored | None] | None = None,
     ) -> None:
         self.seed, self.number, self.memory, self.raw = seed, number, memory, raw
         self.stored = stored
+        self._start = torch.initial_seed() if is_seeded else None
         self._views = 0
+        self._view_at: dict[int, int] = {}
+
+    @property
+    def is_seeded_anew(self) -> bool:
+        """Whether the user's code has seeded torch's generator, so that its draws are known to it."""
+        return self._start is not None and torch.initial_seed() != self._start
 
     def next_view(self) -> tuple[int, int]:
-        """The number of the image among those of the sample, and its own seed."""
+        """The number of the image among those of the sample, and its own seed.
+
+        Where the user's code has set torch's generator back to a state of before, so is the seed: that is
+        how people change an image and its mask alike.
+        """
         view, self._views = self._views, self._views + 1
-        return view, mix(self.seed + view)
+        drawn_as = view
+        if self._start is not None:
+            drawn_as = self._view_at.setdefault(int(torch.randint(2**62, (), device="cpu")), view)
+        return view, mix(self.seed + drawn_as)
 
     def place(self, view: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Memory for an image (C, H, W)."""
         if self.memory is None:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         return self.memory.place(self.number, view, shape, dtype)
 
 
@@ -60,8 +76,9 @@ def current_sample() -> Sample | None:
 @contextmanager
 def making(sample: Sample) -> Iterator[None]:
     """What is read and transformed in this thread belongs to this sample."""
+    before = current_sample()  # of a loader that reads this one's samples
     _of_thread.sample = sample
     try:
         yield
     finally:
-        _of_thread.sample = None
+        _of_thread.sample = before

@@ -1,0 +1,482 @@
+"""`fast(loader)` under the code that people have around a loader: what was right before stays right."""
+
+import copy
+import itertools
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Subset,
+    default_collate,
+    get_worker_info,
+)
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+
+from flambeau.data.drop_in import fast_loader
+from flambeau.data.drop_in.batch_memory import BatchMemory, SpareMemory
+from flambeau.data.fast import fast
+from flambeau.errors import InputError
+
+# On one CPU torch warns of two workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+TRAINING = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
+EVALUATION = v1.Compose([v1.Resize((24, 24)), v1.ToTensor(), NORMALIZE])
+WAYS = [{}, {"threads": 2}, {"workers": 1}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("people")
+    generator = np.random.default_rng(0)
+    for number in range(12):
+        path = root / "ab"[number % 2] / f"{number:02}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        small = generator.integers(0, 256, (6, 7, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((70 + number, 60), Image.Resampling.BICUBIC).save(path)
+    return root
+
+
+class Reads(Dataset[Any]):
+    """A data set of one function."""
+
+    def __init__(self, read: Callable[[int], Any], count: int = 12) -> None:
+        self.read, self.count = read, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(index)
+
+
+def opened(folder: Path, index: int) -> Image.Image:
+    return Image.open(sorted(folder.glob("*/*.jpg"))[index])
+
+
+# ---------------------------------------------------------------- seeds
+
+
+@pytest.mark.parametrize("how", ["seed", "state", "state of a fork"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_image_and_mask_are_changed_alike_by_the_same_seed(
+    folder: Path, how: str, workers: int
+) -> None:
+    """The old way of segmentation: seed, change the image, seed the same again, change the mask."""
+    nearest = v1.RandomResizedCrop(24, interpolation=v1.InterpolationMode.NEAREST)
+    for_masks = v1.Compose([nearest, v1.RandomHorizontalFlip(), v1.ToTensor()])
+
+    def read(index: int) -> Any:
+        image = opened(folder, index).convert("RGB")
+        if how == "seed":
+            seed = int(torch.randint(2**31, ()))
+            torch.manual_seed(seed)
+            first = TRAINING(image), for_masks(image)
+            torch.manual_seed(seed)
+            again = TRAINING(image), for_masks(image)
+            torch.manual_seed(seed)
+            return first, again, TRAINING(image), seed
+        if how == "state":
+            state = torch.get_rng_state()
+            first = TRAINING(image)
+            torch.set_rng_state(state)
+        else:
+            with torch.random.fork_rng():
+                first = TRAINING(image)
+        return first, TRAINING(image), TRAINING(image)
+
+    batches = list(fast(DataLoader(Reads(read), batch_size=4), workers=workers))
+    for batch in batches:
+        torch.testing.assert_close(batch[0], batch[1], rtol=0, atol=0)
+        if how == "seed":
+            torch.testing.assert_close(batch[0][0], batch[2], rtol=0, atol=0)
+        else:
+            assert not torch.equal(batch[0], batch[2])
+    if how == "seed":  # and what that seed has always given
+        torch.manual_seed(int(batches[0][3][0]))
+        expected = TRAINING(opened(folder, 0).convert("RGB"))
+        assert torch.equal(batches[0][0][0][0], expected)
+
+
+def test_collate_fn_that_draws_does_not_disturb_the_training(folder: Path) -> None:
+    def mixed(samples: list[Any]) -> Any:
+        images, labels = default_collate(samples)
+        return images.lerp(images.flip(0), torch.rand(())), labels, torch.rand(()), random.random()
+
+    def run(**ways: Any) -> tuple[list[Any], list[float]]:
+        torch.manual_seed(5)
+        random.seed(5)
+        quick = fast(
+            DataLoader(ImageFolder(folder, TRAINING), batch_size=3, collate_fn=mixed), **ways
+        )
+        training, shares = [], []
+        for _, _, share, other in quick:
+            training.append((float(torch.rand(())), random.random()))
+            shares.append((float(share), other))
+        return training, shares
+
+    expected = run()
+    assert len({share for share, _ in expected[1]}) == 4
+    for ways in (*WAYS, {"threads": 1}):
+        assert run(**ways) == expected
+
+
+def test_generators_of_devices_are_not_seeded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(seed: int) -> None:
+        raise AssertionError(
+            "torch.manual_seed seeds the devices too, and they draw for the training"
+        )
+
+    quick = fast(DataLoader(Reads(lambda index: float(torch.rand(()))), batch_size=3))
+    monkeypatch.setattr(torch, "manual_seed", refuse)
+    assert len(torch.cat(list(quick)).unique()) == 12
+
+
+def test_batch_sampler_that_draws_when_it_begins(folder: Path) -> None:
+    class Drawing:
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter(torch.randperm(12).view(4, 3).tolist())
+
+        def __len__(self) -> int:
+            return 4
+
+    loader = DataLoader(Reads(int), batch_sampler=Drawing())  # type: ignore[arg-type]
+    found = []
+    for way in (loader, fast(loader)):
+        torch.manual_seed(1)
+        found.append([batch.tolist() for _ in range(2) for batch in way])
+    assert found[0] == found[1]
+
+
+def test_sampler_without_an_end() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[int]:
+            return itertools.cycle(range(12))
+
+    quick = fast(DataLoader(Reads(int), batch_size=5, sampler=Endless()))  # type: ignore[arg-type]
+    assert [batch.tolist()[0] for batch in itertools.islice(quick, 6)] == [0, 5, 10, 3, 8, 1]
+
+
+def test_batches_of_any_iterable(folder: Path) -> None:
+    batches = [iter([0, 1, 2]), torch.tensor([4, 5]), np.array([6])]
+    loader = DataLoader(ImageFolder(folder, EVALUATION), batch_sampler=batches)  # type: ignore[arg-type]
+    assert [len(labels) for _, labels in fast(loader)] == [3, 2, 1]
+
+
+# ---------------------------------------------------------------- workers
+
+
+class Drawing(Reads):
+    """Draws from a generator of its own, which `worker_init_fn` makes."""
+
+    generator: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        info: Any = get_worker_info()
+        return float(self.generator.random()), info.dataset is self
+
+
+def start(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.generator = np.random.default_rng(info.seed)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_worker_init_fn_finds_the_data_set_and_another_seed_each_time(
+    persistent: bool, context: str
+) -> None:
+    loader = DataLoader(
+        Drawing(int), batch_size=6, num_workers=1, worker_init_fn=start,
+        persistent_workers=persistent, multiprocessing_context=context,
+    )  # fmt: skip
+    quick, found = fast(loader), []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        for _ in range(1 if context == "spawn" else 2):
+            for numbers, is_same in quick:
+                assert is_same.all()
+                found += numbers.tolist()
+        quick = copy.copy(quick)
+    assert len(set(found)) == len(found), "each epoch and each seed of torch's has its own numbers"
+
+
+# ---------------------------------------------------------------- data sets
+
+
+class OnlyBatches(Dataset[Any]):
+    """Gives samples a batch at a time, as Hugging Face's data sets do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        images = [EVALUATION(opened(self.folder, index).convert("RGB")) for index in indices]
+        return [(image, index, len(indices)) for image, index in zip(images, indices, strict=True)]
+
+
+@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize("part", [False, True])
+def test_data_set_that_is_asked_for_whole_batches(
+    folder: Path, ways: dict[str, int], part: bool
+) -> None:
+    dataset: Any = OnlyBatches(folder)
+    loader = DataLoader(Subset(dataset, range(2, 9)) if part else dataset, batch_size=5)
+    for found, expected in zip(fast(loader, **ways), loader, strict=True):
+        assert torch.equal(found[1], expected[1])
+        assert torch.equal(found[2], expected[2])
+        assert float((found[0] - expected[0]).abs().max()) < 0.02
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_data_set_that_gives_batches_ready_made(ways: dict[str, int]) -> None:
+    class Ready(Reads):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return {"x": torch.tensor(indices)}
+
+    quick = fast(DataLoader(Ready(int), batch_size=5, collate_fn=lambda batch: batch), **ways)
+    assert [batch["x"].tolist() for batch in quick] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+
+
+def test_parts_that_are_normalized_in_different_ways(folder: Path) -> None:
+    plain = v1.Compose([v1.Resize((24, 24)), v1.ToTensor()])
+    both = ConcatDataset([ImageFolder(folder, EVALUATION), ImageFolder(folder, plain)])
+    loader = DataLoader(both, batch_size=7)
+    for (found, _), (expected, _) in zip(fast(loader, device="cpu"), loader, strict=True):
+        assert float((found - expected).abs().max()) < 0.02
+
+
+def test_samples_that_a_data_set_keeps_are_not_written_to(folder: Path) -> None:
+    kept: dict[int, Any] = {}
+
+    def read(index: int) -> Any:
+        if index not in kept:
+            kept[index] = EVALUATION(opened(folder, index).convert("RGB"))[None]
+        return kept[index][0]
+
+    quick = fast(DataLoader(Reads(read), batch_size=5), threads=2)
+    expected = []
+    for images in quick:
+        expected.append(images.clone())
+        images.zero_()
+    for images, first in zip(quick, expected, strict=True):
+        assert torch.equal(images, first)
+
+
+@pytest.mark.parametrize("spare", [None, SpareMemory()])
+def test_memory_that_is_held(spare: SpareMemory | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+
+    def not_pinned(*args: Any, pin_memory: bool = False, **settings: Any) -> torch.Tensor:
+        return empty(*args, **settings)
+
+    monkeypatch.setattr(torch, "empty", not_pinned)
+    memory = BatchMemory(2, spare, channels_last=True)
+    images = [memory.place(number, 0, torch.Size((3, 4, 5)), torch.float32) for number in range(2)]
+    assert memory.is_held
+    part = images[1][0].flip(0), images[1][0]
+    images.clear()
+    assert memory.is_held, "by a view of a view"
+    del part
+    assert not memory.is_held
+
+
+def test_class_derived_from_compose_has_code_of_its_own(folder: Path) -> None:
+    class Dimmed(v1.Compose):
+        def __call__(self, image: Any) -> Any:
+            return super().__call__(image) * torch.rand(())
+
+    quick = fast(DataLoader(ImageFolder(folder, Dimmed(EVALUATION.transforms)), batch_size=3))
+    assert "as they are: Dimmed; read by the training process" in quick.report()
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_epoch_goes_on_behind_a_batch_that_failed(ways: dict[str, int]) -> None:
+    def read(index: int) -> int:
+        if index == 5:
+            raise KeyError("five")
+        return index
+
+    batches, found = iter(fast(DataLoader(Reads(read), batch_size=2), **ways)), []
+    while True:
+        try:
+            found.append(next(batches).tolist())
+        except KeyError:
+            found.append("failed")
+        except StopIteration:
+            break
+    assert found == [[0, 1], [2, 3], "failed", [6, 7], [8, 9], [10, 11]]
+
+
+def test_data_set_that_reads_another_loader(folder: Path) -> None:
+    inner = fast(DataLoader(Reads(int), batch_size=2))  # in the thread that asks for it
+
+    def read(index: int) -> Any:
+        next(iter(inner))
+        return type(opened(folder, index)).__name__
+
+    assert next(iter(fast(DataLoader(Reads(read), batch_size=2), threads=1))) == ["LazyImage"] * 2
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_names_of_files(folder: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (9, 9)).save(tmp_path / "x.png")
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    paths: list[Any] = [folder / "a" / "00.jpg", str(tmp_path / "x.png")]
+
+    def named(index: int) -> Any:
+        with open(paths[index], "rb") as file, Image.open(paths[index]) as image:  # noqa: PTH123
+            return image.filename, Image.open(file).filename  # type: ignore[attr-defined]
+
+    loader = DataLoader(Reads(named, 2), batch_size=2)
+    assert list(fast(loader, threads=1)) == list(loader)
+    bad = DataLoader(Reads(lambda _: Image.open(tmp_path / "bad.jpg"), 1))
+    for ways in WAYS:
+        with pytest.raises(OSError, match=r"cannot identify image file .*bad\.jpg"):
+            list(fast(bad, **ways))
+
+
+def test_limit_of_pixels_is_pils(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(ImageFolder(folder, EVALUATION), batch_size=12)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60 * 74)
+    with pytest.warns(Image.DecompressionBombWarning, match="exceeds limit of 4440 pixels"):
+        list(fast(loader, threads=1))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
+    with pytest.raises(Image.DecompressionBombError):
+        list(fast(loader))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert len(list(fast(loader))) == 1
+
+
+def test_drafts_and_thumbnails_are_pils(folder: Path) -> None:
+    def small(index: int) -> Any:
+        thumbnail, drafted, copied = (opened(folder, index) for _ in range(3))
+        thumbnail.thumbnail((9, 9))
+        drafted.draft("L", (30, 30))
+        of_copy = copied.convert("RGB")
+        of_copy.thumbnail((9, 9))
+        return [np.asarray(image).tolist() for image in (thumbnail, drafted, of_copy, copied)]
+
+    loader = DataLoader(Reads(small), batch_size=1, collate_fn=list)
+    assert list(fast(loader, threads=1)) == list(loader)
+
+
+# ---------------------------------------------------------------- the loader as an object
+
+
+def test_settings_are_those_of_the_loader(folder: Path) -> None:
+    quick = fast(DataLoader(ImageFolder(folder, EVALUATION), batch_size=5))
+    quick.collate_fn = len
+    assert quick.loader.collate_fn is len
+    assert list(quick) == list(fast(quick.loader, workers=1)) == [5, 5, 2]
+    by_worker = fast(quick.loader, workers=1)
+    list(by_worker)
+    by_worker.collate_fn = lambda samples: samples[0][1]
+    assert list(by_worker) == [0, 0, 1]
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        quick.batch_size = 3
+
+
+def test_copies_and_pickles(folder: Path) -> None:
+    for settings in ({}, {"num_workers": 1, "persistent_workers": True}):
+        loader: Any = DataLoader(ImageFolder(folder, TRAINING), batch_size=5, **settings)  # type: ignore[arg-type]
+        quick = fast(loader, workers=len(settings) // 2, channels_last=True)
+        expected = list(quick)
+        for make in (copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+            other: Any = make(quick)
+            for (images, labels), (first, numbers) in zip(other, expected, strict=True):
+                assert torch.equal(labels, numbers)
+                assert images.stride() == first.stride()
+            assert other.report() == quick.report()
+
+
+def test_loader_that_iterates_in_its_own_way(folder: Path) -> None:
+    class Doubled(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return ((2 * images, labels) for images, labels in super().__iter__())
+
+    class Endless(DataLoader[Any]):
+        """As timm's MultiEpochsDataLoader: one iterator of torch's over a batch sampler without an end."""
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            object.__setattr__(self, "batch_sampler", itertools.repeat([1, 2]))
+            self.iterator = super().__iter__()
+
+        def __iter__(self) -> Any:
+            return (next(self.iterator) for _ in range(3))
+
+    doubled = Doubled(ImageFolder(folder, EVALUATION), batch_size=4)
+    quick = fast(doubled)
+    assert quick.report() == "nothing is taken over: Doubled has an __iter__ of its own"
+    for (images, _), (expected, _) in zip(quick, doubled, strict=True):
+        assert torch.equal(images, expected)
+    endless = fast(Endless(ImageFolder(folder, EVALUATION), batch_size=4))
+    assert len(list(itertools.islice(endless, 9))) == 3
+
+
+def test_loader_of_accelerate(folder: Path) -> None:
+    """It reads `base_dataloader`, and adds what belongs to it: devices, and when an epoch ends."""
+
+    class Prepared(DataLoader[Any]):
+        def __init__(self, base: DataLoader[Any]) -> None:
+            super().__init__(base.dataset)
+            self.base_dataloader = base
+
+        def __iter__(self) -> Any:
+            return ((images, labels, "prepared") for images, labels in iter(self.base_dataloader))
+
+        def __len__(self) -> int:
+            return len(self.base_dataloader)
+
+    base = DataLoader(ImageFolder(folder, EVALUATION), batch_size=5)
+    prepared = Prepared(base)
+    quick = fast(prepared)
+    for one in (quick, copy.copy(quick)):
+        assert one.report().endswith("ToTensor, Normalize; read by threads")
+        assert len(one) == 3
+        for (images, labels, word), (expected, numbers) in zip(one, base, strict=True):
+            assert word == "prepared"
+            assert torch.equal(labels, numbers)
+            assert torch.equal(images, expected)
+    assert prepared.base_dataloader is base
+    # What divides a DataLoader among processes must take ours for one, or each reads everything.
+    assert isinstance(quick, DataLoader)
+    assert isinstance(fast(base), DataLoader)
+
+
+def test_everything_is_pinned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[Any] = []
+    monkeypatch.setattr(fast_loader, "pin_memory", lambda batch: pinned.append(batch) or batch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    loader = DataLoader(
+        ImageFolder(folder, EVALUATION), batch_size=6, pin_memory=True, collate_fn=list
+    )
+    for ways in ({}, {"threads": 1}):
+        pinned.clear()
+        assert len(list(fast(loader, **ways))) == len(pinned) == 2
+
+
+def test_wrong_numbers_of_threads_and_workers() -> None:
+    loader = DataLoader(Reads(int))
+    for settings in ({"threads": "2"}, {"threads": 2.5}, {"workers": "2"}):
+        with pytest.raises(InputError, match=r"(threads|workers) must be at least [01], got"):
+            fast(loader, **settings)  # type: ignore[arg-type]
