@@ -1,16 +1,19 @@
 """Anyone's DataLoader over images, several times faster: `loader = fast(loader)`."""
 
 import os
-from typing import Any
+from copy import copy as copy_of
+from typing import Any, overload
 
 import torch
 from torch.utils.data import DataLoader
 
 from flambeau.data.drop_in.fast_loader import FastLoader, FastOptions
+from flambeau.data.drop_in.kinds import is_timms
 from flambeau.data.drop_in.packed_copy import copy_for
 from flambeau.errors import InputError
 
 
+@overload
 def fast(
     loader: DataLoader[Any],
     *,
@@ -19,7 +22,28 @@ def fast(
     channels_last: bool = False,
     device: str | torch.device | None = None,
     packed: str | os.PathLike[str] | None = None,
-) -> FastLoader:
+) -> FastLoader: ...
+
+
+@overload
+def fast(
+    loader: Any,
+    *,
+    threads: int | None = None,
+    workers: int | None = None,
+    packed: str | os.PathLike[str] | None = None,
+) -> Any: ...
+
+
+def fast(
+    loader: Any,
+    *,
+    threads: int | None = None,
+    workers: int | None = None,
+    channels_last: bool = False,
+    device: str | torch.device | None = None,
+    packed: str | os.PathLike[str] | None = None,
+) -> Any:
     """Read the images of a loader faster; everything else stays.
 
     The data set and its transforms are used as they are. While a sample is read, `PIL.Image.open` gives an
@@ -30,7 +54,8 @@ def fast(
 
     Args:
         loader: over a data set with indices, in batches; others are iterated as they are. Of one that
-            Accelerate has prepared, what it iterates is read faster.
+            Accelerate has prepared, what it iterates is read faster, and so it is inside the PrefetchLoader
+            that timm's `create_loader` gives.
         threads: that read; None for as many as there are CPUs, where all transforms are known.
         workers: processes that read instead; None for the loader's own `num_workers`, where threads will not
             do because a transform or data set is not known.
@@ -44,8 +69,17 @@ def fast(
 
     Raises:
         InputError: no DataLoader; threads and workers at once, or no whole numbers; a packed file of other
-            images.
+            images; `device` or `channels_last` for timm's PrefetchLoader, which places batches itself.
     """
+    if is_timms(loader, "PrefetchLoader"):
+        if device is not None or channels_last:
+            raise InputError(
+                "timm's PrefetchLoader places batches itself: give create_loader(device=...), and "
+                "leave device and channels_last out here"
+            )
+        return _prefetching(
+            loader, fast(loader.loader, threads=threads, workers=workers, packed=packed)
+        )
     if isinstance(loader, FastLoader):
         raise InputError("fast(loader) has been called on this loader already")
     if not isinstance(loader, DataLoader):
@@ -58,3 +92,11 @@ def fast(
     where = None if device is None else torch.device(device)
     copy = None if packed is None else copy_for(packed, loader.dataset)
     return FastLoader(loader, FastOptions(threads, workers, channels_last, where, copy))
+
+
+def _prefetching(prefetcher: Any, inner: FastLoader) -> Any:
+    """timm's PrefetchLoader of the same settings around another loader; with that one's report."""
+    around = copy_of(prefetcher)
+    around.loader = inner
+    around.report = inner.report
+    return around

@@ -9,7 +9,7 @@ from torchvision.datasets import DatasetFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from flambeau.data.drop_in.interception import plan_for
-from flambeau.data.drop_in.kinds import COMPOSED
+from flambeau.data.drop_in.kinds import COMPOSED, is_timms
 
 _MOST_DEPTH = 8
 
@@ -57,11 +57,12 @@ def taken_over(dataset: Any) -> TakenOver:
             code.append(type(part).__name__)
         for transform in _transforms(part):
             pipelines.add(id(transform))
-            plan = plan_for(transform) if isinstance(transform, COMPOSED) else None
-            taken += [] if plan is None else plan.taken
-            left += [] if plan is None else plan.left
-            # What is derived from a Compose has code of its own.
-            if plan is None or type(transform) not in COMPOSED:
+            for compose in _composes_in(transform):
+                plan = plan_for(compose)
+                taken += [] if plan is None else plan.taken
+                left += [type(compose).__name__] if plan is None else plan.left
+            # What is derived from a Compose, or does more around one than call it, has code of its own.
+            if type(transform) not in COMPOSED and not _only_passes_on(transform):
                 left.append(type(transform).__name__)
     names = [tuple(dict.fromkeys(found)) for found in (taken, left, code)]
     return TakenOver(names[0], names[1], names[2], len(pipelines))
@@ -79,10 +80,14 @@ def parts_of(dataset: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _is_known(dataset: Any) -> bool:
-    """Whether its reading is torchvision's own: open, convert, transform."""
+    """Whether its reading is torchvision's own, or timm's: open, convert, transform."""
+    if getattr(dataset, "target_transform", None) is not None:
+        return False
+    if is_timms(dataset, "ImageDataset"):
+        return is_timms(dataset.reader, "ReaderImageFolder") and not dataset.load_bytes
     if type(dataset).__getitem__ is not DatasetFolder.__getitem__:
         return False
-    return dataset.target_transform is None and dataset.loader in (default_loader, pil_loader)
+    return dataset.loader in (default_loader, pil_loader)
 
 
 def _transforms(dataset: Any) -> Iterator[Any]:
@@ -94,3 +99,28 @@ def _transforms(dataset: Any) -> Iterator[Any]:
         if (named or isinstance(value, COMPOSED)) and value not in seen:
             seen.append(value)
             yield value
+
+
+def _composes_in(transform: Any) -> list[Any]:
+    """A Compose itself, or what an object around it calls, like the presets of torchvision's scripts."""
+    if isinstance(transform, COMPOSED):
+        return [transform]
+    return [one for one in getattr(transform, "__dict__", {}).values() if isinstance(one, COMPOSED)]
+
+
+class _PassesOn:
+    """What the code of such an object is compared with."""
+
+    inner: Any
+
+    def __call__(self, image: Any) -> Any:
+        return self.inner(image)
+
+
+def _only_passes_on(transform: Any) -> bool:
+    """Whether calling it is `self.NAME(image)` for a Compose, whatever NAME is: no code that could draw."""
+    code = getattr(type(transform).__call__, "__code__", None)
+    if code is None or code.co_code != _PassesOn.__call__.__code__.co_code:
+        return False
+    inner = getattr(transform, code.co_names[0], None)
+    return type(inner) in COMPOSED

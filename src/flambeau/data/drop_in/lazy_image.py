@@ -18,6 +18,8 @@ from flambeau.data.images.jpeg.headers import read_header
 from flambeau.errors import DecodeError
 
 _MODES = ("RGB", "L")
+_JPEG_END = b"\xff\xd9"
+_MOST_BEHIND_END = 1024  # bytes that some cameras append; chosen, untested
 
 
 class LazyImage(Image.Image):
@@ -149,10 +151,13 @@ def opened_lazily(
 
 
 def _format_of(data: bytes) -> str | None:
-    """PIL's name of it, where our decoder makes what PIL does."""
+    """PIL's name of it, where our decoder makes what PIL does.
+
+    A file that was cut off is left to PIL: it fails in `convert`, where data sets catch it; ours would later.
+    """
     # PIL leaves a picture that lies on its side as it is; our decoder turns it.
     if (header := read_header(data)) is not None and header.orientation == UPRIGHT:
-        return "JPEG"
+        return "JPEG" if _JPEG_END in data[-_MOST_BEHIND_END:] else None
     return "PNG" if png.read_header(data) is not None else None
 
 

@@ -34,7 +34,11 @@ def resized_part(
     interpolation: str = "bilinear",
     mirror: bool = False,
 ) -> Pixels:
-    """A part of a picture in another size; of a JPEG at least twice as large decoded at a part of its size.
+    """A part of a picture in another size, as sharp as PIL or torch make it.
+
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size only where that leaves three times the sides of the
+    result: where it leaves no more than the result, that is softer by 4 to 7 % (mean second differences of
+    photographs, at 128 and 64 pixels), and of photographs of 500 x 375 hardly any time is saved.
 
     Args:
         picture: of 8 bits.
@@ -51,7 +55,7 @@ def resized_part(
         DecodeError: data that cannot be decoded.
     """
     out = torch.empty(*size, channels, dtype=torch.uint8)
-    fill_part(picture, box, interpolation, mirror=mirror, out=out)
+    fill_part(picture, box, interpolation, mirror=mirror, out=out, least_share=3)
     return out.numpy()
 
 
@@ -87,12 +91,20 @@ def resized_window(
     ).numpy()  # fmt: skip
 
 
-def fill_part(picture: Picture, box: Box, interpolation: str, *, mirror: bool, out: Tensor) -> None:
-    """Fill `out`, (H, W, C) and contiguous."""
+def fill_part(
+    picture: Picture,
+    box: Box,
+    interpolation: str,
+    *,
+    mirror: bool,
+    out: Tensor,
+    least_share: int = 1,
+) -> None:
+    """Fill `out`, (H, W, C), contiguous; of a JPEG at a scale that leaves `least_share` times its sides."""
     height, width, channels = out.shape
     eighths = max(
-        picture.scale_eighths_for(box[2], box[2], least=height),
-        picture.scale_eighths_for(box[3], box[3], least=width),
+        picture.scale_eighths_for(box[2], box[2], least=least_share * height),
+        picture.scale_eighths_for(box[3], box[3], least=least_share * width),
     )
     part, cubic = scaled_box(box, eighths), interpolation == "bicubic"
     if picture.resize_part(part, out.numpy(), scale_eighths=eighths, mirror=mirror, cubic=cubic):
