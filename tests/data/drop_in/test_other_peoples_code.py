@@ -241,7 +241,29 @@ def test_data_set_that_is_asked_for_whole_batches(
     for found, expected in zip(fast(loader, **ways), loader, strict=True):
         assert torch.equal(found[1], expected[1])
         assert torch.equal(found[2], expected[2])
-        assert float((found[0] - expected[0]).abs().max()) < 0.02
+        assert torch.equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("ways", WAYS[:2])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_images_of_code_that_is_not_known_are_not_copied_either(
+    folder: Path, ways: dict[str, int], is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset: Any = OnlyBatches(folder)
+    if not is_whole:
+        dataset = Reads(lambda index: EVALUATION(opened(folder, index).convert("RGB")))
+    expected = [batch[0] if is_whole else batch for batch in DataLoader(dataset, batch_size=5)]
+    stack = torch.stack
+
+    def only_labels(tensors: Any, *args: Any, **settings: Any) -> Any:
+        assert tensors[0].ndim == 0, "images were copied"
+        return stack(tensors, *args, **settings)
+
+    monkeypatch.setattr(torch, "stack", only_labels)
+    for batch, images in zip(
+        fast(DataLoader(dataset, batch_size=5), **ways), expected, strict=True
+    ):
+        assert torch.equal(batch[0] if is_whole else batch, images)
 
 
 @pytest.mark.parametrize("ways", WAYS)

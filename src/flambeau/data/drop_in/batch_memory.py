@@ -57,6 +57,7 @@ class BatchMemory:
         channels_last: the memory format of the images.
 
     Attributes:
+        count: samples of the batch.
         batches: what there is so far, (N, C, H, W).
         tables: (C, 256) of those whose levels are still to be looked up.
     """
@@ -64,7 +65,7 @@ class BatchMemory:
     def __init__(
         self, count: int, spare: SpareMemory | None, *, channels_last: bool = False
     ) -> None:
-        self._count, self._spare, self._channels_last = count, spare, channels_last
+        self.count, self._spare, self._channels_last = count, spare, channels_last
         self._lock = threading.Lock()
         self._uses: dict[Key, int] = {}  # of each batch alone
         self.batches: dict[Key, Tensor] = {}
@@ -88,8 +89,8 @@ class BatchMemory:
     def _new(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         channels, height, width = shape
         if self._channels_last:
-            return self._empty((self._count, height, width, channels), dtype).permute(0, 3, 1, 2)
-        return self._empty((self._count, channels, height, width), dtype)
+            return self._empty((self.count, height, width, channels), dtype).permute(0, 3, 1, 2)
+        return self._empty((self.count, channels, height, width), dtype)
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self._spare is None:

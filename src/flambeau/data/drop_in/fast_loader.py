@@ -157,7 +157,7 @@ class FastLoader:
             return map(self._placed, self._by_workers(batches, base))
         if self.reads_in_threads:
             return self._by_threads(batches)
-        return map(self._placed, map(self._read_here, batches))
+        return map(self._read_here, batches)
 
     def _next_base(self) -> int:
         """Of an epoch's seeds: drawn where torch's own loader draws, so that the sampler's order stays.
@@ -188,36 +188,47 @@ class FastLoader:
 
     def _read_in_threads(self, batch: Batch, pool: DecodePool) -> Callable[[], Any]:
         """What gives the batch, called in the thread of the training."""
-        loader, options = self.loader, self.options
-        in_place = loader.collate_fn is default_collate
-        spare = None if self._pins else self._spare
-        memory = BatchMemory(len(batch), spare, channels_last=options.channels_last)
+        memory = self._memory(len(batch))
+        if memory is None:
+            samples = self._samples(batch, pool, None)
+            return lambda: self._placed(self._collated(samples, batch))
+        ready = self._collated_in_place(memory, lambda: self._samples(batch, pool, memory))
+        return lambda: ready
+
+    def _samples(self, batch: Batch, pool: DecodePool, memory: BatchMemory | None) -> Any:
+        dataset, stored = self.loader.dataset, self.options.stored
         # A data set's own code behind the transforms must see what they give.
-        ours_alone = in_place and self.found.is_complete and self.found.pipelines == 1
-        raw = options.device is not None and ours_alone
+        raw = self.found.is_complete and self.found.pipelines == 1
+        raw = raw and memory is not None and self.options.device is not None
         samples: list[Any] = [None] * len(batch)
 
         def read(number: int) -> None:
             index, seed = batch[number]
-            sample = Sample(
-                seed, number, memory if in_place else None, raw=raw, stored=options.stored
-            )
-            with making(sample):
-                samples[number] = loader.dataset[index]
+            with making(Sample(seed, number, memory, raw=raw, stored=stored)):
+                samples[number] = dataset[index]
 
-        if batch and reads_whole_batches(loader.dataset):
-            with making(Sample(batch[0][1], stored=options.stored)):
-                samples = whole_batch(loader.dataset, batch)
-        else:
-            pool.each(len(batch), read)
-        if not in_place:
-            return lambda: self._placed(self._collated(samples, batch))
-        collated = collate_in_place(samples, memory, options.device)
-        samples = []  # now only the data set can hold one, in a cache say
+        if batch and reads_whole_batches(dataset):
+            with making(Sample(batch[0][1], None, memory, stored=stored)):
+                return whole_batch(dataset, batch)
+        pool.each(len(batch), read)
+        return samples
+
+    # ------------------------------------------------------------ batches
+
+    def _memory(self, count: int) -> BatchMemory | None:
+        """Where the images of a batch go; None where a function of the user's makes the batch."""
+        if self.loader.collate_fn is not default_collate:
+            return None
+        spare = None if self._pins else self._spare
+        return BatchMemory(count, spare, channels_last=self.options.channels_last)
+
+    def _collated_in_place(self, memory: BatchMemory, read: Callable[[], Any]) -> Any:
+        """The batch of the samples that are read, which lie in the memory already."""
+        collated = collate_in_place(read(), memory, self.options.device)
+        # Now only the data set can hold a sample, in a cache say.
         if self.found.code and memory.is_held:
             collated = tree_map_only(Tensor, torch.clone, collated)
-        ready = self._placed(collated)
-        return lambda: ready
+        return self._placed(collated)
 
     # ------------------------------------------------------------ by processes, or here
 
@@ -240,9 +251,15 @@ class FastLoader:
         return iter(self._in_workers)
 
     def _read_here(self, batch: Batch) -> Any:
+        samples, memory = (
+            SeededSamples(self.loader.dataset, self.options.stored),
+            self._memory(len(batch)),
+        )
         with generators_kept():
-            samples = SeededSamples(self.loader.dataset, self.options.stored).__getitems__(batch)
-        return self._collated(samples, batch)
+            if memory is not None:
+                return self._collated_in_place(memory, lambda: samples.read(batch, memory))
+            found = samples.read(batch)
+        return self._placed(self._collated(found, batch))
 
     def _collated(self, samples: list[Any], batch: Batch) -> Any:
         """By the user's function, in the training's thread: it may draw from the process's generators."""

@@ -18,7 +18,7 @@ class Sample:
 
     Args:
         seed: of its random numbers.
-        number: its place in the batch.
+        number: its place in the batch; None where it stands for all samples of the batch, one image each.
         memory: of the batch; None where each image has its own.
         raw: levels are kept, to be normalized on the device.
         is_seeded: torch's generator has been seeded for this sample.
@@ -28,7 +28,7 @@ class Sample:
     def __init__(
         self,
         seed: int,
-        number: int = 0,
+        number: int | None = 0,
         memory: BatchMemory | None = None,
         *,
         raw: bool = False,
@@ -60,9 +60,10 @@ class Sample:
 
     def place(self, view: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Memory for an image (C, H, W)."""
-        if self.memory is None:
+        number, view = (view, 0) if self.number is None else (self.number, view)
+        if self.memory is None or number >= self.memory.count:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        return self.memory.place(self.number, view, shape, dtype)
+        return self.memory.place(number, view, shape, dtype)
 
 
 _of_thread = threading.local()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, get_worker_info
 
+from flambeau.data.drop_in.batch_memory import BatchMemory
 from flambeau.data.drop_in.interception import install
 from flambeau.data.drop_in.sample import Sample, making
 from flambeau.data.images.decode import Stored
@@ -32,22 +33,27 @@ class SeededSamples(Dataset[Any]):
         self.dataset, self._stored = dataset, stored
 
     def __getitems__(self, batch: Batch) -> list[Any]:
-        install()  # in a worker that was not forked it is not there yet
-        samples: list[Any] = []
-        if batch and reads_whole_batches(self.dataset):
-            with self._making(batch[0][1]):
-                samples = whole_batch(self.dataset, batch)
-        else:
-            for index, seed in batch:
-                with self._making(seed):
-                    samples.append(self.dataset[index])
+        """In a worker process."""
+        install()  # where it was not forked it is not there yet
+        samples: list[Any] = self.read(batch)
         seed_generators(seed_of_collating(batch))
         return samples
 
+    def read(self, batch: Batch, memory: BatchMemory | None = None) -> Any:
+        """The samples, their images in the memory of the batch where there is one."""
+        if batch and reads_whole_batches(self.dataset):
+            with self._making(batch[0][1], None, memory):
+                return whole_batch(self.dataset, batch)
+        samples = []
+        for number, (index, seed) in enumerate(batch):
+            with self._making(seed, number, memory):
+                samples.append(self.dataset[index])
+        return samples
+
     @contextmanager
-    def _making(self, seed: int) -> Iterator[None]:
+    def _making(self, seed: int, number: int | None, memory: BatchMemory | None) -> Iterator[None]:
         seed_generators(seed)
-        with making(Sample(seed, stored=self._stored, is_seeded=True)):
+        with making(Sample(seed, number, memory, stored=self._stored, is_seeded=True)):
             yield
 
 
