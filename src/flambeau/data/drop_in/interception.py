@@ -1,4 +1,4 @@
-"""PIL's `open` and torchvision's pipelines of transforms ask us first while a loader of ours makes a sample.
+"""PIL's and torchvision's reading and transforming ask us first while a loader of ours makes a sample.
 
 Everywhere else they do what they did: the test is one look at a variable of the thread.
 """
@@ -24,9 +24,10 @@ _lock = threading.Lock()
 @functools.cache
 def install() -> None:
     """Once a process."""
+    from torchvision.datasets import folder
     from torchvision.transforms import Compose, v2
 
-    opener = PIL.Image.open
+    opener, loader = PIL.Image.open, folder.pil_loader
 
     @functools.wraps(opener)
     def open_image(fp: Any, mode: Any = "r", formats: Any = None) -> Image.Image:
@@ -36,7 +37,17 @@ def install() -> None:
         stored = None if sample.stored is None else sample.stored(fp)
         return opened_lazily(opener, fp, stored, formats)
 
+    @functools.wraps(loader)
+    def load_image(path: Any) -> Image.Image:
+        """Of an image that is stored elsewhere, its own file is not even opened."""
+        sample = current_sample()
+        stored = None if sample is None or sample.stored is None else sample.stored(path)
+        return (
+            loader(path) if stored is None else opened_lazily(opener, path, stored).convert("RGB")
+        )
+
     PIL.Image.open = open_image  # type: ignore[assignment]
+    folder.pil_loader = load_image
     _intercept(Compose, "__call__")
     _intercept(v2.Compose, "forward")
     _intercept(WEIGHTS_TRANSFORM, "forward")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
-from torchvision.datasets import DatasetFolder
+from torchvision.datasets import DatasetFolder, folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from flambeau.data.drop_in.interception import plan_for
@@ -87,7 +87,7 @@ def _is_known(dataset: Any) -> bool:
         return is_timms(dataset.reader, "ReaderImageFolder") and not dataset.load_bytes
     if type(dataset).__getitem__ is not DatasetFolder.__getitem__:
         return False
-    return dataset.loader in (default_loader, pil_loader)
+    return dataset.loader in (default_loader, pil_loader, folder.pil_loader)  # the last may be ours
 
 
 def _transforms(dataset: Any) -> Iterator[Any]:
