@@ -13,6 +13,7 @@ from torch import Tensor
 _MOST_SPARE = (
     3  # buffers of a size that are kept: those of the batches read ahead, and the one in use
 )
+_LINE = 64  # bytes of a cache line
 
 Key = tuple[int, torch.Size, torch.dtype]
 """View, shape (C, H, W) and dtype of an image of a sample."""
@@ -38,7 +39,7 @@ class SpareMemory:
         try:  # a lock could be held by the very thread in which a tensor ends: these calls need none
             buffer = self._free[num_bytes].pop()
         except IndexError:
-            buffer = np.empty(num_bytes, np.uint8)
+            buffer = _aligned(num_bytes)
         lent = buffer[:]  # which lives as long as any tensor of this memory
         weakref.finalize(lent, self._give_back, buffer).atexit = False
         return torch.from_numpy(lent)
@@ -46,6 +47,13 @@ class SpareMemory:
     def _give_back(self, buffer: NDArray[np.uint8]) -> None:
         if len(self._free[buffer.nbytes]) < _MOST_SPARE:
             self._free[buffer.nbytes].append(buffer)
+
+
+def _aligned(num_bytes: int) -> NDArray[np.uint8]:
+    """At the beginning of a cache line, where the kernel can write past the caches."""
+    memory = np.empty(num_bytes + _LINE, np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    return memory[begin : begin + num_bytes]
 
 
 class BatchMemory:

@@ -35,6 +35,8 @@ from flambeau.data.images.native import kernel as native
 from flambeau.data.images.pixels import Pixels
 from flambeau.recipes.data.sample_order import mix
 
+_CACHE_BYTES = 1 << 23  # of a batch that does not stay in a core's cache until it is used
+
 
 class Levels(NamedTuple):
     """What the 256 levels of each channel become.
@@ -179,7 +181,8 @@ def _write_floats(pixels: Pixels, table: NDArray[np.float32], out: Tensor) -> No
     to = out.numpy() if planes else out.permute(1, 2, 0).numpy()
     kernel = native.kernel()
     if kernel is not None:
-        kernel.to_floats(np.ascontiguousarray(pixels), table, to, planes=planes)
+        stream = out.untyped_storage().nbytes() > _CACHE_BYTES
+        kernel.to_floats(np.ascontiguousarray(pixels), table, to, planes=planes, stream=stream)
         return
     for channel in range(len(table)):
         values = table[channel][pixels[:, :, channel]]

@@ -182,15 +182,18 @@ def test_a_region_is_resized_as_its_pixels_are(kernel: Kernel) -> None:
         )
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("planes", [False, True])
-def test_levels_become_the_values_of_a_table(kernel: Kernel, planes: bool) -> None:
+def test_levels_become_the_values_of_a_table(kernel: Kernel, planes: bool, stream: bool) -> None:
     rng = np.random.default_rng(2)
-    for height, width, channels in ((1, 1, 3), (7, 5, 3), (6, 3, 1)):
+    for height, width, channels in ((1, 1, 3), (7, 5, 3), (6, 3, 1), (8, 16, 3), (9, 24, 3)):
         pixels = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
         table = rng.standard_normal((channels, 256)).astype(np.float32)
-        memory = np.full(pixels.size + 16, 77, np.float32)
+        memory = torch.full(
+            (pixels.size + 16,), 77.0
+        ).numpy()  # torch's begins at 64 bytes, `out` at 32
         out = memory[8:-8].reshape((channels, height, width) if planes else pixels.shape)
-        kernel.to_floats(pixels, table, out, planes=planes)
+        kernel.to_floats(pixels, table, out, planes=planes, stream=stream)
         expected = np.stack([table[c][pixels[:, :, c]] for c in range(channels)], axis=2)
         np.testing.assert_array_equal(out.transpose(1, 2, 0) if planes else out, expected)
         assert (memory[:8] == 77).all() and (memory[-8:] == 77).all()

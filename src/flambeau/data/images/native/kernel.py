@@ -63,7 +63,7 @@ class Kernel:
         self._resize = function(
             "resize", pointer, pointer, ctypes.c_ssize_t, pointer, number, pointer, result=number
         )
-        self._floats = function("floats", pointer, size, number, pointer, number, pointer)
+        self._floats = function("floats", pointer, size, number, pointer, number, number, pointer)
         self._luma = function("luma", pointer, size, pointer)
         self._blend = function("blend", pointer, size, real, real, pointer)
         self._blend_grey = function("blend_grey", pointer, pointer, size, real, real, pointer)
@@ -147,7 +147,13 @@ class Kernel:
             raise KernelError(code)
 
     def to_floats(
-        self, pixels: Pixels, table: NDArray[np.float32], out: NDArray[np.float32], *, planes: bool
+        self,
+        pixels: Pixels,
+        table: NDArray[np.float32],
+        out: NDArray[np.float32],
+        *,
+        planes: bool,
+        stream: bool = False,
     ) -> None:
         """Fill `out` with the value of each level.
 
@@ -156,10 +162,17 @@ class Kernel:
             table: (C, 256) float32, contiguous.
             out: float32, contiguous: (C, H, W) with `planes`, else (H, W, C).
             planes: the values of a channel stand together.
+            stream: write planes past the caches, for what is larger than they are.
         """
         height, width, channels = pixels.shape
         self._floats(
-            pixels.ctypes.data, height * width, channels, table.ctypes.data, planes, out.ctypes.data
+            pixels.ctypes.data,
+            height * width,
+            channels,
+            table.ctypes.data,
+            planes,
+            stream,
+            out.ctypes.data,
         )
 
     def luma(self, pixels: Pixels) -> Pixels:
