@@ -9,7 +9,8 @@ on how many it computes. An epoch draws --images of the images, with replacement
 one batch again and again: the limit of any loader. Each round runs every contender in a new order, by wall
 time, so it needs a quiet machine; the first round does not count. One JSON line: medians of images a second,
 and of the share of the time in which the loop waits for the next batch, the start of the epoch included;
-`times` is the median of the ratios of after to before within a round.
+`times` is the median of the ratios of after to before within a round; `memory_mib` is what this process
+holds after the second round and after the last.
 """
 
 import argparse
@@ -87,6 +88,11 @@ def epoch(loader: Iterable[Any], step: Step) -> tuple[float, float]:
     return count / (end - start), (waited + end - asked) / (end - start)
 
 
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
@@ -102,12 +108,13 @@ def main() -> None:
     step = training_step(told.model)
     loaders = contenders(told.data, told.size, told.images)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in loaders}
-    draw = random.Random(0)
+    draw, memory = random.Random(0), list[float]()
     for number in range(told.rounds + 1):
         for name in draw.sample(sorted(loaders), len(loaders)):
             figures = epoch(loaders[name], step)
             if number:
                 found[name].append(figures)
+        memory.append(resident_mib())
     ratios = [
         after[0] / before[0] for before, after in zip(found["before"], found["after"], strict=True)
     ]
@@ -116,6 +123,7 @@ def main() -> None:
         "waiting": {n: round(statistics.median(w for _, w in own), 3) for n, own in found.items()},
         "times": round(statistics.median(ratios), 2),
         "range": [round(min(ratios), 2), round(max(ratios), 2)], "n": told.rounds,
+        "memory_mib": [memory[min(2, told.rounds)], memory[-1]],
         "model": told.model, "size": told.size, "images": told.images, "threads": told.threads,
         "cores": len(os.sched_getaffinity(0)), "load_average": round(os.getloadavg()[0], 2),
         "torch": torch.__version__, "torchvision": torchvision.__version__,
