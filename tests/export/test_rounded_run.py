@@ -100,7 +100,7 @@ def test_a_resume_gives_the_same_bits(
     ).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["onnx", "torch-export"])
+@pytest.mark.parametrize("name", ["onnx", pytest.param("torch-export", marks=pytest.mark.slow)])
 def test_export_has_the_answers_and_a_byte_per_weight(
     rounded_run: Path, photos: Path, flambeau: Any, tmp_path: Path, name: str
 ) -> None:
@@ -145,6 +145,7 @@ def test_refusals(rounded_run: Path, exported_run: Path, photos: Path, flambeau:
     assert "did you mean" not in told("train", photos, words, exported_run)
 
 
+@pytest.mark.slow
 def test_run_with_a_teacher_and_its_file_is_exported(
     exported_run: Path, photos: Path, flambeau: Any
 ) -> None:
