@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from flambeau.data.images import png
-from flambeau.data.images.decode import Picture, Stored
+from flambeau.data.images.decode import Picture, Stored, own_header
 from flambeau.data.images.exif_orientation import UPRIGHT
-from flambeau.data.images.jpeg.headers import read_header
+from flambeau.data.images.jpeg.headers import JpegHeader
+from flambeau.data.images.png import PngHeader
 from flambeau.errors import DecodeError
 
 _MODES = ("RGB", "L")
@@ -133,9 +133,10 @@ def opened_lazily(
             return Image.fromarray(pixels)
         picture = Picture(data)
         return LazyImage(picture, _mode_of(picture), lambda: Image.fromarray(pixels))
-    if formats is None and (format_ := _format_of(data)):
+    header = own_header(data) if formats is None else None
+    if header is not None and (format_ := _format_of(data, header)):
         with contextlib.suppress(DecodeError):  # too large for us: PIL has its own limit
-            picture = Picture(data)
+            picture = Picture(data, header)
             if picture.height * picture.width <= (Image.MAX_IMAGE_PIXELS or math.inf):
                 image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
                 image.format, image.filename = format_, _name_of(fp)
@@ -150,15 +151,16 @@ def opened_lazily(
     return opened
 
 
-def _format_of(data: bytes) -> str | None:
+def _format_of(data: bytes, header: JpegHeader | PngHeader) -> str | None:
     """PIL's name of it, where our decoder makes what PIL does.
 
     A file that was cut off is left to PIL: it fails in `convert`, where data sets catch it; ours would later.
     """
+    if isinstance(header, PngHeader):
+        return "PNG"
     # PIL leaves a picture that lies on its side as it is; our decoder turns it.
-    if (header := read_header(data)) is not None and header.orientation == UPRIGHT:
-        return "JPEG" if _JPEG_END in data[-_MOST_BEHIND_END:] else None
-    return "PNG" if png.read_header(data) is not None else None
+    is_whole = _JPEG_END in data[-_MOST_BEHIND_END:]
+    return "JPEG" if is_whole and header.orientation == UPRIGHT else None
 
 
 def _read(fp: Any) -> bytes:

@@ -25,7 +25,7 @@ from flambeau.data.images.exif_orientation import (
     swaps_sides,
     turn_upright,
 )
-from flambeau.data.images.jpeg.headers import read_header
+from flambeau.data.images.jpeg.headers import JpegHeader, read_header
 from flambeau.data.images.jpeg.region_decode import (
     SCALES_EIGHTHS,
     decode_by_kernel,
@@ -35,6 +35,7 @@ from flambeau.data.images.jpeg.region_decode import (
 from flambeau.data.images.native import kernel as native
 from flambeau.data.images.pillow_messages import silence_libtiff, silence_warnings
 from flambeau.data.images.pixels import Box, Pixels
+from flambeau.data.images.png import PngHeader
 from flambeau.data.images.stand_ins import stand_in
 from flambeau.errors import DecodeError, UnsupportedImage
 
@@ -64,6 +65,7 @@ class Picture:
 
     Args:
         data: a whole file of one of FORMATS, or pixels.
+        header: of `own_header`, where it has been asked already.
 
     Attributes:
         height: pixels, at least 1, upright.
@@ -80,12 +82,14 @@ class Picture:
         [[100, 101]]
     """
 
-    def __init__(self, data: Stored) -> None:
+    def __init__(self, data: Stored, header: JpegHeader | PngHeader | None = None) -> None:
         self._data = data
         self._image: Image.Image | None = None
-        self._header = None if isinstance(data, np.ndarray) else read_header(data)
-        self._png = None if isinstance(data, np.ndarray) else png.read_header(data)
-        if (header := self._header or self._png) is not None:
+        if header is None and not isinstance(data, np.ndarray):
+            header = own_header(data)
+        self._header = header if isinstance(header, JpegHeader) else None
+        self._png = header if isinstance(header, PngHeader) else None
+        if header is not None:
             self.height, self.width = header.height, header.width
             self._orientation = self._header.orientation if self._header else UPRIGHT
             _check_size(self.width, self.height)
@@ -231,6 +235,11 @@ class Picture:
         ):
             raise DecodeError("the header contradicts itself")
         return pixels[top : top + height, left : left + width]
+
+
+def own_header(data: bytes) -> JpegHeader | PngHeader | None:
+    """What the file says before its pixels, where they are decoded by our own code; else Pillow does it."""
+    return read_header(data) or png.read_header(data)
 
 
 def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixels:
