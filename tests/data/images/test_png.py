@@ -165,6 +165,19 @@ def test_a_header_that_claims_too_much_takes_no_memory() -> None:
 
 
 @needs_kernel
+def test_a_file_of_empty_chunks_is_walked_no_further_than_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(png, "_MOST_CHUNKS", 10)
+    for number, is_ours in ((7, True), (8, False)):
+        data = random_file(1, *[chunk(b"tEXt", b"a\0b")] * number)
+        pieces = data.count(b"IDAT")
+        assert pieces == 1
+        assert (png.read_header(data) is not None) == is_ours
+        np.testing.assert_array_equal(decode(data, channels=3), by_pillow(data, "RGB"))
+
+
+@needs_kernel
 def test_pixels_that_inflate_to_more_than_the_image_are_read_no_further() -> None:
     bomb = zlib.compress(bytes(50_000_000))
     data = file_of(struct.pack(">IIBBBBB", 30, 20, 8, 0, 0, 0, 0), bomb, piece=2**20)

@@ -251,10 +251,8 @@ class FastLoader:
         return iter(self._in_workers)
 
     def _read_here(self, batch: Batch) -> Any:
-        samples, memory = (
-            SeededSamples(self.loader.dataset, self.options.stored),
-            self._memory(len(batch)),
-        )
+        samples = SeededSamples(self.loader.dataset, self.options.stored)
+        memory = self._memory(len(batch))
         with generators_kept():
             if memory is not None:
                 return self._collated_in_place(memory, lambda: samples.read(batch, memory))

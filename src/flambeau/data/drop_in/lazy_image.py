@@ -19,7 +19,9 @@ from flambeau.errors import DecodeError
 
 _MODES = ("RGB", "L")
 _JPEG_END = b"\xff\xd9"
-_MOST_BEHIND_END = 1024  # bytes that some cameras append; chosen, untested
+_MOST_BEHIND_END = (
+    1024  # bytes that some cameras append; behind more of them, PIL decodes it, slower
+)
 
 
 class LazyImage(Image.Image):

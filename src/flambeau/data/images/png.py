@@ -3,6 +3,7 @@
 Source: W3C PNG, third edition; own, with python-isal (Intel's ISA-L) for inflating and checksums.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -34,6 +35,9 @@ _PLAIN = {
     b"tEXt",
     b"IDAT",
 }
+_MOST_CHUNKS = (
+    1 << 16
+)  # encoders make one of each 8 kB or more; of empty ones a file may have millions
 
 
 class PngHeader(NamedTuple):
@@ -71,7 +75,7 @@ def read_header(data: bytes) -> PngHeader | None:
     """
     if not data.startswith(_SIGNATURE) or native.kernel() is None:
         return None
-    chunks = [*_walk(data)]
+    chunks = [*itertools.islice(_walk(data), _MOST_CHUNKS)]
     names = [name for name, *_ in chunks]
     if names[:1] != [b"IHDR"] or names[-1] != b"IEND" or not {*names[1:-1]} <= _PLAIN:
         return None
