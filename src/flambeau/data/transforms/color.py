@@ -10,9 +10,9 @@ where the exact value is a whole number. Blends and hue are done by the C kernel
 same pixels.
 
 Why not torchvision's own functions on PIL images: with them an augmented image (decoded, cropped to
-224 x 224, and an array again) takes 9 % more time with trivialaugment, 11 % with randaugment and 12 % with
-color jitter of 0.4: `taskset -c 1 python bench/color_operations.py --data DIR --rounds 15`, medians on one
-core of an AMD EPYC. Their pixels also differ from those of the functions on tensors, which these here follow.
+224 x 224, and an array again) takes 12 % more time with trivialaugment, 12 % with randaugment and 26 % with
+color jitter of 0.4: `taskset -c 1 python bench/color_operations.py --data DIR --rounds 11`, medians on one
+core of an Intel Xeon. Their pixels also differ from those of the functions on tensors, which these follow.
 
 Pixels are (H, W, C) uint8, C 1 or 3, everywhere; what is returned is contiguous, and the input never changes.
 H: height, W: width, C: channels.
