@@ -39,7 +39,7 @@ result
     """
 import time
 
-def loop(wait_s):
+def loop(waits):
     points = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(points, (points.norm(dim=1) < 1).long())
     torch.manual_seed(0)
@@ -49,15 +49,16 @@ def loop(wait_s):
     for epoch in run.epochs():
         for inputs, targets in run.batches():
             run.step(cross_entropy(model(inputs), targets))
-            if run.state.step == 8 and wait_s:
+            if run.state.step == 8 and waits:
                 Path("interrupt-me").touch()
-                time.sleep(wait_s)
+                while Path("interrupt-me").exists():
+                    time.sleep(0.01)
         for inputs, targets in run.evaluate(data):
             run.log(val_accuracy=model(inputs).argmax(1) == targets)
     return run
 """,
-    "loop(20)",
-    "run = loop(0)\nrun.result",
+    "loop(waits=True)",
+    "run = loop(waits=False)\nrun.result",
 ]
 
 
@@ -78,6 +79,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
         for _ in range(1200):
             if (folder / "interrupt-me").exists():
                 client.km.provisioner.process.send_signal(2)  # as the button does
+                time.sleep(0.2)  # until it is heard
+                (folder / "interrupt-me").unlink()
                 return
             time.sleep(0.1)
 

@@ -65,11 +65,13 @@ def test_settings_and_folders_are_left_out(tool: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_the_picture_shows_what_the_command_prints(tool: ModuleType) -> None:
-    """But for the digits, and which epochs are better than those before, which differ between processors."""
+    """But for the digits, which epochs are better than those before, and what the verdict is: they differ
+    between processors."""
     shown = lines_of(tool.FILE.read_text(encoding="utf-8"))
     now = [line for line in tool.record() if line]
     assert list(map(without_figures, now)) == list(map(without_figures, shown))
 
 
 def without_figures(line: str) -> str:
+    line = re.sub(r"(waits for data \d+% of the time: ).*", r"\1...", line)
     return re.sub(r"\d+", "0", line).replace(" * best", "")

@@ -62,6 +62,7 @@ EVERYTHING = frozenset(
         "train",
         "inspection",
         "export",
+        "tune",
         "cli",
     }
 )
@@ -96,9 +97,10 @@ FLOORS = {
             {"errors", "file_signature", "user_code", "terminal", "recipes", "data", "parallel"}
         )
     ),
-    "train": Floor(EVERYTHING - {"inspection", "export", "cli"}),
-    "inspection": Floor(EVERYTHING - {"export", "cli"}),
-    "export": Floor(EVERYTHING - {"inspection", "cli"}),
+    "train": Floor(EVERYTHING - {"inspection", "export", "tune", "cli"}),
+    "inspection": Floor(EVERYTHING - {"export", "tune", "cli"}),
+    "export": Floor(EVERYTHING - {"inspection", "tune", "cli"}),
+    "tune": Floor(EVERYTHING - {"inspection", "export", "cli"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),
 }
@@ -142,6 +144,7 @@ STOREYS = {
         {"graphs"},
         {"timing", "design_rules.py"},
     ],
+    "tune": [{"watch"}, {"doctor"}, {"search"}],
 }
 
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "base"}
@@ -374,6 +377,7 @@ def packages_behind(target: str) -> set[str]:
 
 # Besides its docstring it holds a call: `flambeau.train(...)` is a door, and has the name of the folder.
 CALLABLE = PurePosixPath("train/__init__.py")
+AT_START = PurePosixPath("tune/watch/startup/sitecustomize.py")  # Python runs it before a script
 
 
 def init_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
@@ -393,7 +397,7 @@ def init_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
 
 def effect_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """Importing a module defines names and does nothing else."""
-    if path not in (PurePosixPath("__main__.py"), CALLABLE):
+    if path not in (PurePosixPath("__main__.py"), CALLABLE, AT_START):
         yield from effects(parsed(source).body)
 
 

@@ -10,11 +10,17 @@ import pytest
 from PIL import Image
 
 from flambeau.cli.command import main
+from flambeau.export import step_figures
 
 NastyImages = Callable[..., Iterator[tuple[str, bytes]]]
 
 _SIDES = (1, 2, 7, 8, 24, 32, 33, 100, 257, 512, 800)
 _ORIENTATIONS = range(1, 9)
+
+
+@pytest.fixture(autouse=True)
+def _one_call_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_figures, "_ROUNDS", range(1, 2))
 
 
 @pytest.fixture(scope="session")

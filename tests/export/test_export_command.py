@@ -26,16 +26,15 @@ from flambeau.train.prediction.trained_model import load_trained
 
 ALONE = """
 import runpy, sys
-sys.modules["flambeau"] = None
+for name in {"flambeau", *(name for name in sys.modules if name.startswith("flambeau."))}:
+    sys.modules[name] = None
 sys.argv = sys.argv[1:]
 sys.path.insert(0, sys.argv[0].removesuffix("example.py"))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.fixture(autouse=True)
-def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_figures, "_SECONDS", 0.01)
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def exports(
     folder = tmp_path_factory.mktemp("exports")
     found = {}
     with pytest.MonkeyPatch.context() as patch, kept_process():
-        patch.setattr(step_figures, "_SECONDS", 0.01)
+        patch.setattr(step_figures, "_ROUNDS", range(1, 2))
         for name, words in {"torch-export": "--fold", "onnx": "", "safetensors": ""}.items():
             found[name] = folder / name
             line = (
@@ -56,13 +55,12 @@ def exports(
     return found
 
 
-def run_example(export: Path, files: list[Path]) -> dict[str, tuple[str, float]]:
+def run_example(
+    run_python: RunPython, export: Path, files: list[Path]
+) -> dict[str, tuple[str, float]]:
     """What example.py says where flambeau cannot be imported."""
-    words = [sys.executable, "-c", ALONE, str(export / "example.py"), *map(str, files)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        words, check=False, capture_output=True, text=True, env=environment, timeout=240
-    )
+    done = run_python("-c", ALONE, export / "example.py", *files, environ=environment, timeout=240)
     assert done.returncode == 0, done.stderr
     return answers_in(done.stdout)
 
@@ -107,12 +105,17 @@ def files(tmp_path: Path, nasty_images: Any) -> list[Path]:
 
 @pytest.mark.parametrize("name", ["torch-export", "onnx", "safetensors"])
 def test_example_without_flambeau_gives_the_answers_of_the_run(
-    exports: dict[str, Path], exported_run: Path, files: list[Path], flambeau: Any, name: str
+    exports: dict[str, Path],
+    exported_run: Path,
+    files: list[Path],
+    flambeau: Any,
+    run_python: RunPython,
+    name: str,
 ) -> None:
     """Files of every kind, through the graph's own resizing; and `flambeau predict EXPORT`."""
     expected = predicted(flambeau, exported_run, files)
     assert len({label for label, _ in expected.values()}) > 1
-    equal(run_example(exports[name], files), expected)
+    equal(run_example(run_python, exports[name], files), expected)
     equal(predicted(flambeau, exports[name], files), expected)
 
 
@@ -196,12 +199,17 @@ def test_int8_is_a_quarter_and_keeps_its_answers(
     torch.testing.assert_close(probabilities, logits.softmax(1))  # and not one of 256 levels
 
 
-@pytest.mark.parametrize(
-    "quantize", ["dynamic", "bf16", pytest.param("fp16", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["dynamic", "bf16", "fp16"])
 def test_other_quantizations(
-    exported_run: Path, tmp_path: Path, flambeau: Any, quantize: str
+    exported_run: Path,
+    tmp_path: Path,
+    flambeau: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    quantize: str,
 ) -> None:
+    """Though slower: it is allowed."""
+    monkeypatch.setattr(step_figures, "_ratio", lambda times: 2.1)
     format_name = "onnx" if quantize == "dynamic" else "torch-export"
     out = tmp_path / "out"
     answer = flambeau(
@@ -238,7 +246,7 @@ def test_pruned_network_is_smaller_and_trained_again(
 
 @pytest.mark.slow
 def test_quantization_aware_training_gives_integers(
-    exported_run: Path, tmp_path: Path, flambeau: Any, files: list[Path]
+    exported_run: Path, tmp_path: Path, flambeau: Any, files: list[Path], run_python: RunPython
 ) -> None:
     out = tmp_path / "qat"
     words = (
@@ -255,7 +263,7 @@ def test_quantization_aware_training_gives_integers(
 
     operations = [node.op_type for node in onnx.load(str(out / "model.onnx")).graph.node]
     assert operations.count("QuantizeLinear") >= 10
-    assert predicted(flambeau, out, files).keys() == run_example(out, files).keys()
+    assert predicted(flambeau, out, files).keys() == run_example(run_python, out, files).keys()
 
 
 def refuse(flambeau: Any, exported_run: Path, tmp_path: Path, *words: Any) -> str:
@@ -286,14 +294,12 @@ def test_step_that_changes_answers_is_refused(
     assert "--min-agreement is 99.00%" in text
 
 
-def test_step_that_is_slower_is_refused_unless_allowed(
+def test_step_that_is_slower_is_refused(
     exported_run: Path, tmp_path: Path, flambeau: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_figures, "_ratio", lambda times: 2.1)
     text = refuse(flambeau, exported_run, tmp_path, "--quantize bf16 --min-agreement 0")
     assert "bf16 takes 2.10 times as long as before" in text
-    words = "--quantize bf16 --min-agreement 0 --allow-slower --images 8 --out"
-    assert flambeau("export", exported_run, words, tmp_path / "slow").code == 0
 
 
 def test_wrong_input(
@@ -352,7 +358,8 @@ def test_aoti_without_a_compiler_says_so_before_anything_is_measured(
 def test_first_line_comes_before_the_first_measuring(
     exported_run: Path, tmp_path: Path, flambeau: Any
 ) -> None:
-    answer = flambeau("export", exported_run, "--allow-slower --out", tmp_path / "out")
+    answer = flambeau("export", exported_run, "--format safetensors --out", tmp_path / "out")
+    assert answer.code == 0
     assert answer.err.startswith("run: measuring on 6 images\n")
 
 
@@ -440,7 +447,12 @@ def test_file_of_an_export_that_is_damaged_is_told_by_predict(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_thousand_files_get_one_answer_everywhere(
-    exports: dict[str, Path], exported_run: Path, tmp_path: Path, flambeau: Any, nasty_images: Any
+    exports: dict[str, Path],
+    exported_run: Path,
+    tmp_path: Path,
+    flambeau: Any,
+    nasty_images: Any,
+    run_python: RunPython,
 ) -> None:
     """The run, the examples of all formats, the compiled package in Python and in C++; and NumPy's pixels."""
     files = written(tmp_path / "nasty", nasty_images(1000, seed=4))
@@ -450,7 +462,7 @@ def test_a_thousand_files_get_one_answer_everywhere(
     expected = predicted(flambeau, exported_run, files)
     assert len({label for label, _ in expected.values()}) == 3
     for export in (*exports.values(), aoti):
-        equal(run_example(export, files), expected)
+        equal(run_example(run_python, export, files), expected)
     equal(by_numpy(exported_run, aoti, files), expected)
     equal(by_cpp(aoti, files, tmp_path), expected)
 
@@ -489,7 +501,9 @@ def by_cpp(export: Path, files: list[Path], scratch: Path) -> dict[str, tuple[st
     return {name.removesuffix(".ppm"): said for name, said in answers_in(done.stdout).items()}
 
 
-@pytest.mark.parametrize("name", ["torch-export", "onnx", "safetensors"])
+@pytest.mark.parametrize(
+    "name", ["torch-export", "safetensors", pytest.param("onnx", marks=pytest.mark.slow)]
+)
 def test_full_disk_is_told_in_a_line(
     exported_run: Path, tmp_path: Path, flambeau: Any, name: str
 ) -> None:

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from flambeau.export import step_figures
-
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 MODELS = """
 import torch
@@ -39,7 +37,6 @@ class Dropped(Small):
 @pytest.fixture
 def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(step_figures, "_SECONDS", 0.01)
     Path("models.py").write_text(MODELS)
 
 
@@ -68,7 +65,7 @@ def test_safetensors_is_refused_before_anything_is_measured(
     assert answer.err.startswith("flambeau: --format safetensors holds weights alone")
 
 
-@pytest.mark.parametrize("name", ["torch-export", "onnx"])
+@pytest.mark.parametrize("name", ["torch-export", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_branch_on_values_is_told_with_its_line_and_nothing_else(
     exported_run: Path, flambeau: Any, name: str
 ) -> None:

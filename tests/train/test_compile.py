@@ -46,7 +46,7 @@ def train(
 ) -> tuple[dict[str, Tensor], Any]:
     train, val = open_sources(images)
     settings = canonical(Settings(
-        data=str(images), device="cpu", precision="fp32", epochs=2, batch_size=6, ema=0.9, **given,
+        data=str(images), device="cpu", precision="fp32", epochs=2, ema=0.9, **{"batch_size": 6, **given},
     ))  # fmt: skip
     resolved, facts = resolve(settings, train, val)
     training = set_up(resolved, facts, train, val, folder=folder, bar=False)
@@ -178,3 +178,38 @@ def test_inductor_to_the_bit(images: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(whole[f"_orig_mod.{name}"], tensor, rtol=1e-2, atol=1e-3)
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == 6
+
+
+def test_graphs_that_do_not_fit_are_made_for_smaller_batches(
+    monkeypatch: pytest.MonkeyPatch,
+    images: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def backend(graph: Any, inputs: Sequence[Any]) -> Any:
+        size = max(len(x) for x in inputs if isinstance(x, Tensor) and x.shape[1:] == (1, 8, 8))
+
+        def run(*given: Any) -> Any:
+            if size > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return graph.forward(*given)
+
+        return run
+
+    real = torch.compile
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda model, *, mode, dynamic: real(model, backend=backend, dynamic=dynamic),
+    )
+    torch.compiler.reset()
+    halved, run = train(images, tmp_path / "halved", compile="default")
+    torch.compiler.reset()
+    assert run.state.micro_batch == 3
+    assert "for micro-batches of 3 samples: more do not fit into memory" in capsys.readouterr().err
+    monkeypatch.undo()
+    small, _ = train(
+        images, tmp_path / "small", batch_size=3, accumulate=2, lr=run.optimizer.defaults["lr"]
+    )
+    for name, tensor in small.items():
+        assert torch.equal(tensor, halved[f"_orig_mod.{name}"])

@@ -1,4 +1,7 @@
-"""Metrics that are no means: each against scikit-learn or torchmetrics on all samples at once."""
+"""Metrics that are no means: each against scikit-learn or torchmetrics on all samples at once.
+
+torchmetrics is imported where it is used: it takes a second, which each process of pytest would spend.
+"""
 
 import json
 import math
@@ -9,8 +12,6 @@ from typing import Any
 import pytest
 import sklearn.metrics
 import torch
-import torchmetrics
-import torchmetrics.classification as tm
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -26,22 +27,6 @@ def rows(length: int, seed: int) -> TensorDataset:
     x = torch.randn(length, 6, generator=generator)
     noise = 0.8 * torch.randn(length, 3, generator=generator)
     return TensorDataset(x, (x[:, :3] + noise).argmax(1))
-
-
-class Kept(torchmetrics.Metric):
-    """The largest distance of neighbours in the order of the samples; its state has no reduction."""
-
-    kept: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("kept", default=[], dist_reduce_fx=None)
-
-    def update(self, values: Tensor) -> None:
-        self.kept.extend(values)
-
-    def compute(self) -> Tensor:
-        return torch.stack(self.kept).sort().values.diff().max()
 
 
 class Counting:
@@ -61,6 +46,24 @@ class Counting:
 
 
 def metrics() -> dict[str, Any]:
+    import torchmetrics
+    import torchmetrics.classification as tm
+
+    class Kept(torchmetrics.Metric):
+        """The largest distance of neighbours in the order of the samples; its state has no reduction."""
+
+        kept: list[Tensor]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("kept", default=[], dist_reduce_fx=None)
+
+        def update(self, values: Tensor) -> None:
+            self.kept.extend(values)
+
+        def compute(self) -> Tensor:
+            return torch.stack(self.kept).sort().values.diff().max()
+
     return {
         "val": ConfusionMatrix(3),
         "area": AUROC(),

@@ -24,6 +24,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.train import run as run_module
 from flambeau.train.loop.nan_guard import NotFinite
+from flambeau.train.loop.resumption import Resumption
 from flambeau.train.loop.step_metrics import StepMetrics, add_value
 from flambeau.train.run import Run
 from flambeau.train.settings.config_file import as_toml
@@ -640,7 +641,7 @@ def test_a_run_that_fails_to_start_gives_back_what_it_took(
 ) -> None:
     """At every point after the lock: the next start on the same folder is not refused."""
     handler = signal.getsignal(signal.SIGTERM)
-    for owner, name in ((FLAG, "install"), (Run, "_resume"), (run_module, "share_model")):
+    for owner, name in ((FLAG, "install"), (Resumption, "resume"), (run_module, "share_model")):
         with monkeypatch.context() as patch:
 
             def fail(*_: Any, **__: Any) -> None:

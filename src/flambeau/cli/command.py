@@ -20,8 +20,8 @@ from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.version import __version__
 
 VERBS = (
-    "train", "launch", "runs", "report", "diff", "models", "inspect", "predict", "evaluate", "export",
-    "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
+    "train", "launch", "doctor", "tune", "runs", "report", "diff", "models", "inspect", "predict", "evaluate",
+    "export", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
 _MODULES = {"inspect": "inspect_model"}  # no file may have a name of the standard library
 _USER_ERRNOS = {
@@ -149,12 +149,14 @@ def _dispatch(words: list[str]) -> int:
 
 def _parse(words: list[str]) -> argparse.Namespace:
     parser = build_parser(words)
-    parser.set_defaults(parser=parser)
+    parser.set_defaults(parser=parser, takes_rest=False)
     verb = next((word for word in words if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
         parser.error(f"unknown command {verb!r}{nearest(verb, VERBS)} (flambeau --help lists all)")
     chosen, rest = parser.parse_known_args(words)
-    if rest:
+    if chosen.takes_rest:
+        chosen.rest = rest
+    elif rest:
         parser.error(_unknown(rest[0], chosen.parser))
     if verb != "launch":  # what is launched may take what it wants
         for action in chosen.parser._actions:
@@ -204,7 +206,9 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
             verb.add_arguments(child, chinese="train" in words and "--zh" in words)
         else:
             verb.add_arguments(child)
-        child.set_defaults(run=verb.run, parser=child)
+        child.set_defaults(
+            run=verb.run, parser=child, takes_rest=getattr(verb, "TAKES_REST", False)
+        )
     return parser
 
 

@@ -1,6 +1,7 @@
 """The steps of an export in turn: each is measured, and refused where it changes answers or costs time."""
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -172,7 +173,7 @@ class Steps:
         measure(_of_file(format_.name, path, format_.open), asked_for=True)
         if self.plan.quantize in INTEGERS:
             whole = path.rename(path.with_suffix(".fp32.onnx"))
-            stage = replace(stage, open=lambda threads: format_.open(whole, threads))
+            stage = replace(stage, open=_once(whole, format_.open))
             self._quantize(whole, path)
             measure(_of_file(self.plan.quantize, path, format_.open))
             whole.unlink()
@@ -296,7 +297,12 @@ def _eager(name: str, model: ServedModel) -> Stage:
 
 
 def _of_file(name: str, path: Path, open_file: Callable[[Path, int], Classifier]) -> Stage:
-    return Stage(name, lambda threads: open_file(path, threads), path.stat().st_size)
+    return Stage(name, _once(path, open_file), path.stat().st_size)
+
+
+def _once(path: Path, open_file: Callable[[Path, int], Classifier]) -> Callable[[int], Classifier]:
+    """Opens the file once for each number of threads: it is asked and timed beside two neighbours."""
+    return functools.cache(lambda threads: open_file(path, threads))
 
 
 def _num_bytes(model: nn.Module) -> int:

@@ -12,6 +12,9 @@ from typing import Any, Final
 EXIT_CODE: Final = 75
 """EX_TEMPFAIL of sysexits.h: start the same command again and it resumes."""
 
+OUT_OF_MEMORY: Final = 71
+"""EX_OSERR of sysexits.h: start all ranks again, and they train in smaller micro-batches."""
+
 INTERRUPTED: Final = 130
 """What shells give a process that SIGINT has ended."""
 
@@ -25,6 +28,13 @@ class Preempted(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(EXIT_CODE)
+
+
+class MicroBatchHalved(SystemExit):
+    """Memory ran out in one of several ranks; leaves the process with exit code 71."""
+
+    def __init__(self) -> None:
+        super().__init__(OUT_OF_MEMORY)
 
 
 class Interrupted(KeyboardInterrupt):

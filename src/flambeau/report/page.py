@@ -42,7 +42,7 @@ def report_page(
     sections = [_section(name, words, found_sections[name]) for name in names]
     return f"""<!DOCTYPE html>
 <html lang="{words["language"]}">
-{_head(title, scripts)}
+{page_head(title, scripts)}
 <body>
 <header>
 <h1>{escaped(title)}</h1>
@@ -83,8 +83,13 @@ def _sections(
     return shown
 
 
-def _head(title: str, scripts: Sequence[str]) -> str:
-    """With a policy that lets this style and these scripts work, and nothing else."""
+def page_head(title: str, scripts: Sequence[str]) -> str:
+    """The head of a page, with a policy that lets our style and these scripts work, and nothing else.
+
+    Args:
+        title: of the page, as text.
+        scripts: their sources; with a second one the page may ask its server.
+    """
     style = (ASSETS / "report.css").read_text(encoding="utf-8")
     # The script that watches asks its server.
     more = "; connect-src 'self'" if len(scripts) > 1 else ""

@@ -1,5 +1,6 @@
 """The first steps of a training without a trace: `flambeau train --dry-run`."""
 
+import contextlib
 import dataclasses
 import shutil
 import statistics
@@ -60,7 +61,7 @@ def dry_run(
                 f"within {_STEPS} steps the loss or a gradient was NaN or infinite\n{CURES}"
             )
         if ranks.is_first:
-            for line in _report(training, seconds, extend=settings.extend):
+            for line in _report(training, seconds, settings):
                 say(line)
     finally:
         if ranks.is_first:
@@ -74,7 +75,9 @@ def _first_steps(training: Training, *, world: int) -> list[float]:
         start = time.perf_counter()
         for images, targets in run.batches():
             step = run.state.step
-            run.step(training.loss_of(images, targets, step=step))
+            # Several ranks would be started again, for which this leaves nothing.
+            with run.halving() if world == 1 else contextlib.nullcontext():
+                run.step(training.loss_of(images, targets, step=step))
             if run.state.step == step:
                 continue  # of several forward passes
             if run.device.type != "cpu":
@@ -88,15 +91,18 @@ def _first_steps(training: Training, *, world: int) -> list[float]:
     return seconds
 
 
-def _report(training: Training, seconds: list[float], *, extend: str | None) -> list[str]:
+def _report(training: Training, seconds: list[float], settings: ResolvedSettings) -> list[str]:
     run = training.run
-    steps = run.plan.total_steps + run.plan.extension(extend)
+    steps = run.plan.total_steps + run.plan.extension(settings.extend)
     per_step = statistics.median(seconds[1:] or seconds)
     left = per_step * steps
     of = (
         "the first step alone" if len(seconds) == 1 else f"{len(seconds) - 1} steps after the first"
     )
+    planned, fitting = settings.batch_size, run.state.micro_batch or settings.batch_size
+    smaller = f"{planned} samples at once do not fit into memory, {fitting} do"
     return [
+        *([smaller] if fitting < planned else []),
         f"first step {seconds[0]:.2f} s, then {per_step:.3g} s per step (median of {of})",
         f"the run has {steps} steps of {run.plan.steps_per_epoch} per epoch: about "
         f"{_duration(left)}, without evaluations",

@@ -80,16 +80,18 @@ def fit(training: Training) -> None:
     training.loss_of.keeps_inputs = True
     for _ in run.epochs():
         for images, targets in run.batches():
-            run.step(batch_loss(training, images, targets))
+            with run.halving():
+                run.step(batch_loss(training, images, targets))
         for images, targets, indices in run.evaluate(
             WithIndices(training.val), on_bad=bad_val_images
         ):
-            with run.autocast():
-                logits = model(normalize(images))
-            losses = cross_entropy(logits, targets, reduction="none")
-            run.log(val_loss=losses, val_accuracy=correct(logits, targets))
-            if training.evaluations is not None:
-                run.log(samples=(indices, targets, logits))
+            with run.halving():
+                with run.autocast():
+                    logits = model(normalize(images))
+                losses = cross_entropy(logits, targets, reduction="none")
+                run.log(val_loss=losses, val_accuracy=correct(logits, targets))
+                if training.evaluations is not None:
+                    run.log(samples=(indices, targets, logits))
         stops = 0 < training.early_stop <= run.epochs_since_best
         if stops:
             num, best = run.epochs_since_best, run.state.best.metrics.get("val_accuracy")
@@ -137,6 +139,7 @@ def set_up(
     folder: Path,
     bar: bool = True,
     replay_from: Path | None = None,
+    micro_batch: int | None = None,
     before_run: Callable[[], None] = lambda: None,
     track: Sequence[LineFunction] = (),
 ) -> Training:
@@ -149,6 +152,7 @@ def set_up(
         folder: of the run.
         bar: show a progress bar on a terminal.
         replay_from: a checkpoint folder to start from, writing nothing.
+        micro_batch: samples per forward pass, if fewer than the settings say.
         before_run: called when all but the run is made, so when most mistakes have been found.
         track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
 
@@ -161,11 +165,10 @@ def set_up(
     data = train_data, _ = datasets(settings, facts, train, val)
     model, lines = new_model(settings, facts, train, ranks, folder=folder, replay_from=replay_from)
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
-    # Before Run, which may put pieces into the optimizer in the place of the model's parameters.
-    lines += report(settings, model, optimizer)
+    lines += report(settings, model, optimizer)  # before Run, which may put pieces into it
     normalize = normalizer(facts, device)
-    called, loss_of, compile_line = make_loss(
-        model, settings, facts, data, ranks, normalize=normalize
+    called, loss_of, micro_batch, more_lines = make_loss(
+        model, settings, facts, data, ranks, normalize=normalize, micro_batch=micro_batch
     )
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
     evaluations = None if replay_from else _kept(folder, ranks, data, facts, settings.data)
@@ -174,11 +177,11 @@ def set_up(
         **run_options(settings), "attachments": {"dataset.json": facts.as_json()},
         "on_bad": bad_images.report_to(train_data.describe), "explain": _explainer(model, loss_of),
         "sampler": balanced_sampler(settings, train.labels), "bar": bar, "replay_from": replay_from,
-        "track": [settings.track, *track], "state": new_history(facts, device),
+        "track": [settings.track, *track], "state": new_history(facts, device), "micro_batch": micro_batch,
         "metrics": {} if evaluations is None else {"samples": evaluations.metric},
     }  # fmt: skip
     run = Run(folder, called, optimizer, train_data, **options)
-    for line in [*(lines if run.state.step == 0 else ()), *compile_line]:
+    for line in [*(lines if run.state.step == 0 else ()), *more_lines]:
         run.progress.say(line)
     return Training(
         run, called, *data, normalize, loss_of, settings.early_stop, bad_images, evaluations, ranks
@@ -218,8 +221,9 @@ def make_loss(
     ranks: Ranks,
     *,
     normalize: Callable[[Tensor], Tensor],
-) -> tuple[nn.Module, TrainingLoss, list[str]]:
-    """The model as the loop calls it, its loss, and a line on what compiling took, if it was compiled."""
+    micro_batch: int | None,
+) -> tuple[nn.Module, TrainingLoss, int | None, list[str]]:
+    """The model as the loop calls it, its loss, what has fitted so far, and a line on what compiling took."""
     device = pick_device(settings.device)
     teacher = ranks.each(lambda: make_teacher(settings, facts, device))
     called = compiled(model, settings)
@@ -227,14 +231,17 @@ def make_loss(
         called, settings, facts, device=device, normalize=normalize, teacher=teacher
     )
     if called is model:
-        return called, loss_of, []
-    seconds = ranks.each(
-        lambda: warm_up(
-            called, settings, data, ranks, loss_of=functools.partial(loss_of, step=0),
-            logits_of=lambda images: called(normalize(images)), device=device,
-        )
+        return called, loss_of, micro_batch, []
+    seconds, fitting = warm_up(
+        called, settings, data, ranks, micro_batch=micro_batch,
+        loss_of=functools.partial(loss_of, step=0),
+        logits_of=lambda images: called(normalize(images)), device=device,
     )  # fmt: skip
-    return called, loss_of, [f"the model was compiled in {seconds:.0f} s"]
+    line = f"the model was compiled in {seconds:.0f} s"
+    if fitting < (micro_batch or settings.batch_size):
+        micro_batch = fitting
+        line += f", for micro-batches of {fitting} samples: more do not fit into memory"
+    return called, loss_of, micro_batch, [line]
 
 
 def set_up_torch(settings: ResolvedSettings, device: torch.device) -> None:

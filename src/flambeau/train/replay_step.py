@@ -7,6 +7,7 @@ from pathlib import Path
 from flambeau.errors import InputError
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.train.build.data import reopen_data
+from flambeau.train.checkpoints.micro_batches import MicroBatches
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.fit_classifier import Training, set_up
 from flambeau.train.loop.nan_guard import BadStep, NotFinite, explain
@@ -45,6 +46,7 @@ def replay_step(path: Path, *, say: Callable[[str], None]) -> int:
         train,
         val,
         folder=folder.path,
+        micro_batch=MicroBatches.read(folder.path).training,
         replay_from=folder.checkpoints / bad.checkpoint,
     )
     run = training.run

@@ -14,6 +14,7 @@ Start it by torchrun: all processes together do what one would do.
 """
 
 import contextlib
+import functools
 import os
 import time
 import weakref
@@ -27,19 +28,21 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from flambeau.parallel.gradient_sync import SingleProcess
-from flambeau.parallel.preemption import FLAG
+from flambeau.parallel.preemption import FLAG, MicroBatchHalved
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.build.device import generators_of
-from flambeau.train.checkpoints.checkpointer import Restored, restore
-from flambeau.train.checkpoints.published_weights import Result, finished
+from flambeau.train.checkpoints.checkpointer import restore
+from flambeau.train.checkpoints.published_weights import Result
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.evaluation_mode import evaluated_batches, generators_restored
+from flambeau.train.loop.memory_guard import MemoryGuard
 from flambeau.train.loop.nan_guard import NanGuard
-from flambeau.train.loop.rank_checks import check_ranks, check_shares, gathered_means
+from flambeau.train.loop.rank_checks import check_ranks, gathered_means
 from flambeau.train.loop.recorder import Recorder
+from flambeau.train.loop.resumption import Resumption
 from flambeau.train.loop.run_parts import make_parts, make_state, share_model
 from flambeau.train.loop.step_metrics import add_value
 from flambeau.train.loop.training_step import TrainingStep
@@ -75,7 +78,9 @@ class Run:
         self.model, self.optimizer = model, optimizer
         self._replays = told.replay_from is not None
         self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()
-        self._parts = parts = make_parts(model, optimizer, data, told, self._ranks, given=options)
+        self._parts = parts = make_parts(
+            model, optimizer, data, told, self._ranks, folder=self.folder.path, given=options
+        )
         self.plan, self.device = parts.plan, parts.amp.device
         self.progress = parts.progress
         self.result: Result | None = None
@@ -90,10 +95,11 @@ class Run:
             self.state = make_state(parts, saved, optimizer, told)
             self._loop = TransientState(torch.zeros((), device=self.device))
             self._draws = BatchDraws(told.seed, generators_of(self.device))
+            written = None if self._replays else self.folder.path
             self._nan_guard = NanGuard(
-                None if self._replays else self.folder.path, self.state, parts,
-                draws=self._draws, ranks=self._ranks, options=told,
-            )  # fmt: skip
+                written, self.state, parts, draws=self._draws, ranks=self._ranks, options=told
+            )
+            self._memory = MemoryGuard(written, self.state, self._loop, parts, ranks=self._ranks)
             self._step = TrainingStep(
                 self.state, self._loop, parts.schedule, SingleProcess(), self._ranks.world
             )
@@ -101,6 +107,9 @@ class Run:
                 self.folder, self.state, ranks=self._ranks, options=told, plan=self.plan,
                 compiled=model is not parts.model, progress=self.progress,
                 layout=None if parts.shards is None else parts.shards[1],
+            )  # fmt: skip
+            self._resumption = Resumption(
+                self.folder, self.state, self._loop, parts, self._recorder, self._ranks, self._memory
             )  # fmt: skip
             if told.replay_from is not None:
                 self.state.load(restore(Path(told.replay_from)))
@@ -110,7 +119,7 @@ class Run:
                 resources.callback(FLAG.restore, self.folder)
                 FLAG.install(self.folder)
                 resources.callback(self._recorder.close)
-                self._resume()
+                self.result = self._resumption.resume()
                 self._step.sync = share_model(parts, told, self._ranks, say=self.progress.say)
             # Dropped without a loop, it gives back what it holds.
             self._finalizer = weakref.finalize(self, _release, resources.pop_all(), os.getpid())
@@ -192,11 +201,23 @@ class Run:
             self._ranks.beat("in the forward pass")
             self._step.sync.before_batch(micro)
             yield micro.data
+            if loop.is_short:
+                self._begin_again()
+                continue
             if loop.micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
             if loop.asks_to_stop and self._ranks.world == 1 and micro.ends_batch:
                 self._agree_to_stop()
         self._recorder.end_batches()
+
+    def halving(self) -> contextlib.AbstractContextManager[None]:
+        """Around a batch's forward pass, `step` and `log`: out of memory there halves the micro-batch.
+
+        The step begins again with the same samples, in twice as many forward passes; nothing that was logged
+        inside counts twice. A batch of an evaluation is cut in two. Of several processes all leave with exit
+        code 71 instead: started again, they go on from the newest checkpoint in smaller micro-batches.
+        """
+        return self._memory.around()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context of `precision` for the forward pass and the loss."""
@@ -238,9 +259,9 @@ class Run:
         means = self.state.window.logged if loop.evaluated is None else loop.evaluated
         for name, value in values.items():
             if name in metrics:
-                metrics.update(name, value, loop.num_samples)
+                loop.count(functools.partial(metrics.update, name, value, loop.num_samples))
             else:
-                add_value(means, name, value, loop.num_samples, self.device)
+                add_value(means, name, value, loop.num_samples, self.device, count=loop.count)
 
     def evaluate(
         self, data: Dataset[Any] | Iterable[Any], *, on_bad: OnBad | None = None
@@ -261,7 +282,7 @@ class Run:
                     self._recorder.before_fork()
                 yield from evaluated_batches(
                     loader, self._parts, self._loop,
-                    ranks=self._ranks, model=self.model, ema=ema, progress=self.progress,
+                    ranks=self._ranks, model=self.model, ema=ema, guard=self._memory,
                 )  # fmt: skip
         finally:
             self._loop.evaluated = None
@@ -302,7 +323,7 @@ class Run:
             return
         row, halted_steps = self.state.read_window(self._loop.halted_steps)
         if halted_steps:
-            self._roll_back(self.state.step - halted_steps)
+            self._resumption.roll_back(self.state.step - halted_steps, self._nan_guard, self._step)
             return
         self._recorder.write(row)
         self.progress.note(row)
@@ -329,6 +350,14 @@ class Run:
         if due or state.best.step == state.step:
             self._save()
         self._preempt_if_asked()
+
+    def _begin_again(self) -> None:
+        """Memory ran out: the global batch under way comes again, in smaller micro-batches."""
+        try:
+            self._memory.begin_again(lambda: self._save(wait=True))
+        except MicroBatchHalved:
+            self.close()
+            raise
 
     def _preempt_if_asked(self) -> None:
         """A point where the run may stop; all ranks pass the same ones and stop at the same."""
@@ -357,39 +386,6 @@ class Run:
             self._recorder.save()
         if wait:
             self._recorder.wait_for_all()
-
-    def _resume(self) -> None:
-        """Go on from the newest checkpoint that is whole, if there is any."""
-        found = self._recorder.newest()
-        if found is not None:
-            self._go_to(found)
-            if self.state.position and self._parts.loader.are_shares:
-                check_shares(found.meta["exactness"].get("processes", 1), self._ranks.world)
-        if not self._recorder.begin_extension(self._parts.schedule):
-            self.result = self._ranks.first(lambda: finished(self.folder, say=self.progress.say))
-        if self.result is not None:
-            return
-        if found is not None:
-            self._recorder.say_where(found)
-        self._recorder.open_metrics(found)
-
-    def _go_to(self, found: Restored) -> None:
-        """Stand where a checkpoint was taken: on a resume, and where a run goes back."""
-        state = self.state
-        state.load(found)
-        if not self._ranks.is_first:
-            state.leave_to_first()
-        self._loop.restart(saved_step=state.step, next_event=self.plan.next_event(state.step))
-        state.window.restart_clock()
-        self._recorder.saver.last_good = found.name
-
-    def _roll_back(self, steps_before: int) -> None:
-        """Go back from a bad step to the newest checkpoint, or stop."""
-        self._loop.stream = None
-        why = self._nan_guard.roll_back(steps_before, self._recorder, self._go_to)
-        self._recorder.begin_extension(self._parts.schedule)
-        self._step.sync.roll_back()
-        self.progress.say(why)
 
 
 def _release(resources: contextlib.ExitStack, process: int) -> None:

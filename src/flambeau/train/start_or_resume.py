@@ -3,8 +3,9 @@
 What the command `flambeau train` and `flambeau.train.api.train` have in common.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,17 @@ from flambeau.data.sources.data_names import check_download
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
+from flambeau.recipes.memory.batch_size_finder import is_out_of_memory
 from flambeau.terminal import columns
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.class_balance import class_lines
 from flambeau.train.build.data import DataFacts, check_unchanged, open_data
+from flambeau.train.checkpoints.micro_batches import MicroBatches
 from flambeau.train.checkpoints.published_weights import finished
 from flambeau.train.checkpoints.run_folder import GO_ON, START_AGAIN, RunFolder
 from flambeau.train.dry_run import dry_run as train_briefly
 from flambeau.train.fit_classifier import Training, fit, set_up
+from flambeau.train.loop.memory_guard import SMALLER
 from flambeau.train.loop.nan_guard import CURES, NotFinite
 from flambeau.train.settings.config_file import as_dict, from_stored
 from flambeau.train.settings.default_folder import EMBEDDED_NAME
@@ -33,6 +37,7 @@ from flambeau.train.settings.track import LineFunction
 _BY_FLAGS = {
     START_AGAIN: "--fresh sets it aside, and --weights RUN --out NEW begins another one from its weights",
     GO_ON: "--extend 10ep trains a finished run on for so much more",
+    SMALLER: "Use a smaller --image-size or --model, --precision bf16, or --recompute 'layer*.*'",
     CURES: "Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback",
 }
 
@@ -70,7 +75,7 @@ def start(
     """
     ranks = join_ranks()
     ranks.begin_watch(settings.stall_timeout)
-    try:
+    with _ended_watch(ranks), _in_words_of_the_command():
         place = RunFolder(folder)
         stored = None if fresh else ranks.first(lambda: _stored(told, place))
         ranks.first(lambda: _check_outside(folder, (stored or settings).data))
@@ -82,20 +87,39 @@ def start(
             train_briefly(*opened, say=say)
             return False
 
+        noted = None if stored is None else ranks.first(lambda: MicroBatches.read(folder).training)
         training = set_up(
-            *opened, folder=folder, bar=bar, track=track,
+            *opened, folder=folder, bar=bar, track=track, micro_batch=noted,
             before_run=lambda: _set_aside(place, say) if fresh else None,
         )  # fmt: skip
         # Only now: nothing has prevented it, and no error is lost below many lines.
         _tell_start(training, told, *opened, folder=folder, listener=listener)
         _fit(training)
         return False
+
+
+@contextlib.contextmanager
+def _ended_watch(ranks: Ranks) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        ranks.end_watch()
+
+
+@contextlib.contextmanager
+def _in_words_of_the_command() -> Iterator[None]:
+    """Errors name flags instead of Python's arguments; out of memory is one of them, wherever it was."""
+    try:
+        yield
     except InputError as error:
         if (text := _with_flags(str(error))) == str(error):
             raise
         raise InputError(text) from error
-    finally:
-        ranks.end_watch()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        why = str(error).strip().partition("\n")[0]
+        raise InputError(_with_flags(f"out of memory ({why:.200})\n{SMALLER}")) from error
 
 
 def _set_aside(place: RunFolder, say: Callable[[str], None]) -> None:

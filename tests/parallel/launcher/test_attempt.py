@@ -7,6 +7,8 @@ from pathlib import Path
 
 from flambeau.parallel.launcher.attempt import Round
 from flambeau.parallel.launcher.rank_processes import RankProcesses
+from flambeau.parallel.preemption import OUT_OF_MEMORY
+from flambeau.parallel.watchdog.watchdog import LOST_PEER
 
 
 def report(folder: Path, number: int, *, code: int | None = None) -> None:
@@ -30,3 +32,26 @@ def test_a_rank_that_failed_before_the_first_look_is_a_failure(tmp_path: Path) -
     host, process = socket.gethostname(), os.getpid()
     line = f"rank 0 of 2 (host {host}, process {process}) ended with exit code 3"
     assert watched.outcome.line == line
+
+
+def restarted(folder: Path, *, can_halve: bool) -> tuple[Round, list[str]]:
+    """Rank 1 has run out of memory, and rank 0 has lost it."""
+    ranks, said = RankProcesses(folder, 2, {}), list[str]()
+    report(ranks.folder, 0, code=LOST_PEER)
+    report(ranks.folder, 1, code=OUT_OF_MEMORY)
+    ranks.poll()
+    watched = Round(
+        ranks, None, place="here", signals=[], num_restarts=(0, 0), can_halve=can_halve, say=said.append
+    )  # fmt: skip
+    assert watched.look()
+    return watched, said
+
+
+def test_out_of_memory_is_no_failure(tmp_path: Path) -> None:
+    """All are started again, as often as a batch can be halved; no restart was asked for."""
+    watched, (line,) = restarted(tmp_path / "1", can_halve=True)
+    assert watched.outcome is None
+    assert watched.ending is not None and not watched.ending.is_failure
+    assert line.startswith("flambeau: rank 1 of 2 ") and line.endswith("; starting the ranks again")
+    watched, said = restarted(tmp_path / "2", can_halve=False)
+    assert watched.outcome is not None and watched.outcome.code == 1 and not said

@@ -12,7 +12,11 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Muon
 from torch.profiler import ProfilerActivity, profile
 
-from flambeau.recipes.memory.memory_budget import estimate_memory
+from flambeau.recipes.memory.memory_budget import (
+    activations_by_module,
+    estimate_memory,
+    top_modules,
+)
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -204,3 +208,54 @@ def test_cuda_peak() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert estimate.peak == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)
+
+
+# ---------------------------------------------------------------- by module
+
+
+def tanh_block(inputs: int, outputs: int) -> nn.Module:
+    """Keeps its output alone: what Tanh gives; the input of its Linear is kept by whoever made it."""
+    return nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh())
+
+
+class Twice(nn.Module):
+    """A list of blocks, of which the second runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([tanh_block(64, 32), tanh_block(32, 32), tanh_block(32, 16)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.blocks
+        return third(second(second(first(x.sin()))))
+
+
+def test_each_module_keeps_what_its_formula_says() -> None:
+    kept = activations_by_module(Twice(), (torch.empty(1000, 64),))
+    expected = {"": 64, "blocks.0": 32, "blocks.1": 2 * 32, "blocks.2": 16}
+    assert kept.keys() == expected.keys()
+    for name, features in expected.items():
+        assert abs(kept[name] - features * 1000 * 4) < 64, name  # the loss is a number or two
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_the_modules_together_are_the_estimate(autocast: torch.dtype | None) -> None:
+    model, batch = (
+        nn.Sequential(Block(8), Block(8), nn.Conv2d(8, 4, 1)),
+        (torch.empty(4, 8, 16, 16),),
+    )
+    kept = activations_by_module(model, batch, autocast=autocast)
+    assert sum(kept.values()) == estimate_memory(model, batch, autocast=autocast).activations
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_outermost_modules_that_run() -> None:
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([nn.ReLU()]), nn.Sequential(nn.ReLU()))
+    assert top_modules(inner) == ["0", "1.0", "2"]
+    assert top_modules(nn.Sequential(nn.Sequential(inner))) == ["0.0.0", "0.0.1.0", "0.0.2"]
+    assert top_modules(nn.Linear(2, 2)) == []
+
+
+def test_a_model_that_trains_nothing_has_no_step() -> None:
+    with pytest.raises(ValueError, match="no parameter of the model needs a gradient"):
+        activations_by_module(nn.ReLU(), (torch.empty(2, 2),))

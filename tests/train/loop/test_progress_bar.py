@@ -59,7 +59,8 @@ def test_the_bar_has_its_figures_from_the_first_step_on(
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_what_is_left_are_the_lines_of_the_epochs(screens: dict[int, str], columns: int) -> None:
-    first, second, *rest = left(screens[columns])
+    first, verdict, second, *rest = left(screens[columns])
+    assert verdict.startswith("waits for data ")
     assert re.fullmatch(
         r"epoch 1/2  loss \d\.\d{4}  val_accuracy 0\.\d{4} \* best  \d\.\d s", first
     )

@@ -1,4 +1,7 @@
-"""Runs of MLflow in a local store, read back by its client."""
+"""Runs of MLflow in a local store, read back by its client.
+
+It is imported by the first test: that takes seconds, which each process of pytest would spend.
+"""
 
 import contextlib
 import os
@@ -11,8 +14,6 @@ import pytest
 
 from flambeau.train.trackers.mlflow_run import MlflowRun
 
-mlflow = pytest.importorskip("mlflow")
-pytest.importorskip("sqlalchemy")
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning",  # connections to its database that it leaves open
     "ignore::pytest.PytestUnraisableExceptionWarning",
@@ -22,6 +23,13 @@ pytestmark = pytest.mark.filterwarnings(
 Points = list[tuple[int, dict[str, float]]]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _mlflow() -> None:
+    """Here already, and not in each process that is forked."""
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+
+
 @pytest.fixture(autouse=True)
 def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
@@ -29,14 +37,20 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def client_of(uri: str) -> Any:
+    import mlflow
+
+    return mlflow.MlflowClient(uri)
+
+
 def runs(uri: str) -> list[Any]:
-    client = mlflow.MlflowClient(uri)
+    client = client_of(uri)
     experiment = client.get_experiment_by_name("flambeau")
     return list(client.search_runs([experiment.experiment_id]))
 
 
 def curves(uri: str, run: Any) -> dict[str, list[tuple[int, float]]]:
-    client = mlflow.MlflowClient(uri)
+    client = client_of(uri)
     found = {}
     for name in run.data.metrics:
         if name not in ("images_per_s", "data_wait"):
@@ -101,11 +115,11 @@ def test_the_environment_names_store_and_experiment_and_a_run_that_was_removed_i
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     train(tmp_path / "run", "mlflow", duration="2st")
     (first,) = runs(uri)
-    mlflow.MlflowClient(uri).delete_run(first.info.run_id)
+    client_of(uri).delete_run(first.info.run_id)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     train(tmp_path / "run", "mlflow", duration="2st", extend="2st")
     assert runs(uri) == []
-    client = mlflow.MlflowClient(uri)
+    client = client_of(uri)
     (again,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
     assert [step for step, _ in curves(uri, again)["train_loss"]] == [1, 2, 3, 4]
     assert not (tmp_path / "mlflow.db").exists()

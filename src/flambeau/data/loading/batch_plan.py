@@ -1,5 +1,6 @@
 """Which samples make up which batch, from any epoch and position on, and which part a worker is asked for."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class BatchLayout:
         rank: of this process.
         world: how many processes read together.
         keeps_empty: a rank for which no sample is left gets a stand-in, so that it takes part in the step.
+        step_samples: samples per optimizer step, if they are no multiple of `micro_batch_size`: the last
+            micro-batch of each step is smaller then.
     """
 
     micro_batch_size: int
@@ -62,11 +65,21 @@ class BatchLayout:
     rank: int = 0
     world: int = 1
     keeps_empty: bool = True
+    step_samples: int | None = None
 
     @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step."""
-        return self.micro_batch_size * self.accumulate
+        return self.step_samples or self.micro_batch_size * self.accumulate
+
+    @property
+    def num_parts(self) -> int:
+        """Micro-batches of a whole global batch."""
+        return -(-self.global_batch_size // self.micro_batch_size)
+
+    def with_micro_batches(self, size: int) -> "BatchLayout":
+        """The same global batches in micro-batches of another size."""
+        return dataclasses.replace(self, micro_batch_size=size, step_samples=self.global_batch_size)
 
 
 class BatchPlan(Sampler[BatchPart]):

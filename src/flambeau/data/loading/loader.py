@@ -135,6 +135,21 @@ class Loader:
         size = self._layout.global_batch_size
         return list(map(int, self.order(epoch)[batch * size : (batch + 1) * size]))
 
+    @property
+    def stacks(self) -> bool:
+        """Whether each tensor of a batch holds all of its samples."""
+        is_seeded = isinstance(self._dataset, SeededDataset)
+        return is_seeded or self._reading.collate is default_collate
+
+    @property
+    def layout(self) -> BatchLayout:
+        """How samples are grouped now."""
+        return self._layout
+
+    def set_micro_batches(self, size: int) -> None:
+        """Cut the same global batches into micro-batches of so many samples, in streams from now on."""
+        self._layout = self._layout.with_micro_batches(size)
+
     def describe(self, index: int) -> str:
         """What the dataset calls a sample."""
         if isinstance(self._dataset, SeededDataset):

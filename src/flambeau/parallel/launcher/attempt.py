@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from flambeau.parallel.launcher.job_status import NEVER_AGAIN, Ending, RoundStatus
 from flambeau.parallel.launcher.rank_processes import RankProcesses
-from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED
+from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED, OUT_OF_MEMORY
 from flambeau.parallel.watchdog.watchdog import LOST_PEER
 
 _GRACE_S = 1.5  # between SIGTERM and SIGKILL, once a rank has failed
@@ -46,6 +46,7 @@ class Round:
         place: where the machines meet, for people.
         signals: grows by what the ranks are to be sent.
         num_restarts: how often ranks have failed before, and how often they may.
+        can_halve: a rank that has run out of memory is no failure, for it trains in smaller parts then.
         say: prints a line.
 
     Attributes:
@@ -61,12 +62,14 @@ class Round:
         place: str,
         signals: Sequence[signal.Signals],
         num_restarts: tuple[int, int],
+        can_halve: bool = True,
         say: Callable[[str], None],
     ) -> None:
         self.outcome: Outcome | None = None
         self.ending: Ending | None = None
         self._ranks, self._status, self._place, self._say = ranks, status, place, say
         self._signals, self._num_sent, self._num_restarts = signals, 0, num_restarts
+        self._can_halve = can_halve
         self._failures: list[Ending] = []
         self._noted = set[int]()
         self._lost_at: float | None = None
@@ -180,7 +183,10 @@ class Round:
             root = dataclasses.replace(root, line=_explained(root.line, causes))
         root = dataclasses.replace(root, is_final=self._is_final(root))
         found = self._tell(root)
-        self._ranks.end(_GRACE_S if found.is_failure else _SAVE_S)
+        may_save = (
+            not found.is_failure and found.code != OUT_OF_MEMORY
+        )  # those wait for the lost rank
+        self._ranks.end(_SAVE_S if may_save else _GRACE_S)
         if self._status is not None:
             self._status.refresh()
             found = self._status.ending or found
@@ -227,7 +233,8 @@ class Round:
         line = _line_of(self._name(number), code, self._cause(number), lost_peer=LOST_PEER)
         # SIGABRT is what a rank gives itself, perhaps because of another one.
         weight = 0 if code < 0 and -code != signal.SIGABRT else _LOST if code == LOST_PEER else 1
-        self._failures.append(Ending(line, code, weight))
+        is_failure = code != OUT_OF_MEMORY or not self._can_halve
+        self._failures.append(Ending(line, code, weight, is_failure=is_failure))
 
     def _cause(self, number: int) -> str:
         return _cause_of(self._ranks.folder / f"{number}.error")

@@ -29,10 +29,12 @@ from flambeau.parallel.launcher.job_spec import JobSpec
 from flambeau.parallel.launcher.job_status import Background, Ending, RoundStatus
 from flambeau.parallel.launcher.rank_processes import RankProcesses
 from flambeau.parallel.launcher.rendezvous_address import Place
+from flambeau.parallel.preemption import OUT_OF_MEMORY
 
 _POLL_S = 0.05  # between two looks at the ranks
 _LAST_CALL_S = 10  # for more nodes, once the fewest are there; torch's default is 30
 _AGENT_S = 5.0  # for torch's agent to end once its processes have; a lost store blocks it
+_MOST_HALVINGS = 32  # of a batch: more than there can be, unless nobody writes them down
 _PATIENCE_S = 5.0  # of waiting for other nodes, before the user is told
 
 
@@ -62,7 +64,7 @@ class Job:
         self._signals, self._say, self._note_loss = signals, say, note_loss
         self._store: Store | None = None
         self._is_host = True
-        self._num_rounds = self._num_restarts = 0
+        self._num_rounds = self._num_restarts = self._num_halvings = 0
         self._shape: tuple[int, int] | None = None
         self._last_line = ""
 
@@ -195,6 +197,7 @@ class Job:
             place=str(self._place),
             signals=self._signals,
             num_restarts=(self._num_restarts, self._spec.max_restarts),
+            can_halve=self._num_halvings < _MOST_HALVINGS,
             say=self._say,
         )
         while not watched.look():
@@ -206,6 +209,8 @@ class Job:
         return watched.outcome
 
     def _note_ending(self, ending: Ending | None, run: Path | None) -> None:
+        if ending is not None and ending.code == OUT_OF_MEMORY:
+            self._num_halvings += 1
         if ending is not None and ending.is_failure:
             self._num_restarts += 1
             self._last_line = ending.line

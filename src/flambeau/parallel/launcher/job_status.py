@@ -70,7 +70,8 @@ class Ending:
         code: exit code of the rank, negative for a signal.
         weight: the lower, the nearer to the cause.
         is_final: the ranks are not started again.
-        is_failure: False if the ranks may save first, because a node joins.
+        is_failure: False if the ranks are to be started again, because a node joins or one of them needs
+            smaller parts of a batch.
     """
 
     line: str

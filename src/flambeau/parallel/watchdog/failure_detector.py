@@ -64,6 +64,7 @@ class Failure:
         stack: of the first of `ranks`, as text.
         is_silent: their threads do not run, so they cannot end by themselves.
         time_s: since 1970.
+        wish: what the rank that leaves asks the first one for, to be heeded at the next start.
     """
 
     ranks: list[int]
@@ -73,6 +74,7 @@ class Failure:
     stack: str = ""
     is_silent: bool = False
     time_s: int = field(default_factory=lambda: int(time.time()))
+    wish: str = ""
 
     @property
     def text(self) -> str:
@@ -151,13 +153,14 @@ class FailureDetector:
         *,
         stack: str = "",
         is_silent: bool = False,
+        wish: str = "",
     ) -> Failure:
         """Publish to all ranks why the job ends.
 
         Returns:
             What was published first, which may be the failure that another rank reported.
         """
-        failure = Failure(ranks, cause, self._rank, self.me.host, stack, is_silent)
+        failure = Failure(ranks, cause, self._rank, self.me.host, stack, is_silent, wish=wish)
         own = json.dumps(asdict(failure))
         first = store.compare_set("failure", "", own)
         store.add("changes", 1)

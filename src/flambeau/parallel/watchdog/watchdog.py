@@ -62,6 +62,7 @@ class Watchdog:
 
     Attributes:
         note: takes the failure of another rank.
+        heed: takes what another rank asks for that leaves to be started again.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Watchdog:
         self._pace = pace
         self._say, self._end = say or _say, end
         self.note: Callable[[str], object] = lambda _: None
+        self.heed: Callable[[str], object] = lambda _: None
         self._progress = ProgressTracker(timeout_s=stall_timeout_s, tick_s=pace.beat_s)
         self._stops = StopAgreement(rank=member.rank, world=member.world, asked=asked)
         self._detector = FailureDetector(member, self._progress, pace)
@@ -89,6 +91,7 @@ class Watchdog:
         # Written by the main thread.
         self._has_left = self._has_lost_peer = self._is_paused = False
         self._own_failure: tuple[str, int] | None = None
+        self._wish = ""
         # Written by the other.
         self._failure: Failure | None = None
         self._num_changes = 0
@@ -145,12 +148,13 @@ class Watchdog:
         """Whether all ranks will stop at their next point, so that work before it may be cut short."""
         return self._stops.stops_next
 
-    def fail(self, cause: str, code: int) -> bool:
+    def fail(self, cause: str, code: int, *, wish: str = "") -> bool:
         """This rank ends with an error: inform the others, and write the file that torch's agent reads.
 
         Args:
             cause: such as 'ValueError: no such file'; of several lines, the first.
             code: the exit code; the watchdog ends the process with it after five times `pace.grace_s`.
+            wish: what the first rank is to heed; it gets the time to do so.
 
         Returns:
             Whether to print it; False when another rank has failed with the same message before.
@@ -158,6 +162,7 @@ class Watchdog:
         cause = _first_line(cause)
         first, time_s = True, int(time.time())
         if self._is_on and self._thread.is_alive():
+            self._wish = wish
             self._own_failure = (cause, code)
             self._wake.set()
             self._is_explained.wait(5)
@@ -165,7 +170,7 @@ class Watchdog:
             if failure is not None and failure.by != self._rank:
                 first = not failure.cause.endswith(cause)
                 time_s = max(time_s, failure.time_s + 1)
-            if self._serves_others:
+            if self._serves_others or wish:
                 time.sleep(self._pace.grace_s)  # who read it from the store in this process
         _write_error_file(self._failed_text(cause), time_s)
         return first
@@ -258,7 +263,10 @@ class Watchdog:
         failure: Failure | None
         if self._own_failure is not None:
             cause = self._failed_text(self._own_failure[0])
-            failure = client.call(lambda store: self._detector.report(store, [self._rank], cause))
+            wish = self._wish
+            failure = client.call(
+                lambda store: self._detector.report(store, [self._rank], cause, wish=wish)
+            )
         else:
             failure = (
                 client.call(self._exchange)
@@ -313,7 +321,10 @@ class Watchdog:
             # The agent takes the earliest for the reason of all.
             later_s = 0 if self._rank in failure.ranks else 1
             _write_error_file(failure.cause, failure.time_s + later_s)
-            self._in_bounded_time(lambda: self.note(failure.cause))
+            if failure.wish:
+                self._in_bounded_time(lambda: self.heed(failure.wish))
+            else:
+                self._in_bounded_time(lambda: self.note(failure.cause))
             if self._detector.reports_on_host(failure):
                 self._print(failure.text if failure.by == self._rank else failure.cause)
         # Who serves the store stays until the others have read it there.

@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch.optim import AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -252,8 +252,7 @@ def _simulate(
     try:
         with mode, live:
             output, loss = forward(model, batch)
-            if not names:
-                live.mark("gradients of all")
+            live.mark("gradients of all")
             loss.backward()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(
@@ -481,6 +480,65 @@ def estimate_memory(
     grown["optimizer"] += grown["gradients"]  # which are gone after it
     grown |= {"activations": grown["start"], "peak": _peak(phases)}
     return MemoryEstimate(**{field.name: grown[field.name] for field in fields(MemoryEstimate)})
+
+
+def top_modules(model: nn.Module) -> list[str]:
+    """Names of the outermost modules that a forward pass runs, one below the model.
+
+    A module that is all of the model gives way to its own, and a ModuleList to its members.
+
+    Example:
+        >>> model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))})
+        >>> top_modules(model)
+        ['net.0', 'net.1']
+    """
+
+    def below(prefix: str, module: nn.Module) -> list[str]:
+        found: list[str] = []
+        for name, child in module.named_children():
+            runs = type(child).forward is not nn.Module.forward
+            found += [f"{prefix}{name}"] if runs else below(f"{prefix}{name}.", child)
+        return found
+
+    names = below("", model)
+    while len(names) == 1 and (inner := below(f"{names[0]}.", model.get_submodule(names[0]))):
+        names = inner
+    return names
+
+
+def activations_by_module(
+    model: nn.Module,
+    batch: tuple[Any, ...],
+    *,
+    loss: Callable[[Any], Tensor] = mean_of_all,
+    autocast: torch.dtype | None = None,
+) -> dict[str, int]:
+    """What each of the `top_modules` leaves alive for the backward pass; nothing is allocated.
+
+    Args:
+        model, batch, loss, autocast: as of `estimate_memory`.
+
+    Returns:
+        Bytes by name, in the order of the modules; '' for what comes before the first of them. What an
+        operation between two modules keeps counts with the one before it.
+
+    Raises:
+        ValueError: as of `estimate_memory`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 8))
+        >>> kept = activations_by_module(model, (torch.ones(16, 256),))
+        >>> kept["0"] + kept["1"]  # Tanh keeps its output, (16, 64), and its input goes
+        4096
+    """
+    names = top_modules(model)
+    forward, plain = partial(_forward, loss, autocast), partial(SGD, lr=0.0)
+    phases = _step(_simulate(model, batch, forward, plain, names=names))
+    kept = dict.fromkeys(["", *names], 0)
+    for phase in phases:
+        if phase.label[0] in ("start", "forward"):
+            kept[phase.label[1]] += phase.end - phase.start
+    return kept
 
 
 def _block_names(model: nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """The model of `--compile`: torch.compile with a graph for each batch size, made before training begins."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,11 @@ from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading.batch_plan import BatchLayout, share_sizes
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
+from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
 from flambeau.recipes.training.amp_step import autocast
 from flambeau.train.build.model import kept_as_is
 from flambeau.train.loop.evaluation_mode import generators_restored
+from flambeau.train.loop.memory_guard import SMALLER, halved
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 
 
@@ -33,10 +36,11 @@ def warm_up(
     data: tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset],
     ranks: Ranks,
     *,
+    micro_batch: int | None,
     loss_of: Callable[[Tensor, Tensor], Tensor],
     logits_of: Callable[[Tensor], Tensor],
     device: torch.device,
-) -> float:
+) -> tuple[float, int]:
     """Make all graphs that the training and its evaluations need; weights, buffers and generators stay.
 
     Args:
@@ -44,51 +48,83 @@ def warm_up(
         settings: of the run.
         data: to train on, and to evaluate on.
         ranks: of the job.
+        micro_batch: samples per forward pass; None for what the settings say.
         loss_of: the loss of images (N, C, S, S) uint8 and targets (N,) int64.
         logits_of: the logits of such images.
         device: of the model.
 
     Returns:
-        Seconds.
+        Seconds, and the samples per forward pass that fit into memory on all ranks.
 
     Raises:
-        InputError: torch cannot compile the model here.
+        InputError: torch cannot compile the model here, or it does not fit.
     """
     start = time.perf_counter()
+    layout = BatchLayout(settings.batch_size, settings.accumulate, ranks.rank, ranks.world)
+    if micro_batch is not None:
+        layout = layout.with_micro_batches(min(micro_batch, layout.micro_batch_size))
+
+    def attempt(layout: BatchLayout) -> bool:
+        try:
+            _make_graphs(
+                model, data, layout, settings, beat=ranks.beat, loss_of=loss_of,
+                logits_of=logits_of, device=device,
+            )  # fmt: skip
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            release_memory(error)
+            return False
+        return True
+
+    while not all(ranks.gather(ranks.each(partial(attempt, layout)))):
+        smaller = halved(layout, model)
+        if smaller is None:
+            raise InputError(
+                f"out of memory, with {layout.micro_batch_size} samples at once\n{SMALLER}"
+            )
+        layout = smaller
+    return time.perf_counter() - start, layout.micro_batch_size
+
+
+def _make_graphs(
+    model: nn.Module,
+    data: tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset],
+    layout: BatchLayout,
+    settings: ResolvedSettings,
+    *,
+    beat: Callable[[str], None],
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    logits_of: Callable[[Tensor], Tensor],
+    device: torch.device,
+) -> None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     train, val = data
     shape = (train.image_size, train.image_size, train.channels)
     evaluated = (val.image_size, val.image_size, val.channels)
+    at_once = BatchLayout(layout.micro_batch_size, 1, layout.rank, layout.world)
     try:
         with generators_restored(), kept_as_is(model):
             model.train()
-            for size in _sizes(len(train), settings, ranks, accumulate=settings.accumulate):
-                ranks.beat(f"compiling the model for {size} images")
+            for size in share_sizes(len(train), layout):
+                beat(f"compiling the model for {size} images")
                 targets = torch.zeros(size, dtype=torch.int64, device=device)
                 loss = loss_of(_images(size, shape, device), targets)
                 torch.autograd.grad(loss, parameters, allow_unused=True)
             model.eval()
-            for size in _sizes(len(val), settings, ranks, accumulate=1):
-                ranks.beat(f"compiling the model for {size} images of an evaluation")
+            for size in share_sizes(len(val), at_once):
+                beat(f"compiling the model for {size} images of an evaluation")
                 with torch.no_grad(), autocast(device, settings.autocast):
                     logits_of(_images(size, evaluated, device))
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:  # among others what torch._dynamo raises
+        if is_out_of_memory(error):
+            raise
         reason = next(line for line in [*str(error).splitlines(), "no reason"] if line.strip())
         raise InputError(
             f"the model cannot be compiled here ({reason:.300}); leave --compile out"
         ) from error
-    return time.perf_counter() - start
 
 
 def _images(size: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Noise, channels_last in memory as batches are: for other strides another graph would be made."""
     return torch.randint(256, (size, *shape), dtype=torch.uint8).to(device).permute(0, 3, 1, 2)
-
-
-def _sizes(
-    length: int, settings: ResolvedSettings, ranks: Ranks, *, accumulate: int
-) -> Sequence[int]:
-    layout = BatchLayout(settings.batch_size, accumulate, ranks.rank, ranks.world)
-    return share_sizes(length, layout)

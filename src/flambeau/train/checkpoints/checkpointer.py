@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flambeau.errors import InputError
-from flambeau.parallel.ranks import FailedElsewhere, Ranks
+from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import unsharded, weights_bytes
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     Checkpoint,
@@ -34,6 +34,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     to_bytes,
     verify_checkpoint,
 )
+from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
 from flambeau.train.checkpoints.run_folder import START_AGAIN
 
 
@@ -72,6 +73,7 @@ class Checkpointer:
         self._ranks = Ranks(0, 1, None)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._unwritten: Callable[[], None] | None = None  # for want of memory
         self._newest, self._began = "", 0.0  # of the last save: its checkpoint, when it began
         self._took = deque[float](maxlen=3)  # seconds of the last saves
         self.last_good: str | None = None
@@ -134,6 +136,10 @@ class Checkpointer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._unwritten is not None:  # now, while nothing trains and its memory is free
+            work, self._unwritten = self._unwritten, None
+            release_memory()
+            work()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -185,6 +191,7 @@ class Checkpointer:
     def _write(
         self, name: str, snapshot: Snapshot, best: str | None, before: Callable[[], None]
     ) -> None:
+        """Do what `save` has promised; where memory does not suffice beside the training, `wait` does it."""
         folder = self._root / name
         keep = {best} if best else set()
         prune = partial(prune_checkpoints, keep_last=self._keep, keep=keep, disk=self._disk)
@@ -197,11 +204,19 @@ class Checkpointer:
             self._ranks.first(partial(prune, self._root))
         except (OSError, CheckpointDamaged) as error:
             self._failure = self._failed(folder, error)
-        except (
-            Exception,
-            FailedElsewhere,
-        ) as error:  # raised by `wait`, in the thread that can act on it
+        except BaseException as error:  # raised by `wait`, in the thread that can act on it
             self._failure = error
+            if not _is_short(error) or self._ranks.world > 1:
+                return
+            release_memory(error)
+            if threading.current_thread() is self._thread:
+                self._failure = None
+                self._unwritten = partial(self._write, name, snapshot, best, before)
+            else:
+                self._failure = SaveFailed(
+                    f"checkpoint {folder} could not be written: there is no memory for it; the last good one "
+                    f"is {self.last_good or 'none'}.\nFree some and run the same command again."
+                )
 
     def _failed(
         self, folder: Path, error: OSError | CheckpointDamaged, *, by: str = ""
@@ -216,6 +231,15 @@ class Checkpointer:
         )
         failure.__cause__ = error
         return failure
+
+
+def _is_short(error: BaseException | None) -> bool:
+    """Whether memory has run out, also where that is told as something else."""
+    if error is None:
+        return False
+    # Safetensors panics where Python has no memory for it, and torch.save then says that its file is short.
+    is_panic = type(error).__name__ == "PanicException"
+    return is_panic or is_out_of_memory(error) or _is_short(error.__context__)
 
 
 def copies(tensors: Mapping[str, Any]) -> dict[str, Tensor]:

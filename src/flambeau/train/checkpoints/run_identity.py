@@ -20,7 +20,7 @@ from flambeau.train.settings.settings import FIELDS
 
 _OBJECTS = {  # of RunOptions: not values that a file can hold, or not of the run
     "sampler", "schedule", "collate", "state", "on_bad", "explain", "config", "settings",
-    "attachments", "bar", "track", "metrics", "replay_from",
+    "attachments", "bar", "track", "metrics", "replay_from", "micro_batch",
 }  # fmt: skip
 _NOT_GIVEN = "not given"
 _SINCE_0_2 = {"best", "best_mode", "param_groups"}  # what config.toml of 0.1 does not hold

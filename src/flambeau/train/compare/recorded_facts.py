@@ -23,7 +23,7 @@ _OF_MACHINE = {  # in environment.json, and without effect on the bits by itself
     "python", "platform", "default_device", "cpu_count", "usable_cpus", "usable_memory_bytes",
     "torch_threads", "rocm_build", "safetensors",
 }  # fmt: skip
-_HISTORY = ("rollbacks", "lr_scale", "stopped")
+_HISTORY = ("rollbacks", "lr_scale", "stopped", "micro_batch")
 _MOST = 2000  # facts of one file that are compared; those of a run are some hundred
 
 
@@ -125,8 +125,11 @@ def history_differences(
     for name, values in _different(*tables):
         if ("environment", name, repr(values)) not in seen:
             yield Difference("history", f"resumed with {name}", values, matters=True, step=step)
+    is_set = any(difference.name in ("batch_size", "accumulate") for difference in known)
     for name in _HISTORY:
         values = left.get(name), right.get(name)
+        if name == "micro_batch" and (is_set or None in values):
+            continue  # earlier versions did not write it
         if values[0] != values[1]:
             yield Difference("history", name, values, matters=True, step=step)
 

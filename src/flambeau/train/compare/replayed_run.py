@@ -21,6 +21,8 @@ from flambeau.train.build.class_balance import balanced_sampler
 from flambeau.train.build.data import DataFacts, reopen_data
 from flambeau.train.build.device import pick_device, use_float32
 from flambeau.train.checkpoints.checkpointer import Restored
+from flambeau.train.checkpoints.json_file import whole_number
+from flambeau.train.checkpoints.micro_batches import MicroBatches
 from flambeau.train.checkpoints.run_identity import changes, exactness_facts
 from flambeau.train.compare.recorded_facts import RunFacts
 from flambeau.train.compare.saved_states import checkpoint_of, read_state, step_losses, steps_of
@@ -83,9 +85,8 @@ class ReplayedRun:
         settings = dataclasses.replace(stored, download=False, workers=0, retry_workers=0)
         later = [step for step in steps_of(folder.path) if step > (start or 0)]
         self.own = _checkpoint(folder.path, later[0]) if later else None
-        self.own_beginning: Restored | None = None
-        if start is None and 0 in steps_of(folder.path):
-            self.own_beginning = _checkpoint(folder.path, 0)
+        begins = start is None and 0 in steps_of(folder.path)
+        self.own_beginning = _checkpoint(folder.path, 0) if begins else None
         train, val, data_facts = reopen_data(settings, folder.dataset)
         self.classes, self._train, self._settings = data_facts.classes, train, settings
         first = None if start is None else checkpoint_of(folder.path, start)
@@ -94,7 +95,8 @@ class ReplayedRun:
             first = _beginning(settings, data_facts, train, val, temporary)
         try:
             self._training = set_up(
-                settings, data_facts, train, val, folder=temporary / "none", bar=False, replay_from=first
+                settings, data_facts, train, val, folder=temporary / "none", bar=False, replay_from=first,
+                micro_batch=_micro_batch(folder.path, start, first),
             )  # fmt: skip
         except InputError:
             raise
@@ -171,7 +173,9 @@ class ReplayedRun:
             return None
         recorded = step_losses(self.own, accumulate=self._settings.accumulate)
         for step in sorted(recorded.keys() & self.losses.keys()):
-            for then, now in zip(recorded[step], self.losses[step], strict=False):
+            if len(recorded[step]) != len(self.losses[step]):
+                continue  # in other micro-batches, as memory ran out there
+            for then, now in zip(recorded[step], self.losses[step], strict=True):
                 if then != now and not (then != then and now != now):
                     return step, then, now
         return None
@@ -182,6 +186,11 @@ class ReplayedRun:
         here = exactness_facts(self.device, compiled=self.is_compiled)
         now = {**here, "threads": self._threads, "processes": 1}
         told = changes(then, now) if then else []
+        meta = {} if self.own is None else self.own.meta
+        if (
+            fitted := whole_number(meta.get("micro_batch"))
+        ) is not None:  # memory ran out on the way
+            told += changes({"micro_batch": fitted}, {"micro_batch": self._run.state.micro_batch})
         report = environment()
         report |= report.pop("packages")
         known = {name: self.facts.environment.get(name) for name in _OF_MACHINE}
@@ -239,6 +248,14 @@ class ReplayedRun:
                 f"{self.facts.folder.path} was extended by {wanted} later, and its steps before that had the "
                 "schedule of the shorter run"
             )
+
+
+def _micro_batch(run: Path, start: int | None, first: Path) -> int | None:
+    """In how many samples at once the steps after a checkpoint were made; None for what the settings say."""
+    fitting = MicroBatches.read(run)
+    if fitting.step <= (start or 0) + 1:
+        return fitting.training
+    return None if start is None else whole_number(read_state(first).state.get("micro_batch"))
 
 
 def _checkpoint(run: Path, step: int) -> Restored:

@@ -258,7 +258,7 @@ def step_losses(state: Restored, *, accumulate: int) -> dict[int, tuple[float, .
 
     Args:
         state: the checkpoint.
-        accumulate: forward passes per step.
+        accumulate: forward passes per step, where the checkpoint does not say how many each had.
 
     Returns:
         By the number of the step, from 1: the loss of each of its forward passes.
@@ -269,9 +269,12 @@ def step_losses(state: Restored, *, accumulate: int) -> dict[int, tuple[float, .
     try:
         settled = [float(loss) for loss, _ in window.get("settled", ())]
         losses = settled + [float(loss) for loss in window["losses"]]
+        ends = [int(end) for end in window.get("ends", ())]
     except (TypeError, ValueError, LookupError, RuntimeError):
         return {}
     parts = [losses[at : at + accumulate] for at in range(0, len(losses), accumulate)]
+    if ends and ends[-1] == len(losses) and sorted(set(ends)) == ends:
+        parts = [losses[low:high] for low, high in itertools.pairwise((0, *ends))]
     first = step - len(parts) + 1
     return {first + number: tuple(part) for number, part in enumerate(parts)}
 
@@ -279,9 +282,12 @@ def step_losses(state: Restored, *, accumulate: int) -> dict[int, tuple[float, .
 def first_loss_difference(
     left: Mapping[int, tuple[float, ...]], right: Mapping[int, tuple[float, ...]]
 ) -> tuple[int, tuple[float, float]] | None:
-    """The first step of both whose losses differ, and these; None where there is none."""
+    """The first step of both whose losses differ, and these; None where there is none.
+
+    A step of as many forward passes in both, that is.
+    """
     for step in sorted(left.keys() & right.keys()):
-        if not _same(left[step], right[step]):
+        if len(left[step]) == len(right[step]) and not _same(left[step], right[step]):
             for a, b in zip(left[step], right[step], strict=False):
                 if not _same((a,), (b,)):
                     return step, (a, b)

@@ -34,7 +34,8 @@ _CLASSES = 2**20  # more than there are; labels are counted in int64, steps abov
 class SampleHistory:
     """Sums on the device over all epochs; nothing waits for it. It rides in checkpoints.
 
-    Each rank counts the samples that it sees; `settle_ranks` brings all to rank 0, now and then.
+    Each rank counts the samples that it sees; `settle_ranks` brings all to rank 0, now and then. What is
+    noted in a step counts when the next one begins, so that it can be taken back.
 
     Args:
         num_samples: of the training data.
@@ -49,6 +50,8 @@ class SampleHistory:
         self._sums = torch.zeros(num_samples, dtype=torch.int64, device=device)
         self._seen = torch.zeros(num_samples, dtype=torch.int32, device=device)
         self._newest = torch.zeros(num_samples, dtype=torch.int64, device=device)
+        self._open: list[tuple[Tensor, Tensor, Tensor]] = []  # of the step under way
+        self._step = -1
 
     @torch.no_grad()
     def note(self, micro: MicroBatch | None, logits: Tensor, targets: Tensor, *, step: int) -> None:
@@ -75,12 +78,26 @@ class SampleHistory:
         losses = torch.nn.functional.cross_entropy(levels, targets, reduction="none")
         other = levels.scatter(1, targets[:, None], -torch.inf).argmax(1)
         units = losses.nan_to_num().clamp(max=_MOST) / _UNIT
-        self._sums.index_add_(0, at, units.round().long())
-        self._seen.index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
-        self._newest.scatter_reduce_(0, at, other + step * _CLASSES, "amax")
+        if step != self._step:
+            self._count()
+        self._open.append((at, units.round().long(), other + step * _CLASSES))
+        self._step = step
+
+    def _count(self) -> None:
+        """Let what was noted count."""
+        for at, units, newest in self._open:
+            self._sums.index_add_(0, at, units)
+            self._seen.index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
+            self._newest.scatter_reduce_(0, at, newest, "amax")
+        self._open.clear()
+
+    def take_back(self) -> None:
+        """Forget what was noted in the step under way, which begins again."""
+        self._open.clear()
 
     def settle_ranks(self, ranks: Ranks) -> None:
         """Bring what all ranks have counted to rank 0; all of them call it."""
+        self._count()
         if ranks.world > 1:
             for part in (self._sums, self._seen):
                 ranks.add_up(part)
@@ -96,10 +113,12 @@ class SampleHistory:
     @property
     def epochs(self) -> float:
         """How often a sample was seen, on average; waits for the device."""
+        self._count()
         return float(self._seen.float().mean())
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that was noted."""
+        self._count()
         return {"units": self._sums, "seen": self._seen, "newest": self._newest}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

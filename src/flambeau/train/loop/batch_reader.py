@@ -1,6 +1,7 @@
 """What a run reads its batches with, for training and for evaluation, and how they reach the device."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -19,6 +20,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.data.device_prefetch import prefetch_to_device
 from flambeau.recipes.data.sample_order import mix
+from flambeau.train.checkpoints.micro_batches import MicroBatches
 from flambeau.train.loop.rank_checks import BadReports
 from flambeau.train.settings.run_options import OnBad, RunOptions
 
@@ -59,7 +61,11 @@ class BatchReader:
         ranks: the processes that read together.
         bad: takes what could not be read.
         sharded: the model needs all ranks for each forward pass, also in an evaluation.
+        fitting: what has fitted into memory.
         say: takes a line for the user.
+
+    Attributes:
+        fitting: the same, by now.
     """
 
     def __init__(
@@ -70,9 +76,11 @@ class BatchReader:
         ranks: Ranks,
         bad: BadReports,
         sharded: bool,
+        fitting: MicroBatches,
         say: Callable[[str], None],
     ) -> None:
         self._device, self._bad, self._sharded = device, bad, sharded
+        self.fitting = fitting
         self._seed, self._batch_size, self._ranks = options.seed, options.batch_size, ranks
         self._reading = ReadOptions(
             workers=options.workers,
@@ -103,11 +111,12 @@ class BatchReader:
         # An evaluation has no gradients to share: a rank without a sample has nothing to do.
         keeps_empty = not evaluates or self._sharded
         if is_dataset(data):
+            layout = BatchLayout(
+                self._batch_size, accumulate, self._ranks.rank, self._ranks.world, keeps_empty
+            )
             return Loader(
                 data,
-                BatchLayout(
-                    self._batch_size, accumulate, self._ranks.rank, self._ranks.world, keeps_empty
-                ),
+                self._fitting(layout, evaluates=evaluates),
                 seed=self._seed,
                 shuffle=not evaluates,
                 sampler=sampler,
@@ -121,6 +130,15 @@ class BatchReader:
             rank=self._ranks.rank,
             world=self._ranks.world,
             keeps_empty=keeps_empty,
+        )
+
+    def _fitting(self, layout: BatchLayout, *, evaluates: bool) -> BatchLayout:
+        """As many samples at once as have fitted; an evaluation has no steps to keep whole."""
+        size = self.fitting.training
+        if size is None or size >= layout.micro_batch_size:
+            return layout
+        return (
+            replace(layout, micro_batch_size=size) if evaluates else layout.with_micro_batches(size)
         )
 
     def to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:

@@ -12,7 +12,7 @@ from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.ema import EMA
-from flambeau.train.loop.progress_bar import ProgressBar
+from flambeau.train.loop.memory_guard import MemoryGuard
 from flambeau.train.loop.run_parts import RunParts
 from flambeau.train.loop.transient_state import TransientState
 
@@ -25,7 +25,7 @@ def evaluated_batches(
     ranks: Ranks,
     model: nn.Module,
     ema: EMA | None,
-    progress: ProgressBar,
+    guard: MemoryGuard,
 ) -> Iterator[Any]:
     """All batches of a loader, each sample once, with the model as it is evaluated.
 
@@ -36,17 +36,17 @@ def evaluated_batches(
         ranks: among which the data are shared.
         model: to evaluate.
         ema: its average, which stands in the model meanwhile.
-        progress: shows that no step is made now, and takes a line where the loop is left early.
+        guard: cuts batches that do not fit.
     """
-    is_sharded = parts.shards is not None
+    is_sharded, progress = parts.shards is not None, parts.progress
     with progress.evaluates(), evaluation_mode(model, ema, say=progress.say):
         ranks.beat("evaluating")
         for micro in parts.reader.to_device(loader.stream(epoch=0, position=0, epochs=1)):
             if not micro.size and not is_sharded:
                 continue  # all of them unreadable
-            loop.num_samples = micro.size
-            ranks.beat("evaluating")
-            yield micro.data
+            for data in guard.evaluated_parts(micro, loader):
+                ranks.beat("evaluating")
+                yield data
             if not is_sharded and ranks.stops_next:
                 break
 

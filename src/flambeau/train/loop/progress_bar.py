@@ -19,7 +19,17 @@ from flambeau.train.loop.step_plan import StepPlan
 if TYPE_CHECKING:
     from rich.table import Table
 
+_LITTLE = (
+    0.1  # share of the time that is waited for data below which nothing is to be gained; chosen
+)
 _SMOOTH_S = 5.0  # over which speed and waiting are averaged; chosen
+
+
+def _verdict(data_wait: float) -> str:
+    """What the training waits for, in a line."""
+    if data_wait < _LITTLE:
+        return f"waits for data {data_wait:.0%} of the time: the model sets the pace"
+    return f"waits for data {data_wait:.0%} of the time: `flambeau doctor` finds out why, and what helps"
 
 
 class ProgressBar:
@@ -36,7 +46,7 @@ class ProgressBar:
         """Whether a cell shows the bar, and may show more."""
         self._line: LiveLine | None = None
         self._figures: _Figures | None = None
-        self._due = 0.0
+        self._due, self._lines = 0.0, 0
         self.listener: Callable[[Mapping[str, Any]], None] | None = None
         """Takes what happens, as a program wants it."""
         self.events: EventsLog | None = None
@@ -71,9 +81,12 @@ class ProgressBar:
             self._due = time.perf_counter() + REFRESH_S
 
     def note(self, row: Mapping[str, float]) -> None:
-        """The figures of a line of metrics.jsonl."""
+        """The figures of a line of metrics.jsonl; after the second, which has no warm-up in it, a verdict."""
         if self._figures is not None:
             self._figures.loss = row.get("train_loss")
+        self._lines += 1
+        if self._lines == 2 and "data_wait" in row:
+            self.show(_verdict(row["data_wait"]))
 
     @contextlib.contextmanager
     def evaluates(self) -> Iterator[None]:

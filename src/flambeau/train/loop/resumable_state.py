@@ -47,6 +47,8 @@ class ResumableState:
         rollbacks: how often the run went back from a step that was not finite.
         lr_scale: what they have made of the learning rate.
         stopped: the run was ended by `run.stop()`.
+        micro_batch: samples per forward pass now, of all ranks; None where batches come ready. A checkpoint
+            says it; a resume goes by what its folder and options say.
         micro: the batch under way, or the last one, without its data; of no checkpoint.
         extend: what the steps so far were trained for beyond `duration`; the option may ask for more.
     """
@@ -68,6 +70,7 @@ class ResumableState:
     lr_scale: float = 1.0
     stopped: bool = False
     extend: str | None = None
+    micro_batch: int | None = None
     micro: MicroBatch | None = None
 
     def __post_init__(self) -> None:
@@ -119,6 +122,7 @@ class ResumableState:
             **place,
             "data_length": self.data_length,
             "extend": self.extend,
+            "micro_batch": self.micro_batch,
             "metrics_bytes": metrics_bytes,
             "best": self.best.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -130,6 +134,7 @@ class ResumableState:
         }
         meta = {
             **place,
+            "micro_batch": self.micro_batch,
             "metrics": json_numbers(self.metrics),
             "metrics_bytes": metrics_bytes,
             "metrics_crc32": metrics_crc32,

@@ -1,7 +1,8 @@
-"""The parts of a run, made from its options: what needs no other process, no file and no signal."""
+"""The parts of a run, made from its options; of its folder it only takes what has fitted into memory."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -17,6 +18,7 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout, is_sharded
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.ema import EMA
+from flambeau.train.checkpoints.micro_batches import MicroBatches
 from flambeau.train.checkpoints.published_weights import Best
 from flambeau.train.checkpoints.run_identity import identity
 from flambeau.train.loop.batch_reader import BatchReader
@@ -71,6 +73,7 @@ def make_parts(
     options: RunOptions,
     ranks: Ranks,
     *,
+    folder: Path,
     given: Mapping[str, object] = {},
 ) -> RunParts:
     """Make the parts; the optimizer's groups get their `initial_lr`.
@@ -78,6 +81,7 @@ def make_parts(
     Args:
         model, optimizer, data, options: of the run.
         ranks: of the job.
+        folder: of the run, which may know how many samples fit into memory.
         given: the options that are not left as they are by default.
 
     Raises:
@@ -97,8 +101,9 @@ def make_parts(
     bad = BadReports(ranks)
     progress = ProgressBar(shown=options.bar, silent=not ranks.is_first)
     reader = BatchReader(
-        amp.device, options, ranks=ranks, bad=bad, sharded=sharded, say=progress.say_from_any_rank
-    )
+        amp.device, options, ranks=ranks, bad=bad, sharded=sharded,
+        fitting=_fitting(folder, options, ranks), say=progress.say_from_any_rank,
+    )  # fmt: skip
     loader = reader.loader(
         data, accumulate=options.accumulate, on_bad=options.on_bad, sampler=options.sampler
     )
@@ -111,6 +116,14 @@ def make_parts(
         plain, shards, amp, bad, progress, reader, loader, metrics, plan, schedule,
         identity(options, optimizer, schedule=schedule.name),
     )  # fmt: skip
+
+
+def _fitting(folder: Path, options: RunOptions, ranks: Ranks) -> MicroBatches:
+    """What has fitted into memory so far, or is said to."""
+    found = ranks.first(lambda: MicroBatches.read(folder))
+    if options.micro_batch in (None, found.training):
+        return found
+    return replace(found, step=0, training=options.micro_batch)
 
 
 def _plan(options: RunOptions, steps_per_epoch: int) -> tuple[StepPlan, LRSchedule]:
@@ -153,7 +166,15 @@ def _check_ready_batches(
         return
     ignored = [
         n
-        for n in ("batch_size", "workers", "retry_workers", "collate", "sampler", "on_bad")
+        for n in (
+            "batch_size",
+            "micro_batch",
+            "workers",
+            "retry_workers",
+            "collate",
+            "sampler",
+            "on_bad",
+        )
         if given.get(n) is not None
     ]
     if ignored:
@@ -198,7 +219,7 @@ def make_state(
         options: of the run.
     """
     optimizer.zero_grad(set_to_none=True)  # of a trial before the run: a resume would not have them
-    own = parts.schedule.parts()
+    own, loader = parts.schedule.parts(), parts.loader
     for name in own.keys() & (options.state or {}).keys():
         raise InputError(f"state[{name!r}]: the schedule is saved by this name; choose another one")
     return ResumableState(
@@ -209,7 +230,8 @@ def make_state(
         window=StepMetrics(parts.amp.device),
         best=Best(options.best, options.better),
         user={**(options.state or {}), **own},
-        data_length=parts.loader.length,
+        data_length=loader.length,
+        micro_batch=loader.layout.micro_batch_size if isinstance(loader, Loader) else None,
     )
 
 

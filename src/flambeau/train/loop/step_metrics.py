@@ -1,5 +1,6 @@
 """Figures of the steps between two log points, kept on the device and read once."""
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ class StepMetrics:
         self._waited_before = 0.0
         self._sizes: list[int] = []
         self._settled: list[tuple[float, int]] = []
+        self._ends: list[int] = []
         self._start = clock()
 
     def add_loss(self, loss: Tensor, num_samples: int) -> list[Tensor]:
@@ -42,6 +44,15 @@ class StepMetrics:
         self._sizes.append(num_samples)
         self.total_samples += num_samples
         return self.losses
+
+    def end_step(self) -> None:
+        """All losses of a step are counted; how many there are may change from step to step."""
+        self._ends.append(len(self._settled) + len(self.losses))
+
+    def take_back(self, num_losses: int, total_samples: int) -> None:
+        """Forget the losses since there were so many, and so many samples were counted."""
+        del self.losses[num_losses:], self._sizes[num_losses:]
+        self.total_samples = total_samples
 
     def settle(self, ranks: Ranks) -> None:
         """Put together what all ranks have counted since the last time; waits for the device."""
@@ -78,10 +89,8 @@ class StepMetrics:
         row |= dict(zip(means, logged, strict=True))
         row["images_per_s"] = round(samples / seconds, 1)
         row["data_wait"] = round(min(1.0, self.wait_s / seconds), 4)
-        self._settled.clear()
-        self.losses.clear()
-        self._sizes.clear()
-        self.logged.clear()
+        for counted_so_far in (self._settled, self.losses, self._sizes, self._ends, self.logged):
+            counted_so_far.clear()
         self.restart_clock()
         return row, int(halted)
 
@@ -106,6 +115,7 @@ class StepMetrics:
             "losses": list(self.losses),
             "sizes": list(self._sizes),
             "settled": list(self._settled),
+            "ends": list(self._ends),
             "logged": {name: mean.state_dict() for name, mean in self.logged.items()},
         }
 
@@ -114,6 +124,7 @@ class StepMetrics:
         self.losses = [loss.to(self.device) for loss in state["losses"]]
         self._sizes = list(state["sizes"])
         self._settled = [(loss, size) for loss, size in state.get("settled", ())]
+        self._ends = list(state.get("ends", ()))
         self.logged.clear()
         for name, mean in state["logged"].items():
             self.logged[name] = MeanOnDevice(device=self.device)
@@ -135,6 +146,8 @@ def add_value(
     value: Tensor | float,
     num_samples: int,
     device: torch.device,
+    *,
+    count: Callable[[Callable[[], object]], object] = lambda work: work(),
 ) -> None:
     """Count one value under a name, without waiting for the device; of (N, ...) the mean of each sample.
 
@@ -144,6 +157,7 @@ def add_value(
         value: 0-d or a number, of the batch; or (N, ...).
         num_samples: N of the last batch; 0 of one that does not count, -1 where there was none.
         device: of the run.
+        count: takes what is left to do, for when the batch is done.
 
     Raises:
         TypeError: neither a tensor nor a number, or a tensor on another device.
@@ -165,7 +179,8 @@ def add_value(
     if name not in means:
         means[name] = MeanOnDevice(device=device)
     if num_samples:
-        means[name].update(value.detach(), None if value.dim() else num_samples)
+        values = value.detach(), None if value.dim() else num_samples
+        count(functools.partial(means[name].update, *values))
 
 
 def _check(name: str, value: Tensor, num_samples: int, device: torch.device) -> None:

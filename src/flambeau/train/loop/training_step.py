@@ -70,6 +70,7 @@ class TrainingStep:
                 raise RuntimeError(_OWN_BACKWARD) from error
             if not loss.requires_grad:
                 raise RuntimeError(_NO_GRADIENT) from error
+            loss.detach_()  # a loop may keep it, and with it what the pass has not yet freed
             raise
         losses = state.window.add_loss(loss, micro.size)
         state.position = micro.position
@@ -78,7 +79,9 @@ class TrainingStep:
             self._finish(losses[-micro.part :])
 
     def _finish(self, losses: list[Tensor]) -> None:
-        state = self.state
+        state, self.loop.is_open = self.state, False
+        self.loop.settle()
+        state.window.end_step()
         watch = [*losses, *self.sync.after_backward(scale=state.amp.scale)]
         groups = state.optimizer.param_groups
         if all(p.grad is None for group in groups for p in group["params"]):

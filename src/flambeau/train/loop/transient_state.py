@@ -1,7 +1,7 @@
 """What the loop of a run remembers from one method to the next; none of it is in a checkpoint."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -22,6 +22,10 @@ class TransientState:
         num_samples: of the last batch, for the means that are logged; -1 before the first.
         asks_to_stop: this process has called `run.stop()`, and the others may not know it yet.
         evaluated: the means of an evaluation under way.
+        is_guarded: the loop is inside `run.halving()`, so what it counts may be taken back.
+        is_open: a global batch has begun so, and its backward passes are not all done.
+        is_short: memory has run out there; the batch is to come again.
+        unfinished: counts what was logged of it, once it is done.
     """
 
     halted_steps: Tensor
@@ -32,11 +36,29 @@ class TransientState:
     num_samples: int = -1
     asks_to_stop: bool = False
     evaluated: dict[str, MeanOnDevice] | None = None
+    is_guarded: bool = False
+    is_open: bool = False
+    is_short: bool = False
+    unfinished: list[Callable[[], object]] = field(default_factory=list)
+
+    def count(self, work: Callable[[], object]) -> None:
+        """Count something of the batch under way: now, or when it is done, if it may be taken back."""
+        if self.is_guarded:
+            self.unfinished.append(work)
+        else:
+            work()
+
+    def settle(self) -> None:
+        """The batch under way is done: what was logged of it counts."""
+        for work in self.unfinished:
+            work()
+        self.unfinished.clear()
 
     def restart(self, *, saved_step: int, next_event: int) -> None:
         """As in a new process that goes on from a checkpoint."""
         self.halted_steps.zero_()
         self.next_event, self.saved_step = next_event, saved_step
         self.stream = self.micro = self.evaluated = None
-        self.asks_to_stop = False
+        self.asks_to_stop = self.is_open = self.is_short = False
+        self.unfinished.clear()
         self.num_samples = 0

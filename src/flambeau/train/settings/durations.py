@@ -39,15 +39,15 @@ class Duration:
 
 
 def parse_seconds(text: str, *, name: str) -> float:
-    """Read a time by the clock, such as '30s'.
+    """Read a time by the clock, such as '30s' or '5min', in seconds.
 
     Raises:
         InputError: another form, or nothing.
     """
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(text).strip())
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(s|min)", str(text).strip())
     if match is None or not float(match[1]):
-        raise InputError(f"{name} must be seconds such as '30s', got {text!r}")
-    return float(match[1])
+        raise InputError(f"{name} must be seconds such as '30s', or '5min', got {text!r}")
+    return float(match[1]) * (60 if match[2] == "min" else 1)
 
 
 def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:

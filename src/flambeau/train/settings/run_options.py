@@ -52,6 +52,8 @@ class RunOptions:
         batch_size: samples per forward pass (of a Dataset), of all processes together.
         accumulate: forward passes per optimizer step. The last batch of an epoch may be smaller; each part
             is weighted so that the gradient is that of the mean loss over the whole batch.
+        micro_batch: fewer samples per forward pass (of a Dataset), where memory is short: a step still has
+            `batch_size * accumulate`, and a resume may change it. None is what has fitted so far.
         seed: of sample order, augmentation and dropout.
         workers: processes that read a Dataset, for each process that trains.
         retry_workers: how often workers that died or stalled are started again in the run, with the same
@@ -104,6 +106,7 @@ class RunOptions:
     extend: str | None = None
     batch_size: int = 64
     accumulate: int = 1
+    micro_batch: int | None = None
     seed: int = 0
     workers: int = 0
     retry_workers: int = 0
@@ -145,6 +148,8 @@ class RunOptions:
             object.__setattr__(self, option.name, value)
             if option.name in FIELDS and isinstance(value, (int, float)):
                 check_value(FIELDS[option.name], value)
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise InputError(f"micro_batch must be at least 1, got {self.micro_batch}")
         if self.stop_within is not None:
             parse_seconds(self.stop_within, name="stop_within")
         for name in ("compression", "on_nan"):
@@ -230,6 +235,7 @@ class RunKeywords(TypedDict, total=False):
     extend: str | None
     batch_size: int
     accumulate: int
+    micro_batch: int | None
     seed: int
     workers: int
     retry_workers: int

@@ -1,0 +1,129 @@
+"""What being watched costs a training of very short steps: flambeau doctor beside TraceML.
+
+    python bench/doctor_overhead.py [--rounds N] [--record]
+
+The step is that of a tiny MLP of 64 samples on one thread, about 250 us, in a plain loop that times blocks of
+200 steps itself. Each round runs the same loop bare, under `flambeau doctor`'s watch, and by `traceml run`
+with `trace_step` around each step, in turn; the figure of a run is the median of its blocks. One JSON line
+per contender: the median over the rounds of its ratio to the bare run of the same round.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from flambeau.tune.doctor.trial import run_trial
+from flambeau.tune.watch.plan import Plan
+from provenance import commit, cpu_model, record  # beside this script
+
+WARM_UP_S, SECONDS = 3.0, 8.0
+SCRIPT = """
+import contextlib, json, statistics, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+out, is_traced, warm_up_s, seconds = sys.argv[1], sys.argv[2] == "traceml", *map(float, sys.argv[3:5])
+torch.set_num_threads(1)
+
+class Ready(Dataset):
+    x, y = torch.randn(64, 32), torch.randint(10, (64,))
+    def __len__(self):
+        return 10_000_000
+    def __getitem__(self, index):
+        return self.x, self.y
+
+model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+around = contextlib.nullcontext
+if is_traced:
+    import traceml
+    traceml.init(mode="auto")
+    around = lambda: traceml.trace_step(model)
+blocks, began = [], time.perf_counter()
+start = began
+for number, (x, y) in enumerate(DataLoader(Ready(), batch_size=None), start=1):
+    with around():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    if number % 200 == 0:
+        now = time.perf_counter()
+        if now - began > warm_up_s:
+            blocks.append((now - start) / 200)
+        start = now
+        if now - began > warm_up_s + seconds:
+            break
+with open(out, "w") as file:
+    json.dump({"median_us": 1e6 * statistics.median(blocks), "least_us": 1e6 * min(blocks)}, file)
+time.sleep(2)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--record", action="store_true")
+    told = parser.parse_args()
+    found: dict[str, list[dict[str, float]]] = {"bare": [], "doctor": [], "traceml": []}
+    with tempfile.TemporaryDirectory() as place:
+        script = Path(place) / "train.py"
+        script.write_text(SCRIPT, encoding="utf-8")
+        for number in range(told.rounds):
+            names = list(found)
+            for name in names[number % 3 :] + names[: number % 3]:
+                found[name].append(one_run(name, script))
+                print(name, found[name][-1], file=sys.stderr, flush=True)
+    for name, runs in found.items():
+        ratios = [
+            run["median_us"] / bare["median_us"]
+            for run, bare in zip(runs, found["bare"], strict=True)
+        ]
+        row = {
+            "contender": name, "median_us": statistics.median(run["median_us"] for run in runs),
+            "least_us": min(run["least_us"] for run in runs), "to_bare": statistics.median(ratios),
+            "to_bare_from": min(ratios), "to_bare_to": max(ratios), "rounds": told.rounds,
+            "torch": torch.__version__, "traceml": importlib.metadata.version("traceml-ai"),
+            "cpu": cpu_model(), "commit": commit(),
+        }  # fmt: skip
+        record(row, __file__, keep=told.record)
+
+
+def one_run(name: str, script: Path) -> dict[str, float]:
+    """The script once, for a contender; what it has measured of itself."""
+    out = script.with_name("measured.json")
+    out.unlink(missing_ok=True)
+    words = [str(script), str(out), name, f"{WARM_UP_S}", f"{SECONDS}"]
+    if name == "doctor":
+        # Its window opens before the script's own and closes after it.
+        plan = Plan(warmup_s=WARM_UP_S - 1, seconds=SECONDS + 60)
+        run_trial([sys.executable, *words], plan, limit_s=WARM_UP_S + SECONDS + 60)
+    else:
+        command = [sys.executable, *words]
+        if name == "traceml":
+            traceml = Path(sys.executable).with_name("traceml")
+            command = [str(traceml), "run", words[0], "--mode", "summary", "--args", *words[1:]]
+        log = script.with_name(f"{name}.log")
+        with log.open("w", encoding="utf-8") as output:
+            subprocess.run(
+                command, stdout=output, stderr=subprocess.STDOUT, check=False, cwd=script.parent,
+                env={**os.environ, "TRACEML_DASHBOARD_AUTO_OPEN": "0"}, timeout=180,
+            )  # fmt: skip
+        if not out.exists():
+            sys.exit(f"{name} has measured nothing:\n{log.read_text(encoding='utf-8')[-2000:]}")
+    time.sleep(0.5)
+    figures: dict[str, float] = json.loads(out.read_text(encoding="utf-8"))
+    return figures
+
+
+if __name__ == "__main__":
+    main()

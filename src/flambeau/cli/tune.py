@@ -1,0 +1,126 @@
+"""`flambeau tune`: the settings with which a training runs fastest on this machine, or in least memory."""
+
+import argparse
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flambeau.cli.doctor import command_of
+from flambeau.cli.table import print_json, print_table
+from flambeau.errors import InputError
+from flambeau.terminal import say
+
+if TYPE_CHECKING:
+    from flambeau.tune.search.search import Found
+
+HELP = "find the settings with which a training runs fastest here"
+TAKES_REST = True
+"""What is no flag of this command belongs to the script, or to train."""
+
+FIRST_LINE = "# flambeau tune"
+"""By which our own file is known again."""
+
+_EXAMPLES = """\
+flambeau tune photos/ --model resnet18 --budget 5min   (the arguments of flambeau train)
+flambeau tune --objective memory photos/ --model vit_small_patch16_224
+flambeau tune -- python train.py                       (what can be set from outside)
+
+Each trial is a line of tuned.jsonl; the same command again goes on where it was interrupted.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is sought, for how long, and where it is written."""
+    parser.usage = "flambeau tune [FLAGS] ([arguments of flambeau train] | -- COMMAND ...)"
+    parser.epilog = _EXAMPLES
+    add = parser.add_argument
+    add("--objective", choices=("throughput", "memory"), default="throughput",
+        help="what is to be good: steps per second, or memory (default: throughput)")  # fmt: skip
+    add("--budget", default="5min", metavar="TIME",
+        help="no new comparison after this time, such as 90s (default: 5min)")  # fmt: skip
+    add("--rounds", type=int, default=3, metavar="N", help="pairs of trials per value (default: 3)")
+    add("--planned", default="60min", metavar="TIME",
+        help="what the training takes as it is; a longer start must save more (default: 60min)")  # fmt: skip
+    add("--limit", default="2min", metavar="TIME", help="what one trial may take (default: 2min)")
+    add("--write", default="tuned.toml", metavar="FILE",
+        help="where the settings go, for flambeau train --config (default: tuned.toml)")  # fmt: skip
+    add("--json", action="store_true", help="print one JSON object instead, for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, write tuned.toml, and print what each lever gave."""
+    from flambeau.train.settings.durations import parse_seconds
+
+    if not 2 <= arguments.rounds <= 10:
+        raise InputError(f"--rounds must be from 2 to 10, got {arguments.rounds}")
+    budget_s, planned_s, limit_s = (
+        parse_seconds(getattr(arguments, name), name=f"--{name}")
+        for name in ("budget", "planned", "limit")
+    )
+    file = Path(arguments.write)
+    if file.exists() and not file.read_text(encoding="utf-8").startswith(FIRST_LINE):
+        raise InputError(f"{file} is there, and not of flambeau tune: name another with --write")
+    command, is_train = _command(arguments.rest)
+    from flambeau.tune.search.levers import default_place, levers_of_script, levers_of_train
+    from flambeau.tune.search.tuning import Options, tune, tuned_toml
+
+    options = Options(
+        objective=arguments.objective, budget_s=budget_s, rounds=arguments.rounds, limit_s=limit_s,
+        planned_s=planned_s,
+    )  # fmt: skip
+    levers = levers_of_script(default_place())
+    if is_train:
+        given, objective = command[4:], arguments.objective
+        levers = levers_of_train(given, objective=objective, device=default_place())
+    found = tune(
+        command, levers, options, is_train=is_train, journal=file.with_suffix(".jsonl"),
+        say=lambda text: say(f"tune: {text}"),
+    )  # fmt: skip
+    if is_train:
+        file.write_text(f"{FIRST_LINE}\n{tuned_toml(found, levers)}", encoding="utf-8")
+    if arguments.json:
+        print_json([_as_json(found)])
+    else:
+        _print(found, file if is_train else None)
+    return 0
+
+
+def _command(words: Sequence[str]) -> tuple[list[str], bool]:
+    """What is run, and whether that is `flambeau train`, which gets a folder of its own in each trial."""
+    with tempfile.TemporaryDirectory() as place:
+        command = command_of(words, Path(place))
+    is_train = command[1:4] == ["-m", "flambeau", "train"]
+    return (command[:-3] if is_train else command), is_train
+
+
+def _as_json(found: "Found") -> dict[str, object]:
+    together = found.together
+    return {
+        "choice": found.choice,
+        "together": None if together is None else together.times,
+        "verdict": None if together is None else together.verdict,
+        "tried": [
+            {"lever": one.lever, "value": one.value, "chosen": one.is_chosen, "note": one.note,
+             "times": None if one.gain is None else one.gain.times,
+             "low": None if one.gain is None or math.isnan(one.gain.low) else one.gain.low}
+            for one in found.steps
+        ],
+    }  # fmt: skip
+
+
+def _print(found: "Found", file: Path | None) -> None:
+    rows = []
+    for one in found.steps:
+        times = None if one.gain is None else f"{one.gain.times:.2f}x"
+        verdict = one.note.partition("\n")[0] or ("" if one.gain is None else one.gain.verdict)
+        rows.append((one.lever, one.value, times, "chosen" if one.is_chosen else verdict))
+    print_table(("lever", "value", "gain", ""), rows, right=("gain",), styles={"chosen": "green"})
+    if not found.choice:
+        print("\nNothing was surely better than the settings as they are.")
+        return
+    if found.together is not None:
+        print(f"\nTogether {found.together.times:.2f}x, {found.together.verdict}.")
+    if file is not None:
+        print(f"Wrote {file}: flambeau train --config {file} ...")

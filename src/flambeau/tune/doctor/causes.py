@@ -1,0 +1,386 @@
+"""What a training loses its time to, out of one watched run."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flambeau.recipes.setup.environment import usable_cpus
+from flambeau.tune.doctor.shares import (
+    PHASES,
+    DataWork,
+    by_line,
+    data_work,
+    mean_shares,
+    rows_of,
+    shares_of,
+)
+from flambeau.tune.doctor.trial import Trial
+
+_WORTH_A_WORD = 0.03  # share of the time below which nothing is said; chosen
+_LARGE = 0.12  # from which on a cause comes before the model's own work; chosen
+_SMALL_OPERATION_S = 20e-6  # an operation that takes less is mostly Python and dispatch; chosen
+_UNEVEN = 0.1  # share of a step by which a rank may take longer than another; chosen
+_DEVICE_BUSY = 0.6  # share of a step below which a device has too little to do; chosen
+_FULL = 0.9
+_OWN = ("python", "")
+_SLOWS_ALL = ("debug mode", "threads")
+_DATA_KINDS = {
+    "read": "reading files", "decode": "decoding", "transform": "the transform", "collate": "collating",
+    "send": "sending batches between processes", "pin": "copying into page-locked memory",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something that takes time.
+
+    Attributes:
+        kind: read, decode, transform, collate, send, few workers, many workers, worker start, copy, model,
+            small steps, sync, python, optimizer, compile, threads, slow rank, communication, checkpoint,
+            evaluation, debug mode, quota, memory.
+        share: of the time of training.
+        where: FILE:LINE to look at; '' where there is none.
+        text: in words.
+    """
+
+    kind: str
+    share: float
+    where: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What one watched run tells.
+
+    Attributes:
+        trial: the run.
+        shares: by phase, mean of all ranks.
+        work: what making a batch consists of.
+        causes: the largest first, but the model's own work after others that are large.
+        waiting_lines: FILE:LINE of calls that wait for the device, with their share.
+    """
+
+    trial: Trial
+    shares: dict[str, float]
+    work: DataWork
+    causes: tuple[Cause, ...]
+    waiting_lines: dict[str, float]
+
+
+def findings_of(trial: Trial) -> Findings:
+    """Read what a watched run has told.
+
+    Args:
+        trial: with at least one process that made steps.
+    """
+    shares, work = mean_shares(trial), data_work(trial)
+    lines = waiting_lines(trial)
+    causes = [
+        *_of_data(trial, shares, work),
+        *_of_lines(trial, lines),
+        *_of_phases(trial, shares),
+        *_of_copies(trial),
+        *_of_ranks(trial),
+        *_of_model(trial, shares),
+        *_of_debugging(trial),
+        *_of_threads(trial),
+        *_of_machine(trial),
+    ]
+    slow = {cause.where for cause in causes if cause.kind == "slow rank"} - {""}
+    causes = [
+        cause
+        for cause in causes
+        if cause.share >= _WORTH_A_WORD and (cause.kind == "slow rank" or cause.where not in slow)
+    ]
+    found = tuple(in_order(causes))
+    return Findings(trial, shares, work, found, lines)
+
+
+def in_order(causes: list[Cause]) -> list[Cause]:
+    """The largest first; the model's own work, which is what the rest is for, after what is large.
+
+    What makes all else slow comes before it, whatever its share is.
+    """
+
+    def rank(cause: Cause) -> tuple[int, float]:
+        if cause.kind in _SLOWS_ALL:
+            group = 0
+        elif cause.kind in ("model", "small steps"):
+            group = 2
+        else:
+            group = 1 if cause.share >= _LARGE else 3
+        return group, -cause.share
+
+    return sorted(causes, key=rank)
+
+
+def shown(where: str) -> str:
+    """FILE:LINE as short as it can be opened from here; of a package from its own folder on."""
+    for folder in ("/site-packages/", "/dist-packages/"):
+        if folder in where:
+            return where.rpartition(folder)[2]
+    relative = os.path.relpath(where)
+    return where if relative.startswith("..") else relative
+
+
+def percent(share: float) -> str:
+    """'61 %'."""
+    return f"{100 * share:.0f} %"
+
+
+def _at(where: str) -> str:
+    return f", at {shown(where)}" if where else ""
+
+
+def _source(where: str) -> str:
+    """The line itself, in parentheses; '' if it cannot be read."""
+    file, _, line = where.rpartition(":")
+    try:
+        text = Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1].strip()
+    except (OSError, ValueError, IndexError):
+        return ""
+    return f" ({text[:60]})" if text else ""
+
+
+def _line(where: str) -> str:
+    """', at FILE:LINE (what stands there)'."""
+    return f"{_at(where)}{_source(where)}"
+
+
+# ---------------------------------------------------------------- one kind after the other
+
+
+def _of_data(trial: Trial, shares: dict[str, float], work: DataWork) -> list[Cause]:
+    wait, start = shares["data"], shares["worker start"]
+    whole = wait + start
+    loader = trial.trainers[0]["loader"]
+    workers = loader.get("num_workers", 0) or len(trial.workers)
+    if start > wait and start >= _WORTH_A_WORD:
+        line = _place(loader)
+        return [
+            Cause(
+                "worker start", whole, line,
+                f"waits {percent(whole)} of the time for {workers} workers to start, each epoch{_at(line)}",
+            )
+        ]  # fmt: skip
+    if not work.shares:
+        return [Cause("read", whole, "", f"waits for data {percent(whole)} of the time")]
+    kind = work.first
+    where, _ = work.places[kind][0]
+    share = percent(work.shares[kind])
+    if workers:
+        who = f"its {workers} workers spend {share} of their work" if workers > 1 else (
+            f"its worker spends {share} of its work"
+        )  # fmt: skip
+    else:
+        who = f"they are made in the training process, {share} of that time"
+    text = (
+        f"waits for data {percent(whole)} of the time: {who} on {_DATA_KINDS[kind]}{_line(where)}"
+    )
+    return [Cause(kind, whole, where, text)]
+
+
+def _place(facts: dict[str, Any]) -> str:
+    place = facts.get("place")
+    return f"{place[0]}:{place[1]}" if place else ""
+
+
+def waiting_lines(trial: Trial) -> dict[str, float]:
+    """Lines that make the host wait for the device, with their share of the time of the first rank.
+
+    What was clocked of such calls alone, or the time that the line was seen at outside of the model, if it is
+    more.
+    """
+    trainer = trial.trainers[0]
+    seen = by_line(rows_of(trainer), _OWN)
+    found: dict[str, float] = {}
+    for file, line, what, _, seconds, _ in trainer.get("waiting_calls", ()):
+        if what.startswith("copy to"):
+            continue
+        where = f"{file}:{line}"
+        clocked = found.get(where, 0.0) + seconds / trainer["step_s"]
+        found[where] = min(1.0, clocked)
+    return {
+        where: max(share, seen.get(where, 0.0) / trainer["seconds"])
+        for where, share in found.items()
+    }
+
+
+def _of_lines(trial: Trial, lines: dict[str, float]) -> list[Cause]:
+    """The user's own Python between the parts of a step, and in it what waits for the device."""
+    trainer = trial.trainers[0]
+    found = []
+    total = sum(lines.values())
+    if total >= _WORTH_A_WORD:
+        where = max(lines, key=lambda line: lines[line])
+        calls = sum(
+            calls for _, _, what, calls, _, _ in trainer["waiting_calls"] if "copy" not in what
+        )
+        text = (
+            f"{percent(total)} of the time goes to calls that wait for the device, "
+            f"{calls:.0f} in a step, most{_line(where).lstrip(',')}"
+        )
+        found.append(Cause("sync", total, where, text))
+    own = {
+        where: seconds / trainer["seconds"]
+        for where, seconds in by_line(rows_of(trainer), _OWN).items()
+        if where not in lines
+    }
+    share = sum(own.values())
+    if own:
+        where = max(own, key=lambda line: own[line])
+        text = (
+            f"{percent(share)} of the time is Python between the parts of a step, "
+            f"{percent(own[where])}{_line(where).lstrip(',')}"
+        )
+        found.append(Cause("python", share, where, text))
+    return found
+
+
+def _of_phases(trial: Trial, shares: dict[str, float]) -> list[Cause]:
+    facts = trial.trainers[0]["optimizer"]
+    rows = rows_of(trial.trainers[0])
+    texts: dict[str, Callable[[], str]] = {
+        "optimizer": lambda: (
+            f"the optimizer takes {percent(shares['optimizer'])} of the time "
+            f"({facts.get('name', '?')} of {facts.get('tensors', 0)} tensors"
+            f"{', fused' if facts.get('fused') else ', not fused'})"
+        ),
+        "communication": lambda: (
+            f"{percent(shares['communication'])} of the time is communication between processes"
+        ),
+        "evaluation": lambda: f"evaluations take {percent(shares['evaluation'])} of the time",
+        "checkpoint": lambda: (
+            f"saving checkpoints takes {percent(shares['checkpoint'])} of the time"
+        ),
+        "compile": lambda: (
+            f"compiling takes {percent(shares['compile'])} of the time, long after the first step: "
+            "something in the model changes from step to step (TORCH_LOGS=recompiles says what)"
+        ),
+    }
+    found = []
+    if facts.get("fused"):
+        del texts["optimizer"]  # nothing is to be gained
+    for phase, text in texts.items():
+        own = by_line(rows, (phase,))
+        where = max(own, key=lambda line: own[line], default="") if phase != "optimizer" else ""
+        found.append(Cause(phase, shares[phase], where, text() + _at(where)))
+    return found
+
+
+def _of_copies(trial: Trial) -> list[Cause]:
+    trainer = trial.trainers[0]
+    found = []
+    for file, line, what, _, seconds, copied in trainer.get("waiting_calls", ()):
+        if what.startswith("copy to"):
+            share, where = min(1.0, seconds / trainer["step_s"]), f"{file}:{line}"
+            much = f"{what} of {copied / 2**20:.1f} MiB in a step"
+            text = f"{much} takes {percent(share)} of the time{_at(where)}"
+            found.append(Cause("copy", share, where, text))
+    return found
+
+
+def _of_ranks(trial: Trial) -> list[Cause]:
+    """The rank that the others wait for is the one that waits least, in backward and communication."""
+    if len(trial.trainers) < 2:
+        return []
+    waits = [(one["backward"] + one["communication"]) for one in map(shares_of, trial.trainers)]
+    slow, quick = waits.index(min(waits)), waits.index(max(waits))
+    behind = waits[quick] - waits[slow]
+    if behind < _UNEVEN:
+        return []
+    more = _more_of(trial.trainers[slow], trial.trainers[quick])
+    rank = trial.trainers[slow]["rank"]
+    text = (
+        f"the others wait for rank {rank} {percent(behind)} of the time: it does more{_line(more)}"
+    )
+    return [Cause("slow rank", behind, more, text)]
+
+
+def _more_of(slow: dict[str, Any], quick: dict[str, Any]) -> str:
+    """The line at which one process is longer than another."""
+
+    def lines(process: dict[str, Any]) -> dict[str, float]:
+        phases = tuple(p for p in ("", *PHASES) if p not in ("backward", "communication"))
+        return by_line(rows_of(process), phases)
+
+    of_quick = lines(quick)
+    more = {where: seconds - of_quick.get(where, 0.0) for where, seconds in lines(slow).items()}
+    return max(more, key=lambda where: more[where], default="")
+
+
+def _of_model(trial: Trial, shares: dict[str, float]) -> list[Cause]:
+    share = shares["forward"] + shares["backward"]
+    trainer = trial.trainers[0]
+    operations = trainer.get("operations", {})
+    count = operations.get("count", 0)
+    busy = operations.get("device_s", 0) / trainer["step_s"]
+    if 0 < busy < _DEVICE_BUSY:
+        text = (
+            f"the device computes {percent(busy)} of the time and waits for Python to start operations: "
+            "larger batches, or torch.compile"
+        )
+        return [Cause("small steps", share, "", text)]
+    if not busy and count and operations["seconds"] / count < _SMALL_OPERATION_S:
+        whole = share + shares["optimizer"] + shares["python"]
+        text = (
+            f"a step of {1000 * trainer['step_s']:.2g} ms is {count:.0f} operations of "
+            f"{1e6 * operations['seconds'] / count:.0f} us: Python and the starts of operations take longer "
+            "than the computing; larger batches, or torch.compile"
+        )
+        return [Cause("small steps", whole, "", text)]
+    text = f"the model computes {percent(share)} of the time"
+    bound = operations.get("memory_bound_s", 0) / max(operations.get("seconds", 0), 1e-9)
+    if bound > 0.3:
+        text += f"; {percent(bound)} of that in operations bound by memory, such as batch norm"
+    return [Cause("model", share, "", text)]
+
+
+def _of_debugging(trial: Trial) -> list[Cause]:
+    """Its share is known only when a trial without it has run."""
+    trainer = trial.trainers[0]
+    if trainer["anomaly"]:
+        return [Cause("debug mode", _WORTH_A_WORD, "", "autograd's anomaly detection is on")]
+    if profiler_runs(trial):
+        return [Cause("debug mode", _WORTH_A_WORD, "", "torch's profiler is running")]
+    return []
+
+
+def profiler_runs(trial: Trial) -> bool:
+    """Whether the script has torch's profiler on, or was seen in it."""
+    trainer = trial.trainers[0]
+    in_it = sum(row.seconds for row in rows_of(trainer) if row.phase == "profiler")
+    is_on = bool(trainer.get("operations", {}).get("has_other_profiler"))
+    return is_on or in_it > 0.01 * trainer["seconds"]
+
+
+def _of_threads(trial: Trial) -> list[Cause]:
+    threads = sum(one["threads"] for one in trial.trainers)
+    if threads < 2 * usable_cpus():
+        return []
+    text = f"{threads} threads compute on {usable_cpus()} CPUs, and wait for each other"
+    return [Cause("threads", _WORTH_A_WORD, "", text)]
+
+
+def _of_machine(trial: Trial) -> list[Cause]:
+    machine = trial.machine
+    if machine is None:
+        return []
+    found = []
+    if machine.throttled_share >= _WORTH_A_WORD:
+        share = min(1.0, machine.throttled_share)
+        text = f"the container's quota of CPU was used up {percent(share)} of the time"
+        found.append(Cause("quota", share, "", text))
+    if machine.limit_bytes and machine.most_bytes > _FULL * machine.limit_bytes:
+        text = (
+            f"the processes hold {machine.most_bytes / 2**30:.1f} of {machine.limit_bytes / 2**30:.1f} GiB "
+            "of memory"
+        )
+        found.append(Cause("memory", _WORTH_A_WORD, "", text))
+    if machine.shared_share > _FULL:
+        text = f"/dev/shm is {percent(machine.shared_share)} full; batches of workers go through it"
+        found.append(Cause("memory", _WORTH_A_WORD, "", text))
+    return found

@@ -1,0 +1,161 @@
+"""`flambeau doctor` from top to bottom: watch a script, find what it waits for, try what would help."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flambeau.errors import InputError
+from flambeau.tune.doctor.causes import Cause, Findings, findings_of, percent
+from flambeau.tune.doctor.remedies import Tried, remedies_for, told_by_trials, try_remedies
+from flambeau.tune.doctor.shares import shares_of
+from flambeau.tune.doctor.trial import run_trial
+from flambeau.tune.watch.plan import Plan
+
+_BUSY = 0.25  # CPUs of others from which on a line says so; chosen
+
+
+@dataclass(frozen=True)
+class Options:
+    """How long is looked, and how much is tried.
+
+    Attributes:
+        seconds: of the watched window, at least.
+        steps: of it, at least, unless four times the seconds are over.
+        rounds: pairs of runs per change; 0 tries none.
+        budget_s: after which no new trial begins.
+        limit_s: of one run until its steps are counted.
+        trace: where a time line of some steps goes; None for none.
+    """
+
+    seconds: float = 8.0
+    steps: int = 20
+    rounds: int = 3
+    budget_s: float = 300.0
+    limit_s: float = 300.0
+    trace: str | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found.
+
+    Attributes:
+        findings: of the watched run.
+        causes: what the time goes to, the first one first, after the trials.
+        tried: what was changed, with the gain.
+        alone_per_s: batches per second of the loader alone; None where it was not asked.
+    """
+
+    findings: Findings
+    causes: tuple[Cause, ...]
+    tried: tuple[Tried, ...]
+    alone_per_s: float | None
+
+    @property
+    def others_cpus(self) -> float:
+        """How many CPUs other processes have kept busy meanwhile, which makes figures noisy."""
+        machine = self.findings.trial.machine
+        return 0.0 if machine is None else machine.others_cpus
+
+    @property
+    def was_busy(self) -> bool:
+        """Whether they have kept enough of them busy to say so."""
+        return self.others_cpus > _BUSY
+
+    @property
+    def busy_line(self) -> str:
+        """That, in a line."""
+        return (
+            f"Other processes kept {self.others_cpus:.1f} CPUs busy meanwhile: look again when the machine "
+            "is quiet."
+        )
+
+    @property
+    def verdict(self) -> str:
+        """One line: what it waits for, and what helps most."""
+        if not self.causes:
+            return "nothing takes longer than it must"
+        text = self.causes[0].text
+        helps = [
+            one
+            for one in self.tried
+            if one.gain is not None and one.gain.verdict == "faster" and not one.remedy.is_bound
+        ]
+        if helps:
+            best = max(helps, key=lambda one: one.gain.times if one.gain else 0.0)
+            assert best.gain is not None
+            text += f"; {best.remedy.name} makes it {best.gain.times:.2f} times as fast (measured)"
+        return text
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program."""
+        trial = self.findings.trial
+        first = trial.trainers[0]
+        return {
+            "verdict": self.verdict,
+            "steps": first["steps"], "step_s": trial.step_s, "processes": len(trial.trainers),
+            "workers": first["loader"].get("num_workers", 0), "threads": first["threads"],
+            "device": first["device"], "others_cpus": self.others_cpus, "shares": self.findings.shares,
+            "ranks": [{"rank": one["rank"], "shares": shares_of(one)} for one in trial.trainers],
+            "data": {
+                "shares": self.findings.work.shares, "idle": self.findings.work.idle,
+                "blocked": self.findings.work.blocked, "batches_per_s_alone": self.alone_per_s,
+            },
+            "causes": [dataclasses.asdict(cause) for cause in self.causes],
+            "remedies": [_remedy_as_json(one) for one in self.tried],
+        }  # fmt: skip
+
+
+def _remedy_as_json(one: Tried) -> dict[str, Any]:
+    gain = one.gain
+    return {
+        "name": one.remedy.name, "how": one.remedy.how, "predicted": one.remedy.predicted,
+        "at_most": one.remedy.at_most, "is_bound": one.remedy.is_bound,
+        "measured": None if gain is None else gain.times,
+        "low": None if gain is None or gain.low != gain.low else gain.low,
+        "verdict": one.failure.partition("\n")[0] if gain is None else gain.verdict,
+    }  # fmt: skip
+
+
+def diagnose(command: Sequence[str], options: Options, *, say: Callable[[str], None]) -> Diagnosis:
+    """Watch a script, and try what would help.
+
+    Args:
+        command: the script, as the shell would run it.
+        options: how long.
+        say: takes lines on what goes on.
+
+    Raises:
+        InputError: the script makes no steps, or cannot be started.
+    """
+    say("watching the script as it is")
+    watched = Plan(seconds=options.seconds, steps=options.steps, trace=options.trace)
+    trial = run_trial(command, watched, limit_s=options.limit_s)
+    if trial.failure is not None:
+        raise InputError(trial.failure)
+    findings = findings_of(trial)
+    if not options.rounds:
+        return Diagnosis(findings, findings.causes, (), None)
+    plan = _short(options)
+    alone = None
+    if findings.shares["data"] >= 0.05 and trial.trainers[0]["loader"]:
+        say(f"waits for data {percent(findings.shares['data'])} of the time: reading them alone")
+        change = {"alone": plan.seconds}
+        alone = run_trial(
+            command, dataclasses.replace(plan, change=change), limit_s=options.limit_s
+        ).alone_per_s
+    tried = try_remedies(
+        command, remedies_for(findings), plan, rounds=options.rounds, enough_s=options.budget_s,
+        limit_s=options.limit_s, say=say,
+    )  # fmt: skip
+    causes = told_by_trials(findings.causes, tried)
+    return Diagnosis(findings, tuple(causes), tuple(tried), alone)
+
+
+def _short(options: Options) -> Plan:
+    """Of the runs that are compared: shorter, and nobody looks at stacks."""
+    return Plan(
+        watches=False, warmup_steps=5, warmup_s=1.5, steps=min(10, options.steps),
+        seconds=options.seconds / 2,
+    )  # fmt: skip

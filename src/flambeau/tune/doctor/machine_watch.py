@@ -1,0 +1,78 @@
+"""What of a machine runs short while a script runs: memory, shared memory, the quota of its container."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from flambeau.recipes.setup.environment import usable_cpus, usable_memory
+from flambeau.tune.doctor.marked_processes import (
+    cpu_seconds,
+    machine_cpu_seconds,
+    processes_of,
+    resident_bytes,
+)
+
+_SHARED_MEMORY = Path("/dev/shm")
+_QUOTA_FILES = (
+    (Path("/sys/fs/cgroup/cpu.stat"), "throttled_usec", 1e6),
+    (Path("/sys/fs/cgroup/cpu/cpu.stat"), "throttled_time", 1e9),
+)
+
+
+@dataclass
+class MachineWatch:
+    """Looked at now and then while a trial runs.
+
+    Attributes:
+        folder: of the session.
+        most_bytes: that the trial's processes have held.
+        limit_bytes: of memory that they may hold.
+        shared_share: most of /dev/shm that was in use.
+        throttled_share: of the time in which the container's quota of CPU was used up.
+        others_cpus: how many CPUs other processes of the machine have kept busy, on average.
+    """
+
+    folder: Path
+    most_bytes: int = 0
+    limit_bytes: int = 0
+    shared_share: float = 0.0
+    throttled_share: float = 0.0
+    others_cpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._began, self._throttled = time.monotonic(), throttled_seconds()
+        self.limit_bytes = usable_memory() or 0
+        self._busy_then, self._cpus = machine_cpu_seconds()
+        self._own: dict[int, float] = {}
+
+    def look(self) -> None:
+        """Once in a while."""
+        processes = list(processes_of(self.folder))
+        self.most_bytes = max(self.most_bytes, resident_bytes(processes))
+        self._own |= cpu_seconds(processes)
+        if _SHARED_MEMORY.is_dir():
+            usage = shutil.disk_usage(_SHARED_MEMORY)
+            if usage.total:
+                self.shared_share = max(self.shared_share, usage.used / usage.total)
+        elapsed = time.monotonic() - self._began
+        if elapsed > 0:
+            self.throttled_share = (throttled_seconds() - self._throttled) / elapsed
+            if (
+                self._cpus == usable_cpus()
+            ):  # else the others may be in containers with CPUs of their own
+                busy_s = machine_cpu_seconds()[0] - self._busy_then
+                self.others_cpus = max(0.0, busy_s - sum(self._own.values())) / elapsed
+
+
+def throttled_seconds() -> float:
+    """For how long this container was kept from its CPUs since it was made; 0 where nobody counts."""
+    for file, name, unit in _QUOTA_FILES:
+        try:
+            lines = file.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if line.startswith(f"{name} "):
+                return int(line.split()[1]) / unit
+    return 0.0

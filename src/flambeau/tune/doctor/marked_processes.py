@@ -1,0 +1,74 @@
+"""The processes of a trial, whoever started them: they carry the session's folder in their environment."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def processes_of(folder: Path) -> Iterator[int]:
+    """Those that live, by number; on systems without /proc none are found.
+
+    Args:
+        folder: of the session.
+    """
+    mark = os.fsencode(f"FLAMBEAU_WATCH={folder}")
+    for entry in _PROC.glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name)
+
+
+def end_all(folder: Path, group: int) -> None:
+    """Kill what is left of a trial: its process group, and all that carries its mark.
+
+    Args:
+        folder: of the session.
+        group: process group of the command.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    for _ in range(50):
+        left = list(processes_of(folder))
+        for process in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        if not left:
+            return
+        time.sleep(0.02)
+
+
+def resident_bytes(processes: list[int]) -> int:
+    """Memory that they hold together; pages that several share count for each."""
+    total = 0
+    for process in processes:
+        with suppress(OSError, ValueError, IndexError):
+            total += int((_PROC / f"{process}" / "statm").read_text().split()[1])
+    return total * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_seconds(processes: list[int]) -> dict[int, float]:
+    """By process the CPU time that it has used."""
+    found = {}
+    for process in processes:
+        with suppress(OSError, ValueError, IndexError):
+            # Behind the name, which may hold anything and ends with the last parenthesis.
+            fields = (_PROC / f"{process}" / "stat").read_text().rpartition(")")[2].split()
+            found[process] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def machine_cpu_seconds() -> tuple[float, int]:
+    """CPU time that all processes of the machine have used, and of how many CPUs that is; 0 CPUs: unknown."""
+    try:
+        lines = (_PROC / "stat").read_text().splitlines()
+    except OSError:
+        return 0.0, 0
+    fields = [int(field) for field in lines[0].split()[1:9]]
+    cpus = sum(line.startswith("cpu") for line in lines) - 1
+    idle = fields[3] + fields[4]
+    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), cpus

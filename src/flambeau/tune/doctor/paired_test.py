@@ -1,0 +1,51 @@
+"""Whether a change made a script faster: pairs of runs, one after the other, and a test on them."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# The 95 % points of Student's t, one-sided, for 1, 2, 3 ... degrees of freedom.
+_T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How many times as many steps per second a change gives.
+
+    Attributes:
+        times: the geometric mean over the pairs.
+        low, high: one-sided bounds at 95 %, each for itself; NaN for a single pair.
+    """
+
+    times: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """'faster' or 'slower' where a one-sided t test at 95 % says so, else 'no difference seen'."""
+        if self.low > 1.0:
+            return "faster"
+        return "slower" if self.high < 1.0 else "no difference seen"
+
+
+def gain_of(before_s: Sequence[float], after_s: Sequence[float]) -> Gain:
+    """From pairs of seconds per step: a one-sided t test on the logarithms of their ratios.
+
+    Args:
+        before_s: without the change, pair by pair.
+        after_s: with it.
+
+    Raises:
+        ValueError: no pair, or not as many of both.
+    """
+    logs = [math.log(before / after) for before, after in zip(before_s, after_s, strict=True)]
+    if not logs:
+        raise ValueError("a gain needs at least one pair of runs")
+    mean = statistics.fmean(logs)
+    if len(logs) == 1:
+        return Gain(math.exp(mean), math.nan, math.nan)
+    freedom = min(len(logs) - 1, len(_T_95))
+    margin = _T_95[freedom - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Gain(math.exp(mean), math.exp(mean - margin), math.exp(mean + margin))

@@ -1,0 +1,177 @@
+"""The search: one lever after the other, each accepted only if it is surely better than what there is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flambeau.tune.doctor.paired_test import Gain, gain_of
+from flambeau.tune.search.levers import Choice, Lever
+
+_HOPELESS = 1.01  # a first pair below this is not repeated; chosen
+_WORSE = 0.9  # a value that is so much worse ends a lever's list; chosen
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one trial has found.
+
+    Attributes:
+        cost: seconds per step, or bytes: what is to be small; None where the trial failed.
+        start_s: seconds until the steps were timed.
+        loss: of the first steps; None where it is not known.
+        failure: why there is no cost.
+    """
+
+    cost: float | None
+    start_s: float = 0.0
+    loss: float | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One value of a lever that was tried.
+
+    Attributes:
+        lever, value: which.
+        gain: against the choice so far; None where it failed or was refused.
+        note: why.
+        is_chosen: it is part of the result.
+    """
+
+    lever: str
+    value: str
+    gain: Gain | None
+    note: str = ""
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result.
+
+    Attributes:
+        choice: levers that are set.
+        steps: everything that was tried, in order.
+        together: the whole choice against nothing set; None where nothing is, or no time was left.
+    """
+
+    choice: dict[str, str]
+    steps: tuple[Step, ...]
+    together: Gain | None
+
+
+Measure = Callable[[Choice], Measured]
+"""Runs a trial."""
+
+
+class Search:
+    """Tries levers in turn.
+
+    Args:
+        measure: runs a trial.
+        rounds: pairs of trials for a value that promises something.
+        is_over: no new comparison begins then.
+        left_s: seconds that the planned run takes as it is, against which a longer start is counted.
+        loss_bound: share by which the loss of the first steps may differ where rounding does.
+    """
+
+    def __init__(
+        self,
+        measure: Measure,
+        *,
+        rounds: int,
+        is_over: Callable[[], bool],
+        left_s: float,
+        loss_bound: float,
+    ) -> None:
+        self._measure, self._rounds, self._is_over = measure, rounds, is_over
+        self._left_s, self._loss_bound = left_s, loss_bound
+        self._newest: tuple[Choice, Measured] | None = None
+
+    def run(self, levers: Sequence[Lever], *, first: Measured) -> Found:
+        """Search.
+
+        Args:
+            levers: the most promising first.
+            first: what a trial with nothing set has found.
+        """
+        choice: dict[str, str] = {}
+        self._newest = {}, first
+        steps: list[Step] = []
+        for lever in levers:
+            tried = self._try_lever(lever, choice)
+            better = [one for one in tried if one.gain is not None and one.is_chosen]
+            if better:
+                best = max(better, key=lambda one: one.gain.times if one.gain else 0.0)
+                choice[lever.name] = best.value
+                tried = [
+                    one if one is best else Step(one.lever, one.value, one.gain, one.note)
+                    for one in tried
+                ]
+            steps += tried
+        together = None
+        if choice and not self._is_over():
+            together = self._compare({}, choice, is_patient=True)[0]
+        if together is not None and together.verdict == "slower":
+            choice = {}
+        return Found(choice, tuple(steps), together)
+
+    def _try_lever(self, lever: Lever, choice: Choice) -> list[Step]:
+        steps: list[Step] = []
+        for setting in lever.settings:
+            if self._is_over():
+                steps.append(Step(lever.name, setting.value, None, "no time was left"))
+                continue
+            gain, base, tried = self._compare(choice, {**choice, lever.name: setting.value})
+            note = self._objection(lever, gain, base, tried)
+            is_better = gain is not None and gain.verdict == "faster" and not note
+            steps.append(Step(lever.name, setting.value, gain, note, is_better))
+            if gain is not None and gain.times < _WORSE and len(steps) > 1:
+                break
+        return steps
+
+    def _objection(self, lever: Lever, gain: Gain | None, base: Measured, tried: Measured) -> str:
+        """Why a value is not taken although it may be better."""
+        if gain is None:
+            return tried.failure or base.failure
+        if lever.is_rounding and base.loss is not None and tried.loss is not None:
+            off = abs(tried.loss - base.loss) / max(abs(base.loss), 1e-9)
+            if not off <= self._loss_bound:
+                return f"refused: the loss of the first steps differs by {off:.0%}"
+        if lever.costs_start and gain.times > 1:
+            extra = tried.start_s - base.start_s
+            saved = self._left_s * (1 - 1 / gain.times)
+            if extra > saved:
+                return f"takes {extra:.0f} s longer to start, and saves {saved:.0f} s of the planned run"
+        return ""
+
+    def _compare(
+        self, base: Choice, other: Choice, *, is_patient: bool = False
+    ) -> tuple[Gain | None, Measured, Measured]:
+        """Pairs of trials in turn: without, with, without; the one before serves if it was the same.
+
+        Where the first pair shows nothing, it remains the only one, but for the patient.
+        """
+        pairs: list[tuple[float, float]] = []
+        before = self._of(base)
+        tried = before
+        for _ in range(self._rounds):
+            tried = self._measure(other)
+            after = self._measure(base)
+            self._newest = base, after
+            if before.cost is None or tried.cost is None or after.cost is None:
+                break
+            pairs.append(((before.cost * after.cost) ** 0.5, tried.cost))
+            before = after
+            is_hopeless = pairs[0][0] / pairs[0][1] < _HOPELESS and not is_patient
+            if is_hopeless or self._is_over():
+                break
+        if not pairs:
+            return None, before, tried
+        costs, others = zip(*pairs, strict=True)
+        return gain_of(costs, others), before, tried
+
+    def _of(self, choice: Choice) -> Measured:
+        if self._newest is not None and self._newest[0] == choice:
+            return self._newest[1]
+        return self._measure(choice)

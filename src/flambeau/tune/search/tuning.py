@@ -1,0 +1,209 @@
+"""`flambeau tune` from top to bottom: trials in processes of their own, noted one by one, and their sum."""
+
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flambeau.errors import InputError
+from flambeau.tune.doctor.trial import Trial, run_trial
+from flambeau.tune.search.levers import Choice, Lever
+from flambeau.tune.search.search import Found, Measured, Search
+from flambeau.tune.watch.plan import Plan
+
+_LOSS_LINES = 3  # of metrics.jsonl, ten steps each
+_LOG_EVERY = "10"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the search is done.
+
+    Attributes:
+        objective: throughput, seconds per step; memory, bytes that the processes hold.
+        budget_s: no new comparison begins after so many seconds.
+        rounds: pairs of trials for a value that promises something.
+        seconds: that a trial times steps.
+        limit_s: of one trial until its steps are timed.
+        planned_s: of the run that is to be tuned, as it is; against it a longer start is counted.
+        loss_bound: share by which the loss of the first steps may differ in another precision.
+    """
+
+    objective: str = "throughput"
+    budget_s: float = 300.0
+    rounds: int = 3
+    seconds: float = 3.0
+    limit_s: float = 120.0
+    planned_s: float = 3600.0
+    loss_bound: float = 0.05
+
+
+class Trials:
+    """Runs trials and notes each in a file, from which an interrupted search goes on.
+
+    Args:
+        command: of the script; of `flambeau train` without `--out`.
+        is_train: it is `flambeau train`, which has flags and a folder with its losses.
+        levers: whose values are told by name.
+        options: of the search.
+        journal: the file; a line per trial.
+        say: takes lines on what goes on.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        levers: Sequence[Lever],
+        options: Options,
+        *,
+        is_train: bool,
+        journal: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self._command, self._is_train = list(command), is_train
+        self._levers = {lever.name: lever for lever in levers}
+        self._options, self._journal, self._say = options, journal, say
+        self._key = hashlib.sha256(
+            json.dumps([self._command, options.objective, options.seconds]).encode()
+        ).hexdigest()[:16]
+        self._earlier = self._read()
+        self.num_reused = 0
+        """Trials of an earlier call that were not run again."""
+
+    def measure(self, choice: Choice) -> Measured:
+        """Run the script with these levers set, or take the trial from an interrupted search."""
+        told = dict(choice)
+        if self._earlier and self._earlier[0]["choice"] == told:
+            self.num_reused += 1
+            row = self._earlier.pop(0)
+        else:
+            self._earlier.clear()  # from where two searches part, nothing of the earlier one counts
+            named = ", ".join(f"{name}={value}" for name, value in told.items()) or "as it is"
+            self._say(f"trial: {named}")
+            row = {"key": self._key, "choice": told, **self._run(choice)}
+            with self._journal.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        cost = row["step_s"] if self._options.objective == "throughput" else row["bytes"]
+        return Measured(cost, row["start_s"], row["loss"], row["failure"])
+
+    def _run(self, choice: Choice) -> dict[str, Any]:
+        settings = [self._levers[name].setting(value) for name, value in choice.items()]
+        words = [word for one in settings for word in one.words]
+        change = {name: value for one in settings for name, value in one.change.items()}
+        environment = {name: value for one in settings for name, value in one.environment.items()}
+        if environment:
+            change.pop("threads", None)  # the variable says it, as the user will
+        plan = Plan(
+            watches=False, warmup_steps=5, warmup_s=1.0, steps=10, seconds=self._options.seconds,
+            change=change,
+        )  # fmt: skip
+        scratch = Path(tempfile.mkdtemp(prefix="flambeau-tune-"))
+        try:
+            command = [*self._command, *words]
+            if self._is_train:
+                command += ["--out", f"{scratch}/run"]
+                if "--log-every" not in self._command:
+                    command += ["--log-every", _LOG_EVERY]
+            command = ["env", *(f"{k}={v}" for k, v in environment.items()), *command]
+            trial = run_trial(command, plan, limit_s=self._options.limit_s)
+            loss = _first_losses(scratch / "run" / "metrics.jsonl") if self._is_train else None
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return _row(trial, loss)
+
+    def _read(self) -> list[dict[str, Any]]:
+        if not self._journal.exists():
+            return []
+        rows = []
+        for line in self._journal.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:  # cut off by a kill
+                continue
+            if isinstance(row, dict) and row.get("key") == self._key:
+                rows.append(row)
+        return rows
+
+
+def _row(trial: Trial, loss: float | None) -> dict[str, Any]:
+    machine = trial.machine
+    if trial.failure is not None:
+        return {
+            "step_s": None, "bytes": None, "start_s": 0.0, "loss": None, "failure": trial.failure,
+        }  # fmt: skip
+    on_device = sum(one.get("device_bytes", 0) for one in trial.trainers)
+    return {
+        "step_s": trial.step_s,
+        "bytes": on_device or (0 if machine is None else machine.most_bytes),
+        "start_s": max(one["until_window_s"] + one["until_first_s"] for one in trial.trainers),
+        "loss": loss, "failure": "",
+    }  # fmt: skip
+
+
+def _first_losses(file: Path) -> float | None:
+    """The mean loss of the first lines of a run; None without as many."""
+    if not file.exists():
+        return None
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:20]]
+    losses = [row["train_loss"] for row in rows if "train_loss" in row][:_LOSS_LINES]
+    return statistics.fmean(losses) if len(losses) == _LOSS_LINES else None
+
+
+def tune(
+    command: Sequence[str],
+    levers: Sequence[Lever],
+    options: Options,
+    *,
+    is_train: bool,
+    journal: Path,
+    say: Callable[[str], None],
+) -> Found:
+    """Find the best setting of levers.
+
+    Args:
+        command: the script, or `flambeau train` with the user's arguments.
+        levers: to be tried, the most promising first.
+        options: how.
+        is_train: what it is.
+        journal: file with a line per trial.
+        say: takes lines on what goes on.
+
+    Raises:
+        InputError: the script makes no step as it is.
+    """
+    trials = Trials(command, levers, options, is_train=is_train, journal=journal, say=say)
+    end = time.monotonic() + options.budget_s
+    first = trials.measure({})
+    if first.cost is None:
+        raise InputError(first.failure)
+
+    search = Search(
+        trials.measure, rounds=options.rounds, is_over=lambda: time.monotonic() > end,
+        left_s=options.planned_s, loss_bound=options.loss_bound,
+    )  # fmt: skip
+    found = search.run(levers, first=first)
+    if trials.num_reused:
+        say(
+            f"{trials.num_reused} trials of an earlier call were taken from {os.path.relpath(journal)}"
+        )
+    return found
+
+
+def tuned_toml(found: Found, levers: Sequence[Lever]) -> str:
+    """The chosen flags of `flambeau train` as a file for `--config`, with the rest as comments."""
+    known = {lever.name: lever for lever in levers}
+    lines = []
+    for name, value in found.choice.items():
+        setting = known[name].setting(value)
+        if setting.words:
+            key = name.replace("-", "_")
+            lines.append(f"{key} = {value}" if value.isdigit() else f'{key} = "{value}"')
+        lines += [f"# in the environment: {k}={v}" for k, v in setting.environment.items()]
+    return "".join(f"{line}\n" for line in lines)

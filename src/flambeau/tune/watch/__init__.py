@@ -1,0 +1,1 @@
+"""Runs inside the watched processes: clocks, stacks, and one change at a time."""

@@ -1,0 +1,70 @@
+"""The start of watching: when torch has been imported, in whichever process that is."""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder):
+    """Finds torch once, as it would have been found, and is told when its import is done."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            run, folder = spec.loader.exec_module, self._folder
+
+            def run_and_watch(module: ModuleType) -> None:
+                run(module)
+                _begin(folder)
+
+            spec.loader.exec_module = run_and_watch  # type: ignore[method-assign]
+        return spec
+
+
+def begin_when_torch_comes(folder: Path) -> None:
+    """Watch this process if it imports torch.
+
+    Args:
+        folder: of the session; see `plan.py`.
+    """
+    sys.meta_path.insert(0, _AfterTorch(folder))
+
+
+def _begin(folder: Path) -> None:
+    from flambeau.tune.watch.changes import apply_changes
+    from flambeau.tune.watch.loader_clock import watch_loaders
+    from flambeau.tune.watch.plan import Plan
+    from flambeau.tune.watch.saved_files import protect_files
+    from flambeau.tune.watch.step_watch import StepWatch
+    from flambeau.tune.watch.worker_watch import watch_worker
+
+    plan = Plan.read(folder)
+    protect_files(folder)
+    when_begun = apply_changes(plan.change)
+    watch = StepWatch(folder, plan, watch_loaders(plan.change, folder), when_begun)
+    watch.install()
+
+    def in_fork() -> None:
+        # A process that trains, such as one of mp.spawn's by fork, makes steps of its own.
+        watch.restart_in_fork()
+        if plan.watches:
+            watch_worker(folder, os.getppid())
+
+    os.register_at_fork(after_in_child=in_fork)
+    parent = multiprocessing.parent_process()
+    if parent is not None and plan.watches:
+        watch_worker(folder, parent.pid or os.getppid())

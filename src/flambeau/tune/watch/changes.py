@@ -1,0 +1,181 @@
+"""One thing done differently for one trial, from outside of the script.
+
+Changes by name, with what they are given:
+
+- of every DataLoader, see `loader_clock.py`: workers (a number), prefetch (a number), persistent, pin,
+  cached (how many batches are kept), alone (seconds), fast;
+- of the process: threads (a number), tf32, no_anomaly, no_profiler, no_saves;
+- of optimizers: fused, set_to_none;
+- of the model, which is every module with parameters to train that is called from outside of modules:
+  channels_last, autocast (the name of a dtype), compile;
+- of calls that wait for the device, see `waiting_calls.py`: skip_waits (lines).
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+
+from flambeau.tune.watch.waiting_calls import skip_waiting_calls
+
+_OF_MODEL = ("channels_last", "autocast", "compile")
+
+
+def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
+    """Make the changes of this trial; those of data loaders are made elsewhere.
+
+    Args:
+        change: by name.
+
+    Returns:
+        What is to be called when the first step has been made.
+    """
+    if "threads" in change:
+        _fix_threads(change["threads"])
+    if change.get("fused"):
+        _fuse_optimizers()
+    if change.get("set_to_none"):
+        _zero_by_none()
+    if change.get("no_anomaly"):
+        torch.set_anomaly_enabled = lambda *_, **__: None
+    if change.get("no_profiler"):
+        _silence_profiler()
+    if change.get("no_saves"):
+        torch.save = lambda *_, **__: None
+    if change.get("tf32"):
+        torch.set_float32_matmul_precision("high")
+    if "skip_waits" in change:
+        skip_waiting_calls(change["skip_waits"])
+    if any(name in change for name in _OF_MODEL):
+        return _change_models(change)
+    return lambda: None
+
+
+def _fix_threads(number: int) -> None:
+    """Now, and whatever the script says later; OpenCV's too, which asks for as many as there are cores."""
+    torch.set_num_threads(number)
+    torch.set_num_threads = lambda nthreads: None
+    os.environ.update(OMP_NUM_THREADS=f"{number}", MKL_NUM_THREADS=f"{number}")
+
+
+def _fuse_optimizers() -> None:
+    """Each optimizer that torch can run in one kernel is made so."""
+
+    def changed(kind: type[Optimizer]) -> None:
+        make = kind.__init__
+        signature = inspect.signature(make)
+
+        @functools.wraps(make)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            given = signature.bind(self, *args, **kwargs)
+            if type(self) is kind:
+                given.arguments["fused"] = True
+                given.arguments.pop("foreach", None)
+            make(*given.args, **given.kwargs)
+
+        kind.__init__ = init  # type: ignore[method-assign]
+
+    for kind in vars(torch.optim).values():
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, Optimizer)
+            and "fused" in inspect.signature(kind.__init__).parameters
+        ):
+            changed(kind)
+
+
+def _zero_by_none() -> None:
+    def changed(zero: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(zero)
+        def zero_grad(self: Any, set_to_none: bool = True) -> None:
+            zero(self, set_to_none=True)
+
+        return zero_grad
+
+    for kind in (Optimizer, nn.Module):
+        kind.zero_grad = changed(kind.zero_grad)  # type: ignore[method-assign]
+
+
+def _silence_profiler() -> None:
+    def nothing(self: Any, *_: Any) -> Any:
+        return self
+
+    kind = torch.profiler.profile
+    for name in ("start", "step", "__enter__"):
+        setattr(kind, name, nothing)
+    for name in ("stop", "__exit__"):
+        setattr(kind, name, lambda *_: None)
+
+
+# ---------------------------------------------------------------- the model
+
+
+def _change_models(change: Mapping[str, Any]) -> Callable[[], None]:
+    """Models are changed when they are first called; until the first step is over, all are found."""
+    known: set[int] = set()
+
+    def before(module: nn.Module, _: Any) -> None:
+        # A module within one that was changed is changed with it.
+        if id(module) in known or not any(p.requires_grad for p in module.parameters()):
+            return
+        known.update(id(one) for one in module.modules())
+        change_model(module, change)
+
+    return register_module_forward_pre_hook(before).remove
+
+
+def change_model(model: nn.Module, change: Mapping[str, Any]) -> None:
+    """Change one model in place; its parameters stay the ones that an optimizer has.
+
+    Args:
+        model: that is about to be called.
+        change: channels_last, autocast, compile.
+    """
+    if change.get("channels_last"):
+        model.to(memory_format=torch.channels_last)
+    if change.get("channels_last") or "autocast" in change:
+        model.forward = _around(model.forward, change)
+    if change.get("compile"):
+        model.compile()
+
+
+def _around(forward: Callable[..., Any], change: Mapping[str, Any]) -> Callable[..., Any]:
+    dtype = getattr(torch, change["autocast"]) if "autocast" in change else None
+
+    def channels_last(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.ndim == 4:
+            return value.contiguous(memory_format=torch.channels_last)
+        return value
+
+    def to_float32(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.float() if value.dtype == dtype else value
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                value[key] = to_float32(inner)
+            return value
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            return type(value)(to_float32(inner) for inner in value)
+        return value
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if change.get("channels_last"):
+            args = tuple(channels_last(value) for value in args)
+            kwargs = {name: channels_last(value) for name, value in kwargs.items()}
+        if dtype is None:
+            return forward(*args, **kwargs)
+        device = next(
+            (v.device.type for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), "cpu"
+        )
+        with torch.autocast(device, dtype):
+            result = forward(*args, **kwargs)
+        return to_float32(result)
+
+    return call

@@ -1,0 +1,208 @@
+"""Clocks around every DataLoader of a process, and batches that come in another way for one trial."""
+
+import functools
+import inspect
+import itertools
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from flambeau.tune.watch.cached_batches import CachedBatches
+from flambeau.tune.watch.plan import write_whole
+from flambeau.tune.watch.stack_phases import Place, user_line
+
+_Change = Mapping[str, Any]
+_ALONE_AFTER = 10  # batches, so that what was read ahead is used up; chosen
+
+
+@dataclass
+class LoaderClock:
+    """Of all loaders of a process.
+
+    Attributes:
+        thread: whose waiting counts; Python's number.
+        waited_s: in all for batches, but for the first of an epoch with workers.
+        started_s: until there are workers and the first batch, and until they have ended.
+        batches: that came.
+        last: the loader that gave the last batch.
+        lines: where each loader was made.
+        is_inside: of a loader, whose own loaders do not count.
+        evaluates: the last batch was asked for without gradients.
+    """
+
+    thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
+    waited_s: float = 0.0
+    started_s: float = 0.0
+    batches: int = 0
+    last: DataLoader[Any] | None = None
+    lines: "weakref.WeakKeyDictionary[Any, Place]" = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    is_inside: bool = False
+    evaluates: bool = False
+
+    def loader_facts(self) -> dict[str, Any]:
+        """Of the loader that gave the last batch; nothing without one."""
+        loader = self.last
+        if loader is None:
+            return {}
+        return {
+            "num_workers": loader.num_workers,
+            "batch_size": loader.batch_size,
+            "pin_memory": bool(loader.pin_memory),
+            "persistent_workers": bool(loader.persistent_workers),
+            "prefetch_factor": loader.prefetch_factor,
+            "place": self.lines.get(loader),
+            "data_set": type(loader.dataset).__name__,
+            "collate": getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__),
+        }
+
+
+class _TimedBatches:
+    """An iterator of a DataLoader; every other attribute is that one's."""
+
+    def __init__(
+        self, batches: Iterator[Any], loader: DataLoader[Any], clock: LoaderClock, start_s: float
+    ) -> None:
+        self._batches, self._loader, self._clock = batches, loader, clock
+        self._next = batches.__next__
+        self._start_s: float | None = start_s if loader.num_workers else None
+
+    def __iter__(self) -> "_TimedBatches":
+        return self
+
+    def __next__(self) -> Any:
+        clock = self._clock
+        if clock.is_inside or threading.get_ident() != clock.thread:
+            return self._next()
+        clock.evaluates = not torch.is_grad_enabled()
+        if clock.evaluates:
+            return self._next()
+        clock.is_inside = True
+        began = time.perf_counter()
+        try:
+            batch = self._next()
+        except BaseException:
+            if self._loader.num_workers:  # which end with their epoch
+                clock.started_s += time.perf_counter() - began
+            raise
+        finally:
+            clock.is_inside = False
+        seconds = time.perf_counter() - began
+        if self._start_s is None:
+            clock.waited_s += seconds
+        else:
+            clock.started_s += seconds + self._start_s
+            self._start_s = None
+        clock.batches += 1
+        clock.last = self._loader
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
+    """Put the clocks around DataLoader, once a process.
+
+    Args:
+        change: of this trial: workers, prefetch, pin, persistent, cached, alone, fast.
+        folder: of the session.
+    """
+    clock = LoaderClock()
+    make, iterate = DataLoader.__init__, DataLoader.__iter__
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs)
+        given.arguments.update(_changed(given.arguments, change))
+        make(*given.args, **given.kwargs)
+        if (place := user_line(sys._getframe(1))) is not None:
+            clock.lines[self] = place
+
+    batches_of = _batches_of(change, iterate, folder)
+
+    @functools.wraps(iterate)
+    def iterate_timed(self: Any) -> Any:
+        if clock.is_inside or threading.get_ident() != clock.thread:
+            return iterate(self)
+        clock.is_inside = True
+        began = time.perf_counter()
+        try:
+            batches = batches_of(self)
+        finally:
+            clock.is_inside = False
+        return _TimedBatches(batches, self, clock, time.perf_counter() - began)
+
+    DataLoader.__init__ = init  # type: ignore[method-assign]
+    DataLoader.__iter__ = iterate_timed  # type: ignore[method-assign]
+    return clock
+
+
+def _changed(given: Mapping[str, Any], change: _Change) -> dict[str, Any]:
+    """The arguments of a loader that a trial replaces."""
+    found: dict[str, Any] = {}
+    workers = change.get("workers", given.get("num_workers", 0))
+    if "workers" in change:
+        found["num_workers"] = workers
+        if workers == 0:
+            found |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+            found["multiprocessing_context"] = None
+    if change.get("persistent") and workers:
+        found["persistent_workers"] = True
+    if "prefetch" in change and workers:
+        found["prefetch_factor"] = change["prefetch"]
+    if change.get("pin"):
+        found["pin_memory"] = True
+    return found
+
+
+def _batches_of(
+    change: _Change, iterate: Callable[[Any], Iterator[Any]], folder: Path
+) -> Callable[[Any], Iterator[Any]]:
+    """How a loader is iterated in this trial."""
+    if "cached" in change:
+        cache = CachedBatches(iterate, change["cached"])
+        return cache.batches
+    if "alone" in change:
+        return lambda loader: _then_alone(loader, iterate, change["alone"], folder)
+    if change.get("fast"):
+        from flambeau.data.fast import fast
+
+        made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+        def fast_batches(loader: Any) -> Iterator[Any]:
+            if loader not in made:
+                made[loader] = fast(loader)
+            return iter(made[loader])
+
+        return fast_batches
+    return iterate
+
+
+def _then_alone(
+    loader: Any, iterate: Callable[[Any], Iterator[Any]], seconds: float, folder: Path
+) -> Iterator[Any]:
+    """Some batches for the script, and then as many as come in some seconds for nobody."""
+    yield from itertools.islice(iterate(loader), _ALONE_AFTER)
+    read, began, batches = 0, time.perf_counter(), iterate(loader)
+    while (elapsed := time.perf_counter() - began) < seconds:
+        try:
+            next(batches)
+            read += 1
+        except StopIteration:
+            batches = iterate(loader)
+    write_whole(folder / "alone.json", {"batches_per_s": read / elapsed})
+    yield from iterate(loader)

@@ -1,0 +1,238 @@
+"""The steps of a process that trains: a window in which they are timed, and a few more that are looked at."""
+
+import atexit
+import itertools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from flambeau.tune.watch.loader_clock import LoaderClock
+from flambeau.tune.watch.operations import Operations
+from flambeau.tune.watch.plan import Plan, write_whole
+from flambeau.tune.watch.stack_sampler import Seen, StackSampler
+from flambeau.tune.watch.thread_state import run_delay, threads_of_process
+from flambeau.tune.watch.waiting_calls import WaitingCalls
+
+_LOOKED_AT = 5  # steps whose waiting calls are counted; chosen
+_LOOKED_AT_S = 3.0  # and no more than so many seconds of them
+
+
+class StepWatch:
+    """Counts the steps of the first optimizer that makes one; gradient accumulation is inside of a step.
+
+    The stages, each begun by a step: warm-up, window, waiting calls, operations, over.
+
+    Args:
+        folder: of the session, where the results go, and a file that says that the window is open.
+        plan: what is watched.
+        loaders: clocks of the data.
+        when_begun: called at the first step.
+    """
+
+    def __init__(
+        self, folder: Path, plan: Plan, loaders: LoaderClock, when_begun: Callable[[], None]
+    ) -> None:
+        self._folder, self._plan, self.loaders = folder, plan, loaders
+        self._when_begun = when_begun
+        self._pid, self._made = os.getpid(), time.perf_counter()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._optimizer: weakref.ref[Optimizer] | None = None
+        self._stage: Callable[[float], None] = self._warm_up
+        self._count, self._began, self._opened = 0, 0.0, 0.0
+        self._times: list[float] = []
+        self._sampler: StackSampler | None = None
+        self._waits, self._operations = WaitingCalls(), Operations()
+        self._result: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """Steps of any optimizer come here from now on."""
+        register_optimizer_step_post_hook(self._on_step)
+        atexit.register(self._at_exit)
+
+    def restart_in_fork(self) -> None:
+        """The steps of a forked process are its own."""
+        self._pid = os.getpid()
+        self._reset()
+
+    # ------------------------------------------------------------ step by step
+
+    def _on_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+        first = self._optimizer
+        if first is None:
+            self._first_step(optimizer)
+            return
+        mine = first()
+        if mine is None:  # the script has made another one, as for a second stage
+            self._optimizer = weakref.ref(optimizer)
+            mine = optimizer
+        if mine is optimizer:
+            now = time.perf_counter()
+            self._count += 1
+            self._stage(now)
+
+    def _first_step(self, optimizer: Optimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self.loaders.thread = threading.get_ident()
+        self._when_begun()
+        (self._folder / f"{self._pid}.trains").touch()
+        self._threads = {"main": (threading.get_ident(), threading.get_native_id())}
+        self._count, self._began = 0, time.perf_counter()
+        self._result["until_first_s"] = self._began - self._made
+
+    def _warm_up(self, now: float) -> None:
+        plan = self._plan
+        if self._count < plan.warmup_steps or now - self._began < plan.warmup_s:
+            return
+        if self._plan.watches:
+            self._sampler = StackSampler(
+                lambda: self._threads, evaluates=lambda: self.loaders.evaluates
+            )
+            self._switched = sys.getswitchinterval()
+            sys.setswitchinterval(min(self._switched, 0.0005))  # so that it looks when it wants to
+            self._sampler.start()
+        self._clock_then = self._clock()
+        self._window_file.touch()
+        self._stage = self._in_window
+        self._opened = time.perf_counter()
+        self._times = [self._opened]
+
+    def _in_window(self, now: float) -> None:
+        self._times.append(now)
+        elapsed, steps, plan = now - self._opened, len(self._times) - 1, self._plan
+        if elapsed < plan.seconds or (steps < plan.steps and elapsed < 4 * plan.seconds):
+            return
+        self._close_window()
+        if plan.watches:
+            self._waits.start()
+            self._looked_from = self._count, now
+            self._stage = self._in_waits
+        else:
+            self._finish()
+
+    def _in_waits(self, now: float) -> None:
+        count, began = self._looked_from
+        if self._count - count < _LOOKED_AT and now - began < _LOOKED_AT_S:
+            return
+        self._waits.stop()
+        self._note_waits()
+        self._operations.start()
+        self._stage = self._in_operations
+
+    def _in_operations(self, _: float) -> None:
+        if self._operations.goes_on():
+            return
+        self._result["operations"] = self._operations.found(self._plan.trace)
+        self._finish()
+
+    def _over(self, _: float) -> None:
+        """Nothing more is asked of this process, which is about to be ended."""
+
+    # ------------------------------------------------------------ results
+
+    @property
+    def _window_file(self) -> Path:
+        return self._folder / f"{self._pid}.window"
+
+    def _clock(self) -> tuple[float, float, int, float]:
+        loaders, delay = self.loaders, run_delay(self._threads["main"][1])
+        return loaders.waited_s, loaders.started_s, loaders.batches, delay
+
+    def _close_window(self) -> None:
+        self._window_file.unlink(missing_ok=True)
+        seconds = {}
+        if self._sampler is not None:
+            self._sampler.stop()
+            self._sampler.join(1.0)
+            sys.setswitchinterval(self._switched)
+            seconds = dict(self._sampler.seconds)
+        times = self._times
+        elapsed, steps = times[-1] - times[0], len(times) - 1
+        waited, started, batches, delayed = (
+            now - then for now, then in zip(self._clock(), self._clock_then, strict=True)
+        )
+        self._result |= {
+            "steps": steps, "seconds": elapsed, "step_s": elapsed / max(steps, 1),
+            "times": [later - earlier for earlier, later in itertools.pairwise(times)][:10_000],
+            "waited_s": waited, "started_s": started, "batches": batches, "run_delay_s": delayed,
+            "until_window_s": self._opened - self._began,
+            "seen": as_rows(seconds),
+        }  # fmt: skip
+
+    def _note_waits(self) -> None:
+        steps = max(1, self._count - self._looked_from[0])
+        self._result["waiting_calls"] = [
+            [place.file, place.line, what, calls / steps, seconds / steps, copied / steps]
+            for (place, what), (calls, seconds, copied) in self._waits.found.items()
+        ]
+
+    def _finish(self) -> None:
+        self._stage = self._over
+        optimizer = None if self._optimizer is None else self._optimizer()
+        write_whole(
+            self._folder / f"{self._pid}.json",
+            self._result | {
+                "pid": self._pid, "rank": int(os.environ.get("RANK", "0")),
+                "world": int(os.environ.get("WORLD_SIZE", "1")),
+                "loader": self.loaders.loader_facts(),
+                "threads": torch.get_num_threads(), "process_threads": threads_of_process(),
+                "anomaly": torch.is_anomaly_enabled(),
+                "optimizer": optimizer_facts(optimizer),
+                "device": device_of(optimizer), "device_bytes": _device_bytes(device_of(optimizer)),
+                "python": sys.version.split()[0], "torch": torch.__version__,
+            },
+        )  # fmt: skip
+
+    def _at_exit(self) -> None:
+        """A script that ends before its steps were counted has told what there was."""
+        if os.getpid() != self._pid or self._stage == self._over or self._optimizer is None:
+            return
+        if self._stage == self._in_window and len(self._times) > 1:
+            self._close_window()
+        self._finish()
+
+
+def as_rows(seconds: dict[tuple[str, Seen], float]) -> list[list[Any]]:
+    """What a sampler has seen, for a file: thread, phase, kind, waits, file, line, function, seconds."""
+    return [
+        [thread, seen.phase, seen.kind, seen.waits, *(seen.place or ("", 0, "")), total]
+        for (thread, seen), total in seconds.items()
+    ]
+
+
+def optimizer_facts(optimizer: Optimizer | None) -> dict[str, Any]:
+    """What can be changed in it."""
+    if optimizer is None:
+        return {}
+    group = optimizer.param_groups[0]
+    return {
+        "name": type(optimizer).__name__,
+        "is_torchs": type(optimizer).__module__.startswith("torch.optim"),
+        "can_fuse": "fused" in group,
+        "fused": bool(group.get("fused")),
+        "foreach": group.get("foreach"),
+        "has_convolutions": any(p.ndim == 4 for p in group["params"]),
+        "tensors": sum(len(one["params"]) for one in optimizer.param_groups),
+    }
+
+
+def device_of(optimizer: Optimizer | None) -> str:
+    """Where the model is."""
+    if optimizer is None:
+        return "cpu"
+    return next((p.device.type for g in optimizer.param_groups for p in g["params"]), "cpu")
+
+
+def _device_bytes(device: str) -> int:
+    """The most memory that tensors had on an accelerator; 0 on a CPU."""
+    return int(torch.accelerator.max_memory_allocated()) if device not in ("cpu", "meta") else 0

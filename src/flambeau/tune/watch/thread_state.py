@@ -1,0 +1,75 @@
+"""What the kernel says that a thread waits for."""
+
+import functools
+import os
+import platform
+from pathlib import Path
+
+# Numbers of system calls, from the kernel's tables: those that read files or their names, those that sleep,
+# those that wait for another process or machine.
+_CALLS = {
+    "x86_64": (
+        {0, 2, 4, 5, 6, 17, 19, 78, 217, 257, 262, 295, 332},
+        {35, 230},
+        {7, 23, 45, 47, 232, 271, 281},
+    ),
+    "aarch64": ({56, 61, 63, 65, 67, 69, 78, 79, 80, 291}, {101, 115}, {22, 72, 73, 207, 212}),
+}
+
+
+@functools.cache
+def _file_of(thread: int) -> int | None:
+    try:
+        return os.open(f"/proc/self/task/{thread}/syscall", os.O_RDONLY)
+    except OSError:
+        return None
+
+
+def waits_for(thread: int) -> str:
+    """What a thread of this process waits for in the kernel.
+
+    Args:
+        thread: its number there, `Thread.native_id`.
+
+    Returns:
+        'file', 'sleep', 'message' (of another process or machine), or '': it computes, waits for a lock, or
+        the kernel does not tell.
+    """
+    file, known = _file_of(thread), _CALLS.get(platform.machine())
+    if file is None or known is None:
+        return ""
+    try:
+        number = int(os.pread(file, 32, 0).split(maxsplit=1)[0])
+    except (OSError, ValueError, IndexError):  # 'running'
+        return ""
+    if number == -1:  # blocked, and in no call: a page of a mapped file
+        return "file"
+    for calls, meaning in zip(known, ("file", "sleep", "message"), strict=True):
+        if number in calls:
+            return meaning
+    return ""
+
+
+def threads_of_process() -> int:
+    """How many threads this process has; 1 where the kernel does not tell."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return 1
+
+
+def run_delay(thread: int) -> float:
+    """Seconds for which a thread of this process was ready and had no CPU; 0 where nobody counts.
+
+    Args:
+        thread: its number in the kernel.
+    """
+    try:
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def forget_files() -> None:
+    """After a fork: the files of the parent's threads say nothing of this process."""
+    _file_of.cache_clear()

@@ -1,0 +1,118 @@
+"""Calls that make the host wait for the device, with their lines: `.item()`, printing, `if tensor` ..."""
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.tune.watch.stack_phases import Place, user_line
+
+_METHODS = (
+    "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__repr__",
+    "__format__", "nonzero", "cuda", "to",
+)  # fmt: skip
+_SHOWN = {
+    "__bool__": "if tensor", "__float__": "float(tensor)", "__int__": "int(tensor)",
+    "__index__": "int(tensor)", "__repr__": "printing a tensor", "__format__": "printing a tensor",
+}  # fmt: skip
+
+
+class WaitingCalls:
+    """While it is on, calls of these methods are counted and timed by the line of the user's they come from.
+
+    On a CPU they cost what they take; on a GPU they also wait for all that was asked of it before.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[Place, str], list[float]] = {}
+        """By line and what is called there: calls, seconds, and bytes that were copied to a device."""
+        self._is_inside = False
+        self._mine: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Watch Tensor's methods and `torch.cuda.synchronize`."""
+        for name in _METHODS:
+            self._mine[name] = Tensor.__dict__.get(name)
+            setattr(Tensor, name, self._counted(getattr(Tensor, name), name))
+
+    def stop(self) -> None:
+        """Tensor is what it was."""
+        for name, before in self._mine.items():
+            if before is None:
+                delattr(Tensor, name)
+            else:
+                setattr(Tensor, name, before)
+        self._mine.clear()
+
+    def _counted(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self._is_inside or torch.compiler.is_compiling() or _is_torchs(sys._getframe(1)):
+                return method(tensor, *args, **kwargs)
+            self._is_inside = True
+            began = time.perf_counter()
+            try:
+                result = method(tensor, *args, **kwargs)
+            finally:
+                self._is_inside = False
+            self._note(name, tensor, result, time.perf_counter() - began)
+            return result
+
+        return call
+
+    def _note(self, name: str, tensor: Tensor, result: Any, seconds: float) -> None:
+        copied = 0
+        shown = _SHOWN.get(name, f".{name}()")
+        if name in ("to", "cuda"):
+            if not isinstance(result, Tensor) or result.device == tensor.device:
+                return
+            is_pinned = tensor.device.type == "cpu" and tensor.is_pinned()
+            copied = tensor.nbytes
+            shown = f"copy to {result.device.type}{'' if is_pinned else ', not pinned'}"
+        place = user_line(sys._getframe(2))
+        if place is not None:
+            figures = self.found.setdefault((place, shown), [0, 0.0, 0])
+            figures[0] += 1
+            figures[1] += seconds
+            figures[2] += copied
+
+
+def _is_torchs(frame: FrameType) -> bool:
+    """Torch's optimizers read counters that lie on the CPU, at no cost worth a word."""
+    return "/site-packages/torch/" in frame.f_code.co_filename
+
+
+def skip_waiting_calls(lines: Collection[str]) -> None:
+    """Calls from these lines give what they gave the first time, for a trial.
+
+    Args:
+        lines: as FILE:LINE.
+    """
+    answers: dict[tuple[str, int, str], Any] = {}
+    wanted = set(lines)
+    files = {line.rpartition(":")[0] for line in lines}
+
+    def once(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(1)
+            file = frame.f_code.co_filename
+            if file not in files or f"{file}:{frame.f_lineno}" not in wanted:
+                return method(tensor, *args, **kwargs)
+            key = (file, frame.f_lineno, name)
+            if key not in answers:
+                answers[key] = method(tensor, *args, **kwargs)
+            return answers[key]
+
+        return call
+
+    for name in _METHODS:
+        if name not in ("to", "cuda"):
+            with suppress(AttributeError):
+                setattr(Tensor, name, once(getattr(Tensor, name), name))

@@ -1,0 +1,174 @@
+"""What is made of the figures of a watched run: made-up runs, each with one thing wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flambeau.tune.doctor.causes import findings_of
+from flambeau.tune.doctor.machine_watch import MachineWatch
+from flambeau.tune.doctor.paired_test import Gain
+from flambeau.tune.doctor.remedies import Tried, remedies_for, told_by_trials
+from flambeau.tune.doctor.shares import shares_of
+from flambeau.tune.doctor.trial import Trial
+
+FILE = "/home/me/train.py"
+
+
+def row(phase: str, seconds: float, *, kind: str = "", waits: str = "", line: int = 7) -> list[Any]:
+    return ["main", phase, kind, waits, FILE, line, "main", seconds]
+
+
+def trainer(*rows: list[Any], waited: float = 0.0, **other: Any) -> dict[str, Any]:
+    """A process that was seen for ten seconds and a hundred steps."""
+    loader = {"num_workers": 2, "batch_size": 8, "persistent_workers": False, "pin_memory": False}
+    return {
+        "steps": 100, "seconds": 10.0, "step_s": 0.1, "batches": 100, "waited_s": waited,
+        "started_s": 0.0, "seen": list(rows), "rank": 0, "world": 1, "anomaly": False,
+        "threads": 1, "process_threads": 4, "device": "cpu",
+        "loader": {**loader, "place": [FILE, 3, "main"]},
+        "optimizer": {
+            "name": "AdamW", "tensors": 10, "fused": False, "can_fuse": True, "is_torchs": True,
+            "has_convolutions": True,
+        },
+        "operations": {"count": 100, "seconds": 0.09, "memory_bound_s": 0.01},
+        **other,
+    }  # fmt: skip
+
+
+def worker(*rows: list[Any]) -> dict[str, Any]:
+    return {"seen": list(rows), "process_threads": 5}
+
+
+MODEL = (row("forward", 3.0), row("backward", 5.0))
+
+
+def first(*trainers: dict[str, Any], workers: tuple[dict[str, Any], ...] = ()) -> tuple[str, str]:
+    found = findings_of(Trial(list(trainers), list(workers))).causes[0]
+    return found.kind, found.where
+
+
+def test_shares_add_up_and_waiting_is_the_clocks() -> None:
+    one = trainer(*MODEL, row("data", 9.0), row("", 2.0), waited=2.5)
+    shares = shares_of(one)
+    assert shares["data"] == pytest.approx(0.25)
+    assert shares["forward"] == pytest.approx(0.75 * 3 / 10)
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_without_a_dataloader_the_looks_say_what_data_take() -> None:
+    one = trainer(row("data", 4.0), row("forward", 6.0)) | {"batches": 0}
+    assert shares_of(one)["data"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "waits", "cause"),
+    [
+        ("decode", "", "decode"),
+        ("decode", "sleep", "read"),  # a decoder does not sleep: its file is slow
+        ("", "file", "read"),
+        ("", "sleep", "transform"),
+        ("transform", "", "transform"),
+        ("collate", "", "collate"),
+        ("send", "", "send"),
+    ],
+)
+def test_what_workers_do_is_what_is_waited_for(kind: str, waits: str, cause: str) -> None:
+    busy = row("worker", 8.0, kind=kind, waits=waits, line=12)
+    idle = row("worker", 90.0, kind="idle", waits="message", line=0)
+    found = first(trainer(*MODEL, waited=4.0), workers=(worker(busy, idle),))
+    assert found == (cause, f"{FILE}:12")
+
+
+def test_workers_that_start_again_in_each_epoch() -> None:
+    one = trainer(*MODEL, waited=1.0, started_s=5.0)
+    assert first(one, workers=(worker(row("worker", 1.0)),)) == ("worker start", f"{FILE}:3")
+
+
+def test_a_line_that_waits_for_the_device() -> None:
+    one = trainer(
+        *MODEL, row("", 2.0, line=21), waiting_calls=[[FILE, 21, ".item()", 60.0, 0.001, 0]]
+    )
+    assert first(one) == ("sync", f"{FILE}:21")
+
+
+def test_copies_to_the_device_are_no_waiting_lines() -> None:
+    one = trainer(*MODEL, waiting_calls=[[FILE, 21, "copy to cuda, not pinned", 1.0, 0.05, 2**20]])
+    assert first(one) == ("copy", f"{FILE}:21")
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"),
+    [("", "python"), ("optimizer", "optimizer"), ("evaluation", "evaluation"),
+     ("checkpoint", "checkpoint"), ("compile", "compile")],
+)  # fmt: skip
+def test_a_long_part_of_the_step_comes_before_the_model(phase: str, cause: str) -> None:
+    assert first(trainer(*MODEL, row(phase, 3.0)))[0] == cause
+
+
+def test_nothing_but_the_model() -> None:
+    assert first(trainer(*MODEL, row("optimizer", 0.5), waited=0.2))[0] == "model"
+
+
+def test_many_small_operations() -> None:
+    one = trainer(*MODEL, operations={"count": 100, "seconds": 0.0005, "memory_bound_s": 0})
+    assert first(one)[0] == "small steps"
+
+
+@pytest.mark.parametrize(("device_s", "cause"), [(0.03, "small steps"), (0.09, "model")])
+def test_a_device_that_waits_for_python(device_s: float, cause: str) -> None:
+    operations = {"count": 9000, "seconds": 0.05, "memory_bound_s": 0, "device_s": device_s}
+    one = trainer(*MODEL, operations=operations)
+    assert first(one)[0] == cause
+
+
+def test_the_rank_that_waits_least_is_the_slow_one() -> None:
+    quick = trainer(row("forward", 2.0), row("backward", 8.0))
+    slow = trainer(row("forward", 2.0), row("", 5.0, line=33), row("backward", 3.0)) | {"rank": 1}
+    assert first(quick, slow) == ("slow rank", f"{FILE}:33")
+
+
+def test_a_quota_that_is_used_up() -> None:
+    machine = MachineWatch(Path("/nowhere"))
+    machine.throttled_share = 0.4
+    found = findings_of(Trial([trainer(*MODEL)], machine=machine)).causes
+    assert found[0].kind == "quota" and "40 %" in found[0].text
+
+
+# ---------------------------------------------------------------- remedies
+
+
+def names(one: dict[str, Any], *workers: dict[str, Any]) -> dict[str, float]:
+    remedies = remedies_for(findings_of(Trial([one], list(workers))))
+    return {remedy.name: remedy.predicted for remedy in remedies}
+
+
+def test_workers_that_mostly_wait_are_to_be_more() -> None:
+    asleep = worker(row("worker", 9.0, waits="sleep"))
+    found = names(trainer(*MODEL, waited=5.0), asleep)
+    assert found["cached batches"] == pytest.approx(2.0)
+    assert "workers=4" in found
+
+
+def test_only_what_could_help_is_tried() -> None:
+    found = names(trainer(*MODEL, row("optimizer", 2.0)))
+    assert found["fused optimizer"] == pytest.approx(1.25)
+    assert not {"cached batches", "skip waiting calls", "no anomaly mode"} & set(found)
+
+
+def test_an_optimizer_that_is_fused_already() -> None:
+    one = trainer(*MODEL, row("optimizer", 2.0))
+    one["optimizer"]["fused"] = True
+    assert "fused optimizer" not in names(one)
+
+
+def test_what_helps_becomes_the_cause() -> None:
+    one = trainer(*MODEL, waited=4.0) | {"threads": 64}
+    findings = findings_of(Trial([one], [worker(row("worker", 5.0, waits="sleep"))]))
+    remedies = {remedy.name: remedy for remedy in remedies_for(findings)}
+    quick = Gain(1.6, 1.5, 1.7)
+    (threads,) = (name for name in remedies if name.startswith("threads="))
+    causes = told_by_trials(findings.causes, [Tried(remedies[threads], quick)])
+    assert causes[0].kind == "threads" and causes[0].share == pytest.approx(1 - 1 / 1.6)
+    unclear = told_by_trials(findings.causes, [Tried(remedies[threads], Gain(1.6, 0.9, 2.9))])
+    assert unclear[0].kind == "transform"

@@ -1,0 +1,149 @@
+"""`flambeau doctor` as a user types it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flambeau.cli import doctor
+from flambeau.cli.command import main
+from flambeau.errors import InputError
+
+SCRIPT = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+optimizer = torch.optim.Adam(model.parameters())
+x = torch.randn(32, 64)
+while True:
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT)
+    return "train.py"
+
+
+def test_a_script_is_watched(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(
+            [
+                "doctor",
+                "--no-trials",
+                "--seconds",
+                "0.5",
+                "--trace",
+                "t.json",
+                "--json",
+                "--",
+                script,
+            ]
+        )
+        == 0
+    )
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert sum(told["shares"].values()) == pytest.approx(1)
+    assert told["shares"]["backward"] > 0.05 and told["shares"]["data"] == 0
+    assert told["causes"][0]["kind"] in ("small steps", "model", "optimizer")
+    assert told["remedies"] == []
+    events = json.loads(Path("t.json").read_text())["traceEvents"]
+    assert any(event.get("name") == "aten::addmm" for event in events)
+
+
+def test_a_page_of_text(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["doctor", "--no-trials", "--seconds", "0.5", "--html", "page.html"]
+    assert main([*words, "--", sys.executable, script, "<b>&"]) == 0
+    page = Path("page.html").read_text()
+    assert "Where the time of a step goes" in page and "backward" in page
+    assert "&lt;b&gt;&amp;" in page and "<b>" not in page
+    text = capsys.readouterr().out
+    assert "watched" in text and "of a step" in text and "backward" in text
+
+
+@pytest.mark.slow
+def test_changes_are_tried(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "doctor",
+        "--seconds",
+        "0.5",
+        "--rounds",
+        "2",
+        "--budget",
+        "40s",
+        "--json",
+        "--",
+        script,
+    ]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    measured = [one for one in told["remedies"] if one["measured"]]
+    assert measured and all(one["verdict"] for one in told["remedies"])
+
+
+@pytest.mark.slow
+def test_a_training_of_flambeau(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--no-trials", "--seconds", "0.5", "--json", "--batch-size", "32"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["shares"]["backward"] > 0
+    assert list(tmp_path.iterdir()) == []  # its run was in a folder that is gone
+
+
+def test_what_is_run(tmp_path: Path) -> None:
+    def command(*words: str) -> list[str]:
+        return doctor.command_of(words, tmp_path)
+
+    assert command("--", "torchrun", "train.py") == ["torchrun", "train.py"]
+    assert command("--", "train.py", "--lr", "1") == [sys.executable, "train.py", "--lr", "1"]
+    train = [sys.executable, "-m", "flambeau", "train", "--model", "resnet18"]
+    train += ["--out", f"{tmp_path}/run", "--fresh"]
+    for words in (["--model", "resnet18"], ["--", "train", "--model", "resnet18"],
+                  ["--", "flambeau", "train", "--model", "resnet18"]):  # fmt: skip
+        assert command(*words) == train
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--"], "nothing to run behind --"),
+        (["--modle", "resnet18"], "unknown flag --modle; did you mean '--model'"),
+        (["--modle", "--", "train.py"], "unknown flag --modle before the --"),
+        (["--out", "here"], "leave --out out"),
+        (["--batch-size", "many"], "--batch-size: must be a whole number, got 'many'"),
+    ],
+)
+def test_words_that_are_none(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        doctor.command_of(words, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seconds", "0", "--", "x.py"], "--seconds must be from 0.5 to 3600, got 0"),
+        (["--rounds", "0", "--", "x.py"], "--rounds must be from 1 to 100000, got 0"),
+        (
+            ["--budget", "5", "--", "x.py"],
+            "--budget must be seconds such as '30s', or '5min', got '5'",
+        ),
+        (["--no-trials", "--", "no-such.py"], "before its first step"),
+        (["--no-trials", "--", "no-such-program"], "no-such-program: No such file or directory"),
+    ],
+)
+def test_wrong_input(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", *words]) == 2
+    assert message in capsys.readouterr().err

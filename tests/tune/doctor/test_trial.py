@@ -1,0 +1,151 @@
+"""Real scripts, watched: what they lose their time to is found, and nothing of them is left or lost."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flambeau.errors import InputError
+from flambeau.tune.doctor.causes import findings_of
+from flambeau.tune.doctor.marked_processes import processes_of
+from flambeau.tune.doctor.shares import mean_shares
+from flambeau.tune.doctor.trial import Trial, run_trial
+from flambeau.tune.watch.plan import Plan
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+
+SHORT: dict[str, Any] = {
+    "watches": False,
+    "warmup_steps": 12,
+    "warmup_s": 0.1,
+    "steps": 8,
+    "seconds": 0.5,
+}
+QUICK = Plan(warmup_steps=3, warmup_s=0.1, steps=8, seconds=0.7)
+SCRIPT = """
+import sys, time, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+class Slow(Dataset):
+    def __len__(self):
+        return 100_000
+    def __getitem__(self, index):
+        time.sleep(0.004)
+        return torch.randn(8), index % 3
+def main():
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(Slow(), batch_size=4, num_workers=int(sys.argv[1])):
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.save(model.state_dict(), "last.pt")
+        torch.save(model.state_dict(), "new.pt")
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    return file
+
+
+def run(*words: object, plan: Plan = QUICK, limit_s: float = 120) -> Trial:
+    return run_trial([sys.executable, *map(str, words)], plan, limit_s=limit_s)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_data_set_is_found_by_its_line(script: Path, workers: int) -> None:
+    torch.save({"mine": torch.ones(1)}, "last.pt")
+    trial = run(script, workers)
+    assert trial.failure is None
+    (trainer,) = trial.trainers
+    assert trainer["steps"] >= 8 and trainer["loader"]["num_workers"] == workers
+    assert mean_shares(trial)["data"] > 0.5
+    cause = findings_of(trial).causes[0]
+    assert (cause.kind, cause.where) == ("transform", f"{script}:9")
+    # What was there is as it was, and what the trial has saved is gone.
+    assert torch.load("last.pt", weights_only=True)["mine"].item() == 1
+    assert sorted(file.name for file in script.parent.iterdir()) == ["last.pt", "train.py"]
+
+
+def test_a_change_is_made_and_the_script_does_not_know(script: Path) -> None:
+    plain = run(script, 0, plan=Plan(**SHORT))
+    cached = run(script, 0, plan=Plan(**SHORT, change={"cached": 4}))
+    assert cached.trainers[0]["waited_s"] < plain.trainers[0]["waited_s"] / 10
+    one_worker = run(script, 0, plan=Plan(**SHORT, change={"workers": 1}))
+    assert one_worker.trainers[0]["loader"]["num_workers"] == 1
+
+
+def test_the_loader_alone(script: Path) -> None:
+    trial = run(script, 0, plan=Plan(**SHORT, change={"alone": 0.5}))
+    assert trial.alone_per_s is not None
+    assert 5 < trial.alone_per_s < 1000 / 16  # four samples of 4 ms, at least
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "raise SystemExit('no such data')",
+            "ended with code 1 before its first step.*no such data",
+        ),
+        ("import torch; print('done')", "ended with code 0 before its first step.*done"),
+        ("", "ended with code 0 before its first step of an optimizer, and said nothing"),
+    ],
+)
+def test_a_script_that_makes_no_step(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(text)
+    trial = run(file)
+    assert trial.failure is not None and not trial.trainers
+    assert re.search(message, trial.failure.replace("\n", " "))
+
+
+def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
+        "start_new_session=True)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    trial = run(file, limit_s=3)
+    assert trial.failure is not None and "made no step of an optimizer in 3 s" in trial.failure
+    child = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.kill(child, 0)
+            time.sleep(0.05)
+
+
+def test_a_command_that_there_is_not() -> None:
+    with pytest.raises(InputError, match="no-such-program: No such file"):
+        run_trial(["no-such-program"], QUICK, limit_s=5)
+
+
+def test_marked_processes_are_found(tmp_path: Path) -> None:
+    environment = {**os.environ, "FLAMBEAU_WATCH": f"{tmp_path}", "PYTHONPATH": ""}
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while child.pid not in list(processes_of(tmp_path)):
+            assert time.monotonic() < deadline
+        assert os.getpid() not in list(processes_of(tmp_path))
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()

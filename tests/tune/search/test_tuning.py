@@ -1,0 +1,137 @@
+"""Trials are noted, taken up again, and end as a file that `flambeau train --config` takes."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flambeau.cli.command import main
+from flambeau.cli.tune import FIRST_LINE
+from flambeau.errors import InputError
+from flambeau.train.settings.config_file import read_config
+from flambeau.tune.doctor.trial import Trial
+from flambeau.tune.search import tuning
+from flambeau.tune.search.levers import Lever, Setting
+from flambeau.tune.search.search import Found
+from flambeau.tune.search.tuning import Options, tune, tuned_toml
+from flambeau.tune.watch.plan import Plan
+
+WORKERS = Lever("workers", tuple(Setting(n, words=("--workers", n)) for n in ("0", "2")))
+THREADS = Lever("threads", (Setting("1", environment={"OMP_NUM_THREADS": "1"}),))
+
+
+class Machine:
+    """Takes the place of real trials; two workers are twice as fast."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+        self.dies_after = 10**9
+
+    def run(self, command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
+        if len(self.commands) == self.dies_after:
+            raise KeyboardInterrupt
+        self.commands.append(list(command))
+        words = " ".join(command)
+        step_s = 0.1 * (0.5 if "--workers 2" in words else 1.0)
+        step_s *= 1 + 0.001 * (len(self.commands) % 3)
+        return Trial([{"step_s": step_s, "until_window_s": 1.0, "until_first_s": 4.0}])
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    one = Machine()
+    monkeypatch.setattr(tuning, "run_trial", one.run)
+    return one
+
+
+def search(folder: Path, said: list[str]) -> Found:
+    return tune(
+        ["flambeau", "train"], [WORKERS, THREADS], Options(), is_train=True,
+        journal=folder / "tuned.jsonl", say=said.append,
+    )  # fmt: skip
+
+
+def test_what_is_chosen_is_a_config_file(machine: Machine, tmp_path: Path) -> None:
+    found = search(tmp_path, [])
+    assert found.choice == {"workers": "2"}
+    assert found.together is not None and found.together.verdict == "faster"
+    file = tmp_path / "tuned.toml"
+    file.write_text(tuned_toml(found, [WORKERS, THREADS]))
+    assert read_config(file) == {"workers": 2}
+    rows = [json.loads(line) for line in (tmp_path / "tuned.jsonl").read_text().splitlines()]
+    assert len(rows) == len(machine.commands)
+    assert any(command[:2] == ["env", "OMP_NUM_THREADS=1"] for command in machine.commands)
+    folders = {command[command.index("--out") + 1] for command in machine.commands}
+    assert len(folders) == len(machine.commands)  # a new one for each trial
+
+
+def test_an_interrupted_search_goes_on(machine: Machine, tmp_path: Path) -> None:
+    whole: dict[str, str] = search(tmp_path, []).choice
+    count = len(machine.commands)
+    for stop in (1, 4, count - 1):
+        (tmp_path / "tuned.jsonl").unlink()
+        machine.commands.clear()
+        machine.dies_after = stop
+        with pytest.raises(KeyboardInterrupt):
+            search(tmp_path, [])
+        with (tmp_path / "tuned.jsonl").open("a") as file:
+            file.write('{"key": "cut o')
+        machine.dies_after = 10**9
+        said: list[str] = []
+        assert search(tmp_path, said).choice == whole
+        assert len(machine.commands) == count
+        assert f"{stop} trials of an earlier call" in said[-1]
+        lines = (tmp_path / "tuned.jsonl").read_text()
+        assert lines.count('"choice"') == count
+
+
+def test_another_command_takes_nothing_from_the_file(machine: Machine, tmp_path: Path) -> None:
+    search(tmp_path, [])
+    count = len(machine.commands)
+    tune(
+        ["flambeau", "train", "--model", "resnet18"], [WORKERS], Options(), is_train=True,
+        journal=tmp_path / "tuned.jsonl", say=lambda text: None,
+    )  # fmt: skip
+    assert len(machine.commands) > count
+
+
+def test_a_script_that_makes_no_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tuning, "run_trial", lambda *_, **__: Trial([], failure="it said last: no"))
+    with pytest.raises(InputError, match="it said last: no"):
+        search(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rounds", "1"], "--rounds must be from 2 to 10, got 1"),
+        (["--objective", "fun"], "--objective: invalid choice: 'fun'"),
+        (["--modle", "x"], "unknown flag --modle"),
+        (["--write", "mine.toml"], "mine.toml is there, and not of flambeau tune"),
+    ],
+)
+def test_wrong_input(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text("epochs = 3\n")
+    assert main(["tune", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert Path("mine.toml").read_text() == "epochs = 3\n"
+
+
+@pytest.mark.slow
+def test_a_real_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "--budget", "20s", "--rounds", "2", "--json", "--batch-size", "32"]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert any(one["times"] for one in told["tried"])
+    assert Path("tuned.toml").read_text().startswith(FIRST_LINE)
+    rows = [json.loads(line) for line in Path("tuned.jsonl").read_text().splitlines()]
+    assert rows and all(row["step_s"] > 0 for row in rows)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["tuned.jsonl", "tuned.toml"]

@@ -1,0 +1,87 @@
+"""Changes of a model from outside: same parameters, same results to rounding, and the change in effect."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.tune.watch.cached_batches import CachedBatches
+from flambeau.tune.watch.changes import change_model
+
+
+class Seen(nn.Module):
+    """Notes the dtype and memory format that reach it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.was_channels_last = x.is_contiguous(memory_format=torch.channels_last)
+        features = self.conv(x)
+        self.dtype_inside = features.dtype
+        return {"logits": self.head(features.mean((2, 3)))}
+
+
+def test_autocast_runs_inside_and_gives_float32() -> None:
+    model = Seen()
+    x = torch.randn(2, 3, 8, 8)
+    expected = copy.deepcopy(model)(x)["logits"]
+    parameters = list(model.parameters())
+    change_model(model, {"autocast": "bfloat16"})
+    logits = model(x)["logits"]
+    assert model.dtype_inside == torch.bfloat16 and logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, atol=0.05, rtol=0.05)
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+
+
+def test_channels_last_keeps_the_parameters_that_an_optimizer_has() -> None:
+    model = Seen()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(2, 3, 8, 8)
+    expected = copy.deepcopy(model)(x)["logits"]
+    change_model(model, {"channels_last": True})
+    logits = model(x)["logits"]
+    assert model.was_channels_last
+    assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(logits, expected)
+    before = model.head.weight.clone()
+    logits.sum().backward()
+    optimizer.step()
+    assert not torch.equal(before, model.head.weight)
+
+
+class Loader:
+    """Counts how often it is read."""
+
+    def __init__(self, batches: int) -> None:
+        self.count, self.read = batches, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> object:
+        for number in range(self.count):
+            self.read += 1
+            yield [torch.full((2,), float(number)), {"id": number}]
+
+
+def test_cached_batches_read_a_loader_no_more_than_asked() -> None:
+    loader = Loader(5)
+    cache = CachedBatches(iter, 3)
+    epochs = [[batch[1]["id"] for batch in cache.batches(loader)] for _ in range(2)]
+    assert epochs == [[0, 1, 2, 0, 1], [0, 1, 2, 0, 1]]
+    assert loader.read == 3
+
+
+def test_a_script_that_changes_its_batches_gets_copies() -> None:
+    loader = Loader(2)
+    cache = CachedBatches(iter, 2)
+    sums = []
+    for _ in range(4):
+        for batch in cache.batches(loader):
+            sums.append(batch[0].sum().item())
+            batch[0] += 1
+    # The kept batches are changed once, until that is seen; then never again.
+    assert sums[-2:] == sums[-4:-2]

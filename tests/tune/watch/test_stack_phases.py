@@ -1,0 +1,101 @@
+"""What a stack says, on stacks of functions that are where torch, a trainer and a user have theirs."""
+
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+import pytest
+
+from flambeau.tune.watch.stack_phases import Activity, Place, activity_of
+
+TORCH = "/env/lib/site-packages/torch"
+SITE = "/env/lib/site-packages"
+TRAIN = ("/home/me/train.py", "main")
+LOADER = (f"{TORCH}/utils/data/dataloader.py", "__next__")
+CALL = (f"{TORCH}/nn/modules/module.py", "_wrapped_call_impl")
+BACKWARD = (f"{TORCH}/_tensor.py", "backward")
+OPTIMIZER = (f"{TORCH}/optim/optimizer.py", "wrapper")
+WORKER = (f"{TORCH}/utils/data/_utils/worker.py", "_worker_loop")
+ITEM = ("/home/me/data.py", "__getitem__")
+
+
+def seen(*stack: tuple[str, str]) -> Activity:
+    """The activity of functions that call each other, the outermost first; each is on line 2 of its file."""
+    found: list[Activity] = []
+
+    def look() -> None:
+        frame: FrameType | None = sys._getframe(1)
+        bottom = frame
+        while bottom is not None and bottom.f_code.co_filename == __file__:
+            bottom = bottom.f_back
+        found.append(activity_of(frame))
+
+    call = look
+    for file, name in reversed(stack):
+        space = {"inner": call}
+        exec(compile(f"def {name}():\n inner()", file, "exec"), space)
+        call = space[name]
+    # The stack of pytest around it is no part of the question: a worker's loop hides what is outside.
+    space = {"inner": call}
+    exec(compile("def top():\n inner()", "<frozen importlib._bootstrap>", "exec"), space)
+    space["top"]()
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("stack", "phase"),
+    [
+        ([LOADER], "data"),
+        ([(f"{TORCH}/utils/data/dataloader.py", "__iter__")], "worker start"),
+        ([CALL, ("/home/me/model.py", "forward")], "forward"),
+        ([BACKWARD, CALL], "backward"),  # activation checkpointing computes forward again
+        ([OPTIMIZER], "optimizer"),
+        ([OPTIMIZER, ("/home/me/train.py", "closure"), CALL], "forward"),  # as Lightning does
+        ([OPTIMIZER, ("/home/me/train.py", "closure"), BACKWARD], "backward"),
+        (
+            [OPTIMIZER, ("/home/me/train.py", "count_gradients")],
+            "python",
+        ),  # a hook on the optimizer
+        ([OPTIMIZER, ("/home/me/lion.py", "step")], "optimizer"),
+        ([OPTIMIZER, ("/home/me/lion.py", "step"), ("/home/me/lion.py", "sign")], "optimizer"),
+        ([(f"{TORCH}/serialization.py", "save")], "checkpoint"),
+        ([("/home/me/train.py", "validate"), CALL], "evaluation"),
+        ([("/home/me/train.py", "evaluate_model"), LOADER], "evaluation"),
+        ([CALL, (f"{TORCH}/_dynamo/convert_frame.py", "_compile")], "compile"),
+        ([(f"{TORCH}/distributed/distributed_c10d.py", "all_reduce")], "communication"),
+        ([("/home/me/train.py", "log_figures")], ""),
+        ([("/home/me/train.py", "evaluated")], ""),
+    ],
+)
+def test_phase(stack: Sequence[tuple[str, str]], phase: str) -> None:
+    assert seen(TRAIN, *stack).phase == phase
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind"),
+    [
+        ([ITEM, (f"{SITE}/PIL/ImageFile.py", "load")], "decode"),
+        ([ITEM, (f"{SITE}/PIL/Image.py", "resize")], "transform"),
+        ([ITEM, (f"{SITE}/torchvision/transforms/functional.py", "crop")], "transform"),
+        ([ITEM, ("/home/me/data.py", "augment")], "transform"),
+        ([("/home/me/data.py", "my_collate")], "collate"),
+        ([(f"{TORCH}/utils/data/_utils/collate.py", "collate")], "collate"),
+        ([("/usr/lib/python3.11/multiprocessing/queues.py", "get")], "idle"),
+        ([ITEM, ("/usr/lib/python3.11/pathlib.py", "read_bytes")], "read"),
+        ([ITEM], ""),
+    ],
+)
+def test_kind_of_work_in_a_worker(stack: Sequence[tuple[str, str]], kind: str) -> None:
+    found = seen(TRAIN, LOADER, WORKER, *stack)
+    assert (found.phase, found.kind) == ("worker", kind)
+
+
+def test_the_line_is_the_users() -> None:
+    library = (f"{SITE}/PIL/ImageFile.py", "load")
+    assert seen(TRAIN, LOADER, ITEM, library).place == Place("/home/me/data.py", 2, "__getitem__")
+
+
+def test_a_worker_that_was_forked_shows_no_line_of_the_trainer() -> None:
+    library = (f"{SITE}/torchvision/datasets/folder.py", "pil_loader")
+    found = seen(TRAIN, LOADER, WORKER, library)
+    assert found.place == Place(library[0], 2, "pil_loader")
