@@ -133,6 +133,81 @@ def test_out_of_memory_elsewhere_is_an_answer_too(
     )
 
 
+def test_auto_is_the_run_of_the_micro_batches_that_fit(train: Any, tmp_path: Path) -> None:
+    """To the bit, and with the settings that a number would have given."""
+    answer = train("auto", "--batch-size auto:8", limit=5)
+    assert answer.code == 0
+    assert "4 samples fit into memory at once: 2 forward passes per step" in answer.err
+    assert "out of memory" not in answer.err
+    assert train("told", "--batch-size 4 --accumulate 2", limit=5).code == 0
+    auto, told = tmp_path / "auto", tmp_path / "told"
+    one, other = (load_file(run / "model.safetensors") for run in (auto, told))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert figures(auto) == figures(told)
+    config = (auto / "config.toml").read_text()
+    assert "batch_size = 8\n" in config
+
+
+def test_a_resume_of_auto_does_not_try_again(train: Any, tmp_path: Path) -> None:
+    assert train("run", "--batch-size auto:8", limit=5).code == 0
+    noted = tmp_path / "run" / "micro_batches.json"
+    assert json.loads(noted.read_text()) == {"step": 0, "training": 4, "evaluation": None}
+    for number, words in enumerate(("auto:8", "auto", "8"), 1):
+        answer = train("run", f"--batch-size {words} --extend {number}ep")
+        assert answer.code == 0 and "fit into memory" not in answer.err
+    noted.unlink()
+    answer = train("run", "--batch-size auto --extend 4ep")
+    assert answer.code == 0 and "all 8 samples of a step fit into memory" in answer.err
+    answer = train("run", "--batch-size auto:16 --extend 5ep")
+    assert answer.code == 2 and "batch_size" in answer.err
+
+
+def test_auto_takes_the_usual_number_where_none_is_named(train: Any, tmp_path: Path) -> None:
+    assert train("auto", "--batch-size auto").code == 0
+    assert train("plain", "").code == 0
+    auto, plain = (load_file(tmp_path / run / "model.safetensors") for run in ("auto", "plain"))
+    assert all(torch.equal(auto[name], plain[name]) for name in auto)
+
+
+def test_a_dry_run_of_auto(train: Any) -> None:
+    answer = train("run", "--dry-run --batch-size auto:8", limit=5)
+    assert answer.code == 0
+    assert "8 samples at once do not fit into memory, 4 do" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--batch-size auto:0", "'auto:N' where a step has N samples; got 'auto:0'"),
+        ("--batch-size many", "batch_size must be a whole number, 'auto', or 'auto:N'"),
+        ("--batch-size 0", "batch_size must be at least 1, got 0"),
+        ("--batch-size auto --accumulate 4", "leave accumulate = 4 out"),
+    ],
+)
+def test_what_auto_refuses(train: Any, tmp_path: Path, words: str, message: str) -> None:
+    answer = train("run", words)
+    assert answer.code == 2 and message in answer.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_auto_where_nothing_fits(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial of the model itself is let through."""
+    monkeypatch.setattr("flambeau.train.build.largest_batch.largest_batch", lambda *_, **__: None)
+    answer = train("run", "--batch-size auto:8")
+    assert answer.code == 2
+    assert "out of memory, with 2 samples at once\nUse a smaller --image-size" in answer.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_auto_on_two_processes_takes_what_fits_on_both(train: Any, tmp_path: Path) -> None:
+    assert train("run", "--batch-size auto:16 --procs 2", limit=5).code == 0
+    assert json.loads((tmp_path / "run" / "micro_batches.json").read_text())["training"] == 8
+
+
 LIMITED = """
 import resource, sys
 import torch
@@ -149,6 +224,20 @@ sys.exit(main(sys.argv[2:]))
 """
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts there")
+
+
+@needs_linux
+def test_auto_with_a_real_limit(run_python: RunPython, make_images: Any, tmp_path: Path) -> None:
+    """The size that is found fits into what the process may have, and nothing runs out later."""
+    make_images(tmp_path / "data", per_class=40, size=96)
+    done = run_python(
+        "-c", LIMITED, "500", "train", str(tmp_path / "data"), "--model", "small_convnet", "--device", "cpu",
+        "--batch-size", "auto:64", "--duration", "2st", "--precision", "fp32", "--out", str(tmp_path / "run"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"(\d+) samples fit into memory at once", done.stderr)
+    assert found is not None and 8 <= int(found[1]) <= 48
+    assert "out of memory" not in done.stderr
 
 
 @needs_linux

@@ -99,10 +99,10 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, texts: Texts) -> Non
     """The flag of a setting; it appears in the namespace only if it is given."""
     field = FIELDS[name]
     text, choices = texts(name), field.metadata["choices"]
-    (kind,) = allowed_types(field)
+    kinds = allowed_types(field)
     if name == "data":
         group.add_argument("data", nargs="?", default=argparse.SUPPRESS, metavar="DATA", help=text)
-    elif kind is bool:
+    elif kinds == (bool,):
         group.add_argument(
             flag_of(name),
             action=argparse.BooleanOptionalAction,
@@ -110,11 +110,11 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, texts: Texts) -> Non
             help=text,
         )
     else:
-        metavar = "{" + ",".join(choices) + "}" if choices else _metavar(name, kind)
+        metavar = "{" + ",".join(choices) + "}" if choices else _metavar(name, kinds)
         bare = field.metadata["bare"]
         group.add_argument(
             flag_of(name),
-            type=functools.partial(_read, name, kind),
+            type=functools.partial(_read, name, kinds),
             nargs=None if bare is None else "?",
             const=bare,
             default=argparse.SUPPRESS,
@@ -123,11 +123,14 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, texts: Texts) -> Non
         )
 
 
-def _read(name: str, kind: type, text: str) -> Any:
-    """The value of a flag."""
+def _read(name: str, kinds: tuple[type, ...], text: str) -> Any:
+    """The value of a flag, in the first of its types; one that may be a text is checked with the settings."""
+    kind = kinds[0]
     try:
         return kind(text)
     except ValueError:
+        if str in kinds:
+            return text
         what = {int: "a whole number", float: "a number"}[kind]
         hint = "; part of one is --duration, such as 1.5ep" if name == "epochs" else ""
         raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}{hint}") from None
@@ -201,7 +204,9 @@ def flag_of(name: str) -> str:
     return "DATA" if name == "data" else "--" + name.replace("_", "-")
 
 
-def _metavar(name: str, kind: type) -> str:
+def _metavar(name: str, kinds: tuple[type, ...]) -> str:
     if name in ("duration", "warmup", "checkpoint_every"):
         return "LENGTH"
-    return {int: "N", float: "X", str: "NAME"}[kind]
+    if name == "batch_size":
+        return "N|auto[:N]"
+    return {int: "N", float: "X", str: "NAME"}[kinds[0]]

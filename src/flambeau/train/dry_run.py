@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -31,11 +32,12 @@ def dry_run(
     val: Source,
     *,
     say: Callable[[str], None],
+    micro_batch: int | Literal["auto"] | None = None,
 ) -> None:
     """Make all that a training needs, train for some steps in a folder that is removed, and say their cost.
 
     Args:
-        settings, facts, train, val: as for `set_up`.
+        settings, facts, train, val, micro_batch: as for `set_up`.
         say: takes lines for the user.
 
     Raises:
@@ -46,7 +48,10 @@ def dry_run(
     try:
         # `extend` is of the run that is in its folder.
         alone = dataclasses.replace(settings, extend=None, track="none")
-        training = set_up(alone, facts, train, val, folder=Path(folder) / "run", bar=False)
+        place = Path(folder) / "run"
+        training = set_up(
+            alone, facts, train, val, folder=place, bar=False, micro_batch=micro_batch
+        )
         # Silent from here: Ctrl-C leaves nothing to go on.
         training.run.progress.silent = True
         try:

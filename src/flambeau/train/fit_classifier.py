@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from flambeau.train.build.fine_tuning import (
     recompute_parts,
     report,
 )
+from flambeau.train.build.largest_batch import find_micro_batch
 from flambeau.train.build.model import check_training, make_model, normalizer
 from flambeau.train.build.optimizer import new_optimizer
 from flambeau.train.build.rounded_model import rounded
@@ -139,7 +140,7 @@ def set_up(
     folder: Path,
     bar: bool = True,
     replay_from: Path | None = None,
-    micro_batch: int | None = None,
+    micro_batch: int | Literal["auto"] | None = None,
     before_run: Callable[[], None] = lambda: None,
     track: Sequence[LineFunction] = (),
 ) -> Training:
@@ -152,24 +153,23 @@ def set_up(
         folder: of the run.
         bar: show a progress bar on a terminal.
         replay_from: a checkpoint folder to start from, writing nothing.
-        micro_batch: samples per forward pass, if fewer than the settings say.
+        micro_batch: samples per forward pass, if fewer than the settings say; 'auto' finds out how many fit.
         before_run: called when all but the run is made, so when most mistakes have been found.
         track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
 
     Raises:
         InputError: whatever the user can fix.
     """
-    device = pick_device(settings.device)
-    set_up_torch(settings, device)
-    ranks = join_ranks()
+    device, ranks = set_up_torch(settings), join_ranks()
     data = train_data, _ = datasets(settings, facts, train, val)
     model, lines = new_model(settings, facts, train, ranks, folder=folder, replay_from=replay_from)
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
     lines += report(settings, model, optimizer)  # before Run, which may put pieces into it
     normalize = normalizer(facts, device)
-    called, loss_of, micro_batch, more_lines = make_loss(
-        model, settings, facts, data, ranks, normalize=normalize, micro_batch=micro_batch
-    )
+    called, loss_of = make_loss(model, settings, facts, ranks, normalize=normalize)
+    micro_batch, more_lines = try_batches(
+        called, loss_of, optimizer, settings, data, ranks, normalize=normalize, micro_batch=micro_batch
+    )  # fmt: skip
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
     evaluations = None if replay_from else _kept(folder, ranks, data, facts, settings.data)
     ranks.first(before_run)
@@ -217,39 +217,65 @@ def make_loss(
     model: nn.Module,
     settings: ResolvedSettings,
     facts: DataFacts,
-    data: Datasets,
     ranks: Ranks,
     *,
     normalize: Callable[[Tensor], Tensor],
-    micro_batch: int | None,
-) -> tuple[nn.Module, TrainingLoss, int | None, list[str]]:
-    """The model as the loop calls it, its loss, what has fitted so far, and a line on what compiling took."""
+) -> tuple[nn.Module, TrainingLoss]:
+    """The model as the loop calls it, and its loss."""
     device = pick_device(settings.device)
     teacher = ranks.each(lambda: make_teacher(settings, facts, device))
     called = compiled(model, settings)
     loss_of = TrainingLoss(
         called, settings, facts, device=device, normalize=normalize, teacher=teacher
     )
-    if called is model:
-        return called, loss_of, micro_batch, []
+    return called, loss_of
+
+
+def try_batches(
+    model: nn.Module,
+    loss_of: TrainingLoss,
+    optimizer: Optimizer,
+    settings: ResolvedSettings,
+    data: Datasets,
+    ranks: Ranks,
+    *,
+    normalize: Callable[[Tensor], Tensor],
+    micro_batch: int | Literal["auto"] | None,
+) -> tuple[int | None, list[str]]:
+    """Find out how many samples fit, where that is asked for, and compile for them; lines that say so.
+
+    Returns:
+        Samples per forward pass, of all processes together; None for what the settings say. And the lines.
+    """
+    device, first_loss = pick_device(settings.device), functools.partial(loss_of, step=0)
+    lines: list[str] = []
+    if micro_batch == "auto":
+        with torch.compiler.set_stance("force_eager"):  # else each size would be compiled
+            micro_batch, line = find_micro_batch(
+                model, optimizer, settings, data[0], ranks, loss_of=first_loss, device=device
+            )
+        lines.append(line)
+    if settings.compile == "none":
+        return micro_batch, lines
     seconds, fitting = warm_up(
-        called, settings, data, ranks, micro_batch=micro_batch,
-        loss_of=functools.partial(loss_of, step=0),
-        logits_of=lambda images: called(normalize(images)), device=device,
+        model, settings, data, ranks, micro_batch=micro_batch, loss_of=first_loss,
+        logits_of=lambda images: model(normalize(images)), device=device,
     )  # fmt: skip
     line = f"the model was compiled in {seconds:.0f} s"
     if fitting < (micro_batch or settings.batch_size):
         micro_batch = fitting
         line += f", for micro-batches of {fitting} samples: more do not fit into memory"
-    return called, loss_of, micro_batch, [line]
+    return micro_batch, [*lines, line]
 
 
-def set_up_torch(settings: ResolvedSettings, device: torch.device) -> None:
-    """Set what belongs to the process: determinism, float32 precision, threads and seeds."""
+def set_up_torch(settings: ResolvedSettings) -> torch.device:
+    """Set what belongs to the process: determinism, float32 precision, threads and seeds; the device."""
+    device = pick_device(settings.device)
     make_deterministic(warn_only=True)
     use_float32(settings.precision, device)
     use_threads()
     seed_everything(settings.seed)
+    return device
 
 
 def new_model(

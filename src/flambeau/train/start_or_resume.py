@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.cells import cell_len
 
@@ -30,6 +30,7 @@ from flambeau.train.loop.nan_guard import CURES, NotFinite
 from flambeau.train.settings.config_file import as_dict, from_stored
 from flambeau.train.settings.default_folder import EMBEDDED_NAME
 from flambeau.train.settings.durations import parse_duration
+from flambeau.train.settings.field_checks import parse_batch_size
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import Settings
 from flambeau.train.settings.track import LineFunction
@@ -73,7 +74,7 @@ def start(
     Raises:
         InputError: whatever the user can fix.
     """
-    ranks = join_ranks()
+    batch, told, ranks = parse_batch_size(settings.batch_size), _with_number(told), join_ranks()
     ranks.begin_watch(settings.stall_timeout)
     with _ended_watch(ranks), _in_words_of_the_command():
         place = RunFolder(folder)
@@ -82,20 +83,32 @@ def start(
         opened = _open(settings, stored, place, ranks)
         if stored is not None and ranks.first(lambda: _is_finished(stored, place, say)):
             return True
+        noted = None if stored is None else ranks.first(lambda: MicroBatches.read(folder).training)
+        micro_batch: int | Literal["auto"] | None = noted or ("auto" if batch.finds else None)
         if dry_run:
             ranks.first(lambda: _show(told, *opened, say=say))
-            train_briefly(*opened, say=say)
+            train_briefly(*opened, say=say, micro_batch=micro_batch)
             return False
 
-        noted = None if stored is None else ranks.first(lambda: MicroBatches.read(folder).training)
         training = set_up(
-            *opened, folder=folder, bar=bar, track=track, micro_batch=noted,
+            *opened, folder=folder, bar=bar, track=track, micro_batch=micro_batch,
             before_run=lambda: _set_aside(place, say) if fresh else None,
         )  # fmt: skip
+        if micro_batch == "auto" and ranks.is_first:  # a resume begins with what has fitted
+            MicroBatches(training=training.run.state.micro_batch).write(folder)
         # Only now: nothing has prevented it, and no error is lost below many lines.
         _tell_start(training, told, *opened, folder=folder, listener=listener)
         _fit(training)
         return False
+
+
+def _with_number(told: Mapping[str, Any], /) -> dict[str, Any]:
+    """Of a `batch_size` of 'auto:N' the number alone is a setting of the run."""
+    told = {**told}
+    if parse_batch_size(told.get("batch_size")).finds:
+        num = parse_batch_size(told.pop("batch_size")).num
+        told |= {} if num is None else {"batch_size": num}
+    return told
 
 
 @contextlib.contextmanager

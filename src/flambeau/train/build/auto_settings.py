@@ -21,6 +21,7 @@ from flambeau.train.build.device import pick_device
 from flambeau.train.build.model import SMALL, TINY, input_channels, pretrained_normalization
 from flambeau.train.build.optimizer import BASE_LR, SMALL_LR
 from flambeau.train.loop.lr_schedule import FACTOR, PATIENCE
+from flambeau.train.settings.field_checks import parse_batch_size
 from flambeau.train.settings.named_schedule import GAMMA
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import BETAS, MOMENTUM, Settings
@@ -51,7 +52,9 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
     model = settings.model or (convnet if small and not settings.pretrained else "resnet18")
     channels = input_channels(model, grey=seen.grey)
     device = pick_device(settings.device)
-    batch_size = settings.batch_size or _batch_size(len(train), settings.accumulate, small=small)
+    batch_size = parse_batch_size(settings.batch_size).num or _batch_size(
+        len(train), settings.accumulate, small=small
+    )
     workers = 0 if small or device.type == "cpu" else min(max(1, usable_cpus() // local_world()), 8)
     precision = "fp32"
     if native_bf16(device):
@@ -83,7 +86,7 @@ def _with_embedded(settings: Settings) -> Settings:
         return settings
     return dataclasses.replace(
         settings,
-        batch_size=settings.batch_size or 64,
+        batch_size=parse_batch_size(settings.batch_size).num or 64,
         duration=settings.duration or f"{EMBEDDED_EPOCHS}ep",
     )
 

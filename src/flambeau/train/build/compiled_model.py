@@ -14,6 +14,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
 from flambeau.recipes.training.amp_step import autocast
+from flambeau.train.build.data import noise_batch
 from flambeau.train.build.model import kept_as_is
 from flambeau.train.loop.evaluation_mode import generators_restored
 from flambeau.train.loop.memory_guard import SMALLER, halved
@@ -100,8 +101,6 @@ def _make_graphs(
 ) -> None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     train, val = data
-    shape = (train.image_size, train.image_size, train.channels)
-    evaluated = (val.image_size, val.image_size, val.channels)
     at_once = BatchLayout(layout.micro_batch_size, 1, layout.rank, layout.world)
     try:
         with generators_restored(), kept_as_is(model):
@@ -109,13 +108,13 @@ def _make_graphs(
             for size in share_sizes(len(train), layout):
                 beat(f"compiling the model for {size} images")
                 targets = torch.zeros(size, dtype=torch.int64, device=device)
-                loss = loss_of(_images(size, shape, device), targets)
+                loss = loss_of(noise_batch(train, size, device), targets)
                 torch.autograd.grad(loss, parameters, allow_unused=True)
             model.eval()
             for size in share_sizes(len(val), at_once):
                 beat(f"compiling the model for {size} images of an evaluation")
                 with torch.no_grad(), autocast(device, settings.autocast):
-                    logits_of(_images(size, evaluated, device))
+                    logits_of(noise_batch(val, size, device))
     except RuntimeError as error:  # among others what torch._dynamo raises
         if is_out_of_memory(error):
             raise
@@ -123,8 +122,3 @@ def _make_graphs(
         raise InputError(
             f"the model cannot be compiled here ({reason:.300}); leave --compile out"
         ) from error
-
-
-def _images(size: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Noise, channels_last in memory as batches are: for other strides another graph would be made."""
-    return torch.randint(256, (size, *shape), dtype=torch.uint8).to(device).permute(0, 3, 1, 2)

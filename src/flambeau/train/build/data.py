@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.open_data import open_sources
@@ -179,6 +182,15 @@ def datasets(
         return ImageDataset(source, augmentation=augmentation, **common)
 
     return make(train, train=True), make(val, train=False)
+
+
+def noise_batch(data: ImageDataset | DeviceDataset, size: int, device: torch.device) -> Tensor:
+    """Random images (size, C, S, S) uint8 as a data set makes them.
+
+    They are channels_last in memory as its batches are: for other strides a compiled model is made anew.
+    """
+    shape = (size, data.image_size, data.image_size, data.channels)
+    return torch.randint(256, shape, dtype=torch.uint8).to(device).permute(0, 3, 1, 2)
 
 
 def model_file_sha256(model: str) -> str | None:

@@ -49,8 +49,9 @@ class MicroBatches:
                 f"{path} cannot be read: {error}; remove it to start from the settings"
             ) from None
         names = [field.name for field in dataclasses.fields(cls)]
-        good = isinstance(row, dict) and row.keys() == set(names) and whole_number(row["step"])
-        if not good or not all(row[name] is None or whole_number(row[name]) for name in names):
+        good = isinstance(row, dict) and row.keys() == set(names)
+        good = good and whole_number(row["step"]) is not None
+        if not good or not all(row[name] is None or whole_number(row[name]) for name in names[1:]):
             raise InputError(
                 f"{path} is not what a run writes; remove it to start from the settings"
             )

@@ -44,6 +44,12 @@ class _Start(NamedTuple):
     total_samples: int = 0
 
 
+def least_micro_batch(model: nn.Module, world: int) -> int:
+    """Samples that all processes together need at least: two each where a BatchNorm is trained."""
+    has_norm = any(isinstance(m, _NORMS) and m.training for m in model.modules())
+    return world * (2 if has_norm else 1)
+
+
 def halved(layout: BatchLayout, model: nn.Module) -> BatchLayout | None:
     """The same global batches in twice as many micro-batches.
 
@@ -54,9 +60,10 @@ def halved(layout: BatchLayout, model: nn.Module) -> BatchLayout | None:
     Returns:
         None where the micro-batches cannot be smaller.
     """
-    has_norm = any(isinstance(m, _NORMS) and m.training for m in model.modules())
-    least = layout.world * (2 if has_norm else 1)
-    size = max(least, -(-layout.global_batch_size // (2 * layout.num_parts)))
+    size = max(
+        least_micro_batch(model, layout.world),
+        -(-layout.global_batch_size // (2 * layout.num_parts)),
+    )
     return layout.with_micro_batches(size) if size < layout.micro_batch_size else None
 
 

@@ -166,12 +166,47 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> None:
         raise InputError(f"{field.name} must be one of {', '.join(choices)}; got {value!r}{hint}")
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{field.name} must be a finite number, got {value}")
+    if isinstance(value, str) and allowed is not None:
+        return  # words instead of a number, which are read elsewhere
     if allowed is not None and value not in allowed:
         raise InputError(f"{field.name} must be {allowed}, got {value}")
 
 
 def _number(value: float) -> str:
     return "2**64" if value == 2**64 else f"{value:g}"
+
+
+class BatchSize(NamedTuple):
+    """What `batch_size` asks for.
+
+    Attributes:
+        num: samples per forward pass, or per step if `finds`; None leaves it to the data.
+        finds: as many of them at once as fit into memory, which is to be found out.
+    """
+
+    num: int | None
+    finds: bool = False
+
+
+def parse_batch_size(value: int | str | None) -> BatchSize:
+    """Read a number, 'auto', or 'auto:N'.
+
+    Raises:
+        InputError: another text.
+
+    Example:
+        >>> parse_batch_size("auto:512")
+        BatchSize(num=512, finds=True)
+    """
+    if not isinstance(value, str):
+        return BatchSize(value)
+    match = re.fullmatch(r"auto(?::0*([1-9][0-9]{0,17}))?", value)
+    if match is None:
+        raise InputError(
+            "batch_size must be a whole number, 'auto', or 'auto:N' where a step has N samples; got "
+            f"{value!r:.200}"
+        )
+    return BatchSize(int(match[1]) if match[1] else None, finds=True)
 
 
 def parse_betas(text: str | None) -> tuple[float, float] | None:

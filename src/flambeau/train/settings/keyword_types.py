@@ -37,7 +37,7 @@ class SettingsKeywords(TypedDict, total=False):
     epochs: int | None
     duration: str | None
     extend: str | None
-    batch_size: int | None
+    batch_size: int | str | None
     early_stop: int
     accumulate: int
     optimizer: str

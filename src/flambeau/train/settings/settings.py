@@ -18,6 +18,7 @@ from flambeau.train.settings.field_checks import (
     SHARE_BELOW_1,
     Range,
     check_value,
+    parse_batch_size,
     parse_betas,
     setting,
     typed,
@@ -174,13 +175,11 @@ class Settings:
         None, "train a finished run on, for so much more than its duration, such as 10ep; 0ep takes one back "
         "of which nothing is trained", group="length", neutral=True,
     )  # fmt: skip
-    batch_size: int | None = setting(
-        None,
-        "samples per forward pass, of all processes together",
-        group="length",
-        range=AT_LEAST_1,
+    batch_size: int | str | None = setting(
+        None, "samples per forward pass, of all processes together; auto finds out how many fit into memory "
+        "and accumulates the rest of a step, auto:512 of a step of 512", group="length", range=AT_LEAST_1,
         auto="128 for small images, 64 for others and the embedded data, less for few",
-    )
+    )  # fmt: skip
     early_stop: int = setting(
         0, "end the run after this many epochs without a better val_accuracy; 0 never does",
         group="length", range=AT_LEAST_0,
@@ -368,6 +367,11 @@ class Settings:
                 raise InputError(
                     f"{name} has no effect with {of} = {getattr(self, of)!r}: leave it out"
                 )
+        if parse_batch_size(self.batch_size).finds and self.accumulate > 1:
+            raise InputError(
+                f"batch_size = {self.batch_size!r} finds out how much to accumulate: leave "
+                f"accumulate = {self.accumulate} out, and name the samples of a step, as in 'auto:512'"
+            )
         self.named_schedule()
         tracker_list(self.track)
         parse_betas(self.betas)

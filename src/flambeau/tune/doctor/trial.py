@@ -144,7 +144,8 @@ def _failure(process: "subprocess.Popen[bytes]", folder: Path, log: Path, limit_
     last = b"\n".join(log.read_bytes().splitlines()[-_LAST_LINES:]).decode(errors="replace")
     said = f"; it said last:\n{last}" if last.strip() else ", and said nothing"
     if list(folder.glob("*.trains")):
-        return f"the script ended before enough steps were made to time them{said}"
+        how = "" if not code else f" with code {code}"
+        return f"the script ended{how} before enough steps were made to time them{said}"
     if code in (None, -signal.SIGKILL):
         return f"the script made no step of an optimizer in {limit_s:.0f} s{said}"
     return f"the script ended with code {code} before its first step of an optimizer{said}"
