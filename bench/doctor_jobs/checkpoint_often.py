@@ -19,6 +19,7 @@ WORDS = 200_000
 
 def main() -> None:
     told = job.begin(REMEDY, every=5)
+    job.made(job.CACHE)
     data = TensorDataset(torch.randint(0, WORDS, (10_000, 32)), torch.randint(0, 4, (10_000,)))
     loader = DataLoader(job.Repeated(data, 10), batch_size=16, shuffle=True)
     model = nn.Sequential(nn.EmbeddingBag(WORDS, 128, sparse=True), nn.Linear(128, 4))

@@ -7,10 +7,17 @@ import pytest
 
 from flambeau.tune.doctor.causes import findings_of
 from flambeau.tune.doctor.machine_watch import MachineWatch
-from flambeau.tune.doctor.paired_test import Gain
-from flambeau.tune.doctor.remedies import Tried, remedies_for, told_by_trials
+from flambeau.tune.doctor.paired_test import Gain, gain_of
+from flambeau.tune.doctor.remedies import (
+    Remedy,
+    Tried,
+    remedies_for,
+    told_by_trials,
+    try_remedies,
+)
 from flambeau.tune.doctor.shares import shares_of
 from flambeau.tune.doctor.trial import Trial
+from flambeau.tune.watch.plan import Plan
 
 FILE = "/home/me/train.py"
 
@@ -122,7 +129,8 @@ def test_a_device_that_waits_for_python(device_s: float, cause: str) -> None:
     assert first(one)[0] == cause
 
 
-def test_the_rank_that_waits_least_is_the_slow_one() -> None:
+def test_the_rank_that_waits_least_is_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flambeau.tune.doctor.causes.usable_cpus", lambda: 8)
     quick = trainer(row("forward", 2.0), row("backward", 8.0))
     slow = trainer(row("forward", 2.0), row("", 5.0, line=33), row("backward", 3.0)) | {"rank": 1}
     assert first(quick, slow) == ("slow rank", f"{FILE}:33")
@@ -172,3 +180,43 @@ def test_what_helps_becomes_the_cause() -> None:
     assert causes[0].kind == "threads" and causes[0].share == pytest.approx(1 - 1 / 1.6)
     unclear = told_by_trials(findings.causes, [Tried(remedies[threads], Gain(1.6, 0.9, 2.9))])
     assert unclear[0].kind == "transform"
+
+
+@pytest.mark.parametrize(
+    ("times", "kind"), [(5.1, "threads"), (1.2, "threads"), (1.0, "transform")]
+)
+def test_one_pair_of_runs_refutes_only_what_it_shows(times: float, kind: str) -> None:
+    """Where no time was left for a second one: threads slow down all else, so they stay first."""
+    one = trainer(*MODEL, waited=4.0) | {"threads": 64}
+    findings = findings_of(Trial([one], [worker(row("worker", 5.0, waits="sleep"))]))
+    assert findings.causes[0].kind == "threads"
+    remedies = {remedy.name: remedy for remedy in remedies_for(findings)}
+    (threads,) = (name for name in remedies if name.startswith("threads="))
+    single = gain_of([times], [1.0])
+    causes = told_by_trials(findings.causes, [Tried(remedies[threads], single)])
+    assert causes[0].kind == kind
+    if times > 2:
+        assert causes[0].share == pytest.approx(1 - 1 / times)
+
+
+def test_the_largest_gains_get_their_pairs_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First pairs take no more than their part of the time, and what has helped most is tried again."""
+    speeds = {"a": 1.0, "b": 1.3, "c": 2.0, "d": 9.0}
+    clock, tried = [0.0], list[str]()
+
+    def run(_: Any, plan: Plan, *, limit_s: float) -> Trial:
+        clock[0] += 10
+        name = plan.change.get("name", "")
+        tried.extend([name] if name else [])
+        return Trial([trainer(*MODEL) | {"step_s": 1 / speeds.get(name, 1.0)}])
+
+    monkeypatch.setattr("flambeau.tune.doctor.remedies.run_trial", run)
+    monkeypatch.setattr("flambeau.tune.doctor.remedies.time.monotonic", lambda: clock[0])
+    remedies = [Remedy(name, "", {"name": name}, 1.0, "model") for name in speeds]
+    found = try_remedies(
+        [], remedies, Plan(), rounds=2, enough_s=100, limit_s=10, say=lambda text: None
+    )
+    assert tried == ["a", "b", "c", "c", "b"]
+    gains = {one.remedy.name: one.gain for one in found}
+    assert gains["d"] is None and gains["a"] is not None and not gains["a"].is_tested
+    assert gains["c"] is not None and gains["c"].verdict == "faster"

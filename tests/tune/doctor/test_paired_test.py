@@ -27,7 +27,7 @@ def test_bounds_are_those_of_students_t(count: int) -> None:
 def test_one_pair_decides_nothing() -> None:
     gain = gain_of([2.0], [1.0])
     assert gain.times == 2.0 and math.isnan(gain.low)
-    assert gain.verdict == "no difference seen"
+    assert gain.verdict == "one pair of runs, no test" and not gain.is_tested
 
 
 def test_slower_is_said_too() -> None:

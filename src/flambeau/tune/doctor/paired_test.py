@@ -23,8 +23,15 @@ class Gain:
     high: float
 
     @property
+    def is_tested(self) -> bool:
+        """Whether there is more than one pair."""
+        return not math.isnan(self.low)
+
+    @property
     def verdict(self) -> str:
         """'faster' or 'slower' where a one-sided t test at 95 % says so, else 'no difference seen'."""
+        if not self.is_tested:
+            return "one pair of runs, no test"
         if self.low > 1.0:
             return "faster"
         return "slower" if self.high < 1.0 else "no difference seen"

@@ -20,6 +20,10 @@ _MOST_WORKERS = 16
 _CACHED = 8  # batches
 _WORTH_TRYING = 0.04  # share of the time that a change could save; chosen
 _NO_HOPE = 1.01  # a first pair below this is not tried again
+_CLEAR = 1.5  # a gain that needs no second pair to be believed; chosen
+_FIRST_SHARE = (
+    0.6  # of the time, for the first pairs; the rest is for those that have shown a gain; chosen
+)
 
 
 @dataclass(frozen=True)
@@ -250,18 +254,21 @@ def try_remedies(
         remedies: the most promising first; those for which no time is left are not tried.
         plan: of a trial without a change.
         rounds: pairs per remedy; one that shows no gain at the first is not tried again.
-        enough_s: no new trial begins after so many seconds.
+        enough_s: no new trial begins after so many seconds, and no first pair of a remedy late in them.
         limit_s: of one run.
         say: takes a line on what goes on.
     """
-    end = time.monotonic() + enough_s
+    start = time.monotonic()
     pairs: dict[str, list[tuple[float, float]]] = {one.name: [] for one in remedies}
     failures: dict[str, str] = {}
     before = None
     for number in range(rounds):
-        for remedy in remedies:
-            hopeless = number and _is_hopeless(pairs[remedy.name])
-            if remedy.name in failures or hopeless or time.monotonic() > end:
+        share = _FIRST_SHARE if number == 0 < rounds - 1 else 1.0
+        # The largest gains are tried again first, for it is they that are to be sure.
+        for remedy in sorted(remedies, key=lambda one: -_seen(pairs[one.name])):
+            hopeless = number and _seen(pairs[remedy.name]) < _NO_HOPE
+            late = time.monotonic() > start + share * enough_s
+            if remedy.name in failures or hopeless or late:
                 continue
             say(f"trying {remedy.name}, {number + 1} of {rounds}")
             if before is None:
@@ -281,8 +288,9 @@ def try_remedies(
     ]
 
 
-def _is_hopeless(pairs: Sequence[tuple[float, float]]) -> bool:
-    return not pairs or all(base / with_it < _NO_HOPE for base, with_it in pairs)
+def _seen(pairs: Sequence[tuple[float, float]]) -> float:
+    """The largest gain of a remedy so far; 0 where it has not been tried."""
+    return max((base / with_it for base, with_it in pairs), default=0.0)
 
 
 def _tried(remedy: Remedy, pairs: Sequence[tuple[float, float]], failure: str) -> Tried:
@@ -301,7 +309,7 @@ def told_by_trials(causes: Sequence[Cause], tried: Sequence[Tried]) -> list[Caus
     """
     found, measured = list(causes), []
     for one in tried:
-        if one.gain is None or one.gain.verdict != "faster" or one.remedy.is_bound:
+        if one.gain is None or one.remedy.is_bound or not _is_clear(one.gain):
             continue
         share, kind = 1 - 1 / one.gain.times, one.remedy.kind
         if kind in _SEEN_BY_TRIALS:
@@ -319,11 +327,17 @@ def told_by_trials(causes: Sequence[Cause], tried: Sequence[Tried]) -> list[Caus
         one.remedy.kind
         for one in tried
         if one.gain is not None
-        and one.gain.verdict != "faster"
+        and not _is_clear(one.gain)
+        and (one.gain.is_tested or one.gain.times < _NO_HOPE)
         and one.remedy.kind in _SEEN_BY_TRIALS
     }
     rest = in_order([c for c in found if c.kind not in refuted])
     return in_order(measured) + rest + [c for c in found if c.kind in refuted]
+
+
+def _is_clear(gain: Gain) -> bool:
+    """Faster by the test; a pair alone has none, and must show more than any noise."""
+    return gain.verdict == "faster" or (not gain.is_tested and gain.times >= _CLEAR)
 
 
 _SEEN_BY_TRIALS = ("threads", "many workers", "debug mode")
