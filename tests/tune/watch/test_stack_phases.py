@@ -63,6 +63,14 @@ def seen(*stack: tuple[str, str]) -> Activity:
         ([("/home/me/train.py", "evaluate_model"), LOADER], "evaluation"),
         ([CALL, (f"{TORCH}/_dynamo/convert_frame.py", "_compile")], "compile"),
         ([(f"{TORCH}/distributed/distributed_c10d.py", "all_reduce")], "communication"),
+        ([CALL, (f"{TORCH}/nn/parallel/distributed.py", "_sync_buffers")], "communication"),
+        (
+            [
+                ("/home/me/train.py", "validate"),
+                (f"{TORCH}/distributed/distributed_c10d.py", "wait"),
+            ],
+            "evaluation",
+        ),
         ([("/home/me/train.py", "log_figures")], ""),
         ([("/home/me/train.py", "evaluated")], ""),
     ],
@@ -75,6 +83,7 @@ def test_phase(stack: Sequence[tuple[str, str]], phase: str) -> None:
     ("stack", "kind"),
     [
         ([ITEM, (f"{SITE}/PIL/ImageFile.py", "load")], "decode"),
+        ([ITEM, (f"{SITE}/PIL/JpegImagePlugin.py", "load_read")], "decode"),
         ([ITEM, (f"{SITE}/PIL/Image.py", "resize")], "transform"),
         ([ITEM, (f"{SITE}/torchvision/transforms/functional.py", "crop")], "transform"),
         ([ITEM, ("/home/me/data.py", "augment")], "transform"),

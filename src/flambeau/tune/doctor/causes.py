@@ -20,7 +20,6 @@ from flambeau.tune.doctor.trial import Trial
 
 _WORTH_A_WORD = 0.03  # share of the time below which nothing is said; chosen
 _LARGE = 0.12  # from which on a cause comes before the model's own work; chosen
-_SMALL_OPERATION_S = 20e-6  # an operation that takes less is mostly Python and dispatch; chosen
 _UNEVEN = 0.1  # share of a step by which a rank may take longer than another; chosen
 _DEVICE_BUSY = 0.6  # share of a step below which a device has too little to do; chosen
 _FULL = 0.9
@@ -324,7 +323,7 @@ def _of_model(trial: Trial, shares: dict[str, float]) -> list[Cause]:
             "larger batches, or torch.compile"
         )
         return [Cause("small steps", share, "", text)]
-    if not busy and count and operations["seconds"] / count < _SMALL_OPERATION_S:
+    if not busy and count and operations["small_s"] > operations["seconds"] / 2:
         whole = share + shares["optimizer"] + shares["python"]
         text = (
             f"a step of {1000 * trainer['step_s']:.2g} ms is {count:.0f} operations of "

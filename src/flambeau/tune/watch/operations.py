@@ -9,6 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 _STEPS = 3
+_SMALL_US = 20.0  # an operation that takes less is mostly Python and dispatch; chosen
 # Operations whose time is that of moving their bytes: element by element, or a sum over them.
 _MEMORY_BOUND = (
     "batch_norm", "layer_norm", "group_norm", "aten::add", "aten::mul", "aten::div", "aten::sub", "relu",
@@ -63,12 +64,17 @@ class Operations:
             for row in rows
             if any(name in row.key for name in _MEMORY_BOUND)
         )
+        small_us = sum(
+            row.self_cpu_time_total
+            for row in rows
+            if row.self_cpu_time_total < _SMALL_US * row.count
+        )
         zeroed = {row.key: row.count for row in rows if row.key.endswith("zero_")}
         device_us = sum(row.self_device_time_total for row in rows)
         if trace is not None:
             _write_trace(seen, Path(trace))
         return {
-            "count": count / _STEPS, "seconds": total_us / 1e6 / _STEPS,
+            "count": count / _STEPS, "seconds": total_us / 1e6 / _STEPS, "small_s": small_us / 1e6 / _STEPS,
             "memory_bound_s": bound_us / 1e6 / _STEPS, "device_s": device_us / 1e6 / _STEPS,
             "zeroed": {name: times / _STEPS for name, times in zeroed.items()},
         }  # fmt: skip

@@ -46,6 +46,11 @@ _PHASES: _Rules = (
     ("/torch/nn/functional.py", _ANY, "forward"),
     ("/flambeau/train/loss.py", _ANY, "forward"),
     ("/torch/distributed/distributed_c10d.py", _ANY, "communication"),
+    (
+        "/torch/nn/parallel/distributed.py",
+        "_sync_buffers|_distributed_broadcast_coalesced",
+        "communication",
+    ),
     ("/torch/profiler/profiler.py", _ANY, "profiler"),
 )
 _KINDS: _Rules = (
@@ -58,6 +63,7 @@ _KINDS: _Rules = (
     ("/torch/utils/data/_utils/pin_memory.py", _ANY, "pin"),
     ("/PIL/ImageFile.py", _ANY, "decode"),
     ("/PIL/Image.py", "open|load|_open|_decode.*|draft", "decode"),
+    ("ImagePlugin.py", _ANY, "decode"),
     ("/PIL/", _ANY, "transform"),
     ("/torchvision/io/", _ANY, "decode"),
     ("/torchcodec/", _ANY, "decode"),
@@ -147,7 +153,9 @@ def activity_of(frame: FrameType | None) -> Activity:
             phase = tag.phase
             break
         kind = kind or tag.kind
-        if tag.phase and phase not in _ABOVE_ALL and not (phase and tag.phase in _BELOW_ALL):
+        # Buffers and statistics are exchanged within a forward pass, and it is there that a rank waits.
+        stays = phase in _ABOVE_ALL or (phase == "communication" and tag.phase not in _ABOVE_ALL)
+        if tag.phase and not stays and not (phase and tag.phase in _BELOW_ALL):
             # A hook or closure of the user's within an optimizer is none of its work.
             phase = "python" if tag.phase == "optimizer" and is_own else tag.phase
         if mine is None and tag.is_user:
