@@ -267,7 +267,10 @@ def test_wrong_settings_name_themselves(flambeau: Any, images: Path) -> None:
             "--epochs 1.5",
             "--epochs: must be a whole number, got '1.5'; part of one is --duration",
         ),
-        ("--batch-size many", "--batch-size: must be a whole number, got 'many'"),
+        (
+            "--batch-size many",
+            "--batch-size: must be a whole number, 'auto', or 'auto:N' for steps of N",
+        ),
         ("--lr high", "--lr: must be a number, got 'high'"),
         ("--optimizer AdamW", "did you mean 'adamw'?"),
         ("--freeze backbon", "freeze = 'backbon': did you mean 'backbone'? 'backbon' matches"),

@@ -12,7 +12,7 @@ from typing import Any
 from flambeau.errors import InputError
 from flambeau.train.settings import chinese_help
 from flambeau.train.settings.chinese_help import HEADINGS
-from flambeau.train.settings.field_checks import allowed_types
+from flambeau.train.settings.field_checks import allowed_types, parse_batch_size
 from flambeau.train.settings.settings import FIELDS
 
 Texts = Callable[[str], str]
@@ -124,12 +124,16 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, texts: Texts) -> Non
 
 
 def _read(name: str, kinds: tuple[type, ...], text: str) -> Any:
-    """The value of a flag, in the first of its types; one that may be a text is checked with the settings."""
+    """The value of a flag: a number, or words instead of one."""
     kind = kinds[0]
     try:
         return kind(text)
     except ValueError:
         if str in kinds:
+            try:
+                parse_batch_size(text)  # the only one that takes both
+            except InputError as error:
+                raise argparse.ArgumentTypeError(f"{error}".removeprefix("batch_size ")) from None
             return text
         what = {int: "a whole number", float: "a number"}[kind]
         hint = "; part of one is --duration, such as 1.5ep" if name == "epochs" else ""

@@ -119,7 +119,7 @@ def test_what_is_run(tmp_path: Path) -> None:
         (["--modle", "resnet18"], "unknown flag --modle; did you mean '--model'"),
         (["--modle", "--", "train.py"], "unknown flag --modle before the --"),
         (["--out", "here"], "leave --out out"),
-        (["--batch-size", "many"], "--batch-size: must be a whole number, got 'many'"),
+        (["--batch-size", "many"], "--batch-size: must be a whole number, 'auto', or 'auto:N'"),
     ],
 )
 def test_words_that_are_none(tmp_path: Path, words: list[str], message: str) -> None:

@@ -203,7 +203,7 @@ def parse_batch_size(value: int | str | None) -> BatchSize:
     match = re.fullmatch(r"auto(?::0*([1-9][0-9]{0,17}))?", value)
     if match is None:
         raise InputError(
-            "batch_size must be a whole number, 'auto', or 'auto:N' where a step has N samples; got "
+            "batch_size must be a whole number, 'auto', or 'auto:N' for steps of N samples, got "
             f"{value!r:.200}"
         )
     return BatchSize(int(match[1]) if match[1] else None, finds=True)
