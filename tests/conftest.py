@@ -11,6 +11,7 @@ import datetime
 import faulthandler
 import gc
 import itertools
+import math
 import multiprocessing
 import pickle
 import random
@@ -23,6 +24,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +38,9 @@ import torch.distributed
 import torch.utils.deterministic
 from PIL import Image
 
-sys.path.append(f"{Path(__file__).parent}")  # of forked_python, load_script and pseudo_terminal
+sys.path.append(f"{Path(__file__).parent}")  # of forked_python, load_script, ...
 import forked_python as forked
+import slow_cases
 from flambeau.cli.command import main
 from flambeau.data.sources import open_data
 from flambeau.recipes.data.recordio import RecordReader, RecordWriter
@@ -98,7 +101,14 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files for pytest-xdist; within a file nothing changes."""
+    """Mark what is slow by tests/slow_cases.py, and order the files for pytest-xdist."""
+    cases = Counter[str]()
+    for item in items:
+        case = item.nodeid.removeprefix("tests/")
+        name = case.partition("[")[0]
+        cases[name] += 1
+        if cases[name] > slow_cases.CASES.get(name, math.inf) or slow_cases.CASES.get(case) == 0:
+            item.add_marker("slow")
     place = {name: number for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 

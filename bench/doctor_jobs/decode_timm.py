@@ -1,4 +1,4 @@
-"""Photographs of 2000 x 1500 pixels, cropped and shrunk to 96: timm's loader and optimizer."""
+"""Photographs of 2000 x 1500 pixels, of which small crops are shrunk to 96: timm's loader and optimizer."""
 
 import timm.data
 import timm.optim
@@ -23,7 +23,7 @@ def main() -> None:
         input_size=(3, 96, 96),
         batch_size=8,
         is_training=True,
-        scale=(0.35, 1.0),
+        scale=(0.05, 0.2),
         num_workers=2,
         device=torch.device("cpu"),
     )

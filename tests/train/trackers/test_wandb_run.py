@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from flambeau.train.trackers import wandb_run
 from flambeau.train.trackers.tracker import RunFacts
 from flambeau.train.trackers.wandb_run import WandbRun
 
@@ -30,6 +31,8 @@ def no_account(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     monkeypatch.setenv("NETRC", "/nonexistent")
+    # On a busy machine its process takes longer than the end of a run waits for it.
+    monkeypatch.setattr(wandb_run, "_FINISH_S", 60.0)
 
 
 def records(path: Path) -> Iterator[Any]:

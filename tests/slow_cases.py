@@ -1,0 +1,52 @@
+"""Tests that repeat at length what others show in short: how many of their cases `pytest` runs without `-m`.
+
+The first ones; the others are marked slow. `.ci/run` runs all of them.
+"""
+
+CASES = {
+    "cli/test_float_images.py::test_a_run_is_the_same_with_workers_and_after_a_stop": 1,
+    "cli/test_job_files.py::test_kubernetes_job_runs": 0,
+    "cli/test_models_command.py::test_without_a_pattern_every_name_that_model_takes": 0,
+    "data/drop_in/test_fast_loader.py::test_distributions_are_torchvisions": 6,
+    "data/drop_in/test_other_peoples_code.py::test_worker_init_fn_finds_the_data_set_and_another_seed_each_time": 1,  # noqa: E501
+    "data/sources/arrays/test_tensorstore_file.py::test_its_process_ends_with_the_one_that_reads": 1,
+    "data/sources/tables/test_tables.py::test_names_of_the_hub": 1,
+    "export/test_export_command.py::test_pruned_network_is_smaller_and_trained_again": 0,
+    "export/test_rounded_run.py::test_export_has_the_answers_and_a_byte_per_weight": 0,
+    "inspection/test_graphs.py::test_every_module_that_is_called_is_there": 1,
+    "inspection/test_memory_timeline.py::test_the_peak_is_the_estimated_one": 1,
+    "inspection/test_model_summary.py::test_figures_of_known_models": 3,
+    "parallel/launcher/test_elastic.py::test_a_killed_run_ends_like_one_never_killed": 2,
+    "parallel/test_fine_tuned_ranks.py::test_equals_one_process": 0,
+    "parallel/test_fsdp.py::test_trains_as_one_process": 4,
+    "parallel/test_halving_ranks.py::test_the_next_start_is_the_run_that_went_on_so": 1,
+    "parallel/test_run_on_ranks.py::test_ranks_do_what_one_process_does": 5,
+    "parallel/test_stopping.py::test_a_rank_that_stands_still_is_named_with_its_stack": 1,
+    "parallel/test_stopping.py::test_a_signal_on_any_rank_stops_all_after_the_same_step": 1,
+    "parallel/watchdog/test_watchdog.py::test_a_forked_child_has_no_watch_and_ends": 0,
+    "recipes/checkpoints/test_safe_pickle.py::test_millions_of_empty_containers_are_refused": 1,
+    "recipes/compress/test_prune_channels.py::test_networks_of_torchvision": 1,
+    "recipes/memory/test_memory_budget.py::test_predicted_peak_is_real_and_within_the_budget": 1,
+    "test_docs.py::test_blocks_run[docs/en/diff.md]": 0,
+    "test_docs.py::test_blocks_run[docs/en/export.md]": 0,
+    "test_docs.py::test_blocks_run[docs/en/report.md]": 0,
+    "test_docs.py::test_blocks_run[docs/en/tracking.md]": 0,
+    "test_examples.py::test_a_gan_whose_discriminator_goes_bad_stops_with_both_from_before": 1,
+    "test_examples.py::test_it_is_killed_and_ends_with_the_same_bits": 3,
+    "test_gpu_check.py::test_a_test_that_hangs_does_not_take_the_others_along": 0,
+    "test_site.py::test_a_failed_build_and_other_folders_leave_everything_as_it_was": 0,
+    "train/checkpoints/test_shard_files.py::test_damage_of_any_file_is_found": 1,
+    "train/checkpoints/test_shard_files.py::test_disk_that_fails_at_any_operation": 1,
+    "train/test_compile.py::test_accumulated_and_stopped": 0,
+    "train/test_compile.py::test_graphs_that_do_not_fit_are_made_for_smaller_batches": 0,
+    "train/test_compile.py::test_ranks_share_a_compiled_model": 0,
+    "train/test_retry_workers.py::test_after_too_many_the_run_ends": 0,
+    "train/test_retry_workers.py::test_ranks_go_on_together": 0,
+    "train/test_sample_history.py::test_two_processes_note_what_each_sample_cost": 0,
+    "train/test_sharded_run.py::test_equals_one_process": 1,
+    "train/test_sharded_run.py::test_resumes_on_other_numbers_of_ranks": 0,
+    "train/trackers/test_mlflow_run.py::test_after_a_kill_and_a_resume_from_elsewhere_each_point_is_there_once": 0,  # noqa: E501
+    "tune/doctor/test_doctor_command.py::test_a_page_of_text": 0,
+    "tune/doctor/test_trial.py::test_a_change_is_made_and_the_script_does_not_know": 0,
+    "tune/doctor/test_trial.py::test_a_slow_data_set_is_found_by_its_line": 1,
+}
