@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers
 from flambeau.report.words import ENGLISH
+from flambeau.train.checkpoints.run_report import write_page
 
 
 @pytest.fixture(scope="module")
@@ -144,11 +146,27 @@ def test_a_disk_that_fails_is_told_with_the_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (runs / "first" / "report.html").unlink()  # of the training
-    monkeypatch.setattr(Path, "chmod", full)
+    monkeypatch.setattr(Path, "replace", full)
     code, _, err = flambeau("report", runs / "first")
     assert code == 2
     assert "first/report.html: No space left on device" in err
     assert [path.name for path in (runs / "first").glob("*report*")] == []
+
+
+def test_what_a_kill_leaves_of_a_report_is_removed_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    monkeypatch.setattr(Path, "unlink", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_page(tmp_path / "report.html", "text")
+    monkeypatch.undo()
+    (left,) = tmp_path.iterdir()
+    assert left.read_text() == "text"
+    assert remove_leftovers(tmp_path) == [left]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import io
 import os
-import tempfile
+import secrets
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -115,20 +115,17 @@ def is_report(path: Path) -> bool:
 def write_page(path: Path, text: str) -> None:
     """Write a report whole or not at all: a browser may be reading the last one."""
     content = text.encode(errors="backslashreplace")
+    # The name of a leftover: should this process be killed now, the next start of the run removes it.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=".report-", suffix=".tmp", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            try:
+        try:
+            with temporary.open("xb") as file:
                 file.write(content)
-                file.close()
-                temporary.chmod(0o644)
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-    except OSError as error:  # which names the temporary file, or none
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:  # which names the temporary file
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
