@@ -239,21 +239,11 @@ wait()
 ENDS = {  # what ranks do, the exit code, and how the last line says that rank 1 has ended; None: no line
     "all done": ("", 0, None),
     "all preempted": ("sys.exit(75)", 75, None),
-    "preempted, and one was done": ("sys.exit(75 * (rank > 0))", 75, None),
-    "preempted one after the other": ("time.sleep(rank); sys.exit(75)", 75, None),
     "wrong input": ("if rank == 1: sys.exit(2)\nwait()", 2, None),
-    "interrupted": ("if rank == 1: sys.exit(130)\nwait()", 130, None),
     "exit code": ("if rank == 1: sys.exit(3)\nwait()", 1, "ended with exit code 3"),
     "killed": ("if rank == 1: kill()\nwait()", 1, "was killed by SIGKILL"),
-    "segfault": ("if rank == 1: kill(signal.SIGSEGV)\nwait()", 1, "was killed by SIGSEGV"),
-    "real-time": ("if rank == 1: kill(40)\nwait()", 1, "was killed by signal 40"),
     "reported": (
         "if rank == 1:\n    cause('ValueError: no', chr(10) + 'more')\n    sys.exit(1)\nwait()",
-        1,
-        "ended with exit code 1: ValueError: no",
-    ),
-    "reported by its watch": (
-        "if rank == 1:\n    cause(name(1, os.getpid()) + ' failed: ValueError: no')\n    sys.exit(1)\nwait()",
         1,
         "ended with exit code 1: ValueError: no",
     ),
@@ -261,6 +251,21 @@ ENDS = {  # what ranks do, the exit code, and how the last line says that rank 1
         "if rank == 1:\n    cause(name(1, os.getpid()) + ' has made no progress')\n    sys.exit(1)\nwait()",
         1,
         "has made no progress",
+    ),
+    "the peer's report comes later": (
+        "if rank != 1: sys.exit(76)\ntime.sleep(0.7)\ncause('ValueError: no')\nsys.exit(1)",
+        1,
+        "ended with exit code 1: ValueError: no",
+    ),
+    "preempted, and one was done": ("sys.exit(75 * (rank > 0))", 75, None),
+    "preempted one after the other": ("time.sleep(rank); sys.exit(75)", 75, None),
+    "interrupted": ("if rank == 1: sys.exit(130)\nwait()", 130, None),
+    "segfault": ("if rank == 1: kill(signal.SIGSEGV)\nwait()", 1, "was killed by SIGSEGV"),
+    "real-time": ("if rank == 1: kill(40)\nwait()", 1, "was killed by signal 40"),
+    "reported by its watch": (
+        "if rank == 1:\n    cause(name(1, os.getpid()) + ' failed: ValueError: no')\n    sys.exit(1)\nwait()",
+        1,
+        "ended with exit code 1: ValueError: no",
     ),
     "killed by its watch": (KILLED_BY_WATCH, 1, "has been silent for 4 s"),
     "named by those who have lost it": (
@@ -282,11 +287,6 @@ ENDS = {  # what ranks do, the exit code, and how the last line says that rank 1
         "if rank == 1:\n    report('{\"message\": {')\n    sys.exit(1)\nwait()",
         1,
         "ended with exit code 1",
-    ),
-    "the peer's report comes later": (
-        "if rank != 1: sys.exit(76)\ntime.sleep(0.7)\ncause('ValueError: no')\nsys.exit(1)",
-        1,
-        "ended with exit code 1: ValueError: no",
     ),
     "a peer is killed later": (
         "if rank != 1: sys.exit(76)\ntime.sleep(0.7)\nkill()",
@@ -442,8 +442,12 @@ def spare_node(start: Start, go: Path) -> Scene:
 
 
 @pytest.fixture(scope="module")
-def scenes(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Scenes:
-    """What each has left; they mostly wait, so they do it together."""
+def scenes(
+    start: Start, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Scenes:
+    """What each has left; they mostly wait, so they do it together. Of ENDS, those that tests ask for."""
+    callspecs = [getattr(item, "callspec", None) for item in request.session.items]
+    chosen = {spec.params.get("name") for spec in callspecs if spec}
     killed = "kill() if rank == {} else wait()"
     # Only a start after an own failure counts in TORCHELASTIC_RESTART_COUNT, so this looks for a file.
     again = "first = not os.path.exists(f'ready-{rank}')\nready()\n"
@@ -476,7 +480,7 @@ def scenes(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     }
     left: Scenes = {}
     take_turns(others, left, num_turns=1)
-    names = list(ENDS)
+    names = [name for name in ENDS if name in chosen]
     for part in range(0, len(names), 6):
         take_turns(
             {name: undisturbed([start(ENDS[name][0], procs=3)]) for name in names[part : part + 6]},
