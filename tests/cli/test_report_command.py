@@ -265,9 +265,19 @@ def test_a_finished_run_that_lost_its_report_gets_it_again(
     monkeypatch.chdir(tmp_path)
     command = ("train", images, "--epochs 1 --batch-size 4 --out run")
     assert flambeau(*command).code == 0
-    Path("run/report.html").unlink()
+    report, left = Path("run/report.html"), Path("run/.report.html.0123456789abcdef.tmp")
+    page = report.read_text(encoding="utf-8")
+    assert "finished: the best weights" in page
+    report.unlink()
     assert flambeau(*command).code == 0
-    assert "finished: the best weights" in Path("run/report.html").read_text(encoding="utf-8")
+    assert report.read_text(encoding="utf-8") == page
+    # Or an earlier process, which was stopped, had written one.
+    report.write_text(page.replace("finished", "stopped"), encoding="utf-8")
+    os.utime(report, ns=(0, 0))
+    left.touch()
+    assert flambeau(*command).code == 0
+    assert report.read_text(encoding="utf-8") == page
+    assert not left.exists()
 
 
 def test_it_is_written_without_torch(runs: Path) -> None:

@@ -1,9 +1,11 @@
 """What a finished run leaves for others: model.safetensors, and result.json, which says what it holds."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from flambeau.errors import InputError
@@ -12,6 +14,7 @@ from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     CheckpointDamaged,
     read_checkpoint,
+    remove_leftovers,
     write_file,
 )
 from flambeau.train.checkpoints.json_file import json_file
@@ -186,7 +189,7 @@ def published(folder: RunFolder) -> Result | None:
 
 
 def finished(folder: RunFolder, *, say: Callable[[str], None]) -> Result | None:
-    """The result of a finished run, which gets its report if it was killed before it had one; else None.
+    """The result of a finished run, which gets its report if it was killed before that; else None.
 
     Args:
         folder: of the run.
@@ -196,9 +199,16 @@ def finished(folder: RunFolder, *, say: Callable[[str], None]) -> Result | None:
         InputError: result.json is not what a run has written.
     """
     result = published(folder)
-    if result is not None and not (folder.path / "report.html").exists():
+    # A report that is older than the result is of a process that was stopped before.
+    if result is not None and not _is_newer(folder.path / "report.html", folder.result):
+        with contextlib.suppress(OSError):
+            remove_leftovers(folder.path)  # of a report whose writing was killed
         write_own_report(folder.path, say=say)
     return result
+
+
+def _is_newer(path: Path, other: Path) -> bool:
+    return path.exists() and path.stat().st_mtime_ns >= other.stat().st_mtime_ns
 
 
 def _result(facts: Any) -> Result:
