@@ -107,7 +107,7 @@ def test_after_a_kill_the_newest_folder_holds_the_whole_run(
         files.glob("offline-run-*/*.wandb"), key=lambda path: str(path.parent) == named
     )
     assert first.name == second.name  # of one id
-    assert rows(second, timeless) == merged(points(folder))
+    assert rows(second, timeless) == merged(points(folder)), err
     assert len(rows(second, timeless)) == 16
     kinds = {record.WhichOneof("record_type"): record for record in records(second)}
     config = {
