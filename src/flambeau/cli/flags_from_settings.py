@@ -33,6 +33,12 @@ _OWN_FLAGS: dict[str, tuple[str, str | None, str]] = {
         None,
         "train for a few steps, say what they cost and how long the run would take, and leave nothing",
     ),
+    "find_lr": (
+        "run folder",
+        "FILE.svg",
+        "train for up to 100 steps with a rising learning rate, draw their losses, say which one is best, "
+        "and leave nothing else",
+    ),
     "replay_step": (
         "run folder",
         "FILE",

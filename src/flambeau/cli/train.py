@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.flags_from_settings import add_flags, flag_of
 from flambeau.cli.launch import number_of_procs
@@ -18,6 +18,9 @@ from flambeau.terminal import say
 from flambeau.train.settings.config_file import canonical, read_config
 from flambeau.train.settings.default_folder import default_folder, told_settings
 from flambeau.train.settings.settings import FIELDS, Settings
+
+if TYPE_CHECKING:
+    from flambeau.recipes.training.lr_range import LRCurve
 
 HELP = "train an image classifier; the same command again continues its run"
 
@@ -39,8 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in FIELDS if hasattr(arguments, name)}
     if arguments.replay_step is not None:
         return _replay(arguments, given)
-    if arguments.dry_run and arguments.json_lines:
-        raise InputError("--dry-run tells of no events; leave --json-lines out")
+    _check_trial(arguments)
     if arguments.out == "":
         raise InputError("--out is empty; name a folder")
     if arguments.config is not None:
@@ -57,13 +59,51 @@ def run(arguments: argparse.Namespace) -> int:
         with _told_to_a_program(arguments.json_lines, folder) as listener:
             was_finished = start(
                 settings, told, folder, say=say, fresh=arguments.fresh, dry_run=arguments.dry_run,
-                listener=listener,
+                find_lr=_draw_curve(arguments.find_lr), listener=listener,
             )  # fmt: skip
-            if was_finished or not arguments.dry_run:
+            if was_finished or not (arguments.dry_run or arguments.find_lr):
                 _report(folder, already=was_finished, listener=listener)
         return 0
     finally:
         FLAG.restore(run)
+
+
+def _check_trial(arguments: argparse.Namespace) -> None:
+    """Of what trains only for some steps."""
+    trials = [flag_of(name) for name in ("dry_run", "find_lr") if getattr(arguments, name)]
+    if len(trials) > 1:
+        raise InputError("--dry-run and --find-lr are two trials; leave one of them out")
+    if trials and arguments.json_lines:
+        raise InputError(f"{trials[0]} tells of no events; leave --json-lines out")
+    if arguments.find_lr is not None:
+        from flambeau.train.evaluation.predictions_file import refuse_existing
+
+        refuse_existing(Path(arguments.find_lr), suffixes=(".svg",), force=False, remedy="")
+
+
+def _draw_curve(file: str | None) -> "Callable[[LRCurve], None] | None":
+    """Draws the curve of a range test and says what follows from it."""
+    if file is None:
+        return None
+
+    def draw(curve: "LRCurve") -> None:
+        from flambeau.inspection.lr_range_picture import svg_of_rates
+        from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+
+        write_file(Path(file), svg_of_rates(curve).encode())
+        rates, best = curve.rates, curve.suggested
+        tried = f"{len(rates)} steps"
+        if rates:
+            tried += f" with rates from {rates[0]:.2g} to {rates[-1]:.2g}"
+        if best is None:
+            print(f"in {tried} the loss has hardly fallen: there is no rate to propose")
+        else:
+            print(
+                f"in {tried} the loss was lowest around {2 * best:.2g}; half of it: --lr {best:.2g}"
+            )
+        print(f"curve: {file}")
+
+    return draw
 
 
 def _with_file(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +176,9 @@ def _launch(arguments: argparse.Namespace, procs: int) -> int:
 
 def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
     others = [
-        f for f in ("out", "config", "fresh", "dry_run", "json_lines") if getattr(arguments, f)
+        f
+        for f in ("out", "config", "fresh", "dry_run", "find_lr", "json_lines")
+        if getattr(arguments, f)
     ]
     if given or others:
         flag = flag_of([*given, *others][0])

@@ -1,13 +1,9 @@
 """The first steps of a training without a trace: `flambeau train --dry-run`."""
 
 import contextlib
-import dataclasses
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -16,10 +12,11 @@ from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import join_ranks
 from flambeau.train.build.data import DataFacts
-from flambeau.train.fit_classifier import Training, set_up
+from flambeau.train.fit_classifier import Training
 from flambeau.train.loop.nan_guard import CURES, NotFinite
 from flambeau.train.loop.progress_bar import peak_bytes
 from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.temporary_run import temporary_training
 
 _STEPS = 6
 _ENOUGH_S = 20.0  # of steps; the first one is made in any case
@@ -44,23 +41,12 @@ def dry_run(
         InputError: whatever would prevent the training.
     """
     ranks = join_ranks()
-    folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-dry-run-"))
-    try:
-        # `extend` is of the run that is in its folder.
-        alone = dataclasses.replace(settings, extend=None, track="none")
-        place = Path(folder) / "run"
-        training = set_up(
-            alone, facts, train, val, folder=place, bar=False, micro_batch=micro_batch
-        )
-        # Silent from here: Ctrl-C leaves nothing to go on.
-        training.run.progress.silent = True
+    with temporary_training(settings, facts, train, val, micro_batch=micro_batch) as training:
         try:
             seconds = _first_steps(training, world=ranks.world)
             is_finite = not training.run.state.amp.halted
         except NotFinite:  # which names a file of the temporary folder
             is_finite = False
-        finally:
-            training.run.close()
         if not is_finite:
             raise InputError(
                 f"within {_STEPS} steps the loss or a gradient was NaN or infinite\n{CURES}"
@@ -68,9 +54,6 @@ def dry_run(
         if ranks.is_first:
             for line in _report(training, seconds, settings):
                 say(line)
-    finally:
-        if ranks.is_first:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _first_steps(training: Training, *, world: int) -> list[float]:

@@ -16,6 +16,7 @@ from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory
+from flambeau.recipes.training.lr_range import LRCurve
 from flambeau.terminal import columns
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.class_balance import class_lines
@@ -24,6 +25,7 @@ from flambeau.train.checkpoints.micro_batches import MicroBatches
 from flambeau.train.checkpoints.published_weights import finished
 from flambeau.train.checkpoints.run_folder import GO_ON, START_AGAIN, RunFolder
 from flambeau.train.dry_run import dry_run as train_briefly
+from flambeau.train.find_lr import find_lr as try_rates
 from flambeau.train.fit_classifier import Training, fit, set_up
 from flambeau.train.loop.memory_guard import SMALLER
 from flambeau.train.loop.nan_guard import CURES, NotFinite
@@ -51,6 +53,7 @@ def start(
     say: Callable[[str], None],
     fresh: bool = False,
     dry_run: bool = False,
+    find_lr: Callable[[LRCurve], None] | None = None,
     bar: bool = True,
     listener: Callable[[Mapping[str, Any]], None] | None = None,
     track: Sequence[LineFunction] = (),
@@ -64,6 +67,7 @@ def start(
         say: takes lines for the user, on the first process.
         fresh: set a run aside that is in the folder.
         dry_run: train for some steps and leave nothing.
+        find_lr: takes the curve of a learning-rate range test, which is made in place of the training.
         bar: show a progress bar on a terminal.
         listener: takes what happens, as a program wants it, on the first process.
         track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
@@ -85,9 +89,8 @@ def start(
             return True
         noted = None if stored is None else ranks.first(lambda: MicroBatches.read(folder).training)
         micro_batch: int | Literal["auto"] | None = noted or ("auto" if batch.finds else None)
-        if dry_run:
-            ranks.first(lambda: _show(told, *opened, say=say))
-            train_briefly(*opened, say=say, micro_batch=micro_batch)
+        if dry_run or find_lr is not None:
+            _try_out(told, opened, find_lr, micro_batch=micro_batch, say=say)
             return False
 
         training = set_up(
@@ -100,6 +103,24 @@ def start(
         _tell_start(training, told, *opened, folder=folder, listener=listener)
         _fit(training)
         return False
+
+
+def _try_out(
+    told: Mapping[str, Any],
+    opened: tuple[ResolvedSettings, DataFacts, Source, Source],
+    find_lr: Callable[[LRCurve], None] | None,
+    *,
+    micro_batch: int | Literal["auto"] | None,
+    say: Callable[[str], None],
+) -> None:
+    """What leaves no run: a learning-rate range test if its curve is asked for, else a dry run."""
+    ranks = join_ranks()
+    ranks.first(lambda: _show(told, *opened, say=say))
+    if find_lr is None:
+        train_briefly(*opened, say=say, micro_batch=micro_batch)
+    else:
+        curve = try_rates(*opened, say=say, micro_batch=micro_batch)
+        ranks.first(lambda: find_lr(curve))
 
 
 def _with_number(told: Mapping[str, Any], /) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def refuse_existing(
         path: to be written.
         suffixes: which it may end with.
         force: replace a file.
-        remedy: how the caller lets a file be replaced: the command has a flag.
+        remedy: how the caller lets a file be replaced: the command has a flag; '' if it does not.
 
     Raises:
         InputError: there is something at `path`, or it has another ending, or there is no folder for it.
@@ -36,7 +36,9 @@ def refuse_existing(
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is there and no file\nName another one")
     if path.exists() and not force:
-        raise InputError(f"{path} exists\nName another file, or give {remedy}")
+        raise InputError(
+            f"{path} exists\nName another file{f', or give {remedy}' if remedy else ''}"
+        )
 
 
 @contextlib.contextmanager

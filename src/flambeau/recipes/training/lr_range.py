@@ -1,0 +1,191 @@
+"""Learning-rate range test: a short training with a rising rate shows which ones are of use.
+
+学习率范围测试：用逐步升高的学习率做一次短训练，看出哪些学习率合适。
+
+Source: Smith, "Cyclical Learning Rates for Training Neural Networks", arXiv 1506.01186, section 3.3.
+The rate grows geometrically, as in fastai's finder; the rule is own: see `suggested`.
+
+Not for a loss that a rate changes only much later, such as that of a GAN or of reinforcement learning.
+"""
+
+import copy
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_FORGETS = 0.9  # weight of the past in the mean that tells a divergence, per step
+_DIVERGED = 3.0  # times the lowest of these means; above, nothing more is to be learned
+_LEAST_FALL = 0.05  # of the first losses; below, it is noise
+_SAFE = 0.5  # of the rate with the lowest loss: above it training may diverge; docs/en/train.md has figures
+
+
+@dataclass
+class LRCurve:
+    """The losses of a range test, and what follows from them.
+
+    Attributes:
+        rates: of the steps made so far, rising.
+        losses: of the same steps, each before the step changed the weights.
+
+    Example:
+        >>> curve = LRCurve()
+        >>> [curve.add(10.0**k, loss) for k, loss in enumerate([1.0, 0.5, 30.0])]
+        [True, True, False]
+    """
+
+    rates: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    _mean: float = 0.0
+    _lowest: float = math.inf
+
+    def add(self, rate: float, loss: float) -> bool:
+        """Take the loss of one more step; False if the training has diverged: more steps are of no use."""
+        if not math.isfinite(loss):
+            return False
+        self.rates.append(rate)
+        self.losses.append(loss)
+        self._mean = _FORGETS * self._mean + (1 - _FORGETS) * loss
+        mean = self._mean / (1 - _FORGETS ** len(self.losses))
+        self._lowest = min(self._lowest, mean)
+        return mean - self._lowest <= (_DIVERGED - 1) * abs(self._lowest)
+
+    @property
+    def averaged(self) -> list[float]:
+        """Each loss as the mean of it and its neighbours, as many on both sides: none lags behind."""
+        losses, means = self.losses, []
+        for at in range(len(losses)):
+            width = min(max(1, len(losses) // 20), at, len(losses) - 1 - at)
+            means.append(statistics.fmean(losses[at - width : at + width + 1]))
+        return means
+
+    @property
+    def suggested(self) -> float | None:
+        """Half of the rate at which the averaged loss is lowest; None if it has hardly fallen.
+
+        That is for the highest rate of a schedule with a warm-up that falls to zero at the end.
+        """
+        means = self.averaged
+        lowest = min(range(len(means)), key=lambda at: means[at], default=0)
+        if not means or means[0] - means[lowest] < _LEAST_FALL * abs(means[0]):
+            return None
+        return _SAFE * self.rates[lowest]
+
+
+def rising_rates(low: float, high: float, steps: int) -> list[float]:
+    """Rates from the lowest to the highest, each the same multiple of the one before.
+
+    Raises:
+        ValueError: not 0 < low < high, or fewer than two steps.
+
+    Example:
+        >>> rising_rates(0.01, 1.0, 3)
+        [0.01, 0.1, 1.0]
+    """
+    if not 0 < low < high < math.inf or steps < 2:
+        raise ValueError(f"0 < low < high and at least 2 steps, got {low}, {high} and {steps}")
+    ratio = (high / low) ** (1 / (steps - 1))
+    return [*(low * ratio**step for step in range(steps - 1)), high]
+
+
+def lr_range_test(
+    step: Callable[[], Tensor | float],
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    low: float = 1e-6,
+    high: float = 10.0,
+    steps: int = 100,
+    also: Sequence[Any] = (),
+) -> LRCurve:
+    """Make training steps with a rising learning rate, and put everything back afterwards.
+
+    To the bit, also after an error or Ctrl-C: parameters, buffers, gradients, optimizer, `also`, and the
+    generators of Python and torch. Not what the step itself holds, such as its place in the data.
+
+    Args:
+        step: makes one whole training step, gradients and optimizer included, and returns its loss.
+        model: whose parameters the optimizer changes.
+        optimizer: its groups keep the ratios of their rates; the rates of the curve are the largest group's.
+        low: rate of the first step.
+        high: rate of the last one, unless the training diverges before.
+        steps: how many.
+        also: what else changes in a step and has `state_dict`: a gradient scaler, an average of the weights.
+
+    Raises:
+        ValueError: no group has a rate above 0, or not 0 < low < high, or fewer than two steps.
+
+    Example:
+        >>> model = nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> def step():
+        ...     optimizer.zero_grad()
+        ...     loss = (model(torch.ones(8, 4)) - 3).square().mean()
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     return loss
+        >>> curve = lr_range_test(step, model, optimizer)
+        >>> 0.01 < curve.suggested < 0.2  # from 2 / 10 on, twice the inverse of the curvature, it diverges
+        True
+    """
+    rates, groups = rising_rates(low, high, steps), optimizer.param_groups
+    shares = [float(group["lr"]) for group in groups]
+    if not max(shares) > 0:
+        raise ValueError("the optimizer needs a learning rate above 0 in one of its groups")
+    curve = LRCurve()
+    with _restored(model, optimizer, also):
+        for rate in rates:
+            for group, share in zip(groups, shares, strict=True):
+                _set_rate(group, rate * share / max(shares))
+            loss = step()
+            if not curve.add(rate, float(loss.detach() if isinstance(loss, Tensor) else loss)):
+                break
+    return curve
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], Tensor):  # that a captured graph reads
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+@contextmanager
+def _restored(model: nn.Module, optimizer: Optimizer, also: Sequence[Any]) -> Iterator[None]:
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [p for group in optimizer.param_groups for p in group["params"]]
+    values = [
+        (t, t.detach().clone(), t.grad if t.grad is None else t.grad.clone()) for t in tensors
+    ]
+    # As they are: optimizer.load_state_dict would round what is more precise than its parameter.
+    groups = [{**group, "lr": float(group["lr"])} for group in optimizer.param_groups]
+    state = {p: copy.deepcopy(of_p) for p, of_p in optimizer.state.items()}
+    more = [copy.deepcopy(part.state_dict()) for part in also]
+    generators = random.getstate(), torch.get_rng_state()
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    drawn = None if device is None else torch.get_device_module(device).get_rng_state()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value, gradient in values:
+                tensor.copy_(value)
+                tensor.grad = gradient
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        for group, before in zip(optimizer.param_groups, groups, strict=True):
+            _set_rate(group, before.pop("lr"))
+            group.update(before)
+        for part, of_part in zip(also, more, strict=True):
+            part.load_state_dict(of_part)
+        random.setstate(generators[0])
+        torch.set_rng_state(generators[1])
+        if device is not None:
+            torch.get_device_module(device).set_rng_state(drawn)

@@ -1,0 +1,71 @@
+"""The learning-rate range test of a run that is to be trained: `flambeau train --find-lr`."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator
+from typing import Literal
+
+from flambeau.data.sources.source import Source
+from flambeau.parallel.ranks import join_ranks
+from flambeau.recipes.training.lr_range import LRCurve, rising_rates
+from flambeau.train.build.data import DataFacts
+from flambeau.train.fit_classifier import Training, batch_loss
+from flambeau.train.loop.nan_guard import NotFinite
+from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.temporary_run import temporary_training
+
+_LOW, _HIGH, _STEPS = 1e-6, 10.0, 100
+
+
+def find_lr(
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    train: Source,
+    val: Source,
+    *,
+    say: Callable[[str], None],
+    micro_batch: int | Literal["auto"] | None = None,
+) -> LRCurve:
+    """Train with a rising learning rate in a folder that is removed, all else as the run will have it.
+
+    Args:
+        settings, facts, train, val, micro_batch: as for `set_up`.
+        say: takes lines for the user.
+
+    Raises:
+        InputError: whatever would prevent the training.
+    """
+    brief = dataclasses.replace(
+        settings, epochs=None, duration=f"{_STEPS}st", warmup="0%", schedule="constant", gamma=None,
+        milestones=None, patience=None, plateau_factor=None,
+    )  # fmt: skip
+    curve, ranks = LRCurve(), join_ranks()
+    with temporary_training(brief, facts, train, val, micro_batch=micro_batch) as training:
+        ranks.first(lambda: say(f"learning-rate range test: up to {_STEPS} steps"))
+        with contextlib.closing(_losses(training)) as losses:
+            for rate in rising_rates(_LOW, _HIGH, _STEPS):
+                training.run.state.lr_scale = rate / settings.lr  # of all groups
+                loss = next(losses, None)
+                if loss is None or not curve.add(rate, loss):
+                    break
+    return curve
+
+
+def _losses(training: Training) -> Generator[float]:
+    """Makes a step for each; ends early where a gradient is not finite."""
+    run, ranks = training.run, training.ranks
+    total, size = 0.0, 0
+    try:
+        for _ in run.epochs():
+            for images, targets in run.batches():
+                micro = run.state.micro
+                assert micro is not None
+                loss = batch_loss(training, images, targets)
+                run.step(loss)
+                total, size = total + float(loss.detach()) * micro.size, size + micro.size
+                if micro.ends_batch:
+                    sums = ranks.gather((total, size))
+                    yield sum(s for s, _ in sums) / max(1, sum(n for _, n in sums))
+                    total, size = 0.0, 0
+    except NotFinite:
+        return
