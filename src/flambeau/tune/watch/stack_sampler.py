@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from flambeau.tune.watch.stack_phases import Place, activity_of
+from flambeau.tune.watch.stack_phases import Activity, Place, activity_of
 from flambeau.tune.watch.thread_state import waits_for
 
 INTERVAL_S = 0.008
@@ -61,13 +61,19 @@ class StackSampler(threading.Thread):
         self._ends.set()
 
     def _look(self, seconds: float) -> None:
-        frames = sys._current_frames()
         for name, (python_id, kernel_id) in self._threads().items():
-            frame = frames.get(python_id)
-            if frame is None:
+            activity = _activity_in(python_id)
+            if activity is None:
                 continue
-            phase, kind, place = activity_of(frame)
+            phase, kind, place = activity
             if phase not in ("checkpoint", "compile") and self._evaluates():
                 phase = "evaluation"
             waits = waits_for(kernel_id) if phase in _KERNEL_ASKED else ""
             self.seconds[name, Seen(phase, kind, waits, place)] += seconds
+
+
+def _activity_in(thread: int) -> Activity | None:
+    # The frames of all threads, this one among them, are never bound to a name: they would be a cycle, and
+    # to collect one ends a process by SIGSEGV (Python 3.11).
+    frame = sys._current_frames().get(thread)
+    return None if frame is None else activity_of(frame)
