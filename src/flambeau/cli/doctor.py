@@ -159,10 +159,8 @@ def _print(found: "Diagnosis") -> None:
     if found.tried:
         print()
         print_table(("change", "predicted", "measured", "", "how"), list(_remedies(found)))
-    if found.was_busy:
-        print(f"\n{found.busy_line}")
-    if found.alone_per_s is not None:
-        print(f"\nThe loader alone gives {found.alone_per_s:.4g} batches per second.")
+    for note in found.notes:
+        print(f"\n{note}")
 
 
 def _remedies(found: "Diagnosis") -> list[tuple[str, str, str, str, str]]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from flambeau.tune.doctor.causes import findings_of
+from flambeau.tune.doctor.compile_lines import graph_breaks_line
 from flambeau.tune.doctor.machine_watch import MachineWatch
 from flambeau.tune.doctor.paired_test import Gain, gain_of
 from flambeau.tune.doctor.remedies import (
@@ -228,3 +229,28 @@ def test_the_largest_gains_get_their_pairs_first(monkeypatch: pytest.MonkeyPatch
     gains = {one.remedy.name: one.gain for one in found}
     assert gains["d"] is None and gains["a"] is not None and not gains["a"].is_tested
     assert gains["c"] is not None and gains["c"].verdict == "faster"
+
+
+def test_compiling_says_how_many_graphs_it_made_in_the_window() -> None:
+    one = trainer(row("compile", 6.0), *MODEL, graphs=30, graphs_in_window=20)
+    cause = findings_of(Trial([one], [])).causes[0]
+    assert cause.kind == "compile"
+    assert "(20 graphs in 100 steps)" in cause.text
+
+
+def test_graph_breaks_are_told_with_the_reason_that_came_most_often() -> None:
+    one = trainer(*MODEL, graphs=4, graph_breaks={"a print": 2, "a branch": 1})
+    line = graph_breaks_line(one)
+    assert "has made 4 graphs" in line
+    assert "graph breaks: 3, most often for: a print" in line
+    assert graph_breaks_line(trainer(*MODEL)) == ""
+
+
+@pytest.mark.parametrize(("held", "is_told"), [(95, True), (80, False)])
+def test_a_device_that_is_nearly_full_is_told_with_its_rank(held: int, is_told: bool) -> None:
+    full = trainer(*MODEL, rank=1, device_bytes=held << 30, device_limit_bytes=100 << 30)
+    quiet = trainer(*MODEL, device_bytes=1 << 30, device_limit_bytes=100 << 30)
+    texts = [cause.text for cause in findings_of(Trial([quiet, full], [])).causes]
+    told = "tensors of rank 1 hold 95.0 of the 100.0 GiB of its device"
+    assert (told in texts) is is_told
+    assert not any("rank 0" in text for text in texts)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.recipes.setup.environment import usable_cpus
+from flambeau.tune.doctor.compile_lines import compiled_anew
 from flambeau.tune.doctor.shares import (
     PHASES,
     DataWork,
@@ -256,7 +257,8 @@ def _of_phases(trial: Trial, shares: dict[str, float]) -> list[Cause]:
             f"saving checkpoints takes {percent(shares['checkpoint'])} of the time"
         ),
         "compile": lambda: (
-            f"compiling takes {percent(shares['compile'])} of the time, long after the first step: "
+            f"compiling takes {percent(shares['compile'])} of the time, long after the first step"
+            f"{compiled_anew(trial.trainers[0])}: "
             "something in the model changes from step to step (TORCH_LOGS=recompiles says what)"
         ),
     }
@@ -365,10 +367,18 @@ def _of_threads(trial: Trial) -> list[Cause]:
 
 
 def _of_machine(trial: Trial) -> list[Cause]:
+    found = []
+    for one in trial.trainers:
+        held, limit = one.get("device_bytes", 0), one.get("device_limit_bytes", 0)
+        if limit and held > _FULL * limit:
+            text = (
+                f"tensors of rank {one['rank']} hold {held / 2**30:.1f} of the {limit / 2**30:.1f} GiB of "
+                "its device"
+            )
+            found.append(Cause("memory", _WORTH_A_WORD, "", text))
     machine = trial.machine
     if machine is None:
-        return []
-    found = []
+        return found
     if machine.throttled_share >= _WORTH_A_WORD:
         share = min(1.0, machine.throttled_share)
         text = f"the container's quota of CPU was used up {percent(share)} of the time"

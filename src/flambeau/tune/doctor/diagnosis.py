@@ -7,6 +7,7 @@ from typing import Any
 
 from flambeau.errors import InputError
 from flambeau.tune.doctor.causes import Cause, Findings, findings_of, percent
+from flambeau.tune.doctor.compile_lines import graph_breaks_line
 from flambeau.tune.doctor.remedies import Tried, remedies_for, told_by_trials, try_remedies
 from flambeau.tune.doctor.shares import shares_of
 from flambeau.tune.doctor.trial import run_trial
@@ -64,12 +65,17 @@ class Diagnosis:
         return self.others_cpus > _BUSY
 
     @property
-    def busy_line(self) -> str:
-        """That, in a line."""
-        return (
-            f"Other processes kept {self.others_cpus:.1f} CPUs busy meanwhile: look again when the machine "
-            "is quiet."
-        )
+    def notes(self) -> list[str]:
+        """What there is to know besides, in sentences."""
+        found = [graph_breaks_line(self.findings.trial.trainers[0])]
+        if self.was_busy:
+            found.append(
+                f"Other processes kept {self.others_cpus:.1f} CPUs busy meanwhile: look again when the "
+                "machine is quiet."
+            )
+        if self.alone_per_s is not None:
+            found.append(f"The loader alone gives {self.alone_per_s:.4g} batches per second.")
+        return [line for line in found if line]
 
     @property
     def verdict(self) -> str:
@@ -96,6 +102,8 @@ class Diagnosis:
             "verdict": self.verdict,
             "steps": first["steps"], "step_s": trial.step_s, "processes": len(trial.trainers),
             "workers": first["loader"].get("num_workers", 0), "threads": first["threads"],
+            "graphs": first["graphs"], "graphs_in_window": first["graphs_in_window"],
+            "graph_breaks": first["graph_breaks"],
             "device": first["device"], "others_cpus": self.others_cpus, "shares": self.findings.shares,
             "ranks": [{"rank": one["rank"], "shares": shares_of(one)} for one in trial.trainers],
             "data": {

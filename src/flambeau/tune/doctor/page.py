@@ -35,15 +35,11 @@ def page_of(found: Diagnosis, command: str) -> str:
         rows = [_row(one) for one in found.tried]
         heads = ["change", "how", "verdict", "predicted", "measured"]
         sections.append(table(heads, rows, numbers=2, caption="Changes that were tried"))
-    lines = [
+    steps = (
         f"{trial.trainers[0]['steps']} steps of {1000 * trial.step_s:.3g} ms, torch "
         f"{trial.trainers[0]['torch']}, {trial.trainers[0]['device']}"
-    ]
-    if found.alone_per_s is not None:
-        lines.append(f"The loader alone gives {found.alone_per_s:.4g} batches per second.")
-    if found.was_busy:
-        lines.append(found.busy_line)
-    said = "".join(f"<p>{escaped(line)}</p>" for line in lines)
+    )
+    said = "".join(f"<p>{escaped(line)}</p>" for line in [steps, *found.notes])
     parts = "".join(f"<section>{section}</section>" for section in sections)
     return f"""<!DOCTYPE html>
 <html lang="en">

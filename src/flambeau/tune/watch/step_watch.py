@@ -15,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from flambeau.tune.watch.compile_counts import compile_counts
 from flambeau.tune.watch.loader_clock import LoaderClock
 from flambeau.tune.watch.operations import Operations
 from flambeau.tune.watch.plan import Plan, write_whole
@@ -101,7 +102,7 @@ class StepWatch:
             self._switched = sys.getswitchinterval()
             sys.setswitchinterval(min(self._switched, 0.0005))  # so that it looks when it wants to
             self._sampler.start()
-        self._clock_then = self._clock()
+        self._clock_then, self._graphs_then = self._clock(), compile_counts()[0]
         self._window_file.touch()
         self._stage = self._in_window
         self._opened = time.perf_counter()
@@ -161,7 +162,9 @@ class StepWatch:
         waited, started, batches, delayed = (
             now - then for now, then in zip(self._clock(), self._clock_then, strict=True)
         )
+        graphs, breaks = compile_counts()
         self._result |= {
+            "graphs": graphs, "graphs_in_window": graphs - self._graphs_then, "graph_breaks": breaks,
             "steps": steps, "seconds": elapsed, "step_s": elapsed / max(steps, 1),
             "times": [later - earlier for earlier, later in itertools.pairwise(times)][:10_000],
             "waited_s": waited, "started_s": started, "batches": batches, "run_delay_s": delayed,
@@ -188,7 +191,7 @@ class StepWatch:
                 "threads": torch.get_num_threads(), "process_threads": threads_of_process(),
                 "anomaly": torch.is_anomaly_enabled(),
                 "optimizer": optimizer_facts(optimizer),
-                "device": device_of(optimizer), "device_bytes": _device_bytes(device_of(optimizer)),
+                "device": device_of(optimizer), **_device_memory(device_of(optimizer)),
                 "python": sys.version.split()[0], "torch": torch.__version__,
             },
         )  # fmt: skip
@@ -233,6 +236,12 @@ def device_of(optimizer: Optimizer | None) -> str:
     return next((p.device.type for g in optimizer.param_groups for p in g["params"]), "cpu")
 
 
-def _device_bytes(device: str) -> int:
-    """The most memory that tensors had on an accelerator; 0 on a CPU."""
-    return int(torch.accelerator.max_memory_allocated()) if device not in ("cpu", "meta") else 0
+def _device_memory(device: str) -> dict[str, int]:
+    """The most bytes that tensors had on an accelerator, and all that it has; 0 on a CPU and if unknown."""
+    if device in ("cpu", "meta"):
+        return {"device_bytes": 0, "device_limit_bytes": 0}
+    asked = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return {
+        "device_bytes": int(torch.accelerator.max_memory_allocated()),
+        "device_limit_bytes": 0 if asked is None else int(asked()[1]),
+    }
