@@ -1,0 +1,167 @@
+"""Gradients of parts, against the same parts on one process and against a sum written out by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from flambeau.recipes.parallel.tree_sum import TreeSum
+
+StartRanks = Callable[..., Any]
+
+
+class Sometimes(nn.Module):
+    """Three layers; the second is left out of odd parts, the last of all."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first, self.second, self.unused = (nn.Linear(7, 7, dtype=dtype) for _ in range(3))
+        self.frozen = nn.Parameter(torch.ones(3, dtype=dtype), requires_grad=False)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator))
+
+    def forward(self, x: Tensor, part: int) -> Tensor:
+        x = self.first(x).tanh()
+        return x if part % 2 else self.second(x)
+
+
+def gradients_of_part(model: nn.Module, part: int, step: int) -> None:
+    """Backward of a part, whose gradients are of another size than those of the others."""
+    dtype = next(model.parameters()).dtype
+    generator = torch.Generator().manual_seed(100 * step + part)
+    x = torch.randn(5, 7, generator=generator).to(dtype)
+    (model(x, part).square().mean() * 10 ** (part % 3)).backward()
+
+
+def trained(parts: int, dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
+    """The gradients after each of three steps, the last one with one part less."""
+    model = Sometimes(dtype)
+    tree = TreeSum(model.parameters(), parts=parts)
+    found: list[Tensor | None] = []
+    for step in range(3):
+        of_step = parts - (step == 2 and parts > 1)
+        for part in tree.own:
+            if part < of_step:
+                gradients_of_part(model, part, step)
+                tree.take()
+        tree.give(parts=of_step)
+        found += [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        for p in model.parameters():
+            p.grad = None
+    return found
+
+
+def are_equal(left: list[Tensor | None], right: list[Tensor | None]) -> bool:
+    return len(left) == len(right) and all(
+        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("world", "parts"), [(2, 2), (2, 4), (2, 5), (3, 4), (3, 8), (4, 4), (4, 7), (4, 2)]
+)
+def test_any_number_of_processes_gives_the_bits_of_one(
+    start_ranks: StartRanks, world: int, parts: int
+) -> None:
+    alone = trained(parts)
+    for found in start_ranks(world, trained, parts, group=True).results():
+        assert are_equal(alone, found)
+
+
+def test_bfloat16_too(start_ranks: StartRanks) -> None:
+    alone = trained(4, torch.bfloat16)
+    for found in start_ranks(3, trained, 4, torch.bfloat16, group=True).results():
+        assert are_equal(alone, found)
+
+
+def test_the_order_is_that_of_a_tree_with_the_last_ones_first_where_parts_are_left() -> None:
+    leaf = nn.Parameter(torch.zeros(200))
+    parts = torch.randn(7, 200, generator=torch.Generator().manual_seed(0))
+    parts *= torch.tensor([1e-3, 1e3, 1.0, 1e5, 1e-2, 1e4, 10.0])[:, None]
+    tree = TreeSum([leaf], parts=7)
+    for part in tree.own:
+        leaf.grad = parts[part].clone()
+        tree.take()
+    tree.give()
+    p = parts
+    expected = ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + p[6])
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad, expected)
+    assert not torch.equal(leaf.grad, p.sum(0))
+
+
+def test_no_more_gradients_are_held_than_levels_of_the_tree() -> None:
+    leaf = nn.Parameter(torch.zeros(3))
+    tree, most = TreeSum([leaf], parts=64), 0
+    for _ in tree.own:
+        leaf.grad = torch.ones(3)
+        tree.take()
+        most = max(most, len(tree._tree.sums))
+    assert most == 6
+    tree.give()
+    assert torch.equal(leaf.grad, torch.full((3,), 64.0))
+
+
+def channels_last_sum() -> Tensor:
+    layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    tree = TreeSum(layer.parameters(), parts=2)
+    for part in tree.own:
+        layer(torch.full((1, 3, 5, 5), part + 1.0)).sum().backward()
+        tree.take()
+    tree.give()
+    grad = layer.weight.grad
+    assert grad is not None
+    assert grad.is_contiguous(memory_format=torch.channels_last)
+    assert grad.data_ptr() % 64 == 0
+    return grad
+
+
+def test_gradients_lie_as_autograd_lays_them(start_ranks: StartRanks) -> None:
+    alone = channels_last_sum()
+    assert torch.equal(alone, torch.full_like(alone, 27.0))
+    for found in start_ranks(2, channels_last_sum, group=True).results():
+        assert torch.equal(found, alone)
+
+
+def of_a_subgroup() -> list[float]:
+    groups = [dist.new_group([0, 1]), dist.new_group([2])]
+    leaf = nn.Parameter(torch.zeros(1))
+    mine = groups[dist.get_rank() // 2]
+    tree = TreeSum([leaf], parts=4, group=mine)
+    for part in tree.own:
+        leaf.grad = torch.tensor([10.0**part])
+        tree.take()
+    tree.give()
+    assert leaf.grad is not None
+    return [*tree.own, leaf.grad.item()]
+
+
+def test_a_group_of_some_processes_adds_apart_from_the_others(start_ranks: StartRanks) -> None:
+    assert start_ranks(3, of_a_subgroup, group=True).results() == [
+        [0, 1, 1111.0], [2, 3, 1111.0], [0, 1, 2, 3, 1111.0],
+    ]  # fmt: skip
+
+
+def test_a_forgotten_part_is_an_error() -> None:
+    leaf = nn.Parameter(torch.zeros(1))
+    tree = TreeSum([leaf], parts=2)
+    leaf.grad = torch.ones(1)
+    tree.take()
+    with pytest.raises(RuntimeError, match="gradients of 1 parts were taken, and 2 of the 2 parts"):
+        tree.give()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "parts"),
+    [([], 2), ([torch.zeros(2)], 2), ([nn.Parameter(torch.zeros(2))], 0),
+     ([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))], 2)],
+)  # fmt: skip
+def test_what_cannot_be_added_is_refused(tensors: list[Tensor], parts: int) -> None:
+    with pytest.raises(ValueError, match="parameters of one dtype and at least one part"):
+        TreeSum(tensors, parts=parts)
