@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Sampler
 
 from flambeau.data.loading.micro_batch import share_of
+from flambeau.recipes.parallel.tree_sum import parts_of
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -31,6 +32,7 @@ class BatchPart:
 
     Attributes:
         draws: what seeds each sample: its index, and another number where it comes again in the epoch.
+        dealt: parts of the global batch, where these are always the same, whatever the ranks; else 0.
     """
 
     epoch: int
@@ -44,6 +46,7 @@ class BatchPart:
     position: int
     all_have: bool
     draw: int
+    dealt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class BatchLayout:
         keeps_empty: a rank for which no sample is left gets a stand-in, so that it takes part in the step.
         step_samples: samples per optimizer step, if they are no multiple of `micro_batch_size`: the last
             micro-batch of each step is smaller then.
+        parts: into which a global batch is always cut, whoever computes them; each of them is a micro-batch
+            then. None cuts it into micro-batches and these among the ranks.
     """
 
     micro_batch_size: int
@@ -66,6 +71,7 @@ class BatchLayout:
     world: int = 1
     keeps_empty: bool = True
     step_samples: int | None = None
+    parts: int | None = None
 
     @property
     def global_batch_size(self) -> int:
@@ -75,6 +81,8 @@ class BatchLayout:
     @property
     def num_parts(self) -> int:
         """Micro-batches of a whole global batch."""
+        if self.parts is not None:
+            return self.parts
         return -(-self.global_batch_size // self.micro_batch_size)
 
     def with_micro_batches(self, size: int) -> "BatchLayout":
@@ -131,6 +139,9 @@ class BatchPlan(Sampler[BatchPart]):
         """The parts of one global batch, the samples from `start` to `stop` of the order and its draws."""
         order, draws = samples
         layout, low, part = self._layout, start, 0
+        if layout.parts is not None:
+            yield from self._dealt(epoch, samples, start, stop)
+            return
         usual = layout.micro_batch_size
         while low < stop:
             part += 1
@@ -148,6 +159,29 @@ class BatchPlan(Sampler[BatchPart]):
                     stop - start, part, high == stop, high, last is not None, low + own.stop if own else high,
                 )  # fmt: skip
             low = high
+
+    def _dealt(
+        self, epoch: int, samples: tuple[Indices, Indices], start: int, stop: int
+    ) -> Iterator[BatchPart]:
+        """This rank's of the parts into which a global batch is always cut; the last moves the position."""
+        layout, (order, draws) = self._layout, samples
+        parts = layout.num_parts
+        shares = [
+            share_of(stop - start, rank=part, world=parts, usual=layout.global_batch_size)
+            for part in range(parts)
+        ]
+        there = [share for share in shares if share is not None]
+        own = parts_of(layout.rank, layout.world, parts)
+        mine: list[slice | None] = [*there[own.start : own.stop]]
+        if not mine and layout.keeps_empty:
+            mine = [None]
+        for part, share in enumerate(mine, start=1):
+            is_last = part == len(mine)
+            yield BatchPart(
+                epoch, order[start:stop], draws[start:stop], share or slice(0, 2), share is None,
+                stop - start, part, is_last, stop if is_last else start, True,
+                start + share.stop if share else stop, len(there),
+            )  # fmt: skip
 
 
 def share_sizes(length: int, layout: BatchLayout) -> list[int]:

@@ -208,7 +208,7 @@ class Loader:
                 yield MicroBatch(
                     self._fetch.unpacked(data), part.indices, size, part.total, part.part, part.ends_batch,
                     part.position == self.length, part.position, bad,
-                    part.all_have, part.draw, part.own,
+                    part.all_have, part.draw, part.own, part.dealt,
                 )  # fmt: skip
 
     def _fetched(self, plan: BatchPlan) -> Generator["_Fetched"]:

@@ -26,6 +26,7 @@ class MicroBatch(NamedTuple):
         all_have: whether each rank has samples that count.
         draw: a number that no other batch of the epoch has, to seed what is drawn for it.
         own: which of `indices` are in `data`.
+        dealt: parts of the global batch, where these are always the same, whatever the ranks; else 0.
     """
 
     data: Any
@@ -40,6 +41,7 @@ class MicroBatch(NamedTuple):
     all_have: bool
     draw: int
     own: slice = slice(None)
+    dealt: int = 0
 
 
 def share_of(num_samples: int, *, rank: int, world: int, usual: int) -> slice | None:

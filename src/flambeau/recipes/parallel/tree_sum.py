@@ -2,10 +2,9 @@
 
 把一个批次各部分的梯度按同一顺序相加：无论多少个进程，结果逐位相同。
 
-A batch is K parts, whoever computes them. Their gradients are added in one binary tree over the parts:
-(0 + 1) + (2 + 3) for four of them. Each process adds what of the tree lies in its own parts; then it gets
-the sums of all for its slice of the gradient, adds these in the tree, and all exchange their slices: for one
-part per process the bytes of a ring all-reduce.
+A batch is K parts, whoever computes them. Their gradients are added in one binary tree over the parts, as
+(0 + 1) + (2 + 3). Each process adds what of the tree lies in its own parts, then the sums of all for its
+slice of the gradient; slices are exchanged. For one part per process: the bytes of a ring all-reduce.
 
 Source: Higham, "The accuracy of floating point summation", 1993 (pairwise); Li et al., "EasyScale", SC 2023.
 Not for parameters in pieces (FSDP), nor for sparse gradients.
@@ -24,6 +23,16 @@ _Gradients = list[Tensor | None]  # one for each parameter
 _ALIGNED = 512  # bytes; where torch's allocators begin a tensor, on which the order of a GPU's sums depends
 
 
+def parts_of(rank: int, world: int, parts: int) -> range:
+    """The parts of a batch that a process computes; some have none if parts are fewer.
+
+    Example:
+        >>> [list(parts_of(rank, 3, 4)) for rank in range(3)]
+        [[0], [1], [2, 3]]
+    """
+    return range(rank * parts // world, (rank + 1) * parts // world)
+
+
 class TreeSum:
     """Takes the gradients of part after part, and gives the parameters their sum over all processes.
 
@@ -35,7 +44,7 @@ class TreeSum:
         group: the processes; None is all of them, or this one alone where there are no others.
 
     Attributes:
-        own: the parts of this process, to compute in this order; none where processes outnumber parts.
+        own: the parts of this process, to compute in this order.
 
     Raises:
         ValueError: no parameters, or of several dtypes, or less than one part.
@@ -58,10 +67,9 @@ class TreeSum:
         if parts < 1 or len({p.dtype for p in self._parameters}) != 1:
             raise ValueError(f"needs parameters of one dtype and at least one part, got {parts=}")
         joined = dist.is_initialized()
-        self._rank = dist.get_rank(group) if joined else 0
         self._world = dist.get_world_size(group) if joined else 1
         self._parts, self._group = parts, group
-        self.own = self._parts_of(self._rank, parts)
+        self.own = parts_of(dist.get_rank(group) if joined else 0, self._world, parts)
         self._tree, self._taken = _Tree(_add_gradients), 0
         if self._world > 1:
             self._lay_out()
@@ -75,16 +83,17 @@ class TreeSum:
         self._taken += 1
 
     def give(self, *, parts: int | None = None) -> None:
-        """Give each parameter its sum, or none if it has no gradient in any part; all processes call it.
+        """Give each parameter its sum, or none if no part has any; all processes call it.
 
         Args:
-            parts: that this batch has, if they are fewer than usual: the first ones.
+            parts: how many this batch has, if fewer than usual: the first ones.
 
         Raises:
             RuntimeError: gradients were taken of more or fewer parts than this process has.
         """
         parts = self._parts if parts is None else parts
-        due, taken, self._taken = len(self._parts_of(self._rank, parts)), self._taken, 0
+        taken, self._taken = self._taken, 0
+        due = len(self.own[: max(0, parts - self.own.start)])
         if taken != due:
             raise RuntimeError(
                 f"gradients of {taken} parts were taken, and {due} of the {parts} parts of this batch "
@@ -93,11 +102,6 @@ class TreeSum:
         total = self._tree.total() if self._world == 1 else self._exchanged(parts)
         for p, gradient in zip(self._parameters, total, strict=True):
             p.grad = gradient
-
-    def _parts_of(self, rank: int, parts: int) -> range:
-        """Of the first `parts` of a batch, those of a process."""
-        start, stop = (at * self._parts // self._world for at in (rank, rank + 1))
-        return range(min(start, parts), min(stop, parts))
 
     def _lay_out(self) -> None:
         """One buffer for all gradients, a slice for each process; behind them how many sums have each."""
@@ -108,8 +112,7 @@ class TreeSum:
         self._slice = -(-length // (self._world * step)) * step
         self._buffer = first.new_zeros(self._world * self._slice)
         self._counts = self._buffer[starts[-1] : length]
-        self._views = [
-            # In the strides of the parameter, as autograd gives them.
+        self._views = [  # in the strides of the parameter, as autograd gives them
             self._buffer.as_strided(p.shape, torch.empty_like(p).stride(), start)
             for p, start in zip(self._parameters, starts, strict=False)
         ]
@@ -118,7 +121,8 @@ class TreeSum:
         """The total over all processes."""
         own = [sums for _, _, sums in self._tree.sums]
         self._tree.sums.clear()
-        everyones = [_sums_in(self._parts_of(rank, parts)) for rank in range(self._world)]
+        dealt = [parts_of(rank, self._world, self._parts) for rank in range(self._world)]
+        everyones = [_sums_in(theirs, parts) for theirs in dealt]
         arrived = [
             self._sent(own[turn : turn + 1], [turn < len(sums) for sums in everyones])
             for turn in range(max(map(len, everyones)))
@@ -127,12 +131,11 @@ class TreeSum:
         for rank, sums in enumerate(everyones):
             for turn, (start, size) in enumerate(sums):
                 tree.push(start, size, arrived[turn][rank])
-        dist.all_gather_into_tensor(_bytes(self._buffer), _bytes(tree.total()), group=self._group)
+        whole, mine = (t.view(torch.uint8) for t in (self._buffer, tree.total()))
+        dist.all_gather_into_tensor(whole, mine, group=self._group)
         if all(any(sums[i] is not None for sums in own) for i in range(len(self._parameters))):
             return list(self._views)
-        counts = (
-            self._counts.tolist()
-        )  # waits for the device; only where a gradient is missing here
+        counts = self._counts.tolist()  # waits for the device, where a gradient is missing here
         return [view if count else None for view, count in zip(self._views, counts, strict=True)]
 
     def _sent(self, own: Sequence[_Gradients], sends: Sequence[bool]) -> dict[int, Tensor]:
@@ -145,16 +148,17 @@ class TreeSum:
                 if gradient is not None:
                     view.copy_(gradient)
             self._counts.copy_(torch.tensor(present))
-        received = self._buffer.new_empty(sum(sends), self._slice)
+        received = self._buffer.new_empty(sum(sends) * self._slice)
         bytes_each = self._slice * self._buffer.element_size()
-        dist.all_to_all_single(
-            _bytes(received.view(-1)),
-            _bytes(self._buffer if own else self._buffer[:0]),
+        dist.all_to_all_single(  # as bytes: gloo does not know every dtype
+            received.view(torch.uint8),
+            (self._buffer if own else self._buffer[:0]).view(torch.uint8),
             [bytes_each * sent for sent in sends],
             [bytes_each * len(own)] * self._world,
             group=self._group,
         )
-        return dict(zip((r for r, sent in enumerate(sends) if sent), received, strict=True))
+        senders = [rank for rank, sent in enumerate(sends) if sent]
+        return dict(zip(senders, received.split(self._slice), strict=True))
 
 
 class _Tree(Generic[_Value]):
@@ -181,10 +185,10 @@ class _Tree(Generic[_Value]):
         return value
 
 
-def _sums_in(own: range) -> list[tuple[int, int]]:
-    """First part and size of the sums that a process has of its parts."""
+def _sums_in(own: range, parts: int) -> list[tuple[int, int]]:
+    """First part and size of the sums that a process has, of a batch of so many parts."""
     tree: _Tree[None] = _Tree(lambda _, __: None)
-    for part in own:
+    for part in own[: max(0, parts - own.start)]:
         tree.push(part, 1, None)
     return [(start, size) for start, size, _ in tree.sums]
 
@@ -194,7 +198,3 @@ def _add_gradients(left: _Gradients, right: _Gradients) -> _Gradients:
     if pairs:
         torch._foreach_add_([a for a, _ in pairs], [b for _, b in pairs])
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
-
-
-def _bytes(values: Tensor) -> Tensor:
-    return values.view(torch.uint8)  # gloo does not know every dtype
