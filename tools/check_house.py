@@ -123,7 +123,7 @@ STOREYS = {
             "watchdog",
         },
         {"ranks.py", "launcher"},
-        {"ddp.py", "fsdp.py"},
+        {"ddp.py", "fixed_parts.py", "fsdp.py"},
     ],
     "train": [
         {"settings"},

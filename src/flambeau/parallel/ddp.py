@@ -109,6 +109,9 @@ class Replicas:
         if micro.ends_batch and self._overlaps:
             self._ddp()
 
+    def after_part(self) -> None:
+        """Nothing is to be done before the last one."""
+
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
         """Make the gradients the averages over the ranks, see GradientSync.
 

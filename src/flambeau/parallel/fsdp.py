@@ -251,6 +251,9 @@ class Shards:
             buffers = dict(self._model.named_buffers())
             self._ranks.broadcast_tensors([buffers[name] for name in self._broadcast])
 
+    def after_part(self) -> None:
+        """Nothing is to be done before the last one."""
+
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
         """Hand the gradients to the pieces, clipped; before the optimizer's step.
 

@@ -21,6 +21,9 @@ class GradientSync(Protocol):
     def before_batch(self, micro: MicroBatch) -> None:
         """Prepare for the forward and the backward pass of a micro-batch."""
 
+    def after_part(self) -> None:
+        """The backward pass of a micro-batch is done, which may not be the last of its global batch."""
+
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
         """Make the gradients those of the global batch, before the optimizer's step.
 
@@ -44,6 +47,8 @@ class SingleProcess:
     def start_epoch(self) -> None: ...
 
     def before_batch(self, micro: MicroBatch) -> None: ...
+
+    def after_part(self) -> None: ...
 
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
         return ()

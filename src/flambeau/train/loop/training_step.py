@@ -62,9 +62,10 @@ class TrainingStep:
             for group in state.optimizer.param_groups:
                 if group["params"] and group["params"][0].grad is not None:
                     raise RuntimeError(_OWN_BACKWARD)
-        # Gradients are averaged over the ranks, and are to be the sum of their shares.
+        # Gradients are to be the sum of the shares: over the ranks they are averaged, over parts added.
+        averaged = 1 if micro.dealt else self.world
         try:
-            state.amp.backward(loss, weight=self.world * micro.size / micro.total)
+            state.amp.backward(loss, weight=averaged * micro.size / micro.total)
         except RuntimeError as error:
             if "second time" in str(error):
                 raise RuntimeError(_OWN_BACKWARD) from error
@@ -72,9 +73,13 @@ class TrainingStep:
                 raise RuntimeError(_NO_GRADIENT) from error
             loss.detach_()  # a loop may keep it, and with it what the pass has not yet freed
             raise
+        self.sync.after_part()
         losses = state.window.add_loss(loss, micro.size)
         state.position = micro.position
-        state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
+        if (
+            micro.ends_batch or not micro.dealt
+        ):  # all parts of a step that are dealt out have its samples
+            state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
         if micro.ends_batch:
             self._finish(losses[-micro.part :])
 

@@ -1,0 +1,210 @@
+"""A step in parts that are always the same: equal bits, whichever rank computes which of them.
+
+Each part is computed alone. Its gradients are added in one tree over the parts
+(recipes/parallel/tree_sum.py), and what it does to the running statistics of BatchNorm is done in the order
+of the parts. Both hold for one process as well, so that it has the bits of any number.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.errors import InputError
+from flambeau.parallel.gradient_sync import buffer_versions
+from flambeau.parallel.ranks import Ranks
+from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
+from flambeau.recipes.parallel.tree_sum import TreeSum, parts_of
+
+
+class FixedParts:
+    """A `GradientSync` of one or several processes.
+
+    Args:
+        model: the same on all ranks; must not be wrapped.
+        ranks: that share the parts.
+        parts: of a step.
+
+    Raises:
+        InputError: the model has something that depends on more than one part.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, *, parts: int) -> None:
+        self._model, self._ranks, self._parts = model, ranks, parts
+        self._statistics = _RunningStatistics(model)
+        self._versions: dict[str, tuple[int, int]] | None = None
+        self._is_checked = False
+        self._start()
+
+    def _start(self) -> None:
+        self._trained = [p for p in self._model.parameters() if p.requires_grad]
+        if not self._trained:
+            raise InputError("the model has no parameter that is trained: there is nothing to do")
+        self._tree = TreeSum(self._trained, parts=self._parts)
+
+    def start_epoch(self) -> None:
+        """Check whether the set of trained parameters has changed."""
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        if list(map(id, trained)) != list(map(id, self._trained)):
+            self._start()
+
+    def before_batch(self, micro: MicroBatch) -> None:
+        """Put the running statistics back to what they were at the start of the step."""
+        self._dealt = micro.dealt
+        if micro.part == 1:
+            self._statistics.begin_step()
+        else:
+            self._statistics.put_back()
+        if not self._is_checked and self._versions is None:
+            self._versions = buffer_versions(self._model)
+
+    def after_part(self) -> None:
+        """Take the gradients of a part, and what it did to the running statistics."""
+        if not self._is_checked:
+            self._refuse_written()
+        if any(part < self._dealt for part in self._tree.own):
+            self._tree.take()
+            self._statistics.take()
+            return
+        for p in self._trained:  # a stand-in: there are fewer parts than ranks
+            p.grad = None
+
+    def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
+        """Make the gradients the sums over all parts, and the running statistics those after all of them."""
+        self._is_checked = True
+        self._tree.give(parts=self._dealt)
+        self._statistics.end_step(self._ranks, dealt=self._dealt, parts=self._parts)
+        return ()
+
+    def _refuse_written(self) -> None:
+        now = buffer_versions(self._model)
+        before = self._versions or {}
+        written = sorted(name for name in now if now[name] != before.get(name))
+        if written:
+            raise InputError(
+                f"parts = {self._parts}: the forward pass writes the buffer '{written[0]}' of the model, and "
+                "what it then holds depends on which process computes which part; leave parts out"
+            )
+
+    def share_statistics(self, also: Mapping[str, Tensor]) -> None:
+        """They are equal on all ranks."""
+
+    def roll_back(self) -> None:
+        """Nothing of earlier steps is kept."""
+
+
+class _RunningStatistics:
+    """The running mean and variance of all BatchNorm layers, updated in the order of the parts.
+
+    Each part starts from those of the step's start, r, and its c calls of a layer make a r + b of them, with
+    a = (1 - momentum)^c. Then x becomes a x + b, part after part.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = list(_with_statistics(model))
+        self._updates: list[Tensor] = []
+        if not self._layers:
+            return
+        like = next(self._layers[0].buffers())
+        sizes = torch.tensor([m.num_features for m in self._layers])
+        numbers = torch.repeat_interleave(torch.arange(len(self._layers)), sizes)
+        self._layer_of = torch.cat([numbers, numbers]).to(like.device)
+        keeps = [1.0 - (m.momentum or 0.0) for m in self._layers]
+        self._keeps = torch.tensor(keeps, dtype=like.dtype, device=like.device)
+        self._live = _not_none(
+            *(m.running_mean for m in self._layers), *(m.running_var for m in self._layers)
+        )
+        self._counters = _not_none(*(m.num_batches_tracked for m in self._layers))
+
+    def begin_step(self) -> None:
+        """The statistics from which each part of this step starts."""
+        self._updates.clear()
+        if self._layers:
+            self._before = torch.cat(self._live)
+            self._counts = torch.stack(self._counters)
+
+    def put_back(self) -> None:
+        """As they were when the step began."""
+        if self._layers:
+            self._write(self._before, self._counts)
+
+    def take(self) -> None:
+        """What a part has made of them."""
+        if self._layers:
+            calls = torch.stack(self._counters) - self._counts
+            now = torch.cat(self._live)
+            self._updates.append(torch.cat([now, calls.to(now.dtype)]))
+
+    def end_step(self, ranks: Ranks, *, dealt: int, parts: int) -> None:
+        """Update them by all parts.
+
+        Args:
+            ranks: that share the parts.
+            dealt: parts of this step.
+            parts: of a step, at most.
+        """
+        if not self._layers:
+            return
+        updates = self._updates if ranks.world == 1 else self._gathered(ranks, dealt, parts)
+        now, length = self._before, len(self._before)
+        calls = torch.zeros_like(self._keeps)
+        for update in updates:
+            of_layers = update[length:]
+            keeps = (self._keeps**of_layers)[self._layer_of]
+            now = keeps * now + (update[:length] - keeps * self._before)
+            calls += of_layers
+        self._write(now, self._counts + calls.to(self._counts.dtype))
+        self._updates.clear()
+
+    def _gathered(self, ranks: Ranks, dealt: int, parts: int) -> list[Tensor]:
+        """The updates of all ranks, in the order of the parts."""
+        shares = [
+            len(range(own.start, min(own.stop, dealt)))
+            for own in (parts_of(rank, ranks.world, parts) for rank in range(ranks.world))
+        ]
+        width = len(self._before) + len(self._layers)
+        mine = self._before.new_zeros(max(shares), width)
+        for row, update in zip(mine, self._updates, strict=False):
+            row.copy_(update)
+        everyones = mine.new_empty(ranks.world * max(shares), width)
+        dist.all_gather_into_tensor(everyones, mine)
+        return [
+            row
+            for rows, share in zip(everyones.split(max(shares)), shares, strict=True)
+            for row in rows[:share]
+        ]
+
+    def _write(self, statistics: Tensor, counts: Tensor) -> None:
+        with torch.no_grad():
+            sizes = [len(buffer) for buffer in self._live]
+            torch._foreach_copy_(self._live, list(statistics.split(sizes)))
+            torch._foreach_copy_(self._counters, list(counts.unbind()))
+
+
+def _not_none(*buffers: Tensor | None) -> list[Tensor]:
+    return [buffer for buffer in buffers if buffer is not None]
+
+
+def _with_statistics(model: nn.Module) -> Iterator[_BatchNorm]:
+    """The BatchNorm layers that keep running statistics.
+
+    Raises:
+        InputError: one whose statistics no part can update by itself.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, SyncBatchNorm | nn.SyncBatchNorm):
+            raise InputError(
+                f"'{name}' is a SyncBatchNorm, whose parts need each other in the forward pass, and parts of "
+                "a step are computed one after the other: leave parts or the synchronization out"
+            )
+        if not isinstance(module, _BatchNorm) or module.running_mean is None:
+            continue
+        if module.momentum is None:
+            raise InputError(
+                f"'{name}' has momentum=None, a mean over all batches, which a part cannot update by itself: "
+                "give it a momentum, or leave parts out"
+            )
+        yield module
