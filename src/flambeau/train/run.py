@@ -197,6 +197,7 @@ class Run:
             micro = next(loop.stream)
             window.wait_s += time.perf_counter() - start
             loop.micro, loop.num_samples, state.micro = micro, micro.size, micro._replace(data=None)
+            loop.part_of = state.step, micro.draw
             self._draws.seed(state.epoch, micro)
             self._ranks.beat("in the forward pass")
             self._step.sync.before_batch(micro)
@@ -256,7 +257,9 @@ class Run:
                 the name of one of `metrics`: what its update takes, such as (logits, targets).
         """
         loop, metrics = self._loop, self._parts.metrics
-        means = self.state.window.logged if loop.evaluated is None else loop.evaluated
+        means = loop.evaluated
+        if means is None:
+            means = self.state.window.means_of(*loop.part_of, is_late=loop.micro is None)
         for name, value in values.items():
             if name in metrics:
                 loop.count(functools.partial(metrics.update, name, value, loop.num_samples))
@@ -272,7 +275,8 @@ class Run:
         becomes one line of metrics.jsonl. Randomness in here neither depends on training nor changes it.
         """
         ema = self.state.ema
-        self._loop.evaluated = means = dict[str, MeanOnDevice]()
+        means = dict[int, dict[str, MeanOnDevice]]()
+        self._loop.evaluated = means.setdefault(0, {})
         try:
             with generators_restored(), self._parts.metrics.counting():
                 self._draws.seed_evaluation(self.state.epoch)
@@ -282,7 +286,7 @@ class Run:
                     self._recorder.before_fork()
                 yield from evaluated_batches(
                     loader, self._parts, self._loop,
-                    ranks=self._ranks, model=self.model, ema=ema, guard=self._memory,
+                    ranks=self._ranks, model=self.model, ema=ema, guard=self._memory, means=means,
                 )  # fmt: skip
         finally:
             self._loop.evaluated = None
@@ -318,7 +322,7 @@ class Run:
         """Write the line of the steps since the last one; stop or go back if one of them went bad."""
         window = self.state.window
         self._parts.bad.report()
-        window.settle(self._ranks)
+        window.settle(self._ranks, step=self.state.step)
         if window.empty:
             return
         row, halted_steps = self.state.read_window(self._loop.halted_steps)

@@ -88,7 +88,7 @@ class Loader:
         self.length = len(dataset if sampler is None else sampler)  # type: ignore[arg-type]
         if self.length == 0:
             raise InputError("the dataset is empty: there is nothing to train on")
-        if shuffle and layout.micro_batch_size < layout.world:
+        if shuffle and layout.parts is None and layout.micro_batch_size < layout.world:
             raise InputError(
                 f"a batch of {layout.micro_batch_size} cannot be shared by {layout.world} processes: "
                 "batch_size counts the samples of all of them together; make it "

@@ -82,6 +82,7 @@ class BatchReader:
         self._device, self._bad, self._sharded = device, bad, sharded
         self.fitting = fitting
         self._seed, self._batch_size, self._ranks = options.seed, options.batch_size, ranks
+        self._parts = options.parts
         self._reading = ReadOptions(
             workers=options.workers,
             collate=options.collate or default_collate,
@@ -112,8 +113,9 @@ class BatchReader:
         keeps_empty = not evaluates or self._sharded
         if is_dataset(data):
             layout = BatchLayout(
-                self._batch_size, accumulate, self._ranks.rank, self._ranks.world, keeps_empty
-            )
+                self._batch_size, accumulate, self._ranks.rank, self._ranks.world, keeps_empty,
+                parts=self._parts,
+            )  # fmt: skip
             return Loader(
                 data,
                 self._fitting(layout, evaluates=evaluates),

@@ -12,6 +12,7 @@ from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.ema import EMA
+from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.loop.memory_guard import MemoryGuard
 from flambeau.train.loop.run_parts import RunParts
 from flambeau.train.loop.transient_state import TransientState
@@ -26,6 +27,7 @@ def evaluated_batches(
     model: nn.Module,
     ema: EMA | None,
     guard: MemoryGuard,
+    means: dict[int, dict[str, MeanOnDevice]],
 ) -> Iterator[Any]:
     """All batches of a loader, each sample once, with the model as it is evaluated.
 
@@ -37,6 +39,7 @@ def evaluated_batches(
         model: to evaluate.
         ema: its average, which stands in the model meanwhile.
         guard: cuts batches that do not fit.
+        means: gets what is logged: all under 0, or where the batches are parts of a step, by the part.
     """
     is_sharded, progress = parts.shards is not None, parts.progress
     with progress.evaluates(), evaluation_mode(model, ema, say=progress.say):
@@ -44,6 +47,7 @@ def evaluated_batches(
         for micro in parts.reader.to_device(loader.stream(epoch=0, position=0, epochs=1)):
             if not micro.size and not is_sharded:
                 continue  # all of them unreadable
+            loop.evaluated = means.setdefault(micro.draw if micro.dealt else 0, {})
             for data in guard.evaluated_parts(micro, loader):
                 ranks.beat("evaluating")
                 yield data

@@ -60,6 +60,8 @@ def halved(layout: BatchLayout, model: nn.Module) -> BatchLayout | None:
     Returns:
         None where the micro-batches cannot be smaller.
     """
+    if layout.parts is not None:
+        return None
     size = max(
         least_micro_batch(model, layout.world),
         -(-layout.global_batch_size // (2 * layout.num_parts)),

@@ -12,7 +12,7 @@ from torch import nn
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.metrics import MeanOnDevice
-from flambeau.train.loop.step_metrics import merged
+from flambeau.train.loop.step_metrics import merged, sums_by_part
 from flambeau.train.settings.run_options import OnBad
 from flambeau.version import __version__
 
@@ -70,13 +70,23 @@ def check_shares(then: int, now: int) -> None:
         )
 
 
-def gathered_means(means: Mapping[str, MeanOnDevice], ranks: Ranks) -> dict[str, float]:
-    """The means over the samples of all ranks; waits for the device."""
-    sums = torch.stack([mean.sums() for mean in means.values()]).tolist() if means else []
-    own = dict(zip(means, sums, strict=True))
-    return {
-        name: total / count for name, (total, count) in merged(ranks.gather(own)).items() if count
-    }
+def gathered_means(
+    means: Mapping[int, Mapping[str, MeanOnDevice]], ranks: Ranks
+) -> dict[str, float]:
+    """The means over the samples of all ranks; waits for the device.
+
+    Args:
+        means: by part of the data, and by name; added up in the order of the parts, then of the ranks.
+        ranks: which have parts of their own, or of each part a share.
+    """
+    everyone = ranks.gather(sums_by_part(means))
+    in_order = [
+        theirs[part]
+        for part in sorted(set().union(*everyone))
+        for theirs in everyone
+        if part in theirs
+    ]
+    return {name: total / count for name, (total, count) in merged(in_order).items() if count}
 
 
 class BadReports:

@@ -64,7 +64,8 @@ class Recorder:
     ) -> None:
         self.saver = Checkpointer(folder.checkpoints, keep=options.keep)
         facts = exactness_facts(state.amp.device, compiled=compiled)
-        self.exactness = {**facts, "processes": ranks.world}
+        # A step in parts is the same on any number of processes.
+        self.exactness = facts if options.parts else {**facts, "processes": ranks.world}
         """What decides the bits besides a checkpoint, for whoever resumes."""
         self._folder, self._state, self._ranks = folder, state, ranks
         self._layout, self._options, self._plan = layout, options, plan

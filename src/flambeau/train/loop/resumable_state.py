@@ -94,7 +94,7 @@ class ResumableState:
 
     def settle(self, ranks: Ranks) -> None:
         """Put together on rank 0 what each rank has counted, before a snapshot; all ranks call it."""
-        self.window.settle(ranks)
+        self.window.settle(ranks, step=self.step)
         for thing in self.user.values():
             settle_ranks = getattr(thing, "settle_ranks", None)  # of our own alone
             if settle_ranks is not None:

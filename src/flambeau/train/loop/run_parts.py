@@ -13,6 +13,7 @@ from flambeau.data.loading.loader import Loader
 from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.errors import InputError
 from flambeau.parallel.ddp import Replicas
+from flambeau.parallel.fixed_parts import FixedParts
 from flambeau.parallel.gradient_sync import GradientSync, SingleProcess
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout, is_sharded
@@ -168,6 +169,7 @@ def _check_ready_batches(
         n
         for n in (
             "batch_size",
+            "parts",
             "micro_batch",
             "workers",
             "retry_workers",
@@ -201,6 +203,11 @@ def _shards(
 ) -> "tuple[Shards, Layout]":
     from flambeau.parallel.fsdp import Shards  # imports what only sharded models need
 
+    if options.parts is not None:
+        raise InputError(
+            f"parts = {options.parts}: a sharded model adds its gradients in the order of the processes; "
+            "leave one of the two out"
+        )
     if options.compression != "none":
         raise InputError(f"compression = {options.compression!r} has no effect on a sharded model")
     shards = Shards(model, ranks, max_norm=options.clip_norm or None)
@@ -227,7 +234,7 @@ def make_state(
         optimizer=optimizer,
         amp=parts.amp,
         ema=EMA(model, decay=options.ema) if options.ema else None,
-        window=StepMetrics(parts.amp.device),
+        window=StepMetrics(parts.amp.device, in_parts=options.parts is not None),
         best=Best(options.best, options.better),
         user={**(options.state or {}), **own},
         data_length=loader.length,
@@ -249,6 +256,8 @@ def share_model(
         )
     if parts.shards is not None:
         return parts.shards[0]
+    if options.parts is not None:
+        return FixedParts(parts.model, ranks, parts=options.parts)
     if ranks.world > 1:
         return Replicas(parts.model, ranks, compression=options.compression)
     if options.compression != "none":

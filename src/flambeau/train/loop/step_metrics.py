@@ -1,15 +1,18 @@
 """Figures of the steps between two log points, kept on the device and read once."""
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.metrics import MeanOnDevice
+
+_Part = TypeVar("_Part")
 
 
 class StepMetrics:
@@ -19,13 +22,21 @@ class StepMetrics:
 
     Args:
         device: of the training.
+        in_parts: a step has the same parts for any number of ranks, so what is counted is added up part by
+            part, in their order.
         clock: seconds, for the metrics that depend on wall time.
     """
 
     def __init__(
-        self, device: torch.device, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        device: torch.device,
+        *,
+        in_parts: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.device, self._clock = device, clock
+        self.device, self._clock, self._in_parts = device, clock, in_parts
+        self._by_part: dict[tuple[int, int], dict[str, MeanOnDevice]] = {}
+        self._early: dict[tuple[int, int], dict[str, list[float]]] = {}
         self.losses: list[Tensor] = []
         self.logged: dict[str, MeanOnDevice] = {}
         self.wait_s = 0.0
@@ -54,9 +65,32 @@ class StepMetrics:
         del self.losses[num_losses:], self._sizes[num_losses:]
         self.total_samples = total_samples
 
-    def settle(self, ranks: Ranks) -> None:
-        """Put together what all ranks have counted since the last time; waits for the device."""
+    def means_of(self, step: int, part: int, *, is_late: bool) -> dict[str, MeanOnDevice]:
+        """Where the means that are logged of a part are counted.
+
+        Args:
+            step: how many came before its step.
+            part: its number in the epoch.
+            is_late: its backward pass is done, so it counts with the next step: whether this one has a line
+                by now depends on who computes the parts after it.
+        """
+        if not self._in_parts:
+            return self.logged
+        return self._by_part.setdefault((step + is_late, part), {})
+
+    def settle(self, ranks: Ranks, *, step: int) -> None:
+        """Put together what all ranks have counted since the last time; waits for the device.
+
+        Args:
+            ranks: of the job.
+            step: how many are done.
+        """
+        if self._in_parts:
+            self._settle_means(ranks, step)
         if ranks.world == 1:
+            return
+        if self._in_parts:
+            self._settle_losses(ranks)
             return
         losses = torch.stack(self.losses).tolist() if self.losses else []
         logged = {name: mean.sums().tolist() for name, mean in self.logged.items()}
@@ -72,6 +106,37 @@ class StepMetrics:
         for name, sums in merged([theirs for _, _, theirs, _ in everyone]).items():
             self.logged[name] = _mean_of(sums if ranks.is_first else (0.0, 0), self.device)
         self.wait_s = max(wait_s for *_, wait_s in everyone)
+
+    def _settle_means(self, ranks: Ranks, step: int) -> None:
+        """What was logged of the parts of the first `step` steps, added up in their order, on rank 0."""
+        everyone = [self._early, *ranks.gather(sums_by_part(self._by_part))]
+        self._by_part.clear()
+        self._early = {}
+        for key in sorted(set().union(*everyone)):
+            theirs = [sums[key] for sums in everyone if key in sums]
+            if key[0] >= step:
+                counted = merged(theirs) if ranks.is_first else {}
+                self._early[key] = {name: [*sums] for name, sums in counted.items()}
+                continue
+            so_far = {name: mean.sums().tolist() for name, mean in self.logged.items()}
+            for name, sums in merged([so_far, *theirs]).items():
+                self.logged[name] = _mean_of(sums if ranks.is_first else (0.0, 0), self.device)
+
+    def _settle_losses(self, ranks: Ranks) -> None:
+        """The losses of all parts, step by step, in the order of the ranks, which is that of the parts."""
+        losses = torch.stack(self.losses).tolist() if self.losses else []
+        base = len(self._settled)
+        ends = [end - base for end in self._ends if end > base]
+        pairs = list(zip(losses, self._sizes, strict=True))
+        own = [pairs[start:end] for start, end in itertools.pairwise([0, *ends])]
+        everyone = ranks.gather((own, self.wait_s))
+        self._ends = [end for end in self._ends if end <= base]
+        for of_step in zip(*(theirs for theirs, _ in everyone), strict=True):
+            self._settled += [(loss, size) for pairs in of_step for loss, size in pairs if size]
+            self._ends.append(len(self._settled))
+        self.losses.clear()
+        self._sizes.clear()
+        self.wait_s = max(wait_s for _, wait_s in everyone)
 
     def read(self, halted_steps: Tensor) -> tuple[dict[str, float], int]:
         """The row of this window, and `halted_steps` read with it; waits for the device, then starts anew."""
@@ -117,6 +182,7 @@ class StepMetrics:
             "settled": list(self._settled),
             "ends": list(self._ends),
             "logged": {name: mean.state_dict() for name, mean in self.logged.items()},
+            "early": [(*key, means) for key, means in self._early.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -125,6 +191,8 @@ class StepMetrics:
         self._sizes = list(state["sizes"])
         self._settled = [(loss, size) for loss, size in state.get("settled", ())]
         self._ends = list(state.get("ends", ()))
+        self._by_part.clear()
+        self._early = {(step, part): means for step, part, means in state.get("early", ())}
         self.logged.clear()
         for name, mean in state["logged"].items():
             self.logged[name] = MeanOnDevice(device=self.device)
@@ -133,6 +201,7 @@ class StepMetrics:
     def leave_to_first(self) -> None:
         """What a checkpoint has brought is counted by rank 0: here, on another one, it counts for nothing."""
         self._sizes = [0] * len(self._sizes)
+        self._early = {}
         self.logged.clear()
 
 
@@ -213,6 +282,15 @@ def merged(sums: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, tuple[flo
             before = totals.get(name, (0.0, 0))
             totals[name] = before[0] + total, before[1] + int(count)
     return totals
+
+
+def sums_by_part(
+    means: Mapping[_Part, Mapping[str, MeanOnDevice]],
+) -> dict[_Part, dict[str, list[float]]]:
+    """Sum and count of each mean, in one look at the device."""
+    all_of_them = [mean.sums() for of_part in means.values() for mean in of_part.values()]
+    sums = iter(torch.stack(all_of_them).tolist() if all_of_them else [])
+    return {part: {name: next(sums) for name in of_part} for part, of_part in means.items()}
 
 
 def _mean_of(sums: tuple[float, int], device: torch.device) -> MeanOnDevice:

@@ -19,6 +19,7 @@ class TransientState:
         saved_step: of the newest checkpoint; -1 before the first.
         stream: the batches of the epochs to come; None until they are asked for.
         micro: the batch that was yielded and waits for its step.
+        part_of: the steps before that of the last batch, and the batch's number for random draws.
         num_samples: of the last batch, for the means that are logged; -1 before the first.
         asks_to_stop: this process has called `run.stop()`, and the others may not know it yet.
         evaluated: the means of an evaluation under way.
@@ -33,6 +34,7 @@ class TransientState:
     saved_step: int = -1
     stream: Iterator[MicroBatch] | None = None
     micro: MicroBatch | None = None
+    part_of: tuple[int, int] = (0, 0)
     num_samples: int = -1
     asks_to_stop: bool = False
     evaluated: dict[str, MeanOnDevice] | None = None

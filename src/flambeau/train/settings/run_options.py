@@ -52,6 +52,8 @@ class RunOptions:
         batch_size: samples per forward pass (of a Dataset), of all processes together.
         accumulate: forward passes per optimizer step. The last batch of an epoch may be smaller; each part
             is weighted so that the gradient is that of the mean loss over the whole batch.
+        parts: cut each step's `batch_size` samples (of a Dataset) into so many parts, which are computed one
+            by one, as by so many processes: any number of processes then gives the same bits.
         micro_batch: fewer samples per forward pass (of a Dataset), where memory is short: a step still has
             `batch_size * accumulate`, and a resume may change it. None is what has fitted so far.
         seed: of sample order, augmentation and dropout.
@@ -106,6 +108,7 @@ class RunOptions:
     extend: str | None = None
     batch_size: int = 64
     accumulate: int = 1
+    parts: int | None = None
     micro_batch: int | None = None
     seed: int = 0
     workers: int = 0
@@ -150,6 +153,8 @@ class RunOptions:
                 check_value(FIELDS[option.name], value)
         if self.micro_batch is not None and self.micro_batch < 1:
             raise InputError(f"micro_batch must be at least 1, got {self.micro_batch}")
+        if self.parts is not None:
+            self._check_parts()
         if self.stop_within is not None:
             parse_seconds(self.stop_within, name="stop_within")
         for name in ("compression", "on_nan"):
@@ -170,6 +175,32 @@ class RunOptions:
                 )
         object.__setattr__(self, "track", tracker_list(self.track))
         object.__setattr__(self, "best_mode", self.better)
+
+    def _check_parts(self) -> None:
+        """Refuse what would not be the same for any number of processes."""
+        parts = f"parts = {self.parts}"
+        if self.parts is not None and not 1 <= self.parts <= self.batch_size:
+            raise InputError(
+                f"{parts}: each part of a step needs a sample, so it must be from 1 to batch_size = "
+                f"{self.batch_size}"
+            )
+        if self.accumulate > 1:
+            raise InputError(
+                f"{parts} are the forward passes of a step, and accumulate = {self.accumulate} are, too: "
+                f"give batch_size={self.batch_size * self.accumulate}, and leave accumulate out"
+            )
+        if self.micro_batch is not None:
+            raise InputError(f"{parts} are the forward passes of a step: leave micro_batch out")
+        if self.compression != "none":
+            raise InputError(
+                f"{parts}: compression = {self.compression!r} rounds what processes exchange, so the bits "
+                "depend on their number; leave one of the two out"
+            )
+        if self.metrics:
+            raise InputError(
+                f"{parts}: what metrics={sorted(self.metrics)} keep is put together in the order of the "
+                "processes; leave one of the two out, or log means"
+            )
 
     @property
     def better(self) -> Literal["max", "min"]:
@@ -235,6 +266,7 @@ class RunKeywords(TypedDict, total=False):
     extend: str | None
     batch_size: int
     accumulate: int
+    parts: int | None
     micro_batch: int | None
     seed: int
     workers: int
