@@ -122,3 +122,48 @@ def test_an_extension_on_two_processes_and_a_refusal_that_is_said_once(
     assert (code, said.count("is extended by 1ep: from step")) == (0, 1)
     code, said = train("--extend", "0ep")
     assert (code, said.count("the run has been extended by 1ep: give extend = '1ep'")) == (2, 1)
+
+
+@pytest.mark.slow
+def test_a_run_in_parts_goes_on_with_the_same_bits_on_another_number_of_processes(
+    tmp_path: Path, make_images: Callable[..., Path]
+) -> None:
+    make_images(tmp_path / "data", per_class=24)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def train(out: Path, procs: int, stop_at: str | None = None) -> str:
+        launch = ["launch", "--procs", str(procs), "--"] if procs > 1 else []
+        command = [
+            sys.executable, "-m", "flambeau", *launch, "train", str(tmp_path / "data"), "--out", str(out),
+            "--parts", "4", "--batch-size", "16", "--ema", "0.9", "--clip-norm", "1", "--mixup", "0.2",
+            "--duration", "40ep", "--log-every", "1", "--device", "cpu", "--precision", "fp32",
+        ]  # fmt: skip
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as job:
+            try:
+                metrics, deadline = out / "metrics.jsonl", time.monotonic() + 60
+                while stop_at and not (metrics.exists() and stop_at in metrics.read_text()):
+                    assert job.poll() is None
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                if stop_at:
+                    job.send_signal(signal.SIGTERM)
+                _, said = job.communicate(timeout=120)
+            finally:
+                job.terminate()
+        assert job.returncode == (75 if stop_at else 0), said
+        return said
+
+    alone, moved = tmp_path / "alone", tmp_path / "moved"
+    train(alone, 1)
+    train(moved, 1, stop_at='"step": 20,')
+    said = train(moved, 3, stop_at='"step": 60,') + train(moved, 2)
+    assert len(re.findall(r"^going on from step \d+ of \d+$", said, re.M)) == 2, said
+    assert "not to the same bits" not in said
+    expected, found = (load_file(folder / "model.safetensors") for folder in (alone, moved))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    lines = [
+        re.sub(r'"(images_per_s|data_wait)": [^,}]*', "", (folder / "metrics.jsonl").read_text())
+        for folder in (alone, moved)
+    ]
+    assert lines[0] == lines[1]

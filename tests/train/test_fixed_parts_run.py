@@ -137,12 +137,12 @@ def test_parts_change_the_training_as_processes_do(start_ranks: StartRanks, tmp_
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"parts": 17}, r"parts = 17: each part of a step needs a sample.*1 to batch_size = 16"),
-        ({"parts": 0}, r"from 1 to batch_size"),
+        ({"parts": 17}, r"parts = 17: each part of a step needs a sample, and batch_size = 16"),
+        ({"parts": 0}, r"parts must be at least 1, got 0"),
         ({"accumulate": 2}, r"give batch_size=32, and leave accumulate out"),
         ({"micro_batch": 4}, r"leave micro_batch out"),
         ({"compression": "bf16"}, r"compression = 'bf16' rounds"),
-        ({"metrics": {"auroc": object()}}, r"metrics=\['auroc'\]"),
+        ({"metrics": {"auroc": object()}}, r"metrics\['auroc'\] gets the samples in an order"),
     ],
 )
 def test_what_parts_cannot_be_with_is_refused(

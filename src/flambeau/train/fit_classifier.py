@@ -305,7 +305,7 @@ def new_model(
             lines.append(load_weights(model, settings.weights))
         inputs = functools.partial(_first_inputs, model, settings, facts, train)
         model = rounded(model, settings, facts, inputs if loads else None)
-        check_training(model, settings, facts, world=ranks.world)
+        check_training(model, settings, facts, world=settings.parts or ranks.world)
         if settings.sync_bn and ranks.world > 1:
             model = convert_sync_batchnorm(model)
         elif settings.sync_bn:
@@ -342,8 +342,8 @@ def run_options(settings: ResolvedSettings) -> RunKeywords:
     """The options of `Run` that are settings too, and all settings for config.toml."""
     return {
         "duration": settings.duration, "extend": settings.extend, "batch_size": settings.batch_size,
-        "accumulate": settings.accumulate, "seed": settings.seed, "workers": settings.workers,
-        "retry_workers": settings.retry_workers,
+        "accumulate": settings.accumulate, "parts": settings.parts, "seed": settings.seed,
+        "workers": settings.workers, "retry_workers": settings.retry_workers,
         "stop_within": settings.stop_within,
         "precision": settings.autocast, "warmup": settings.warmup,
         "compression": settings.compression, "clip_norm": settings.clip_norm, "ema": settings.ema,

@@ -67,7 +67,12 @@ def inspect_run(path: Path) -> Inspection:
     if why:
         lines += [f"a resume would not be exact: {reason}" for reason in why]
     elif newest is not None:
-        lines.append(f"a resume would be exact, from step {newest['step']}")
+        anywhere = ""
+        if stored.get("parts") is not None:
+            anywhere = (
+                f", on any number of processes of {newest['exactness']['threads']} threads each"
+            )
+        lines.append(f"a resume would be exact, from step {newest['step']}{anywhere}")
     return Inspection(lines, good=not damaged and not why)
 
 
@@ -87,11 +92,13 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
             exactness_facts(pick_device(settings.device), compiled=settings.compile != "none"),
             newest["exactness"],
         )
-        if (processes := then.get("processes", 1)) > 1:
+        if (processes := then.get("processes", 1)) > 1 or settings.parts is not None:
             # As many as then, with as many threads each, is what whoever starts the command decides.
             now["threads"] = then["threads"]
             reasons += [POWERSGD_FORGETS] if settings.compression == "powersgd" else []
-        reasons += changes(then, now | {"processes": processes})
+        if "processes" in then:  # else a run in parts, whose bits do not depend on them
+            now["processes"] = processes
+        reasons += changes(then, now)
     except InputError as error:
         reasons.append(str(error).splitlines()[0])
     return reasons

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -61,7 +62,9 @@ def warm_up(
         InputError: torch cannot compile the model here, or it does not fit.
     """
     start = time.perf_counter()
-    layout = BatchLayout(settings.batch_size, settings.accumulate, ranks.rank, ranks.world)
+    layout = BatchLayout(
+        settings.batch_size, settings.accumulate, ranks.rank, ranks.world, parts=settings.parts
+    )
     if micro_batch is not None:
         layout = layout.with_micro_batches(min(micro_batch, layout.micro_batch_size))
 
@@ -101,7 +104,7 @@ def _make_graphs(
 ) -> None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     train, val = data
-    at_once = BatchLayout(layout.micro_batch_size, 1, layout.rank, layout.world)
+    at_once = replace(layout, accumulate=1, step_samples=None)
     try:
         with generators_restored(), kept_as_is(model):
             model.train()

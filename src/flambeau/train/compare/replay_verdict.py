@@ -21,16 +21,17 @@ _BY_PHASE: dict[str, set[str]] = {
     "input": {"random_erasing", "mixup", "cutmix", "seed"},
     "forward": {
         "model", "precision", "device", "drop_path", "compile", "recompute", "sync_bn", "freeze", "seed",
+        "parts",
     },
     "loss": {
         "label_smoothing", "class_weights", "teacher", "teacher_weight", "temperature", "mixup", "cutmix",
     },
     "backward": {"model", "precision", "device", "compile", "recompute", "freeze"},
     "gradient": {
-        "model", "precision", "device", "compile", "recompute", "freeze", "accumulate", "batch_size",
+        "model", "precision", "device", "compile", "recompute", "freeze", "accumulate", "batch_size", "parts",
         "compression",
     },
-    "statistics": {"model", "freeze", "sync_bn"},
+    "statistics": {"model", "freeze", "sync_bn", "parts"},
     "update": {
         "lr", "momentum", "betas", "weight_decay", "optimizer", "schedule", "milestones", "gamma", "warmup",
         "duration", "extend", "patience", "plateau_factor", "clip_norm", "head_lr", "layer_decay", "freeze",

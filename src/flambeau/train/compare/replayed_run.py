@@ -184,7 +184,9 @@ class ReplayedRun:
         """What is other here than where the run was trained, as 'cpu X then, Y now'."""
         then = dict(self._exactness())
         here = exactness_facts(self.device, compiled=self.is_compiled)
-        now = {**here, "threads": self._threads, "processes": 1}
+        now = {**here, "threads": self._threads}
+        if "processes" in then:  # else a run in parts, whose bits do not depend on them
+            now["processes"] = 1
         told = changes(then, now) if then else []
         meta = {} if self.own is None else self.own.meta
         if (

@@ -41,6 +41,8 @@ class SampleResultsMetric:
     Nothing waits for the device before the evaluation is over.
     """
 
+    any_order = True  # compute() sorts
+
     def __init__(self) -> None:
         self._batches: list[tuple[Tensor, ...]] = []
         self.last: SampleResults | None = None

@@ -64,7 +64,6 @@ class Recorder:
     ) -> None:
         self.saver = Checkpointer(folder.checkpoints, keep=options.keep)
         facts = exactness_facts(state.amp.device, compiled=compiled)
-        # A step in parts is the same on any number of processes.
         self.exactness = facts if options.parts else {**facts, "processes": ranks.world}
         """What decides the bits besides a checkpoint, for whoever resumes."""
         self._folder, self._state, self._ranks = folder, state, ranks

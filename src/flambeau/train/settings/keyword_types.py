@@ -60,6 +60,7 @@ class SettingsKeywords(TypedDict, total=False):
     precision: str
     device: str
     seed: int
+    parts: int | None
     sync_bn: bool
     shard: str
     compression: str

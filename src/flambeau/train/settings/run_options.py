@@ -179,10 +179,9 @@ class RunOptions:
     def _check_parts(self) -> None:
         """Refuse what would not be the same for any number of processes."""
         parts = f"parts = {self.parts}"
-        if self.parts is not None and not 1 <= self.parts <= self.batch_size:
+        if self.parts is not None and self.parts > self.batch_size:
             raise InputError(
-                f"{parts}: each part of a step needs a sample, so it must be from 1 to batch_size = "
-                f"{self.batch_size}"
+                f"{parts}: each part of a step needs a sample, and batch_size = {self.batch_size}"
             )
         if self.accumulate > 1:
             raise InputError(
@@ -196,11 +195,12 @@ class RunOptions:
                 f"{parts}: compression = {self.compression!r} rounds what processes exchange, so the bits "
                 "depend on their number; leave one of the two out"
             )
-        if self.metrics:
-            raise InputError(
-                f"{parts}: what metrics={sorted(self.metrics)} keep is put together in the order of the "
-                "processes; leave one of the two out, or log means"
-            )
+        for name, metric in (self.metrics or {}).items():
+            if not getattr(metric, "any_order", False):
+                raise InputError(
+                    f"{parts}: metrics[{name!r}] gets the samples in an order that depends on the number of "
+                    "processes; log means instead, or give it any_order = True if it sorts them or counts"
+                )
 
     @property
     def better(self) -> Literal["max", "min"]:

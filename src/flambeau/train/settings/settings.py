@@ -24,6 +24,7 @@ from flambeau.train.settings.field_checks import (
     typed,
 )
 from flambeau.train.settings.named_schedule import NamedSchedule
+from flambeau.train.settings.pairs import check_pairs
 from flambeau.train.settings.track import TRACKERS, tracker_list
 
 BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
@@ -266,6 +267,10 @@ class Settings:
     seed: int = setting(
         0, "of everything random", group="machine", range=Range(0, 2**64, below_high=True)
     )
+    parts: int | None = setting(
+        None, "cut each step into so many parts, computed one by one, so that any number of processes gives "
+        "the same bits", group="processes", range=AT_LEAST_1,
+    )  # fmt: skip
     sync_bn: bool = setting(
         False, "normalise over the batch of all processes, not over each one's share",
         group="processes",
@@ -378,22 +383,7 @@ class Settings:
         for name in ("teacher_weight", "temperature"):
             if getattr(self, name) is not None and self.teacher is None:
                 raise InputError(f"{name} has no effect without a teacher: leave it out")
-        if self.shard != "none" and self.compression != "none":
-            raise InputError(
-                f"compression = {self.compression!r} has no effect with shard = {self.shard!r}: leave one "
-                "of them out"
-            )
-        if self.shard != "none" and self.compile != "none":
-            raise InputError(
-                f"shard = {self.shard!r} and compile = {self.compile!r} do not go together: leave one out"
-            )
-        if self.shard != "none" and self.qat:
-            raise InputError(f"shard = {self.shard!r} and qat do not go together: leave one out")
-        if self.shard != "none" and self.optimizer == "muon":
-            raise InputError(
-                f"shard = {self.shard!r} leaves each process a piece of a matrix, and optimizer = 'muon' "
-                "needs whole ones: leave one of them out"
-            )
+        check_pairs(self)
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}
