@@ -254,3 +254,10 @@ def test_a_device_that_is_nearly_full_is_told_with_its_rank(held: int, is_told: 
     told = "tensors of rank 1 hold 95.0 of the 100.0 GiB of its device"
     assert (told in texts) is is_told
     assert not any("rank 0" in text for text in texts)
+
+
+def test_threads_that_fight_in_workers_are_tried_before_what_they_slow_down() -> None:
+    busy = worker(row("worker", 9.0, kind="transform")) | {"process_threads": 60}
+    found = [*names(trainer(*MODEL, waited=9.0), busy, busy)]
+    assert found[0].startswith("threads=")
+    assert "cached batches" in found

@@ -25,7 +25,7 @@ _UNEVEN = 0.1  # share of a step by which a rank may take longer than another; c
 _DEVICE_BUSY = 0.6  # share of a step below which a device has too little to do; chosen
 _FULL = 0.9
 _OWN = ("python", "")
-_SLOWS_ALL = ("debug mode", "threads")
+SLOWS_ALL = ("debug mode", "threads")
 _DATA_KINDS = {
     "read": "reading files", "decode": "decoding", "transform": "the transform", "collate": "collating",
     "send": "sending batches between processes", "pin": "copying into page-locked memory",
@@ -106,7 +106,7 @@ def in_order(causes: list[Cause]) -> list[Cause]:
     """
 
     def rank(cause: Cause) -> tuple[int, float]:
-        if cause.kind in _SLOWS_ALL:
+        if cause.kind in SLOWS_ALL:
             group = 0
         elif cause.kind in ("model", "small steps"):
             group = 2

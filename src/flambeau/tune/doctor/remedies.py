@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
-from flambeau.tune.doctor.causes import Cause, Findings, in_order, profiler_runs, shown
+from flambeau.tune.doctor.causes import (
+    SLOWS_ALL,
+    Cause,
+    Findings,
+    in_order,
+    profiler_runs,
+    shown,
+)
 from flambeau.tune.doctor.paired_test import Gain, gain_of
 from flambeau.tune.doctor.trial import run_trial
 from flambeau.tune.watch.plan import Plan
@@ -59,7 +66,7 @@ class Tried:
 
 
 def remedies_for(findings: Findings) -> list[Remedy]:
-    """What is worth a trial, the most promising first.
+    """What is worth a trial: first what would slow down all else, then the most promising.
 
     Args:
         findings: of the watched run.
@@ -68,7 +75,7 @@ def remedies_for(findings: Findings) -> list[Remedy]:
         *_for_data(findings), *_for_waits(findings), *_for_optimizer(findings),
         *_for_gradients(findings), *_for_process(findings), *_for_model(findings),
     ]  # fmt: skip
-    return sorted(found, key=lambda one: -one.predicted)
+    return sorted(found, key=lambda one: (one.kind not in SLOWS_ALL, -one.predicted))
 
 
 def _saved(share: float) -> float:
