@@ -1,5 +1,6 @@
 """What bench/elastic_plans.py carries out: plans drawn from a seed, and the training that they run."""
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Plan:
         cut_steps: how many steps before the end of its last epoch the run ends.
         norm: 'batch' is BatchNorm of each rank's own share, 'sync' of all of them together.
         has_unused: the model has parameters that never get a gradient.
+        parts: of a step, which are the same on any number of ranks, so that the bits count; None has none.
     """
 
     number: int
@@ -71,6 +73,12 @@ class Plan:
     norm: Literal["layer", "batch", "sync"]
     compression: Literal["none", "fp16", "bf16"]
     has_unused: bool
+    parts: int | None = None
+
+    @property
+    def bits_count(self) -> bool:
+        """Whether the run must be, to the bit, the one that nobody killed."""
+        return self.exact or self.parts is not None
 
     @property
     def global_batch(self) -> int:
@@ -111,6 +119,18 @@ def make_plan(number: int, seed: int) -> Plan:
         dropout=0.2 if exact else rng.choice((0.0, 0.0, 0.2)), norm=norm,
         compression=rng.choice(("none", "none", "fp16", "bf16")) if exact and not has_unused else "none",
         has_unused=has_unused,
+    )  # fmt: skip
+
+
+def make_plan_in_parts(number: int, seed: int) -> Plan:
+    """Plan `number` of those whose lives have other numbers of ranks, and whose bits count all the same."""
+    rng = random.Random(f"{seed} {number} parts")
+    plan = make_plan(4 * number, seed)  # no exact one
+    parts, norm = rng.randint(1, 6), rng.choice(("layer", "batch"))
+    batch_size = rng.randint(2 * parts, 4 * parts)
+    return dataclasses.replace(
+        plan, number=number, parts=parts, norm=norm, batch_size=batch_size, accumulate=1, dropout=0.2,
+        last_batch=rng.randint(1 if norm == "layer" else 2, batch_size), compression="none",
     )  # fmt: skip
 
 
@@ -194,12 +214,13 @@ def train(plan: Plan, folder: Path, *, workers: int, note: Callable[..., None]) 
     # AdamW, whose first steps divide rounding errors by themselves, only where bits are equal anyway.
     optimizer: torch.optim.Optimizer = (
         torch.optim.AdamW(model.parameters(), lr=2e-3, fused=True)
-        if plan.exact
+        if plan.bits_count
         else torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
     )
     run = Run(
         folder, model, optimizer, Rows(plan.length), duration=f"{plan.total_steps}st",
-        batch_size=plan.batch_size, accumulate=plan.accumulate, seed=plan.seed, workers=workers,
+        batch_size=plan.batch_size, accumulate=plan.accumulate, parts=plan.parts, seed=plan.seed,
+        workers=workers,
         schedule="cosine", warmup="3st", clip_norm=0.5, ema=0.9, keep=plan.keep,
         checkpoint_every=f"{plan.checkpoint_steps}st", log_every=plan.log_every,
         best="val_loss", best_mode="min", compression=plan.compression, bar=False,

@@ -51,6 +51,41 @@ def test_a_killed_run_ends_like_one_never_killed(
     assert outcome.kills or plan.lives[0].end == "save"  # which is over before it is seen, at times
 
 
+@pytest.mark.parametrize(
+    "number", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3, 4, 5, 6, 7))]
+)
+def test_a_killed_run_in_parts_ends_with_the_bits_of_one_process(
+    bench: ModuleType, tmp_path: Path, number: int
+) -> None:
+    plan = bench.make_plan_in_parts(number, SEED)
+    worlds = [life.world for life in plan.lives]
+    assert all(a != b for a, b in itertools.pairwise(worlds))
+    outcome = bench.carry_out(plan, tmp_path)
+    assert not outcome.problems, plan
+
+
+def test_other_bits_of_a_run_in_parts_are_found(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flambeau.recipes.parallel import tree_sum
+
+    def other_order(tree: Any) -> Any:
+        value = tree.sums.pop(0)[2]
+        while tree.sums:
+            value = tree._add(value, tree.sums.pop(0)[2])
+        return value
+
+    plan = dataclasses.replace(
+        bench.make_plan_in_parts(0, SEED), parts=7, batch_size=14, lives=(bench.Life(3, 0),)
+    )
+    assert not bench.carry_out(plan, tmp_path / "same").problems
+    one = bench.Life(1, 0)
+    bench.live(plan, one, tmp_path / "expected", tmp_path / "notes-0", bench.Outcome())
+    monkeypatch.setattr(tree_sum._Tree, "total", other_order)  # the ranks are forks of this process
+    bench.live(plan, one, tmp_path / "actual", tmp_path / "notes-1", bench.Outcome())
+    assert bench.same_bits(plan, tmp_path / "expected", tmp_path / "actual")
+
+
 def test_the_plans_hit_what_they_are_meant_to(bench: ModuleType) -> None:
     plans = [bench.make_plan(number, SEED) for number in range(PLANS)]
     exact = [plan for plan in plans if plan.exact]
