@@ -51,7 +51,8 @@ def use_meta(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     monkeypatch.setattr(Run, "_flush", lambda self: read_at["line"].append(self.state.step))
     monkeypatch.setattr(Run, "_save", lambda self, **_: read_at["save"].append(self.state.step))
 
-    def evaluated(means: dict[str, MeanOnDevice], ranks: Any) -> dict[str, float]:
+    def evaluated(by_part: dict[int, dict[str, MeanOnDevice]], ranks: Any) -> dict[str, float]:
+        (means,) = by_part.values()
         assert {mean.compute().device for mean in means.values()} == {META}
         read_at["evaluation"].append(means["val_loss"].num_samples)
         return {}
