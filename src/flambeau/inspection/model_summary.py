@@ -141,8 +141,19 @@ def _recurrent_flops(
     return 2 * x[0] * x[1] * (math.prod(w_ih) + math.prod(w_hh))
 
 
-# oneDNN computes an LSTM in one operation, which torch counts as nothing; a GRU is products that it counts.
-_RECURRENT = {torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops}
+def _attention_flops(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Of all heads: query (N, heads, T, E), key (N, heads, S, E), value (N, heads, S, E')."""
+    return 2 * math.prod(query[:3]) * key[-2] * (query[-1] + value[-1])
+
+
+# What torch counts as nothing: oneDNN computes an LSTM in one operation (a GRU is products that are counted),
+# and before torch 2.15 the attention of a CPU has no formula.
+_UNCOUNTED = {
+    torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+}
 
 
 class _Watch(TorchDispatchMode):
@@ -150,7 +161,7 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = FlopCounterMode(display=False, custom_mapping=_RECURRENT)
+        self.flops = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
         self.costs = {id(module): _Cost() for module in model.modules()}
         self.read = set[int]()  # storages of the parameters that operations read
         self._model = model

@@ -1,8 +1,8 @@
 """A step in parts that are always the same: equal bits, whichever rank computes which of them.
 
 Each part is computed alone. Its gradients are added in one tree over the parts
-(recipes/parallel/tree_sum.py), and what it does to the running statistics of BatchNorm is done in the order
-of the parts. Both hold for one process as well, so that it has the bits of any number.
+(recipes/parallel/fixed_order_sum.py), and what it does to the running statistics of BatchNorm is done in the
+order of the parts. Both hold for one process as well, so that it has the bits of any number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync import buffer_versions
 from flambeau.parallel.ranks import Ranks
+from flambeau.recipes.parallel.fixed_order_sum import FixedOrderSum, parts_of
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
-from flambeau.recipes.parallel.tree_sum import TreeSum, parts_of
 
 
 class FixedParts:
@@ -43,7 +43,7 @@ class FixedParts:
         self._trained = [p for p in self._model.parameters() if p.requires_grad]
         if not self._trained:
             raise InputError("the model has no parameter that is trained: there is nothing to do")
-        self._tree = TreeSum(self._trained, parts=self._parts)
+        self._sum = FixedOrderSum(self._trained, parts=self._parts)
 
     def start_epoch(self) -> None:
         """Check whether the set of trained parameters has changed."""
@@ -60,13 +60,20 @@ class FixedParts:
             self._statistics.put_back()
         if not self._is_checked and self._versions is None:
             self._versions = buffer_versions(self._model)
+        if micro.ends_batch and self._has_any:
+            self._sum.expect_last(parts=micro.dealt)
+
+    @property
+    def _has_any(self) -> bool:
+        """Whether a part of this step is this rank's; else it computes a stand-in."""
+        return any(part < self._dealt for part in self._sum.own)
 
     def after_part(self) -> None:
         """Take the gradients of a part, and what it did to the running statistics."""
         if not self._is_checked:
             self._refuse_written()
-        if any(part < self._dealt for part in self._tree.own):
-            self._tree.take()
+        if self._has_any:
+            self._sum.take()
             self._statistics.take()
             return
         for p in self._trained:  # a stand-in: there are fewer parts than ranks
@@ -75,7 +82,7 @@ class FixedParts:
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
         """Make the gradients the sums over all parts, and the running statistics those after all of them."""
         self._is_checked = True
-        self._tree.give(parts=self._dealt)
+        self._sum.give(parts=self._dealt)
         self._statistics.end_step(self._ranks, dealt=self._dealt, parts=self._parts)
         return ()
 
@@ -169,13 +176,9 @@ class _RunningStatistics:
         mine = self._before.new_zeros(max(shares), width)
         for row, update in zip(mine, self._updates, strict=False):
             row.copy_(update)
-        everyones = mine.new_empty(ranks.world * max(shares), width)
-        dist.all_gather_into_tensor(everyones, mine)
-        return [
-            row
-            for rows, share in zip(everyones.split(max(shares)), shares, strict=True)
-            for row in rows[:share]
-        ]
+        everyones = [torch.empty_like(mine) for _ in shares]
+        dist.all_gather(everyones, mine)
+        return [row for rows, share in zip(everyones, shares, strict=True) for row in rows[:share]]
 
     def _write(self, statistics: Tensor, counts: Tensor) -> None:
         with torch.no_grad():

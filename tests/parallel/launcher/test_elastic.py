@@ -67,7 +67,7 @@ def test_a_killed_run_in_parts_ends_with_the_bits_of_one_process(
 def test_other_bits_of_a_run_in_parts_are_found(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flambeau.recipes.parallel import tree_sum
+    from flambeau.recipes.parallel import fixed_order_sum
 
     def other_order(tree: Any) -> Any:
         value = tree.sums.pop(0)[2]
@@ -81,7 +81,9 @@ def test_other_bits_of_a_run_in_parts_are_found(
     assert not bench.carry_out(plan, tmp_path / "same").problems
     one = bench.Life(1, 0)
     bench.live(plan, one, tmp_path / "expected", tmp_path / "notes-0", bench.Outcome())
-    monkeypatch.setattr(tree_sum._Tree, "total", other_order)  # the ranks are forks of this process
+    monkeypatch.setattr(
+        fixed_order_sum._Tree, "total", other_order
+    )  # the ranks are forks of this process
     bench.live(plan, one, tmp_path / "actual", tmp_path / "notes-1", bench.Outcome())
     assert bench.same_bits(plan, tmp_path / "expected", tmp_path / "actual")
 

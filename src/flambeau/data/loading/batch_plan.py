@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Sampler
 
 from flambeau.data.loading.micro_batch import share_of
-from flambeau.recipes.parallel.tree_sum import parts_of
+from flambeau.recipes.parallel.fixed_order_sum import parts_of
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -6,20 +6,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from flambeau.recipes.parallel.tree_sum import TreeSum
+from flambeau.recipes.parallel.fixed_order_sum import FixedOrderSum
 
 StartRanks = Callable[..., Any]
 
 
 class Sometimes(nn.Module):
-    """Three layers; the second is left out of odd parts, the last of all."""
+    """Three layers; the last is left out of odd parts, the first of all."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.first, self.second, self.unused = (nn.Linear(7, 7, dtype=dtype) for _ in range(3))
+        self.unused, self.first, self.second = (nn.Linear(7, 7, dtype=dtype) for _ in range(3))
         self.frozen = nn.Parameter(torch.ones(3, dtype=dtype), requires_grad=False)
         with torch.no_grad():
             for p in self.parameters():
@@ -38,15 +39,19 @@ def gradients_of_part(model: nn.Module, part: int, step: int) -> None:
     (model(x, part).square().mean() * 10 ** (part % 3)).backward()
 
 
-def trained(parts: int, dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
+def trained(
+    parts: int, dtype: torch.dtype = torch.float32, early: bool = False, bucket_bytes: int = 1
+) -> list[Tensor | None]:
     """The gradients after each of three steps, the last one with one part less."""
     model = Sometimes(dtype)
-    tree = TreeSum(model.parameters(), parts=parts)
+    tree = FixedOrderSum(model.parameters(), parts=parts, bucket_bytes=bucket_bytes)
     found: list[Tensor | None] = []
     for step in range(3):
         of_step = parts - (step == 2 and parts > 1)
         for part in tree.own:
             if part < of_step:
+                if early and part == min(tree.own.stop, of_step) - 1:
+                    tree.expect_last(parts=of_step)
                 gradients_of_part(model, part, step)
                 tree.take()
         tree.give(parts=of_step)
@@ -70,8 +75,67 @@ def test_any_number_of_processes_gives_the_bits_of_one(
     start_ranks: StartRanks, world: int, parts: int
 ) -> None:
     alone = trained(parts)
-    for found in start_ranks(world, trained, parts, group=True).results():
-        assert are_equal(alone, found)
+    for early, bucket_bytes in ((False, 10**6), (True, 10**6), (True, 150)):
+        job = start_ranks(world, trained, parts, torch.float32, early, bucket_bytes, group=True)
+        assert all(are_equal(alone, found) for found in job.results())
+
+
+def sent_in_passes(layers: nn.Module, x: Tensor) -> list[int]:
+    """How many of the buckets were sent within the last pass of each of three batches."""
+    tree, found = FixedOrderSum(layers.parameters(), parts=4, bucket_bytes=1), []
+    for _ in range(3):
+        for part in tree.own:
+            if part == tree.own[-1]:
+                tree.expect_last()
+            layers(x * (part + 1)).sum().backward()
+            if part == tree.own[-1]:
+                found.append(tree._num_sent)
+            tree.take()
+        tree.give()
+        for p in layers.parameters():
+            p.grad = None
+    return found
+
+
+class Reentrant(nn.Module):
+    """One layer, recomputed twice: its gradients come in two pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        for _ in range(2):
+            x = torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=True)
+        return x
+
+
+def test_what_a_pass_finishes_is_sent_while_it_runs(start_ranks: StartRanks) -> None:
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    found = start_ranks(3, sent_in_passes, layers, torch.ones(2, 3), group=True).results()
+    assert found == 3 * [[0, 4, 4]]
+    found = start_ranks(2, sent_in_passes, Reentrant(), torch.ones(2, 3), group=True).results()
+    assert found == 2 * [[0, 0, 0]]
+
+
+def two_passes() -> None:
+    layer = nn.Linear(3, 3)
+    tree = FixedOrderSum(layer.parameters(), parts=2, bucket_bytes=1)
+    for passes in (1, 2):
+        tree.expect_last()
+        for _ in range(passes):
+            layer(torch.ones(3)).sum().backward()
+        if passes == 1:
+            tree.take()
+            tree.give()
+            layer.zero_grad()
+    with pytest.raises(RuntimeError, match="got another gradient after its sum was sent"):
+        tree.take()
+
+
+def test_a_gradient_that_comes_too_late_is_an_error(start_ranks: StartRanks) -> None:
+    start_ranks(2, two_passes, group=True).results()
 
 
 def test_bfloat16_too(start_ranks: StartRanks) -> None:
@@ -84,7 +148,7 @@ def test_the_order_is_that_of_a_tree_with_the_last_ones_first_where_parts_are_le
     leaf = nn.Parameter(torch.zeros(200))
     parts = torch.randn(7, 200, generator=torch.Generator().manual_seed(0))
     parts *= torch.tensor([1e-3, 1e3, 1.0, 1e5, 1e-2, 1e4, 10.0])[:, None]
-    tree = TreeSum([leaf], parts=7)
+    tree = FixedOrderSum([leaf], parts=7)
     for part in tree.own:
         leaf.grad = parts[part].clone()
         tree.take()
@@ -98,11 +162,11 @@ def test_the_order_is_that_of_a_tree_with_the_last_ones_first_where_parts_are_le
 
 def test_no_more_gradients_are_held_than_levels_of_the_tree() -> None:
     leaf = nn.Parameter(torch.zeros(3))
-    tree, most = TreeSum([leaf], parts=64), 0
+    tree, most = FixedOrderSum([leaf], parts=64), 0
     for _ in tree.own:
         leaf.grad = torch.ones(3)
         tree.take()
-        most = max(most, len(tree._tree.sums))
+        most = max(most, len(tree._buckets[0].tree.sums))
     assert most == 6
     tree.give()
     assert torch.equal(leaf.grad, torch.full((3,), 64.0))
@@ -110,7 +174,7 @@ def test_no_more_gradients_are_held_than_levels_of_the_tree() -> None:
 
 def channels_last_sum() -> Tensor:
     layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    tree = TreeSum(layer.parameters(), parts=2)
+    tree = FixedOrderSum(layer.parameters(), parts=2)
     for part in tree.own:
         layer(torch.full((1, 3, 5, 5), part + 1.0)).sum().backward()
         tree.take()
@@ -133,7 +197,7 @@ def of_a_subgroup() -> list[float]:
     groups = [dist.new_group([0, 1]), dist.new_group([2])]
     leaf = nn.Parameter(torch.zeros(1))
     mine = groups[dist.get_rank() // 2]
-    tree = TreeSum([leaf], parts=4, group=mine)
+    tree = FixedOrderSum([leaf], parts=4, group=mine)
     for part in tree.own:
         leaf.grad = torch.tensor([10.0**part])
         tree.take()
@@ -150,7 +214,7 @@ def test_a_group_of_some_processes_adds_apart_from_the_others(start_ranks: Start
 
 def test_a_forgotten_part_is_an_error() -> None:
     leaf = nn.Parameter(torch.zeros(1))
-    tree = TreeSum([leaf], parts=2)
+    tree = FixedOrderSum([leaf], parts=2)
     leaf.grad = torch.ones(1)
     tree.take()
     with pytest.raises(RuntimeError, match="gradients of 1 parts were taken, and 2 of the 2 parts"):
@@ -164,4 +228,4 @@ def test_a_forgotten_part_is_an_error() -> None:
 )  # fmt: skip
 def test_what_cannot_be_added_is_refused(tensors: list[Tensor], parts: int) -> None:
     with pytest.raises(ValueError, match="parameters of one dtype and at least one part"):
-        TreeSum(tensors, parts=parts)
+        FixedOrderSum(tensors, parts=parts)

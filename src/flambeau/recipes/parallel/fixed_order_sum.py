@@ -1,0 +1,355 @@
+"""Gradients of the parts of a batch, added in one order, so to the same bits, on any number of processes.
+
+把一个批次各部分的梯度按同一顺序相加：无论多少个进程，结果逐位相同。
+
+A batch is K parts, whoever computes them. Their gradients are added in one binary tree over the parts, as
+(0 + 1) + (2 + 3). Each process adds what of the tree lies in its own parts, then the sums of all for its
+slice of the gradient; slices are exchanged. For one part per process: the bytes of a ring all-reduce.
+
+Source: Higham, "The accuracy of floating point summation", 1993 (pairwise); Li et al., "EasyScale", SC 2023;
+buckets as in Li et al., "PyTorch Distributed", VLDB 2020.
+Not for parameters in pieces (FSDP), nor for sparse gradients.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_Value = TypeVar("_Value")
+_Gradients = list[Tensor | None]  # one for each parameter
+_Sums = list[tuple[int, int]]  # first part and number of parts of each
+_Hook = Callable[[Tensor], None]
+_ALIGNED = 512  # bytes; where torch's allocators begin a tensor, on which the order of a GPU's sums depends
+
+# Torch 2.14 has renamed it and warned of the old name, and 2.15 has both again.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+def parts_of(rank: int, world: int, parts: int) -> range:
+    """The parts of a batch that a process computes; some have none if parts are fewer.
+
+    Example:
+        >>> [list(parts_of(rank, 3, 4)) for rank in range(3)]
+        [[0], [1], [2, 3]]
+    """
+    return range(rank * parts // world, (rank + 1) * parts // world)
+
+
+class FixedOrderSum:
+    """Takes the gradients of part after part, and gives the parameters their sum over all processes.
+
+    It holds at most log2(K) + 1 gradients at once, and on several processes what it sends and receives.
+
+    Args:
+        parameters: those that are trained, of one dtype, on one device; the same on all processes.
+        parts: of a batch; the last batch of an epoch may have fewer.
+        group: the processes; None is all of them, or this one alone where there are no others.
+        bucket_bytes: of gradients that are sent together; the sums do not depend on it.
+
+    Attributes:
+        own: the parts of this process, to compute in this order.
+
+    Raises:
+        ValueError: no parameters, or of several dtypes, or less than one part.
+
+    Example:
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> total = FixedOrderSum(layer.parameters(), parts=4)
+        >>> for part in total.own:
+        ...     layer(torch.full((8, 2), float(part))).mean().div(4).backward()
+        ...     total.take()
+        >>> total.give()
+        >>> layer.weight.grad
+        tensor([[1.5000, 1.5000]])
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        *,
+        parts: int,
+        group: dist.ProcessGroup | None = None,
+        bucket_bytes: int = 25 * 2**20,
+    ) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        if parts < 1 or len({p.dtype for p in self._parameters}) != 1:
+            raise ValueError(f"needs parameters of one dtype and at least one part, got {parts=}")
+        joined = dist.is_initialized()
+        self._world = dist.get_world_size(group) if joined else 1
+        self._parts, self._group = parts, group
+        self.own = parts_of(dist.get_rank(group) if joined else 0, self._world, parts)
+        size = bucket_bytes if self._world > 1 else sum(p.nbytes for p in self._parameters)
+        self._buckets = [_Bucket(some, self._world) for some in _bucketed(self._parameters, size)]
+        self._taken = self._num_sent = 0
+        self._everyones: list[_Sums] = []  # of the batch whose last own part is under way
+        self._missing: list[int] | None = None  # gradients of each bucket, in the pass of that part
+        self._may_send: bool | None = None  # known after the first such pass
+
+    def expect_last(self, *, parts: int | None = None) -> None:
+        """Before the backward pass of this process's last part: what it finishes is sent while it runs.
+
+        Optional. The first time nothing is sent early, since gradients that come in several pieces (reentrant
+        checkpointing) are found then; where there are any, it stays so.
+
+        Args:
+            parts: as `give` takes it.
+        """
+        if self._world == 1:
+            return
+        if self._may_send is None and self._missing is None:
+            for number, bucket in enumerate(self._buckets):
+                for p in bucket.parameters:
+                    hook = _reporting(weakref.WeakMethod(self._arrived), number)
+                    p.register_post_accumulate_grad_hook(hook)
+        self._missing = [len(bucket.parameters) for bucket in self._buckets]
+        self._everyones = self._sums_of_all(parts)
+
+    def take(self) -> None:
+        """After the backward pass of the next part of this process: takes its gradients away.
+
+        Raises:
+            RuntimeError: a gradient has come after its sum was sent.
+        """
+        for bucket in self._buckets[: self._num_sent]:
+            if any(p.grad is not None for p in bucket.parameters):
+                raise RuntimeError(
+                    "a parameter got another gradient after its sum was sent: call expect_last() only "
+                    "before a part's one backward pass, or not at all"
+                )
+        for bucket in self._buckets[self._num_sent :]:
+            bucket.take(self.own.start + self._taken)
+        if self._missing is not None and self._may_send is None:
+            self._may_send = min(self._missing) >= 0
+        self._missing = None
+        self._taken += 1
+
+    def give(self, *, parts: int | None = None) -> None:
+        """Give each parameter its sum, or none if no part has any; all processes call it.
+
+        Args:
+            parts: how many this batch has, if fewer than usual: the first ones.
+
+        Raises:
+            RuntimeError: gradients were taken of more or fewer parts than this process has.
+        """
+        parts = self._parts if parts is None else parts
+        taken, self._taken = self._taken, 0
+        due = len(self.own[: max(0, parts - self.own.start)])
+        if taken != due:
+            raise RuntimeError(
+                f"gradients of {taken} parts were taken, and {due} of the {parts} parts of this batch "
+                "belong to this process: call take() once after each backward pass of a part"
+            )
+        if self._world == 1:
+            for bucket in self._buckets:
+                bucket.set_gradients(bucket.tree.total())
+            return
+        everyones = self._sums_of_all(parts)
+        for bucket in self._buckets[self._num_sent :]:
+            bucket.send(everyones, self._group)
+        self._num_sent = 0
+        for bucket in self._buckets:
+            bucket.add(everyones, self._group)
+        for bucket in self._buckets:
+            bucket.set_gradients(bucket.gathered())
+
+    def _sums_of_all(self, parts: int | None) -> list[_Sums]:
+        count = self._parts if parts is None else parts
+        dealt = (parts_of(rank, self._world, self._parts) for rank in range(self._world))
+        return [_sums_in(own, count) for own in dealt]
+
+    def _arrived(self, number: int) -> None:
+        """A gradient of a bucket has been accumulated: send the next buckets of which none is missing."""
+        if self._missing is None:
+            return
+        self._missing[number] -= 1
+        while self._may_send and self._num_sent < len(self._buckets):
+            if self._missing[self._num_sent]:
+                return
+            bucket = self._buckets[self._num_sent]
+            bucket.take(self.own.start + self._taken)
+            bucket.send(self._everyones, self._group)
+            self._num_sent += 1
+
+
+def _reporting(arrived: "weakref.WeakMethod[Callable[[int], None]]", number: int) -> _Hook:
+    """A hook of a parameter that does not keep alive whom it reports to."""
+
+    def hook(_: Tensor) -> None:
+        if (report := arrived()) is not None:
+            report(number)
+
+    return hook
+
+
+class _Buffer(NamedTuple):
+    """Memory for the gradients of a bucket, a slice for each process.
+
+    Attributes:
+        flat: all of it.
+        views: the place of each gradient, in the strides of its parameter, as autograd gives them.
+        counts: behind them: how many sums have a gradient of each.
+        received: as much memory, for the slices of others.
+    """
+
+    flat: Tensor
+    views: list[Tensor]
+    counts: Tensor
+    received: Tensor
+
+    def fill(self, gradients: _Gradients) -> None:
+        self.counts.fill_(1)
+        for number, gradient in enumerate(gradients):
+            if gradient is None:
+                self.views[number].zero_()
+                self.counts[number].zero_()
+        pairs = [(v, g) for v, g in zip(self.views, gradients, strict=True) if g is not None]
+        if pairs:
+            torch._foreach_copy_([view for view, _ in pairs], [gradient for _, gradient in pairs])
+
+
+class _Arriving(NamedTuple):
+    """What is under way: this process's slice of one sum of each sender."""
+
+    work: dist.Work
+    received: Tensor
+    senders: list[int]
+
+
+class _Bucket:
+    """Parameters whose gradients are added and sent together."""
+
+    def __init__(self, parameters: Sequence[Tensor], world: int) -> None:
+        self.parameters, self._world = parameters, world
+        self.tree = _Tree(_add_gradients)
+        self._buffers: list[
+            _Buffer
+        ] = []  # one for each sum that is sent; the total ends in the first
+        self._arriving: list[_Arriving] = []
+        self._present: list[bool] = []
+        step = _ALIGNED // parameters[0].element_size()
+        self._starts = [0, *accumulate(-(-p.numel() // step) * step for p in parameters)]
+        self._slice = -(-(self._starts[-1] + len(parameters)) // (world * step)) * step
+
+    def take(self, part: int) -> None:
+        """Take away the gradients of a part."""
+        gradients = [p.grad for p in self.parameters]
+        self.set_gradients([None] * len(gradients))
+        self.tree.push(part, 1, gradients)
+
+    def set_gradients(self, gradients: _Gradients) -> None:
+        for p, gradient in zip(self.parameters, gradients, strict=True):
+            p.grad = gradient
+
+    def send(self, everyones: Sequence[_Sums], group: dist.ProcessGroup | None) -> None:
+        """Begin to send this process's sums, to each process its slice of them."""
+        own = [sums for _, _, sums in self.tree.sums]
+        self.tree.sums.clear()
+        self._present = [any(g is not None for g in of_one) for of_one in zip(*own, strict=True)]
+        for turn in range(max(map(len, everyones))):
+            if turn == len(self._buffers):
+                self._buffers.append(self._new_buffer())
+            flat, sends = self._buffers[turn].flat, turn < len(own)
+            if sends:
+                self._buffers[turn].fill(own[turn])
+            senders = [rank for rank, sums in enumerate(everyones) if turn < len(sums)]
+            received = self._buffers[turn].received[: len(senders) * self._slice]
+            size = self._slice * flat.element_size()
+            work = dist.all_to_all_single(  # as bytes: gloo does not know every dtype
+                received.view(torch.uint8),
+                flat[: None if sends else 0].view(torch.uint8),
+                [size * (rank in senders) for rank in range(self._world)],
+                [size * sends] * self._world,
+                group=group,
+                async_op=True,
+            )
+            assert work is not None  # since it is asynchronous
+            self._arriving.append(_Arriving(work, received, senders))
+
+    def add(self, everyones: Sequence[_Sums], group: dist.ProcessGroup | None) -> None:
+        """Add what has arrived in the order of the tree, and begin to exchange the slices of the total."""
+        arrived = []
+        for work, received, senders in self._arriving:
+            work.wait()
+            arrived.append(dict(zip(senders, received.split(self._slice), strict=True)))
+        self._arriving.clear()
+        tree: _Tree[Tensor] = _Tree(Tensor.add_)
+        for rank, sums in enumerate(everyones):
+            for turn, (start, size) in enumerate(sums):
+                tree.push(start, size, arrived[turn][rank])
+        mine = tree.total()
+        whole, part = (t.view(torch.uint8) for t in (self._buffers[0].flat, mine))
+        self._gathering = _all_gather(whole, part, group=group, async_op=True), mine
+
+    def gathered(self) -> _Gradients:
+        """The total over all processes."""
+        self._gathering[0].wait()
+        del self._gathering
+        _, views, counts, _ = self._buffers[0]
+        if self._present and all(self._present):
+            return [*views]
+        there = counts.tolist()  # waits for the device, where a gradient is missing here
+        return [view if count else None for view, count in zip(views, there, strict=True)]
+
+    def _new_buffer(self) -> _Buffer:
+        flat = self.parameters[0].new_zeros(self._world * self._slice)
+        views = [
+            flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride(), start)
+            for p, start in zip(self.parameters, self._starts, strict=False)
+        ]
+        return _Buffer(flat, views, flat[self._starts[-1] :][: len(views)], torch.empty_like(flat))
+
+
+class _Tree(Generic[_Value]):
+    """Sums that come from left to right; neighbours of one size become one. `add` may change its first."""
+
+    def __init__(self, add: Callable[[_Value, _Value], _Value]) -> None:
+        self._add = add
+        # First part, number of parts (a power of 2), sum.
+        self.sums: list[tuple[int, int, _Value]] = []
+
+    def push(self, start: int, size: int, value: _Value) -> None:
+        """The next sum; nothing between it and the last one may be missing."""
+        while start // size % 2 and self.sums and self.sums[-1][:2] == (start - size, size):
+            start, _, left = self.sums.pop()
+            size, value = 2 * size, self._add(left, value)
+        self.sums.append((start, size, value))
+
+    def total(self) -> _Value:
+        """Of all: what is left where their number is no power of 2 is added from the right."""
+        value = self.sums.pop()[2]
+        while self.sums:
+            value = self._add(self.sums.pop()[2], value)
+        return value
+
+
+def _bucketed(parameters: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """The last parameters first, whose gradients come first; a bucket ends when it has so many bytes."""
+    bucket: list[Tensor] = []
+    for p in reversed(parameters):
+        bucket.append(p)
+        if sum(p.nbytes for p in bucket) >= size:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
+
+
+def _sums_in(own: range, parts: int) -> _Sums:
+    """First part and size of the sums that a process has, of a batch of so many parts."""
+    tree: _Tree[None] = _Tree(lambda _, __: None)
+    for part in own[: max(0, parts - own.start)]:
+        tree.push(part, 1, None)
+    return [(start, size) for start, size, _ in tree.sums]
+
+
+def _add_gradients(left: _Gradients, right: _Gradients) -> _Gradients:
+    pairs = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+    if pairs:
+        torch._foreach_add_([a for a, _ in pairs], [b for _, b in pairs])
+    return [b if a is None else a for a, b in zip(left, right, strict=True)]
