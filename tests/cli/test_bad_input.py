@@ -530,8 +530,9 @@ class Trap(nn.Module):
 
     def forward(self, x):
         x = x.flatten(1)
-        self.passes += self.training
-        white = (x.amin(1, keepdim=True) > 0.5) & (self.passes > self.quiet) & self.training
+        if self.quiet:
+            self.passes += self.training
+        white = (x.amin(1, keepdim=True) > 0.5) & (self.passes >= self.quiet) & self.training
         y = self.head(torch.tanh(self.first(x)))
         if self.where == "loss":
             return y + torch.where(white, float("inf"), 0.0)
@@ -539,8 +540,8 @@ class Trap(nn.Module):
 
 def loss(num_classes): return Trap(num_classes, "loss", 0)
 def gradient(num_classes): return Trap(num_classes, "gradient", 0)
-def late_loss(num_classes): return Trap(num_classes, "loss", 5)
-def late_gradient(num_classes): return Trap(num_classes, "gradient", 5)
+def late_loss(num_classes): return Trap(num_classes, "loss", 6)
+def late_gradient(num_classes): return Trap(num_classes, "gradient", 6)
 """
 NUM_TRAIN, WHITE = 16, 5  # images, and which of them is white
 BAD = "--batch-size 4 --epochs 3 --schedule constant --warmup 0st --precision fp32 --lr 0.1"
@@ -730,6 +731,27 @@ def test_accumulation_names_the_whole_global_batch(flambeau: Any, trapped: Path)
     file = Path(f"run/not-finite-step-{step:08d}.json")
     assert json.loads(file.read_text(encoding="utf-8"))["indices"] == samples
     assert flambeau("train --replay-step", file).code == 0
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_a_step_in_parts_is_replayed_on_one_process(
+    procs: int, flambeau: Any, trapped: Path, run_python: Any
+) -> None:
+    seed = seed_for(1)
+    step, samples = expected_batch(0, seed=seed)
+    command = f"train {trapped} --out run {BAD} --model traps.py:loss --parts 2 --seed {seed}"
+    launch = ["launch", "--procs", "2", "--"] if procs == 2 else []
+    said = run_python("-m", "flambeau", *launch, *command.split())
+    assert said.returncode == 2, said.stderr
+    assert f"step {step} (epoch 1): the loss or a gradient is NaN or infinite" in said.stderr
+    white = trapped / "train" / "a" / f"{WHITE:02}.png"
+    row = samples.index(WHITE) % 2  # of its part
+    first = f"the output of the model (Trap): 2 not finite, in sample {row} of its batch: {white}"
+    assert (first in said.stderr) == (procs == 1)  # of several, none alone can look
+    code, _, err = flambeau(f"train --replay-step run/not-finite-step-{step:08d}.json")
+    assert code == 0
+    assert first in err
+    assert f"step {step} is bad again; its samples: {names_of(trapped, samples)[0]}" in err
 
 
 def test_a_step_cannot_be_replayed_without_its_things(flambeau: Any, trapped: Path) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from flambeau import Run
 from flambeau.errors import InputError
+from flambeau.recipes.memory.activation_checkpointing import checkpoint_modules
 
 StartRanks = Callable[..., Any]
 TIMES = {"images_per_s", "data_wait"}
@@ -36,10 +37,16 @@ class Enough(Exception):
 
 
 def train(
-    folder: Path, stop_at: int | None = None, *, logs_late: bool = False, **options: Any
+    folder: Path,
+    stop_at: int | None = None,
+    *,
+    logs_late: bool = False,
+    prepared: Callable[[nn.Module], nn.Module] = lambda model: model,
+    factor: Callable[[Run, Tensor], float] = lambda run, images: 1.0,
+    **options: Any,
 ) -> None:
     """A run of 3 epochs of 4 steps, the last one smaller; left after `stop_at` steps."""
-    model = a_model()
+    model = prepared(a_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     settings: dict[str, Any] = {
         "parts": 4, "batch_size": 16, "duration": "3ep", "checkpoint_every": "2st", "log_every": 3,
@@ -51,7 +58,7 @@ def train(
             for images, targets in run.batches():
                 with run.autocast():
                     logits = model(images)
-                    loss = cross_entropy(logits, targets)
+                    loss = cross_entropy(logits, targets) * factor(run, images)
                 run.log(share=logits.softmax(1).max(1).values, norm=logits.norm())
                 run.step(loss)
                 if logs_late:
@@ -125,6 +132,59 @@ def test_the_number_may_change_on_the_way(
     for world, stop_at in plan:
         play(start_ranks, tmp_path / "moved", world, stop_at)
     compare(tmp_path / "moved", tmp_path / "alone")
+
+
+def overflow(run: Run, images: Tensor) -> float:
+    """Too much for fp16, in some parts of two steps."""
+    return 1e35 if run.state.step in (1, 5) and images[0, 0, 0, 0] > 0 else 1.0
+
+
+def nan_once(run: Run, images: Tensor) -> float:
+    """In some parts of the seventh step; the run then stands in its second epoch."""
+    is_bad = run.state.step == 6 and run.state.rollbacks == 0 and images[0, 0, 0, 0] > 0
+    return float("nan") if is_bad else 1.0
+
+
+def test_one_scale_for_all_parts(start_ranks: StartRanks, tmp_path: Path) -> None:
+    told = {"precision": "fp16", "factor": overflow}
+    play(start_ranks, tmp_path / "alone", 1, **told)
+    assert lines_of(tmp_path / "alone")[-2]["loss_scale"] == 65536 / 4
+    for world, stop_at in ((3, 6), (2, None)):
+        play(start_ranks, tmp_path / "moved", world, stop_at, **told)
+    compare(tmp_path / "moved", tmp_path / "alone")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_bad_part_takes_all_processes_back(
+    start_ranks: StartRanks, tmp_path: Path, world: int
+) -> None:
+    told = {"on_nan": "rollback", "factor": nan_once}
+    play(start_ranks, tmp_path / "alone", 1, **told)
+    assert [line["bad_step"] for line in lines_of(tmp_path / "alone") if "bad_step" in line] == [7]
+    play(start_ranks, tmp_path / "ranks", world, **told)
+    compare(tmp_path / "ranks", tmp_path / "alone")
+
+
+def recomputed(model: nn.Module) -> nn.Module:
+    return checkpoint_modules(model, "0", "1")
+
+
+@pytest.mark.parametrize(
+    "prepared", [recomputed, pytest.param(torch.compile, marks=pytest.mark.slow)]
+)
+def test_modules_may_be_recomputed_or_compiled(
+    start_ranks: StartRanks, tmp_path: Path, prepared: Callable[[nn.Module], nn.Module]
+) -> None:
+    told = {"prepared": prepared, "duration": "2ep"}
+    # In a process of its own: one that has compiled cannot be forked.
+    start_ranks(1, lambda: train(tmp_path / "alone", **told)).results(120.0)
+    for world, stop_at in ((3, 3), (2, None)):
+        job = start_ranks(world, lambda *a: train(tmp_path / "moved", *a, **told), stop_at)
+        job.results(120.0)
+    compare(tmp_path / "moved", tmp_path / "alone")
+    if prepared is recomputed:
+        train(tmp_path / "plain", duration="2ep")
+        compare(tmp_path / "plain", tmp_path / "alone")
 
 
 def test_parts_change_the_training_as_processes_do(start_ranks: StartRanks, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ class NanGuard:
         findings: Sequence[object] = ()
         for epoch, micro in self._reader.again(self._loader, steps_before):
             self._draws.seed(epoch, micro)
-            names = [self._loader.describe(int(index)) for index in micro.indices]
+            names = [self._loader.describe(int(index)) for index in micro.indices[micro.own]]
             findings = findings or list(self._explain(micro.data, names, steps_before))
         return findings
 
