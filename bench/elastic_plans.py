@@ -11,8 +11,8 @@ Ranks are forked from this process, with the environment that torchrun gives the
 Three plans in four are elastic: each life has another number of ranks. Each rank writes down which samples it
 was given; of each step, the last life that did it counts. All together must be the run of one process.
 The others keep their number of ranks, 2, 3 or 4, and must end with the bits of a run that nobody killed.
-With --parts all plans have steps in parts (docs/en/parallel.md), each life has another number of ranks, and
-all must end with the bits of one process that nobody killed.
+With --parts all plans have steps in parts (docs/en/parallel.md), each life has another number of ranks, some
+end by SIGTERM, and all must end with the bits of one process that nobody killed.
 
 Linux only: it reads /proc. Prints one JSON line; the exit code is 1 if a plan went wrong.
 tests/parallel/launcher/test_elastic.py runs the same code.
@@ -49,6 +49,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from elastic_training import Life, Plan, make_plan, make_plan_in_parts, train  # beside this script
+from flambeau.parallel.preemption import EXIT_CODE, Preempted
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.recipes.data.sample_order import sample_order
 from kill_storm import (
@@ -150,6 +151,17 @@ class Job:
         for process in self.processes:
             process.join()
 
+    def ask(self, *, victim: int | None) -> list[int | None]:
+        """SIGTERM to one rank or to all, and their exit codes when they have left."""
+        for process in self.processes if victim is None else [self.processes[victim]]:
+            process.terminate()
+        deadline = time.monotonic() + WAIT_S
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        codes = [process.exitcode for process in self.processes]
+        self.kill(victim=None)
+        return codes
+
     def left(self) -> list[int]:
         """Processes that are still there when all should be gone, data workers included; killed now."""
         deadline = time.monotonic() + GONE_S
@@ -199,6 +211,8 @@ def _rank(
 
     try:
         train(plan, run, workers=workers, note=note)
+    except Preempted:
+        raise
     except BaseException:
         traceback.print_exc()
         sys.exit(1)
@@ -264,7 +278,12 @@ def live(plan: Plan, life: Life, run: Path, notes: Path, outcome: Outcome) -> No
     job = Job(plan, run, life, notes)
     if _wait_for_moment(plan, life, job):
         time.sleep(life.delay_s)
-        job.kill(victim=life.victim, grace_s=life.grace_s)
+        if life.asks:
+            codes = job.ask(victim=life.victim)
+            if set(codes) not in ({EXIT_CODE}, {0}):  # 0: it came to its end meanwhile
+                outcome.problems.append(f"{life}: exit codes {codes}:\n{job.log.read_text()}")
+        else:
+            job.kill(victim=life.victim, grace_s=life.grace_s)
         in_mid_epoch = newest_step(run) % plan.steps_per_epoch > 0
         outcome.kills.append(Kill(life, job.has_open_save(), in_mid_epoch))
     left = job.left()
@@ -386,6 +405,11 @@ def same_bits(plan: Plan, expected: Path, actual: Path) -> list[str]:
     if plan.parts is not None:
         for found in checkpoints:  # of rank 0, which has not computed the last part in each of them
             del found["training_state.pt"]["rng"]
+            if any(life.asks for life in plan.lives):
+                # Asked between the last step and its evaluation, it is not saved once more after that.
+                for name in ("training_state.pt", "meta"):
+                    for key in ("epoch", "position", "metrics"):
+                        found[name].pop(key, None)
     return problems + compare("the last checkpoint", *checkpoints)
 
 
@@ -461,6 +485,7 @@ def main() -> int:
         "kills_in_saves": sum(kill.in_save for kill in kills),
         "kills_in_mid_epoch": sum(kill.in_mid_epoch for kill in kills),
         "kills_of_one_rank": sum(kill.life.victim is not None for kill in kills),
+        "by_sigterm": sum(kill.life.asks for kill in kills),
         "kills_at": dict(sorted(Counter(kill.life.end for kill in kills).items())),
         "lives_by_ranks": dict(sorted(Counter(life.world for p in plans for life in p.lives).items())),
         "steps": sum(plan.total_steps for plan in plans), "seed": options.seed,

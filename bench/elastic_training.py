@@ -30,6 +30,7 @@ class Life(NamedTuple):
         delay_s: from that moment to the kill.
         victim: the rank that is killed; None for all at once.
         grace_s: how long the others live on.
+        asks: with SIGTERM, after which the ranks save together and leave.
     """
 
     world: int
@@ -39,6 +40,7 @@ class Life(NamedTuple):
     delay_s: float = 0.0
     victim: int | None = None
     grace_s: float = 0.0
+    asks: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,15 @@ def make_plan_in_parts(number: int, seed: int) -> Plan:
     rng = random.Random(f"{seed} {number} parts")
     plan = make_plan(4 * number, seed)  # no exact one
     parts, norm = rng.randint(1, 6), rng.choice(("layer", "batch"))
+    # Before the ranks have met nobody listens to SIGTERM.
+    lives = (
+        life._replace(asks=life.end in ("batches", "save") and rng.random() < 0.3)
+        for life in plan.lives
+    )
     batch_size = rng.randint(2 * parts, 4 * parts)
     return dataclasses.replace(
-        plan, number=number, parts=parts, norm=norm, batch_size=batch_size, accumulate=1, dropout=0.2,
+        plan, number=number, lives=tuple(lives), parts=parts, norm=norm, batch_size=batch_size, accumulate=1,
+        dropout=0.2,
         last_batch=rng.randint(1 if norm == "layer" else 2, batch_size), compression="none",
     )  # fmt: skip
 
