@@ -1,4 +1,4 @@
-"""The interface between a training loop and the processes that share its model."""
+"""The interface between a training loop and the processes that share its model: how gradients become equal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -12,7 +12,8 @@ from flambeau.data.loading.micro_batch import MicroBatch
 class GradientSync(Protocol):
     """Keeps the gradients and the other state of a model equal over the ranks.
 
-    `Replicas` (ddp.py) has the whole model on each rank, `Shards` (fsdp.py) a part of it.
+    `Replicas` (ddp.py) has the whole model on each rank, `Shards` (fsdp.py) a part of it, and `FixedParts`
+    (fixed_parts.py) adds in an order that does not depend on the number of ranks.
     """
 
     def start_epoch(self) -> None:
