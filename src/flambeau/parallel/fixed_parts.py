@@ -1,4 +1,4 @@
-"""Steps in parts, whose gradients are summed in a fixed order: equal bits, whichever rank computes which part.
+"""Steps in parts, whose gradients are summed in a fixed order: equal bits, whoever computes which part.
 
 Each part is computed alone. Its gradients are added in one tree over the parts
 (recipes/parallel/fixed_order_sum.py), and what it does to the running statistics of BatchNorm is done in the

@@ -1,4 +1,4 @@
-"""The interface between a training loop and the processes that share its model: how gradients become equal."""
+"""The interface of a training loop to the processes that share its model: how gradients become equal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
