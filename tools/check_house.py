@@ -173,8 +173,8 @@ LONG: dict[str, str] = {
     "together",
     "recipes/parallel/sync_batchnorm.py": "layer, both passes and both conversions, which a copy takes along "
     "together",
-    "recipes/parallel/fixed_order_sum.py": "the tree, the buckets and what is sent while a pass runs, which a "
-    "copy takes along together",
+    "recipes/parallel/fixed_order_sum.py": "the tree, the buckets and what is sent in a pass, which a copy "
+    "takes along together",
     "recipes/checkpoints/safe_pickle.py": "opcodes, containers and the table of what may be made, "
     "which a copy takes along together",
     "recipes/memory/activation_checkpointing.py": "modules and segments, which share one recomputation, "
