@@ -126,7 +126,7 @@ def test_an_extension_on_two_processes_and_a_refusal_that_is_said_once(
 
 @pytest.mark.slow
 def test_a_run_in_parts_goes_on_with_the_same_bits_on_another_number_of_processes(
-    tmp_path: Path, make_images: Callable[..., Path]
+    tmp_path: Path, make_images: Callable[..., Path], run_python: Any
 ) -> None:
     make_images(tmp_path / "data", per_class=24)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -156,6 +156,9 @@ def test_a_run_in_parts_goes_on_with_the_same_bits_on_another_number_of_processe
     alone, moved = tmp_path / "alone", tmp_path / "moved"
     train(alone, 1)
     train(moved, 1, stop_at='"step": 20,')
+    verdict = run_python("-m", "flambeau", "verify", str(moved)).stdout.splitlines()[-1]
+    anywhere = "on any number of processes with OMP_NUM_THREADS=1"
+    assert re.fullmatch(rf"a resume would be exact, from step \d+, {anywhere}", verdict)
     said = train(moved, 3, stop_at='"step": 60,') + train(moved, 2)
     assert len(re.findall(r"^going on from step \d+ of \d+$", said, re.M)) == 2, said
     assert "not to the same bits" not in said

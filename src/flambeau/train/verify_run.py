@@ -69,9 +69,8 @@ def inspect_run(path: Path) -> Inspection:
     elif newest is not None:
         anywhere = ""
         if stored.get("parts") is not None:
-            anywhere = (
-                f", on any number of processes of {newest['exactness']['threads']} threads each"
-            )
+            threads = newest["exactness"]["threads"]
+            anywhere = f", on any number of processes with OMP_NUM_THREADS={threads}"
         lines.append(f"a resume would be exact, from step {newest['step']}{anywhere}")
     return Inspection(lines, good=not damaged and not why)
 
