@@ -71,6 +71,17 @@ NETWORKS = {
 }
 
 
+@pytest.mark.parametrize(
+    "activation",
+    [nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
+     nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Tanh],
+)  # fmt: skip
+def test_an_activation_leaves_it_as_it_is(activation: type[nn.Module]) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 5), activation())
+    summary = summarize(model, (torch.empty(1, 1, 16, 16),))
+    assert summary.modules[0].receptive_field == (5, 5)
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_equals_the_gradient_of_one_output(name: str) -> None:
     model = with_ones(nn.Sequential(*NETWORKS[name]))

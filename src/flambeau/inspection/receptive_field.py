@@ -251,6 +251,8 @@ RULES: Final[dict[str, Callable[..., ReceptiveField | None]]] = {
     **dict.fromkeys(("addmm", "mm"), _rows),
     **dict.fromkeys(("slice", "split", "split_with_sizes", "chunk"), _channels),
     **dict.fromkeys(("native_batch_norm", "native_batch_norm_legit_no_training"), _unchanged),
+    # Of each position alone, and not all versions of torch say so by a tag.
+    **dict.fromkeys(("leaky_relu", "hardswish", "prelu_kernel", "log_sigmoid_forward"), _unchanged),
     **dict.fromkeys(("constant_pad_nd", "reflection_pad2d", "replication_pad2d"), _unchanged),
     **dict.fromkeys(("native_dropout", "clone", "detach", "alias", "to_copy"), _unchanged),
 }

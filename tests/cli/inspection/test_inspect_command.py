@@ -163,12 +163,23 @@ def test_the_input_chooses_channels_and_size(flambeau: Any) -> None:
     assert found["modules"][2]["output"] == [[2, 192, 4, 4]]
 
 
+REFUSES = pytest.mark.skipif(
+    torch.__version__.startswith("2.11."), reason="the embedding of a fake tensor takes any dtype"
+)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("resnt18", r"unknown model 'resnt18'; did you mean 'resnet18'\?"),
-        ("NET:make", r"Two does not take \(float32 \(1, 3, 224, 224\)\): RuntimeError: "),
-        ("NET:make --input 1,7", r"Two does not take \(float32 \(1, 7\)\)"),
+        pytest.param(
+            "NET:make",
+            r"Two does not take \(float32 \(1, 3, 224, 224\)\): RuntimeError: ",
+            marks=REFUSES,
+        ),
+        pytest.param(
+            "NET:make --input 1,7", r"Two does not take \(float32 \(1, 7\)\)", marks=REFUSES
+        ),
         ("NET:make --input bias=1,7:int64", r"unexpected keyword argument 'bias'"),
         ("NET:wrong", r"net.py:wrong must return a torch.nn.Module, it returned int"),
         ("NET:absent", r"absent"),

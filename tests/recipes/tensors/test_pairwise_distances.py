@@ -206,6 +206,9 @@ def test_chunks_that_are_refused() -> None:
             reduce_distances(a, a, lambda d: d.sum(1), chunk_rows=chunk_rows)
 
 
+@pytest.mark.filterwarnings(  # torch's own, in 2.11
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)
 def test_compiled_in_one_graph() -> None:
     torch.compiler.reset()
     a, b = rows(30, 4).requires_grad_(), rows(20, 4, seed=1)

@@ -81,7 +81,7 @@ def memory_timeline(steps: Steps, *, num_steps: int = 1) -> MemoryTimeline:
         steps.step(no_part)
     with (
         modules_recorded(steps.model),
-        profile(activities=activities(steps.device), profile_memory=True) as seen,
+        profile(activities=activities(steps.device), profile_memory=True, acc_events=True) as seen,
     ):
         for _ in range(num_steps):
             steps.step(lambda name: record_function(_PART + name))
