@@ -134,7 +134,7 @@ STOREYS = {
         {"run.py", "prediction", "verify_run.py"},
         {"loss.py"},
         {"fit_classifier.py"},
-        {"temporary_run.py", "replay_step.py", "compare"},
+        {"temporary_run.py", "replay_nan_step.py", "compare"},
         {"dry_run.py", "find_lr.py"},
         {"start_or_resume.py"},
         {"api.py"},

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flambeau.errors import InputError
-from flambeau.train.checkpoints.micro_batches import MicroBatches
+from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.run import Run
 
 OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore of it")

@@ -183,9 +183,9 @@ def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
     if given or others:
         flag = flag_of([*given, *others][0])
         raise InputError(f"--replay-step takes its settings from the run; leave {flag} out")
-    from flambeau.train.replay_step import replay_step
+    from flambeau.train.replay_nan_step import replay_nan_step
 
-    return replay_step(Path(arguments.replay_step), say=say)
+    return replay_nan_step(Path(arguments.replay_step), say=say)
 
 
 def _report(

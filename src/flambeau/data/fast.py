@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from flambeau.data.drop_in.fast_loader import FastLoader, FastOptions
-from flambeau.data.drop_in.kinds import is_timms
 from flambeau.data.drop_in.packed_copy import copy_for
+from flambeau.data.drop_in.transform_kinds import is_timms
 from flambeau.errors import InputError
 
 

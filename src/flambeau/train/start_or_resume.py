@@ -21,7 +21,7 @@ from flambeau.terminal import columns
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.class_balance import class_lines
 from flambeau.train.build.data import DataFacts, check_unchanged, open_data
-from flambeau.train.checkpoints.micro_batches import MicroBatches
+from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.checkpoints.published_weights import finished
 from flambeau.train.checkpoints.run_folder import GO_ON, START_AGAIN, RunFolder
 from flambeau.train.dry_run import dry_run as train_briefly

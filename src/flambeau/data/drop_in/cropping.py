@@ -8,7 +8,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from flambeau.data.drop_in.kinds import filter_name, is_one_of, is_timms
+from flambeau.data.drop_in.transform_kinds import filter_name, is_one_of, is_timms
 from flambeau.data.images.decode import Picture
 from flambeau.data.images.pixels import Pixels
 from flambeau.data.transforms.color import uniform

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from flambeau.data.drop_in.kinds import is_one_of, is_timms
+from flambeau.data.drop_in.transform_kinds import is_one_of, is_timms
 from flambeau.data.transforms.color import uniform
 
 _Fill = Callable[[tuple[int, int, int], torch.Generator], Tensor]

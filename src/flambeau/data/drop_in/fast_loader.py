@@ -15,7 +15,7 @@ from flambeau.data.drop_in.batch_memory import BatchMemory, SpareMemory
 from flambeau.data.drop_in.interception import forget_plans, install
 from flambeau.data.drop_in.known_datasets import TakenOver, taken_over
 from flambeau.data.drop_in.packed_copy import PackedCopy
-from flambeau.data.drop_in.sample import Sample, making
+from flambeau.data.drop_in.sample_context import Sample, making
 from flambeau.data.drop_in.seeded_samples import (
     Batch,
     FindStored,

@@ -11,10 +11,10 @@ from typing import Any
 import PIL.Image
 from PIL import Image
 
-from flambeau.data.drop_in.kinds import WEIGHTS_TRANSFORM
 from flambeau.data.drop_in.lazy_image import opened_lazily
-from flambeau.data.drop_in.plan import Plan, can_take, plan_of
-from flambeau.data.drop_in.sample import current_sample
+from flambeau.data.drop_in.sample_context import current_sample
+from flambeau.data.drop_in.transform_kinds import WEIGHTS_TRANSFORM
+from flambeau.data.drop_in.transform_plan import Plan, can_take, plan_of
 from flambeau.errors import DecodeError
 
 _plans: weakref.WeakKeyDictionary[Any, Plan | None] = weakref.WeakKeyDictionary()

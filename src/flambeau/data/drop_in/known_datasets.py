@@ -9,7 +9,7 @@ from torchvision.datasets import DatasetFolder, folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from flambeau.data.drop_in.interception import plan_for
-from flambeau.data.drop_in.kinds import COMPOSED, is_timms
+from flambeau.data.drop_in.transform_kinds import COMPOSED, is_timms
 
 _MOST_DEPTH = 8
 

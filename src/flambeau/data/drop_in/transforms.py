@@ -13,7 +13,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from flambeau.data.drop_in.cropping import PixelStep, crop_step
-from flambeau.data.drop_in.kinds import filter_name, is_one_of, is_timms
+from flambeau.data.drop_in.transform_kinds import filter_name, is_one_of, is_timms
 from flambeau.data.images.channels import to_image
 from flambeau.data.images.pixels import Pixels
 from flambeau.data.transforms import color

@@ -22,7 +22,7 @@ from flambeau.train.build.data import DataFacts, reopen_data
 from flambeau.train.build.device import pick_device, use_float32
 from flambeau.train.checkpoints.checkpointer import Restored
 from flambeau.train.checkpoints.json_file import whole_number
-from flambeau.train.checkpoints.micro_batches import MicroBatches
+from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.checkpoints.run_identity import changes, exactness_facts
 from flambeau.train.compare.recorded_facts import RunFacts
 from flambeau.train.compare.saved_states import checkpoint_of, read_state, step_losses, steps_of

@@ -20,7 +20,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.data.device_prefetch import prefetch_to_device
 from flambeau.recipes.data.sample_order import mix
-from flambeau.train.checkpoints.micro_batches import MicroBatches
+from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.loop.rank_checks import BadReports
 from flambeau.train.settings.run_options import OnBad, RunOptions
 

@@ -23,7 +23,7 @@ from flambeau.parallel.preemption import OUT_OF_MEMORY, MicroBatchHalved
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
 from flambeau.terminal import say
-from flambeau.train.checkpoints.micro_batches import FILE, MicroBatches
+from flambeau.train.checkpoints.micro_batches_file import FILE, MicroBatches
 from flambeau.train.loop.kept_buffers import KeptBuffers
 from flambeau.train.loop.memory_table import inputs_of, memory_table
 from flambeau.train.loop.resumable_state import ResumableState

@@ -19,7 +19,7 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout, is_sharded
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.ema import EMA
-from flambeau.train.checkpoints.micro_batches import MicroBatches
+from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.checkpoints.published_weights import Best
 from flambeau.train.checkpoints.run_identity import identity
 from flambeau.train.loop.batch_reader import BatchReader

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.errors import InputError
+from flambeau.train.settings.contradictions import check_contradictions
 from flambeau.train.settings.durations import parse_duration, parse_seconds
 from flambeau.train.settings.field_checks import (
     ABOVE_0,
@@ -24,7 +25,6 @@ from flambeau.train.settings.field_checks import (
     typed,
 )
 from flambeau.train.settings.named_schedule import NamedSchedule
-from flambeau.train.settings.pairs import check_pairs
 from flambeau.train.settings.track import TRACKERS, tracker_list
 
 BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
@@ -383,7 +383,7 @@ class Settings:
         for name in ("teacher_weight", "temperature"):
             if getattr(self, name) is not None and self.teacher is None:
                 raise InputError(f"{name} has no effect without a teacher: leave it out")
-        check_pairs(self)
+        check_contradictions(self)
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}

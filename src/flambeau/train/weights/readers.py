@@ -29,8 +29,8 @@ from flambeau.recipes.checkpoints.safe_pickle import (
 from flambeau.recipes.checkpoints.state_dict_prefixes import strip_prefixes
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
+from flambeau.train.weights.not_weights import no_file_of_weights, not_read
 from flambeau.train.weights.npz_file import read_npz
-from flambeau.train.weights.other_files import no_file_of_weights, not_read
 from flambeau.train.weights.safetensors_file import MAX_HEADER, read_safetensors
 
 SAFETENSORS_DTYPES = {

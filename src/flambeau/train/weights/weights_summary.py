@@ -20,8 +20,8 @@ from flambeau.recipes.checkpoints.safe_pickle import (
     PickleRefused,
     pickle_contents,
 )
+from flambeau.train.weights.not_weights import no_file_of_weights, not_read
 from flambeau.train.weights.npz_file import is_of_weights, read_npz
-from flambeau.train.weights.other_files import no_file_of_weights, not_read
 from flambeau.train.weights.readers import (
     weights_in,
     weights_kind,

@@ -6,7 +6,7 @@ from flambeau.errors import InputError
 from flambeau.train.settings.field_checks import parse_batch_size
 
 
-def check_pairs(settings: Any) -> None:
+def check_contradictions(settings: Any) -> None:
     """Refuse two settings of which one rules the other out.
 
     Args:

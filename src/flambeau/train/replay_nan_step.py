@@ -7,14 +7,14 @@ from pathlib import Path
 from flambeau.errors import InputError
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.train.build.data import reopen_data
-from flambeau.train.checkpoints.micro_batches import MicroBatches
+from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.fit_classifier import Training, set_up
 from flambeau.train.loop.nan_guard import BadStep, NotFinite, explain
 from flambeau.train.settings.config_file import from_stored
 
 
-def replay_step(path: Path, *, say: Callable[[str], None]) -> int:
+def replay_nan_step(path: Path, *, say: Callable[[str], None]) -> int:
     """Go from the checkpoint before the step to the step itself, exactly as the run did.
 
     Args:

@@ -19,9 +19,9 @@ from torchvision.transforms import v2
 
 from flambeau.data.drop_in.cropping import PixelStep, Source, source_of, whole
 from flambeau.data.drop_in.erasing import erasing
-from flambeau.data.drop_in.kinds import WEIGHTS_TRANSFORM, is_one_of
 from flambeau.data.drop_in.lazy_image import LazyImage
-from flambeau.data.drop_in.sample import Sample
+from flambeau.data.drop_in.sample_context import Sample
+from flambeau.data.drop_in.transform_kinds import WEIGHTS_TRANSFORM, is_one_of
 from flambeau.data.drop_in.transforms import (
     as_it_is,
     is_pointwise,
