@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flambeau.errors import InputError
 from flambeau.recipes.memory.memory_budget import fake_tensor_mode
@@ -99,6 +99,35 @@ def _valued(tensor: Tensor) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex():
         return torch.randn(tensor.shape, dtype=tensor.dtype)
     return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """The tensors in arguments or results of any nesting."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+@contextmanager
+def hooked(
+    model: nn.Module,
+    before: Callable[[nn.Module, Any, Any], None],
+    after: Callable[[nn.Module, Any, Any, Any], None],
+) -> Iterator[None]:
+    """Until the end of this, two functions are called around each call of a module.
+
+    Args:
+        model: whose modules are meant, itself among them.
+        before: takes the module, its arguments and those by name; before the module's own hooks.
+        after: takes the same and the output.
+    """
+    handles: list[Any] = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+        handles.append(module.register_forward_hook(after, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -6,7 +6,7 @@ and an add being two.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from flambeau.inspection.model_copy import follow, storage_key
+from flambeau.inspection.model_copy import follow, hooked, storage_key, tensors_of
 from flambeau.inspection.receptive_field import EVERYTHING, FieldTracker, ReceptiveField
 
 
@@ -110,7 +109,7 @@ def _watched(
     twin: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ran: bool
 ) -> ModelSummary:
     twin.eval()
-    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    inputs = tensors_of((args, kwargs))
     watch = _Watch(twin, inputs)
     with ExitStack() as stack:
         # Counting needs the products: neither a fused layer for inference nor a fused attention.
@@ -173,12 +172,12 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        sources = tensors_of((args, kwargs))
         self.read |= {storage_key(one) for one in sources}
-        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        made = tensors_of(out)
         if made and not func.is_view:
             self._accessed += sum(one.numel() * one.element_size() for one in (*sources, *made))
-        self._fields.follow(func, args, kwargs or {}, out)
+        self._fields.follow(func, args, sources, made)
         return out
 
     def keep(self, tensor: Tensor) -> Tensor:
@@ -192,16 +191,15 @@ class _Watch(TorchDispatchMode):
     def _figures(self) -> list[int]:
         return [self.flops.get_total_flops(), self._accessed, self._kept]
 
-    @contextmanager
-    def hooks(self) -> Iterator[None]:
+    def hooks(self) -> AbstractContextManager[None]:
         """Until the end of this, the calls of all modules are followed."""
         began: list[list[int]] = []
 
-        def before(_module: nn.Module, _args: Any) -> None:
+        def before(_module: nn.Module, _args: Any, _kwargs: Any) -> None:
             began.append(self._figures())
 
-        def after(module: nn.Module, _args: Any, output: Any) -> None:
-            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        def after(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+            tensors = tensors_of(output)
             cost, start = self.costs[id(module)], began.pop()
             cost.calls += 1
             cost.output = tuple(tuple(one.shape) for one in tensors)
@@ -210,17 +208,7 @@ class _Watch(TorchDispatchMode):
                 c + n - s for c, n, s in zip(cost.figures, self._figures(), start, strict=True)
             ]
 
-        handles = []
-        for module in self._model.modules():
-            handles += [
-                module.register_forward_pre_hook(before, prepend=True),
-                module.register_forward_hook(after),
-            ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        return hooked(self._model, before, after)
 
 
 def _summary(model: nn.Module, watch: _Watch, *, ran: bool) -> ModelSummary:

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 
@@ -56,24 +55,16 @@ class FieldTracker:
         return found
 
     def follow(
-        self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any
+        self, operation: Any, args: Sequence[Any], taken: Sequence[Tensor], made: Sequence[Tensor]
     ) -> None:
-        """An operation has made this output of these arguments."""
-        known = [(t, self._fields[t]) for t in _tensors((args, kwargs)) if t in self._fields]
-        made = _tensors(output)
-        if not known or not made:
+        """An operation, called with these arguments, has made some tensors of those that it has taken."""
+        fields = [self._fields[tensor] for tensor in taken if tensor in self._fields]
+        if not fields or not made:
             return
-        if any(field is EVERYTHING for _, field in known):
-            found: ReceptiveField | None = EVERYTHING
-        else:
-            # Batch normalization gives its statistics, too, which are nobody's input.
-            found = _field(operation, [field for _, field in known], args, made[0])
+        # Batch normalization gives its statistics, too, which are nobody's input.
+        found = EVERYTHING if EVERYTHING in fields else _field(operation, fields, args, made[0])
         if found is not None:
             self._fields[made[0]] = found
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _field(

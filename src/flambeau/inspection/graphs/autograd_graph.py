@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from flambeau.inspection.graphs.recorded_pass import RecordedPass, unit
-from flambeau.inspection.model_copy import storage_key
+from flambeau.inspection.model_copy import storage_key, tensors_of
 
 _AGAIN = "computed again in the backward pass"
 _CHANGED = "modified by an inplace operation"  # in torch's message
@@ -154,9 +153,8 @@ class _Again(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        given = {storage_key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        self.made |= {key: t for t in tensors if (key := storage_key(t)) not in given}
+        given = set(map(storage_key, tensors_of((args, kwargs))))
+        self.made |= {key: t for t in tensors_of(out) if (key := storage_key(t)) not in given}
         return out
 
 

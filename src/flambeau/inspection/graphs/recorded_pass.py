@@ -3,17 +3,17 @@
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves
+from torch.utils._pytree import tree_flatten_with_path
 
 from flambeau.errors import InputError
-from flambeau.inspection.model_copy import follow, storage_key
+from flambeau.inspection.model_copy import follow, hooked, storage_key, tensors_of
 
 _Found = TypeVar("_Found")
 
@@ -158,8 +158,8 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        taken = tensors_of((args, kwargs))
+        made = tensors_of(out)
         if made:
             name = func.name().removeprefix("aten::").partition(".")[0]
             shapes = tuple(tuple(one.shape) for one in made)
@@ -194,8 +194,7 @@ class _Watch(TorchDispatchMode):
                 self._storages[storage_key(one)].append(id(one))
                 self._alive.append(one)
 
-    @contextmanager
-    def hooks(self) -> Iterator[None]:
+    def hooks(self) -> AbstractContextManager[None]:
         """Until the end of this, the calls of all modules are followed."""
         names: dict[int, str] = {}
         for name, module in self.seen.model.named_modules():
@@ -211,7 +210,7 @@ class _Watch(TorchDispatchMode):
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             self._autograd(output)
             call = self._calls[-1]
-            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            tensors = tensors_of(output)
             call.output = tuple(tuple(one.shape) for one in tensors)
             if not call.operations and tensors:
                 sources = self._sources(tensors)
@@ -221,21 +220,11 @@ class _Watch(TorchDispatchMode):
                 self._makers |= {id(one): number for one in tensors if id(one) in self._makers}
             self._calls.pop()
 
-        handles = []
-        for module in self.seen.model.modules():
-            handles += [
-                module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-                module.register_forward_hook(after, with_kwargs=True),
-            ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        return hooked(self.seen.model, before, after)
 
     def _autograd(self, tree: Any) -> None:
         """Nodes that are not known yet were made in the calls that are open now."""
-        todo = [leaf.grad_fn for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+        todo = [tensor.grad_fn for tensor in tensors_of(tree)]
         while todo:
             node = todo.pop()
             if node is not None and node not in self.seen.nodes:
@@ -244,11 +233,16 @@ class _Watch(TorchDispatchMode):
 
     def end(self, output: Any) -> None:
         """The outputs of the model are these."""
-        leaves, _ = tree_flatten_with_path(output)
-        for path, leaf in leaves:
-            if isinstance(leaf, Tensor):
-                name = "".join(map(str, path))
-                self.seen.outputs.append((name, leaf, self._maker(leaf)))
+        for name, tensor in _named_tensors("", output):
+            self.seen.outputs.append((name, tensor, self._maker(tensor)))
+
+
+def _named_tensors(prefix: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor, by its place."""
+    leaves, _ = tree_flatten_with_path(tree)
+    for path, leaf in leaves:
+        if isinstance(leaf, Tensor):
+            yield prefix + "".join(map(str, path)), leaf
 
 
 def _named_inputs(
@@ -260,7 +254,4 @@ def _named_inputs(
     except (TypeError, ValueError):  # the call will say what is wrong
         given = {f"argument {n}": one for n, one in enumerate(args)} | kwargs
     for name, tree in given.items():
-        leaves, _ = tree_flatten_with_path(tree)
-        for path, leaf in leaves:
-            if isinstance(leaf, Tensor):
-                yield name + "".join(map(str, path)), leaf
+        yield from _named_tensors(name, tree)

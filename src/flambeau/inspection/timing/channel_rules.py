@@ -4,7 +4,8 @@ Source: the four guidelines of Ma et al., "ShuffleNet V2", ECCV 2018, arXiv 1807
 channels of their tables 1 to 4; they measured inference on other machines.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -85,40 +86,30 @@ def _point(before: int, after: int, *, groups: int = 1) -> nn.Conv2d:
     return nn.Conv2d(before, after, 1, groups=groups, bias=False)
 
 
-def _stacked(make: Callable[[], Sequence[nn.Module]]) -> nn.Sequential:
-    return nn.Sequential(*(layer for _ in range(_BLOCKS) for layer in make()))
-
-
 def _variants() -> dict[tuple[str, str], tuple[int, nn.Module]]:
     """By rule and name the channels of the input, and the network."""
     found: dict[tuple[str, str], tuple[int, nn.Module]] = {}
+
+    def add(rule: str, name: str, channels: int, *layers: nn.Module) -> None:
+        blocks = [copy.deepcopy(layer) for _ in range(_BLOCKS) for layer in layers]
+        found[rule, name] = channels, nn.Sequential(*blocks)
+
     for narrow, wide in ((128, 128), (90, 180), (52, 312), (36, 432)):
-        found["channels in and out", f"{narrow} to {wide} and back (1:{round(wide / narrow)})"] = (
-            narrow,
-            _stacked(lambda n=narrow, w=wide: [_point(n, w), _point(w, n)]),  # type: ignore[misc]
-        )
+        name = f"{narrow} to {wide} and back (1:{round(wide / narrow)})"
+        add("channels in and out", name, narrow, _point(narrow, wide), _point(wide, narrow))
     for channels, groups in ((128, 1), (180, 2), (256, 4), (360, 8)):
-        found["groups", f"{groups} of {channels} channels"] = (
-            channels,
-            _stacked(lambda c=channels, g=groups: [_point(c, c, groups=g) for _ in range(2)]),  # type: ignore[misc]
-        )
-    found["branches", "1 convolution of 128 channels"] = (128, _stacked(lambda: [_point(128, 128)]))
+        layers = [_point(channels, channels, groups=groups)] * 2
+        add("groups", f"{groups} of {channels} channels", channels, *layers)
+    add("branches", "1 convolution of 128 channels", 128, _point(128, 128))
     for channels, count in ((90, 2), (64, 4)):
-        found["branches", f"{count} of {channels} in a row"] = (
-            channels,
-            _stacked(lambda c=channels, k=count: [_point(c, c) for _ in range(k)]),  # type: ignore[misc]
-        )
-        found["branches", f"{count} of {channels} side by side"] = (
-            channels,
-            _stacked(lambda c=channels, k=count: [_Branches(c, k)]),  # type: ignore[misc]
-        )
+        name = f"{count} of {channels}"
+        add("branches", f"{name} in a row", channels, *[_point(channels, channels)] * count)
+        add("branches", f"{name} side by side", channels, _Branches(channels, count))
     for name, relu, shortcut in (
         ("neither", False, False), ("ReLU", True, False), ("addition", False, True), ("both", True, True),
     ):  # fmt: skip
-        found["element-wise operations", f"bottleneck of 256 channels: {name}"] = (
-            256,
-            _stacked(lambda r=relu, s=shortcut: [_Bottleneck(256, relu=r, shortcut=s)]),  # type: ignore[misc]
-        )
+        block = _Bottleneck(256, relu=relu, shortcut=shortcut)
+        add("element-wise operations", f"bottleneck of 256 channels: {name}", 256, block)
     return found
 
 

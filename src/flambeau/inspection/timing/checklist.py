@@ -2,9 +2,11 @@
 
 import contextlib
 import copy
+import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -209,26 +211,19 @@ def _deleted(plain: Steps, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Adv
     kept: list[Any] = []
     args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(plain.device), (args, kwargs))
 
-    def keeping(part: Part) -> None:
+    def step(part: Part, *, keeps: bool) -> None:
         with part("forward"):
             output = plain.model(*args, **kwargs)
             loss = mean_of_all(output)
-        kept[:] = [output, loss]
+        if keeps:
+            kept[:] = [output, loss]
+        del output
         with part("backward"):
             loss.backward()
         plain.model.zero_grad()
 
-    def deleting(part: Part) -> None:
-        with part("forward"):
-            loss = mean_of_all(plain.model(*args, **kwargs))
-        with part("backward"):
-            loss.backward()
-        plain.model.zero_grad()
-
-    peaks = [
-        memory_timeline(Steps(step, plain.model, plain.device, plain.about), num_steps=2).peak_bytes
-        for step in (keeping, deleting)
-    ]
+    both = [dataclasses.replace(plain, step=partial(step, keeps=keeps)) for keeps in (True, False)]
+    peaks = [memory_timeline(steps, num_steps=2).peak_bytes for steps in both]
     saved = peaks[0] - peaks[1]
     share = saved / peaks[0] if peaks[0] else 0.0
     verdict = f"saves {saved / 2**20:.2f} of {peaks[0] / 2**20:.1f} MiB at the peak"

@@ -1,11 +1,9 @@
 """Memory over the time of a training step, as torch's allocator reports it, and what lives at the peak."""
 
 import json
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch.profiler import profile, record_function
@@ -16,6 +14,7 @@ from flambeau.inspection.timing.step_profile import (
     BACKWARD,
     MODULE,
     activities,
+    chrome_trace,
     modules_recorded,
     no_part,
 )
@@ -86,10 +85,7 @@ def memory_timeline(steps: Steps, *, num_steps: int = 1) -> MemoryTimeline:
         for _ in range(num_steps):
             steps.step(lambda name: record_function(_PART + name))
         synchronize(steps.device)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        seen.export_chrome_trace(str(file))
-        events = json.loads(file.read_bytes())["traceEvents"]
+    events = json.loads(chrome_trace(seen))["traceEvents"]
     there = sum(t.untyped_storage().nbytes() for t in _own(steps))
     return _timeline(events, steps, there)
 

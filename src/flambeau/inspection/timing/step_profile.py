@@ -20,6 +20,7 @@ from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from flambeau.inspection.model_copy import hooked
 from flambeau.inspection.timing.paired_times import PartTime, summary, synchronize
 from flambeau.inspection.timing.training_steps import Steps
 
@@ -173,14 +174,19 @@ def _traced(
                 steps.step(record_function)
             synchronize(steps.device)
     if trace is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "trace.json"
-            seen.export_chrome_trace(str(file))
-            trace(gzip.compress(file.read_bytes(), 6))
+        trace(gzip.compress(chrome_trace(seen), 6))
     on_device = len(watched) > 1
     # The device's own rows repeat what the operations that asked for it show.
     events = [e for e in seen.events() or [] if e.device_type.name == "CPU"]
     return _operations(seen, on_device=on_device), _modules(steps, events, on_device=on_device)
+
+
+def chrome_trace(seen: profile) -> bytes:
+    """What a profiler has seen, as JSON that chrome://tracing opens."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(file))
+        return file.read_bytes()
 
 
 def activities(device: torch.device) -> list[ProfilerActivity]:
@@ -209,30 +215,18 @@ def _operations(seen: profile, *, on_device: bool) -> tuple[OperationTime, ...]:
 @contextlib.contextmanager
 def modules_recorded(model: nn.Module) -> Iterator[None]:
     """Calls of modules are ranges of the profiler, in its trace too."""
+    names = {module: name for name, module in model.named_modules()}
     open_: list[Any] = []
 
-    def before(name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            record = record_function(MODULE + name)
-            record.__enter__()
-            open_.append(record)
-
-        return hook
+    def before(module: nn.Module, *_: Any) -> None:
+        open_.append(record_function(MODULE + names[module]))
+        open_[-1].__enter__()
 
     def after(*_: Any) -> None:
         open_.pop().__exit__(None, None, None)
 
-    handles = []
-    for name, module in model.named_modules():
-        handles += [
-            module.register_forward_pre_hook(before(name)),
-            module.register_forward_hook(after),
-        ]
-    try:
+    with hooked(model, before, after):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _modules(

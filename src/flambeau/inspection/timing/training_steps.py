@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.errors import InputError
-from flambeau.inspection.model_copy import with_values
+from flambeau.inspection.model_copy import tensors_of, with_values
 from flambeau.recipes.memory.memory_budget import mean_of_all
 from flambeau.train.build.data import reopen_data
 from flambeau.train.checkpoints.run_folder import RunFolder
@@ -96,11 +96,7 @@ def steps_of_model(
             optimizer.step()
             optimizer.zero_grad()
 
-    shapes = ", ".join(
-        "x".join(map(str, leaf.shape))
-        for leaf in tree_leaves((args, kwargs))
-        if isinstance(leaf, Tensor)
-    )
+    shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors_of((args, kwargs)))
     steps = Steps(step, model, device, f"{type(model).__name__}, random input {shapes}, AdamW")
     try:
         step(lambda name: contextlib.nullcontext())

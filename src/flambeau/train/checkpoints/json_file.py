@@ -36,6 +36,19 @@ def json_file(path: Path) -> Any:
         raise ValueError(why_no_json(error)) from None
 
 
+def json_table(path: Path) -> Mapping[str, Any]:
+    """The table that a JSON file holds; empty where it is absent, cannot be read or holds something else."""
+    try:
+        return table(json_file(path))
+    except (OSError, ValueError):
+        return {}
+
+
+def table(value: object) -> Mapping[str, Any]:
+    """A table in what a file holds; empty in the place of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
 def json_row(line: bytes) -> dict[str, Any] | None:
     """A line of a file of JSON objects; None for another one, such as the torn last one of a killed run."""
     try:

@@ -19,7 +19,7 @@ from flambeau.report.page import GENERATOR, report_page
 from flambeau.report.reported_run import Event, ReportedRun, read_series
 from flambeau.report.words import ENGLISH
 from flambeau.terminal import clock
-from flambeau.train.checkpoints.json_file import json_file, json_row
+from flambeau.train.checkpoints.json_file import json_row, json_table
 from flambeau.train.checkpoints.run_summary import summarize
 from flambeau.version import __version__
 
@@ -39,12 +39,12 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         name: of the run in the report.
     """
     summary = summarize(folder, name=name)
-    result = _stored(folder / "result.json")
-    data = dict(_stored(folder / "dataset.json"))
+    result = json_table(folder / "result.json")
+    data = dict(json_table(folder / "dataset.json"))
     if isinstance(classes := data.get("classes"), list):
         data["classes"] = len(classes)
     data = {key: value for key, value in data.items() if value not in (None, "")}
-    environment = dict(_stored(folder / "environment.json"))
+    environment = dict(json_table(folder / "environment.json"))
     model = environment.pop("model", None)
     events = list(_events(folder / "events.jsonl"))
     memory = next((e.peak_memory_bytes for e in reversed(events) if e.peak_memory_bytes), None)
@@ -65,7 +65,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         settings=summary.config, environment=environment, data=data,
         figures=_numbers(figures) if isinstance(figures, dict) else {}, series=series,
         model=model if isinstance(model, dict) else {}, events=events[-_MOST_EVENTS:],
-        evaluated=evaluated(_stored(folder / "evaluation.json")),
+        evaluated=evaluated(json_table(folder / "evaluation.json")),
         first_batch=_jpeg(folder / "first_batch.jpg"), bad_images=_bad_images(folder / "bad_images.txt"),
     )  # fmt: skip
 
@@ -135,15 +135,6 @@ def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
         for name, value in figures.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     }
-
-
-def _stored(path: Path) -> Mapping[str, Any]:
-    """A table of a run, empty where it is absent or cannot be read."""
-    try:
-        found = json_file(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 @contextlib.contextmanager

@@ -21,7 +21,9 @@ from flambeau.train.checkpoints.json_file import (
     dataset_facts,
     finite_number,
     json_file,
+    json_table,
     metrics_row,
+    table,
     whole_number,
 )
 from flambeau.train.checkpoints.run_lock import is_locked
@@ -171,7 +173,7 @@ class _Reader:
         state, why, result = self._state()
         metric = str(config.get("best", "val_accuracy"))
         best = self._best(metric) if result is None else finite_number(result.get(metric))
-        told = config if self._is_command else _table(config.get("config"))
+        told = config if self._is_command else table(config.get("config"))
         data = config.get("data", "fashion-mnist") if self._is_command else told.get("data")
         step = max([self._saved, *(row["step"] for row in self._rows[-1:] if self._is_running)])
         return RunSummary(
@@ -193,7 +195,7 @@ class _Reader:
         except (OSError, ValueError) as error:
             return "damaged", f"result.json cannot be read: {error}", None
         else:
-            figures = _table(result).get("metrics")
+            figures = table(result).get("metrics")
             if not isinstance(figures, dict):
                 return "damaged", "result.json is not of a run", None
             if not (self._path / "model.safetensors").is_file():
@@ -213,7 +215,7 @@ class _Reader:
     def _best(self, metric: str) -> float | None:
         """Over the evaluations in the lines read, and in the checkpoints where those are not all lines."""
         evaluations: list[Mapping[str, Any]] = [r for r in self._rows if "images_per_s" not in r]
-        evaluations += [_table(meta.get("metrics")) for meta in self._metas]
+        evaluations += [table(meta.get("metrics")) for meta in self._metas]
         values = [v for row in evaluations if (v := finite_number(row.get(metric))) is not None]
         choose = min if self._config.get("best_mode") == "min" else max
         return choose(values, default=None)
@@ -230,10 +232,7 @@ class _Reader:
         metas = []
         for step in steps:
             manifest = self._path / "checkpoints" / f"step-{step:08d}" / "manifest.json"
-            try:
-                metas.append(_table(_table(json_file(manifest)).get("meta")))
-            except (OSError, ValueError):
-                continue  # `flambeau verify` says what is wrong with it
+            metas.append(table(json_table(manifest).get("meta")))  # `flambeau verify` says more
         return metas
 
     def _global_batch(self) -> int | None:
@@ -340,7 +339,3 @@ def _changed(path: Path) -> float | None:
         except OSError:
             continue
     return max(times, default=None)
-
-
-def _table(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

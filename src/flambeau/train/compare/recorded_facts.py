@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flambeau.errors import InputError
-from flambeau.train.checkpoints.json_file import json_file
+from flambeau.train.checkpoints.json_file import json_table, table
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.settings.settings import FIELDS
 
@@ -46,13 +46,6 @@ class Difference:
     matters: bool
     step: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """For `flambeau diff --json`."""
-        return {
-            "kind": self.kind, "name": self.name, "values": list(self.values), "matters": self.matters,
-            "step": self.step,
-        }  # fmt: skip
-
 
 @dataclass(frozen=True)
 class RunFacts:
@@ -87,16 +80,16 @@ def read_facts(path: Path) -> RunFacts:
         raise InputError(
             f"{path} is not a run folder: its config.toml is of another program; give the folder of a run"
         )
-    own = _table(config.get("config"))
+    own = table(config.get("config"))
     settings = {name: value for name, value in config.items() if name != "config"}
     settings |= {f"config {name}": value for name, value in own.items()}
-    environment = dict(_table(_stored(path / "environment.json")))
-    packages = _table(environment.pop("packages", None))
-    exactness = _table(environment.pop("exactness", None))
+    environment = dict(json_table(path / "environment.json"))
+    packages = table(environment.pop("packages", None))
+    exactness = table(environment.pop("exactness", None))
     if (model := _model_text(environment.pop("model", None))) is not None:
         environment["model"] = model
     return RunFacts(
-        folder, _few(settings), _few(_table(_stored(folder.dataset))), _few({**environment, **packages}),
+        folder, _few(settings), _few(json_table(folder.dataset)), _few({**environment, **packages}),
         _few(exactness), isinstance(config.get("model"), str),
     )  # fmt: skip
 
@@ -121,7 +114,7 @@ def history_differences(
         known: what is not told again.
     """
     seen = {(difference.kind, difference.name, repr(difference.values)) for difference in known}
-    tables = _table(left.get("exactness")), _table(right.get("exactness"))
+    tables = table(left.get("exactness")), table(right.get("exactness"))
     for name, values in _different(*tables):
         if ("environment", name, repr(values)) not in seen:
             yield Difference("history", f"resumed with {name}", values, matters=True, step=step)
@@ -186,8 +179,8 @@ def _of_environment(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
 
 def _model_text(found: object) -> str | None:
     """The model of environment.json in a few words; its parts are in the report."""
-    table = _table(found)
-    name, parameters = table.get("class"), table.get("parameters")
+    told = table(found)
+    name, parameters = told.get("class"), told.get("parameters")
     if not isinstance(name, str) or type(parameters) is not int:
         return None
     return f"{name} with {parameters:,} parameters"
@@ -206,17 +199,5 @@ def _names(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*left, *right]))
 
 
-def _stored(path: Path) -> Any:
-    """What a JSON file of a run holds; nothing where it is absent or cannot be read."""
-    try:
-        return json_file(path)
-    except (OSError, ValueError):
-        return None
-
-
-def _table(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _few(table: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(list(table.items())[:_MOST])
+def _few(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(list(facts.items())[:_MOST])

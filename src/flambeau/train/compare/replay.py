@@ -41,13 +41,13 @@ class Reproduced:
     Attributes:
         step: of the checkpoint that was reached and compared; None if there is none or it was not reached.
         state: how the two differ there; None where they are equal to the bit.
-        loss: the first step whose loss is not the recorded one: (step, recorded, replayed).
+        loss: the first step whose loss is not the recorded one: (step, (recorded, replayed)).
         machine: what is other here than where the run was trained.
     """
 
     step: int | None = None
     state: StateDifference | None = None
-    loss: tuple[int, float, float] | None = None
+    loss: tuple[int, tuple[float, float]] | None = None
     machine: list[str] = field(default_factory=list)
 
     @property

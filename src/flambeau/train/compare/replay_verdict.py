@@ -93,7 +93,7 @@ def _of_run(run: RunFacts, outcome: Reproduced) -> Iterator[str]:
         yield f"The replay of {name} is equal to its checkpoint of step {outcome.step} to the bit."
         return
     if outcome.loss is not None:
-        step, then, now = outcome.loss
+        step, (then, now) = outcome.loss
         how = f"the loss of step {step} was {then!r} and is {now!r} now"
     else:
         assert outcome.state is not None

@@ -25,7 +25,13 @@ from flambeau.train.checkpoints.json_file import whole_number
 from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.checkpoints.run_identity import changes, exactness_facts
 from flambeau.train.compare.recorded_facts import RunFacts
-from flambeau.train.compare.saved_states import checkpoint_of, read_state, step_losses, steps_of
+from flambeau.train.compare.saved_states import (
+    checkpoint_of,
+    first_loss_difference,
+    read_state,
+    step_losses,
+    steps_of,
+)
 from flambeau.train.compare.step_events import StepEvents
 from flambeau.train.fit_classifier import batch_loss, set_up
 from flambeau.train.settings.config_file import from_stored
@@ -167,18 +173,12 @@ class ReplayedRun:
         ema = None if now.ema is None else dict(now.ema)
         return Restored("replay", dict(now.model), ema, dict(now.state), dict(now.meta))
 
-    def unlike_loss(self) -> tuple[int, float, float] | None:
-        """The first step whose loss is not the one that the run has recorded: (step, recorded, now)."""
+    def unlike_loss(self) -> tuple[int, tuple[float, float]] | None:
+        """The first step whose loss is not the one that the run has recorded: (step, (recorded, now))."""
         if self.own is None:
             return None
         recorded = step_losses(self.own, accumulate=self._settings.accumulate)
-        for step in sorted(recorded.keys() & self.losses.keys()):
-            if len(recorded[step]) != len(self.losses[step]):
-                continue  # in other micro-batches, as memory ran out there
-            for then, now in zip(recorded[step], self.losses[step], strict=True):
-                if then != now and not (then != then and now != now):
-                    return step, then, now
-        return None
+        return first_loss_difference(recorded, self.losses)
 
     def machine_changes(self) -> list[str]:
         """What is other here than where the run was trained, as 'cpu X then, Y now'."""

@@ -1,6 +1,6 @@
 """Two runs compared from what is in their folders, in the order in which one thing causes another."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,14 @@ class RunComparison:
     @property
     def parts(self) -> tuple[int, int] | None:
         """The first and the last step in which they may part for the first time; None where they do not."""
-        ends = [step for step in (self._first_seen(),) if step is not None]
-        if not ends:
-            return None
+        steps = [
+            None if self.state is None else self.state.step,
+            None if self.loss is None else self.loss[0],
+            None if self.lines.first is None else self.lines.first.step,
+        ]
+        end = min((step for step in steps if step is not None), default=None)
         low = self.equal_steps[-1] + 1 if self.equal_steps else 1
-        return min(low, ends[0]), ends[0]
+        return None if end is None else (min(low, end), end)
 
     @property
     def is_of_evaluation(self) -> bool:
@@ -93,22 +96,14 @@ class RunComparison:
         """There is a figure or a readable checkpoint that both have."""
         return bool(self.lines.num_figures or self.equal_steps or self.state)
 
-    def _first_seen(self) -> int | None:
-        steps = [
-            None if self.state is None else self.state.step,
-            None if self.loss is None else self.loss[0],
-            None if self.lines.first is None else self.lines.first.step,
-        ]
-        return min((step for step in steps if step is not None), default=None)
-
     def as_json(self) -> dict[str, Any]:
         """For `flambeau diff --json`."""
         return {
             "runs": [str(run.folder.path) for run in self.runs],
             "identical": self.is_same,
             "parts_in_steps": None if self.parts is None else list(self.parts),
-            "differences": [fact.as_json() for fact in self.facts],
-            "sample": None if self.sample is None else self.sample.as_json(),
+            "differences": list(map(asdict, self.facts)),
+            "sample": None if self.sample is None else asdict(self.sample),
             "loss": self.lines.as_json(),
             "first_loss_of_a_step": None if self.loss is None else {
                 "step": self.loss[0], "values": list(self.loss[1]),
@@ -170,16 +165,15 @@ def _compare_checkpoints(found: RunComparison) -> None:
     accumulate = [_whole(run.settings.get("accumulate", 1)) for run in found.runs]
     logged = [run.settings.get("log_every") for run in found.runs]
     folders = [run.folder.path for run in found.runs]
-    for pair in pairs(folders[0], folders[1], found.damaged):
-        left, right = pair.states
-        found.facts += history_differences(pair.step, left.meta, right.meta, found.facts)
+    for step, left, right in pairs(folders[0], folders[1], found.damaged):
+        found.facts += history_differences(step, left.meta, right.meta, found.facts)
         if accumulate[0] == accumulate[1] and logged[0] == logged[1]:
             _note_losses(found, left, right, accumulate[0])
-        state = state_difference(pair.step, left, right)
+        state = state_difference(step, left, right)
         if state is not None and not state.is_of_options:
             found.state = state
             return
-        found.equal_steps.append(pair.step)
+        found.equal_steps.append(step)
         found.num_tensors = len(left.model)
 
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -34,10 +33,6 @@ class SampleDifference:
     text: str
     num_samples: int
     step: int | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """For `flambeau diff --json`."""
-        return {"text": self.text, "num_samples": self.num_samples, "step": self.step}
 
 
 def open_training_data(run: RunFacts) -> Source:
@@ -79,7 +74,6 @@ def sample_difference(
         return SampleDifference(f"the classes differ: {what}", 0)
     if list(left.names) != list(right.names):
         return _of_names(left, right)
-    first = 0
     numbers = (left.labels != right.labels).nonzero().flatten().tolist()
     texts = {
         number: f"the label of {left.describe(number)}: "
@@ -96,14 +90,11 @@ def sample_difference(
         return None
     first, step = min(texts), None
     if batch:
-        places = {number: place for place, number in enumerate(_order(len(left), seed))}
+        order = sample_order(len(left), seed=seed, epoch=0).tolist()
+        places = {number: place for place, number in enumerate(order)}
         first = min(texts, key=lambda number: places[number])
         step = places[first] // batch + 1
     return SampleDifference(texts[first], max(len(texts), len(numbers)), step)
-
-
-def _order(length: int, seed: int) -> list[int]:
-    return [int(number) for number in sample_order(length, seed=seed, epoch=0)]
 
 
 def _of_names(left: Source, right: Source) -> SampleDifference:

@@ -8,7 +8,7 @@ import itertools
 import math
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -87,14 +87,6 @@ class Damaged:
     name: str
     why: str
     as_the_other: str | None = None
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The checkpoints of one step, of both runs."""
-
-    step: int
-    states: tuple[Restored, Restored]
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -280,28 +272,23 @@ def step_losses(state: Restored, *, accumulate: int) -> dict[int, tuple[float, .
 
 
 def first_loss_difference(
-    left: Mapping[int, tuple[float, ...]], right: Mapping[int, tuple[float, ...]]
+    left: Mapping[int, Sequence[float]], right: Mapping[int, Sequence[float]]
 ) -> tuple[int, tuple[float, float]] | None:
     """The first step of both whose losses differ, and these; None where there is none.
 
-    A step of as many forward passes in both, that is.
+    A step of as many forward passes in both, that is: memory may have run out in one.
     """
     for step in sorted(left.keys() & right.keys()):
-        if len(left[step]) == len(right[step]) and not _same(left[step], right[step]):
-            for a, b in zip(left[step], right[step], strict=False):
-                if not _same((a,), (b,)):
+        if len(left[step]) == len(right[step]):
+            for a, b in zip(left[step], right[step], strict=True):
+                if a != b and not (a != a and b != b):  # NaN equals NaN
                     return step, (a, b)
-            return step, (left[step][0], right[step][0])
     return None
 
 
-def _same(left: tuple[float, ...], right: tuple[float, ...]) -> bool:
-    return len(left) == len(right) and all(
-        a == b or (a != a and b != b) for a, b in zip(left, right, strict=True)
-    )
-
-
-def pairs(left: Path, right: Path, damaged: list[Damaged]) -> Iterator[Pair]:
+def pairs(
+    left: Path, right: Path, damaged: list[Damaged]
+) -> Iterator[tuple[int, Restored, Restored]]:
     """The checkpoints of equal steps, ascending; those that are damaged go to `damaged`."""
     common = sorted(set(steps_of(left)) & set(steps_of(right)))
     for step in common:
@@ -318,7 +305,7 @@ def pairs(left: Path, right: Path, damaged: list[Damaged]) -> Iterator[Pair]:
                     found = replace(found, as_the_other=_change(folders, run, error.name))
                 damaged.append(found)
         if len(states) == 2:
-            yield Pair(step, (states[0], states[1]))
+            yield step, states[0], states[1]
 
 
 def _change(folders: tuple[Path, Path], run: int, file: str) -> str | None:
