@@ -56,6 +56,13 @@ def say(text: str, *, green: str = "") -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def printable(text: str, *, longest: int | None = None) -> str:
+    """Text out of a file, fit for a terminal: what it would obey is escaped, and it is not too long."""
+    if longest is not None and len(text) > longest:
+        text = text[: longest - 3] + "..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def columns() -> int:
     """Of the terminal; 80 where there is none."""
     return error_console().width if sys.stderr.isatty() else 80

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.reading_flags import printed
+from flambeau.cli.reading_flags import check_at_least, printed
 from flambeau.data.check.finding import HARMFUL, KINDS, WITHOUT_IMAGES
 from flambeau.errors import InputError, nearest
 from flambeau.terminal import say
@@ -65,8 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 1 if there is something that a training is better without."""
-    if arguments.workers is not None and arguments.workers < 1:
-        raise InputError(f"--workers must be at least 1, got {arguments.workers}")
+    check_at_least(arguments, workers=1)
     kinds, path = _kinds(arguments.drop), Path(arguments.data)
     from flambeau.data.check.check_data import check_data
     from flambeau.data.check.clean_listing import require_new, write_listing

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from flambeau.terminal import printable
+
 HELP = "weights of a .pth, .safetensors, run or checkpoint into a new .safetensors or .pth"
 
 _SHOWN = 20  # names in one line
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert, and say what was taken and what was not."""
-    from flambeau.train.weights.readers import DTYPES, open_weights, plain_names, shown
+    from flambeau.train.weights.readers import DTYPES, open_weights, plain_names
     from flambeau.train.weights.writer import write_weights
 
     source, out = Path(arguments.source), Path(arguments.out)
@@ -46,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         source=weights.source,
         force=arguments.force,
     )
-    print(f"taken: {shown(weights.source)}")
+    print(f"taken: {printable(weights.source)}")
     if weights.others:
         print(f"also there: {_first(weights.others)} (--key)")
     if weights.dropped:
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if renamed:
         print(
             f"renamed: {len(renamed)} tensors without their prefix, such as "
-            f"{shown(' to '.join(renamed[0]))}"
+            f"{printable(' to '.join(renamed[0]))}"
         )
     if written.num_shared:
         how = "in full" if out.suffix == ".safetensors" else "once"
@@ -74,7 +76,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _first(names: tuple[str, ...]) -> str:
-    from flambeau.train.weights.readers import shown
-
     more = f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
-    return shown(", ".join(names[:_SHOWN])) + more
+    return printable(", ".join(names[:_SHOWN])) + more

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.reading_flags import printed
+from flambeau.cli.table import print_json
 from flambeau.errors import InputError
-from flambeau.terminal import say
+from flambeau.terminal import printable, say
 
 if TYPE_CHECKING:
     from flambeau.train.compare.run_comparison import RunComparison
@@ -47,7 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.loss:
         return _loss(left, right, as_json=arguments.json)
-    from flambeau.cli.table import print_json
     from flambeau.train.compare.run_comparison import compare_runs
     from flambeau.train.compare.verdict import verdict
 
@@ -71,7 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _loss(left: Path, right: Path, *, as_json: bool) -> int:
-    from flambeau.cli.table import print_json
     from flambeau.train.compare.metric_lines import compare_lines, markdown_table
     from flambeau.train.compare.recorded_facts import read_facts
 
@@ -135,4 +134,4 @@ def _print_state(found: "RunComparison") -> None:
 
 def _say(text: str) -> None:
     """A line on standard output; what is not printable in it came out of a file."""
-    print(printed("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)))
+    print(printed(printable(text)))

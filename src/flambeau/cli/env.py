@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flambeau.cli.table import print_table
 from flambeau.errors import InputError
+from flambeau.version import __version__
 
 _OF_DEVELOPERS = {"dev", "docs", "bench"}
 
@@ -91,7 +93,6 @@ def _say_of_mirror(arguments: argparse.Namespace) -> int:
 def _check_index(index: str) -> int:
     """Print which version of each package an index has for this machine; 1 where one is missing."""
     from flambeau.cli.machine.package_index import newest_fitting, requirements
-    from flambeau.cli.table import print_table
 
     found = [(wanted, newest_fitting(index, wanted)) for wanted in requirements()]
     rows = [
@@ -109,7 +110,6 @@ def _report(disk: Path | None) -> dict[str, Any]:
     from flambeau.data.images.jpeg.region_decode import jpeg_decoder
     from flambeau.data.images.native.kernel import kernel_status
     from flambeau.recipes.setup.environment import environment
-    from flambeau.version import __version__
 
     speed = {} if disk is None else {"disk": disk_speed(disk)}
     found, served = environment(), cuda_of_driver()

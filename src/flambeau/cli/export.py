@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from flambeau.cli.table import print_json, print_table
 from flambeau.terminal import say
 
 HELP = (
@@ -86,7 +87,6 @@ def _add_steps(steps: "argparse._ArgumentGroup") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the folder, and print the table."""
-    from flambeau.cli.table import print_json, print_table
     from flambeau.export.export_run import Measuring, export_run
     from flambeau.export.step_figures import as_rows, as_table
     from flambeau.export.steps import ExportPlan

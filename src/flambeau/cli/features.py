@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from flambeau.cli.reading_flags import add_reading_flags, check_at_least
 from flambeau.errors import InputError
 from flambeau.terminal import say
+from flambeau.user_code import is_function
 
 if TYPE_CHECKING:
     from flambeau.train.prediction.trained_model import Trained
@@ -133,7 +134,6 @@ def _model_of(arguments: argparse.Namespace) -> "Trained":
     from flambeau.train.prediction.features import named_model
     from flambeau.train.settings.field_checks import check_value
     from flambeau.train.settings.settings import FIELDS
-    from flambeau.user_code import is_function
 
     if arguments.pretrained and arguments.weights:
         raise InputError("--pretrained and --weights contradict each other: give one of them")

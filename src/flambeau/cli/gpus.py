@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.cli.machine.nvidia_driver import cuda_version, visible_uuids
+from flambeau.cli.table import print_json, print_table
 from flambeau.errors import InputError
 
 HELP = "show what runs on the GPUs, whose it is, and which one is cuda:0 here"
@@ -29,8 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the GPUs, and what runs on them."""
-    from flambeau.cli.table import print_json
-
     with _nvml() as nvml:
         report = {
             "driver": nvml.nvmlSystemGetDriverVersion(),
@@ -210,8 +209,6 @@ def _read(path: Path) -> str:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from flambeau.cli.table import print_table
-
     rows = report["gpus"]
     print(f"driver {report['driver']}, for CUDA up to {report['cuda_of_driver']}")
     for name, value in report["environment"].items():

@@ -14,9 +14,11 @@ from flambeau.cli.inspection.memory_file import write_memory
 from flambeau.cli.inspection.profile_page import print_profile
 from flambeau.cli.inspection.rules_table import print_findings, print_rules
 from flambeau.cli.inspection.steps_here import BATCH, Source, quiet_profiler
+from flambeau.cli.reading_flags import check_at_least
+from flambeau.cli.table import count_text, print_json, print_table
 from flambeau.errors import InputError
 from flambeau.terminal import say
-from flambeau.user_code import first_line
+from flambeau.user_code import first_line, is_function
 
 if TYPE_CHECKING:
     from torch import nn
@@ -167,7 +169,6 @@ def _print_summary(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: int, as_json: bool
 ) -> int:
     """The table, and below it the totals; returns the exit code."""
-    from flambeau.cli.table import print_json
     from flambeau.inspection.model_summary import summarize
 
     with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
@@ -205,8 +206,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError("name a MODEL or a RUN; see flambeau inspect --help")
     if arguments.json and arguments.depth is not None and arguments.graph is None:
         raise InputError("--depth has no effect with --json, which has every module: leave it out")
-    if arguments.depth is not None and arguments.depth < 0:
-        raise InputError(f"--depth must be at least 0, got {arguments.depth}")
+    check_at_least(arguments, depth=0)
     for path, suffix in files:
         if path is not None:
             check_new_file(path, (suffix,), force=arguments.force)
@@ -230,7 +230,6 @@ def _loaded(
     )
     from flambeau.train.build.model import build_model
     from flambeau.train.prediction.trained_model import load_trained
-    from flambeau.user_code import is_function
 
     if Path(name).is_dir():
         trained = load_trained(Path(name), say=say)
@@ -280,7 +279,6 @@ def _print_breaks(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, as_json: bool
 ) -> int:
     """What torch.compile would make of the model; returns the exit code."""
-    from flambeau.cli.table import print_json
     from flambeau.inspection.graph_breaks import graph_breaks
 
     found = graph_breaks(model, args, kwargs)
@@ -297,8 +295,6 @@ def _print_breaks(
 
 
 def _print_modules(rows: "list[ModuleSummary]") -> None:
-    from flambeau.cli.table import count_text, print_table
-
     columns = ("module", "kind", "output", "parameters", "FLOPs", "kept MiB", "receptive field")
     right = columns[3:]
     cells = (

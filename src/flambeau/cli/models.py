@@ -5,6 +5,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Iterable, Sequence
 
+from flambeau.cli.table import count_text, print_json, print_table
 from flambeau.errors import InputError, nearest
 from flambeau.terminal import say
 
@@ -43,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the models."""
-    from flambeau.cli.table import count_text, print_json, print_table
     from flambeau.inspection.model_facts import counted, model_facts, model_names
 
     names = _chosen(arguments.patterns, model_names(tags=arguments.tags))

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flambeau.cli.reading_flags import check_at_least
+from flambeau.errors import InputError
+
 if TYPE_CHECKING:
     from flambeau.data.pack.encode_images import Conversion
     from flambeau.data.pack.output_files import Packed
@@ -97,13 +100,7 @@ def _add_files(files: argparse._ArgumentGroup) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack, and say what was made."""
-    from flambeau.errors import InputError
-
-    least_of = {"workers": 1, "skip_bad_images": 0, "resize": 1, "quality": 1, "seed": 0}
-    for name, least in least_of.items():
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    check_at_least(arguments, workers=1, skip_bad_images=0, resize=1, quality=1, seed=0)
     src, dst = Path(arguments.src), Path(arguments.dst)
     _check_takes_effect(arguments, dst)
     if arguments.list:
@@ -130,7 +127,6 @@ def _check_takes_effect(arguments: argparse.Namespace, dst: Path) -> None:
     """Refuse flags that would do nothing; those of the images are looked at by `_conversion`."""
     from flambeau.data.pack.shard_plan import target_kind
     from flambeau.data.sources.data_names import is_named
-    from flambeau.errors import InputError
 
     if arguments.download and not is_named(arguments.src):
         raise InputError(
@@ -167,7 +163,6 @@ def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
     from flambeau.data.pack.encode_images import Conversion
     from flambeau.data.pack.shard_plan import target_kind
     from flambeau.data.sources.format_table import FORMATS
-    from flambeau.errors import InputError
 
     changes = arguments.resize is not None or arguments.center_crop
     encode = arguments.encode
@@ -212,7 +207,6 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
     from flambeau.data.pack.output_files import disk_told, write_classes, write_whole
     from flambeau.data.pack.shard_plan import list_files, named_parts, remarks_on_classes
     from flambeau.data.sources.class_names import place_for_classes
-    from flambeau.errors import InputError
 
     parts = named_parts(src, "list", download=arguments.download)
     texts = list_files(parts, dst, _split(arguments))

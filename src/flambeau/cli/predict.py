@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.reading_flags import add_flip_tta, add_reading_flags, check_at_least, printed
+from flambeau.errors import InputError
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the classes of each image, or write them."""
-    from flambeau.errors import InputError
-
     check_at_least(arguments, top=1, workers=0, skip_bad_images=0)
     if arguments.force and arguments.out is None:
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")

@@ -43,9 +43,9 @@ def check_at_least(arguments: argparse.Namespace, **least: int) -> None:
         InputError: one of them.
     """
     for name, smallest in least.items():
-        if getattr(arguments, name) < smallest:
-            flag = f"--{name.replace('_', '-')}"
-            raise InputError(f"{flag} must be at least {smallest}, got {getattr(arguments, name)}")
+        given = getattr(arguments, name)
+        if given is not None and given < smallest:
+            raise InputError(f"--{name.replace('_', '-')} must be at least {smallest}, got {given}")
 
 
 def printed(text: str) -> str:

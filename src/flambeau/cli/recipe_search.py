@@ -10,6 +10,7 @@ There is no index: docstrings and pages are read at each search, which takes a t
 import ast
 import functools
 import math
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,20 +19,13 @@ from pathlib import Path, PurePosixPath
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
-_LISTS = (
-    "index.md",
-    "coverage.md",
-)  # of links: what they say counts for the pages that they link to
+# Of links: what they say counts for the pages that they link to.
+_LISTS = ("index.md", "coverage.md")
 _ANSWERS = "errors_and_old_names.md"  # each row of its tables answers a question of its own
-_WEIGHTS = {
-    "name": 6.0,
-    "title": 4.0,
-    "links": 2.5,
-    "body": 1.0,
-}  # chosen on the questions of the tests
-_FEWEST = (
-    0.5  # share of the words, by how much they say, that a result holds at least; chosen likewise
-)
+# Chosen on the questions of the tests; the second is the share of the words, by how much they say, that a
+# result holds at least.
+_WEIGHTS = {"name": 6.0, "title": 4.0, "links": 2.5, "body": 1.0}
+_FEWEST = 0.5
 _STOP_WORDS = frozenset(
     {
         "a", "an", "and", "are", "as", "at", "be", "by", "can", "do", "does", "for", "from", "how", "i", "if",
@@ -319,18 +313,8 @@ def _links(text: str, page: str) -> Iterator[tuple[str, str]]:
             target = match[2]
             if ".md" in target and ":" not in target:
                 path, _, mark = target.partition("#")
-                full = _resolved(PurePosixPath(page).parent / path)
+                full = posixpath.normpath(PurePosixPath(page).parent / path)
                 yield full + (f"#{mark}" if mark else ""), _LINK.sub(r"\1", line)
-
-
-def _resolved(path: PurePosixPath) -> str:
-    parts: list[str] = []
-    for part in path.parts:
-        if part == ".." and parts:
-            parts.pop()
-        elif part != "..":
-            parts.append(part)
-    return "/".join(parts)
 
 
 def section(text: str, wanted: str) -> str | None:

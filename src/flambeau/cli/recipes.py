@@ -7,6 +7,7 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
+from flambeau.cli.reading_flags import check_at_least
 from flambeau.cli.recipe_search import (
     RECIPES,
     Index,
@@ -17,6 +18,8 @@ from flambeau.cli.recipe_search import (
     recipe_name,
     section,
 )
+from flambeau.cli.table import print_json, print_table
+from flambeau.errors import InputError, nearest
 
 HELP = "list the recipes, search them and the pages, show one, or copy some into your project"
 
@@ -74,11 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _search(arguments: argparse.Namespace) -> int:
-    from flambeau.cli.table import print_json, print_table
-    from flambeau.errors import InputError, nearest
-
-    if arguments.top < 1:
-        raise InputError(f"--top must be at least 1, got {arguments.top}")
+    check_at_least(arguments, top=1)
     words = " ".join(arguments.query)
     found = Index(chinese=arguments.zh or is_chinese(words)).search(words)[: arguments.top]
     if not found:
@@ -109,8 +108,6 @@ def _listing(*, chinese: bool) -> str:
 
 
 def _find(name: str) -> Path:
-    from flambeau.errors import InputError
-
     paths = {path.stem: path for path in recipe_files()}
     paths |= {recipe_name(path): path for path in recipe_files()}
     if name not in paths:
@@ -125,8 +122,6 @@ def _find(name: str) -> Path:
 
 def _page(name: str, *, language: str) -> str:
     """A page, or the part of one that an anchor names."""
-    from flambeau.errors import InputError, nearest
-
     folder = docs_folder()
     if folder is None:
         raise InputError(
@@ -137,9 +132,8 @@ def _page(name: str, *, language: str) -> str:
     short = {page.removesuffix(".md"): path for page, path in pages.items()}
     recipes = {path.stem: pages[f"recipes/{path.stem}.md"] for path in recipe_files()}
     recipes |= {recipe_name(path): recipes[path.stem] for path in recipe_files()}
-    known = (
-        short | pages | recipes
-    )  # `page schedules` is the recipe's, `page schedules.md` the other
+    # `page schedules` is the recipe's, `page schedules.md` the other.
+    known = short | pages | recipes
     wanted, _, mark = name.partition("#")
     if wanted not in known:
         raise InputError(
@@ -155,8 +149,6 @@ def _page(name: str, *, language: str) -> str:
 
 def _copy(recipes: list[Path], dest: Path) -> str:
     """Copy them, all or none where that can be seen before; what to do with them."""
-    from flambeau.errors import InputError
-
     targets = _targets(recipes, dest)
     for target in targets:
         if target.exists() or target.is_symlink():
@@ -177,8 +169,6 @@ def _copy(recipes: list[Path], dest: Path) -> str:
 
 def _targets(recipes: list[Path], dest: Path) -> list[Path]:
     """Where each is copied to."""
-    from flambeau.errors import InputError
-
     if dest.is_dir():
         return [dest / recipe.name for recipe in recipes]
     if len(recipes) > 1:

@@ -8,6 +8,7 @@ from pathlib import Path
 from flambeau.cli.reading_flags import printed
 from flambeau.errors import InputError
 from flambeau.terminal import say
+from flambeau.version import __version__
 
 HELP = "runs as one HTML file: curves, results, settings and what differs between them"
 
@@ -106,7 +107,6 @@ def _page(
     from flambeau.report.page import report_page
     from flambeau.report.words import CHINESE, ENGLISH
     from flambeau.train.checkpoints.run_report import link_to, read_run
-    from flambeau.version import __version__
 
     names = _names(folders)
     runs = [read_run(folder, names[folder]) for folder in folders]

@@ -1,12 +1,14 @@
 """`flambeau runs`: the runs below a folder, one per row."""
 
 import argparse
+import contextlib
 import datetime
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flambeau.cli.table import print_json, print_table
 from flambeau.errors import InputError, nearest
 from flambeau.terminal import say
 from flambeau.train.checkpoints.run_summary import STATES, RunSummary, Search, summarize
@@ -60,8 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
-    from flambeau.cli.table import print_json, print_table
-
     root = Path(arguments.folder)
     key, down = _order(arguments.sort)
     states = [_state(word) for word in arguments.state or []]
@@ -166,9 +166,10 @@ def _cells(run: RunSummary) -> list[str | None]:
     best = None if run.best is None else f"{run.metric} {run.best:.4g}"
     if run.best is not None and 0.001 <= abs(run.best) < 1000:
         best = f"{run.metric} {run.best:.4f}"
+    changed = _moment(run.changed)
     return [
         run.name, _last(run.data), _last(run.model), _state_text(run), best,
-        _date(run.changed), _time(run.seconds),
+        None if changed is None else f"{changed:%Y-%m-%d %H:%M}", _time(run.seconds),
     ]  # fmt: skip
 
 
@@ -186,13 +187,12 @@ def _last(text: str | None) -> str | None:
     return None if text is None else text.rstrip("/").rpartition("/")[2] or text
 
 
-def _date(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    try:
-        return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
-    except (ValueError, OverflowError, OSError):  # a clock that was far off
-        return None
+def _moment(seconds: float | None) -> datetime.datetime | None:
+    """By the clock here; None for that of a machine whose clock was far off."""
+    if seconds is not None:
+        with contextlib.suppress(ValueError, OverflowError, OSError):
+            return datetime.datetime.fromtimestamp(seconds).astimezone()
+    return None
 
 
 def _time(seconds: float | None) -> str | None:
@@ -212,18 +212,10 @@ def _name(path: Path, root: Path) -> str:
 
 def _facts(run: RunSummary) -> dict[str, Any]:
     """For programs: with the whole path and all settings."""
-    when = _iso(run.changed)
+    changed = _moment(run.changed)
+    when = None if changed is None else changed.isoformat(timespec="seconds")
     return {
         "name": run.name, "path": str(run.path), "kind": run.kind, "state": run.state, "why": run.why,
         "data": run.data, "model": run.model, "metric": run.metric, "best": run.best, "step": run.step,
         "steps": run.steps, "when": when, "seconds": run.seconds, "config": run.config,
     }  # fmt: skip
-
-
-def _iso(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    try:
-        return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return None

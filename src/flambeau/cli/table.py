@@ -3,10 +3,14 @@
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TextIO
+
+from flambeau.terminal import printable
 
 _LONG_WORD = 24  # columns; a longer word may be broken; chosen
 _LONGEST = 200  # characters of a cell: a name in a file may have any number
+_short = partial(printable, longest=_LONGEST)
 
 
 def print_table(
@@ -31,7 +35,7 @@ def print_table(
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = 100_000  # more than all columns together
-    cells = [["-" if cell is None else shown(cell) for cell in row] for row in rows]
+    cells = [["-" if cell is None else _short(cell) for cell in row] for row in rows]
     widths = _widths([columns, *cells], console.width)
     table = Table(
         box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold",
@@ -85,12 +89,6 @@ def print_json(rows: Iterable[Mapping[str, Any]], *, file: TextIO | None = None)
     for row in rows:
         print(json.dumps(_finite(row), default=str), file=file)
     (file or sys.stdout).flush()
-
-
-def shown(text: str) -> str:
-    """Text out of a file, fit for a cell: what is not printable is escaped, and it is not too long."""
-    text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def count_text(count: int | None) -> str | None:

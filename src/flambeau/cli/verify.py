@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.reading_flags import check_at_least
+from flambeau.errors import InputError
+from flambeau.terminal import printable
+
 if TYPE_CHECKING:
     from flambeau.data.pack.verify import Damage, FileReport
     from flambeau.train.weights.weights_summary import WeightsReport
@@ -41,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is damaged, and a summary; 1 if anything is damaged or would not be exact."""
-    from flambeau.errors import InputError
     from flambeau.train.checkpoints.run_folder import run_around
 
     path = Path(arguments.path)
@@ -63,8 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) -> int:
     if path.is_file() or path.is_symlink():
-        from flambeau.errors import InputError
-        from flambeau.train.weights.readers import shown
         from flambeau.train.weights.weights_summary import is_weights, report_weights
 
         if is_weights(path):
@@ -73,7 +74,7 @@ def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) ->
                 raise InputError(f"--{flags[0]} is for packed images, and {what}")
             report = report_weights(path)
             facts = json.dumps(_weights_facts(report))  # ASCII: names may hold anything
-            print(facts if arguments.json else "\n".join(map(shown, _weights_lines(report))))
+            print(facts if arguments.json else "\n".join(map(printable, _weights_lines(report))))
             return 0 if report.good else 1
     return _verify_data(path, arguments)
 
@@ -148,7 +149,6 @@ def _is_no_data(path: Path) -> bool:
     """Whether only the folder of a run can be meant, if a damaged or misspelt one."""
     from flambeau.data.sources.folder import class_folders
     from flambeau.data.sources.formats import kind_of, shards_in
-    from flambeau.errors import InputError
 
     if not path.exists() and not path.suffix and not path.is_symlink():
         what = "the folder of a run, packed images, or a file of weights"
@@ -191,11 +191,9 @@ def _verify_run(path: Path) -> int:
 
 def _verify_data(path: Path, arguments: argparse.Namespace) -> int:
     from flambeau.data.pack.verify import check_salvage, packed_files, verify_file
-    from flambeau.errors import InputError
     from flambeau.recipes.setup.environment import usable_cpus
 
-    if arguments.workers is not None and arguments.workers < 1:
-        raise InputError(f"--workers must be at least 1, got {arguments.workers}")
+    check_at_least(arguments, workers=1)
     workers = arguments.workers or usable_cpus()
     files = packed_files(path)
     salvage = None if arguments.salvage is None else Path(arguments.salvage)

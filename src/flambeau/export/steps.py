@@ -1,8 +1,9 @@
 """The steps of an export in turn: each is measured, and refused where it changes answers or costs time."""
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.export.fine_tune import check_duration, fine_tune
 from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.formats.classifier import Classifier
+from flambeau.export.formats.classifier import Classifier, first_output
 from flambeau.export.formats.onnx_int8 import quantize_dynamic, quantize_static
 from flambeau.export.served_model import ServedModel, served
 from flambeau.export.step_figures import Stage, StepFigures, figures_of
@@ -202,10 +203,8 @@ class Steps:
         return changes
 
     def _folded(self, model: nn.Module, example: Tensor) -> nn.Module:
-        try:
+        with _named("--fold"):
             result = fold_batchnorm(model, example)
-        except ValueError as error:
-            raise InputError(f"--fold: {error}") from error
         if not result.folded:
             gone = " left after --reparameterize" if self.plan.reparameterize else ""
             why = next(iter(result.left.values()), f"it has no BatchNorm{gone}")
@@ -218,19 +217,15 @@ class Steps:
         return result.model
 
     def _fused(self, model: nn.Module, example: Tensor) -> nn.Module:
-        try:
+        with _named("--reparameterize"):
             result = reparameterize(model, example)
-        except ValueError as error:
-            raise InputError(f"--reparameterize: {error}") from error
         self.say(f"reparameterize: {len(result.fused)} blocks")
         return result.model
 
     def _pruned(self, model: nn.Module, example: Tensor, scratch: Path) -> nn.Module:
         assert self.plan.prune is not None
-        try:
+        with _named("--prune"):
             result = prune_channels(model, example[:1], amount=self.plan.prune)
-        except ValueError as error:
-            raise InputError(f"--prune: {error}") from error
         for name, why in result.left.items():
             self.say(f"prune: {name} keeps its channels: {why}")
         return self._trained(result.model, scratch)
@@ -287,13 +282,18 @@ class Steps:
         return "Leave that step out"
 
 
-def _eager(name: str, model: ServedModel) -> Stage:
-    def classify(pixels: Tensor, full_size: Tensor) -> Tensor:
-        with torch.inference_mode():
-            logits: Tensor = model(pixels, full_size)[0]
-        return logits
+@contextlib.contextmanager
+def _named(flag: str) -> Iterator[None]:
+    """Around a recipe: what it refuses is refused of a flag."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(f"{flag}: {error}") from error
 
-    return Stage(name, lambda _: classify, _num_bytes(model.network))
+
+def _eager(name: str, model: ServedModel) -> Stage:
+    size = sum(tensor.nbytes for tensor in model.network.state_dict().values())
+    return Stage(name, lambda _: first_output(model), size)
 
 
 def _of_file(name: str, path: Path, open_file: Callable[[Path, int], Classifier]) -> Stage:
@@ -303,7 +303,3 @@ def _of_file(name: str, path: Path, open_file: Callable[[Path, int], Classifier]
 def _once(path: Path, open_file: Callable[[Path, int], Classifier]) -> Callable[[int], Classifier]:
     """Opens the file once for each number of threads: it is asked and timed beside two neighbours."""
     return functools.cache(lambda threads: open_file(path, threads))
-
-
-def _num_bytes(model: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in model.state_dict().values())

@@ -35,15 +35,7 @@ def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
 
     low, high = 1 / _RANGE[1], 1 / _RANGE[0]
     golden = (5**0.5 - 1) / 2
-    left, right = high - golden * (high - low), low + golden * (high - low)
-    at_left, at_right = loss(left), loss(right)
     for _ in range(_STEPS):
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - golden * (high - low)
-            at_left = loss(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + golden * (high - low)
-            at_right = loss(right)
+        left, right = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, right) if loss(left) <= loss(right) else (left, high)
     return 2 / (low + high)

@@ -12,9 +12,8 @@ from torch import nn
 from flambeau.inspection.graphs.picture import model_graphs
 from flambeau.inspection.model_summary import ModuleSummary, summarize
 
-_UNEQUAL = (
-    2  # times as many channels on one side as on the other; the paper has 1:1, 1:2, 1:6, 1:12
-)
+# Times as many channels on one side as on the other; the paper has 1:1, 1:2, 1:6, 1:12.
+_UNEQUAL = 2
 _EXAMPLES = 3
 
 

@@ -40,9 +40,8 @@ from flambeau.train.settings.track import Track, tracker_list
 from flambeau.train.start_or_resume import start
 
 _TOP = 5
-_ON_DEVICE = (
-    4096  # classes: of more, the table (8 bytes a cell) is kept on the host; chosen, untested
-)
+# Classes: of more, the table (8 bytes a cell) is kept on the host; chosen, untested.
+_ON_DEVICE = 4096
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.table import print_json, print_table
 from flambeau.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ _NUMBERS = ("kernel", "stride", "padding", "dilation")
 
 def print_convolutions(words: list[str], *, as_json: bool) -> int:
     """Sizes of convolutions one after the other, and where their windows are; returns the exit code."""
-    from flambeau.cli.table import print_json, print_table
     from flambeau.recipes.models.convolution_sizes import chain, picture
 
     size, windows = _windows(words)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.errors import InputError, WorkerLost
+from flambeau.user_code import first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +44,6 @@ def steps_here(source: Source) -> "Iterator[Steps]":
     """
     from flambeau.inspection.timing.training_steps import steps_of_model, steps_of_run
     from flambeau.train.build.device import pick_device, use_threads
-    from flambeau.user_code import first_line
 
     with contextlib.ExitStack() as stack:
         if source.run is not None:

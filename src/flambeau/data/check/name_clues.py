@@ -24,9 +24,8 @@ _NUMBERED = re.compile(
 _WIDE = 0.2  # share of all images, or of a class, that is too many for one recording; chosen
 _SPARSE = 10  # times as many numbers as images: picked out of a collection, not out of a recording; chosen
 _DIGITS = 10  # of a number that counts; longer ones are hashes and times
-_EVERYWHERE = (
-    0.5  # of the validation images; so many shared names are numbers that start again per folder
-)
+# Of the validation images; so many shared names are numbers that start again per folder.
+_EVERYWHERE = 0.5
 
 
 def name_findings(

@@ -21,9 +21,8 @@ from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
 from flambeau.errors import DecodeError, InputError
 from flambeau.recipes.data.batch_augment import batch_augment
 
-SMALL_SIDE = (
-    64  # up to here a random crop of a part would leave too little (CIFAR 32, Tiny ImageNet 64)
-)
+# Up to here a random crop of a part would leave too little (CIFAR 32, Tiny ImageNet 64).
+SMALL_SIDE = 64
 CACHE_BYTES = 256 << 20  # decoded small images kept in memory: 87,000 of 32 x 32 x 3
 
 

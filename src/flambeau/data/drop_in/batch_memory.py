@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_MOST_SPARE = (
-    3  # buffers of a size that are kept: those of the batches read ahead, and the one in use
-)
+# Buffers of a size that are kept: those of the batches read ahead, and the one in use.
+_MOST_SPARE = 3
 _LINE = 64  # bytes of a cache line
 
 Key = tuple[int, torch.Size, torch.dtype]

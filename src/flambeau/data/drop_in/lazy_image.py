@@ -19,9 +19,8 @@ from flambeau.errors import DecodeError
 
 _MODES = ("RGB", "L")
 _JPEG_END = b"\xff\xd9"
-_MOST_BEHIND_END = (
-    1024  # bytes that some cameras append; behind more of them, PIL decodes it, slower
-)
+# Bytes that some cameras append; behind more of them, PIL decodes it, slower.
+_MOST_BEHIND_END = 1024
 
 
 class LazyImage(Image.Image):

@@ -16,28 +16,12 @@ from flambeau.data.images.pixels import Pixels
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # 8 bits without palette and alpha, deflated, not interlaced, after width and height in the header.
 _CHANNELS_OF = {b"\x08\x00\x00\x00\x00": 1, b"\x08\x02\x00\x00\x00": 3}
-_MAY_SAY_WHAT_IS_UP = (
-    b"Raw profile",
-    b"XML:com.adobe.xmp",
-)  # keywords of texts that hold EXIF or XMP
+# Keywords of texts that hold EXIF or XMP.
+_MAY_SAY_WHAT_IS_UP = (b"Raw profile", b"XML:com.adobe.xmp")
 # What does not change the pixels, and these; a palette is a proposal for small screens here.
-_PLAIN = {
-    b"PLTE",
-    b"bKGD",
-    b"cHRM",
-    b"gAMA",
-    b"hIST",
-    b"iCCP",
-    b"pHYs",
-    b"sBIT",
-    b"sRGB",
-    b"tIME",
-    b"tEXt",
-    b"IDAT",
-}
-_MOST_CHUNKS = (
-    1 << 16
-)  # encoders make one of each 8 kB or more; of empty ones a file may have millions
+_PLAIN = frozenset(b"PLTE bKGD cHRM gAMA hIST iCCP pHYs sBIT sRGB tIME tEXt IDAT".split())
+# Encoders make one of each 8 kB or more; of empty ones a file may have millions.
+_MOST_CHUNKS = 1 << 16
 
 
 class PngHeader(NamedTuple):

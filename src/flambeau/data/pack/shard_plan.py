@@ -22,9 +22,8 @@ IM2REC_SEED = 100
 PACKED = endings_of("files", "both", "pixels")
 FOLDER_UNIT = 2000  # images of a folder that are redone after a kill, at most
 
-_UNSAFE = re.compile(
-    r'[\x00-\x1f\x7f\\:*?"<>|\ud800-\udfff]'
-)  # one file system or another refuses it
+# One file system or another refuses it.
+_UNSAFE = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|\ud800-\udfff]')
 _MAX_NAME = 200  # bytes of a part of a path; file systems end at 255, and endings are added
 
 

@@ -31,10 +31,8 @@ _PARQUET: dict[str, Any] = {
     "use_dictionary": False, "write_statistics": ["label"], "write_page_checksum": True,
     "write_page_index": True,
 }  # fmt: skip
-_GROUP_ROWS, _GROUP_BYTES = (
-    100,
-    1 << 25,
-)  # of a row group; the former is that of Hugging Face for images
+_GROUP_ROWS = 100  # as Hugging Face has it for images
+_GROUP_BYTES = 1 << 25
 
 
 @contextlib.contextmanager

@@ -7,9 +7,8 @@ from pathlib import Path
 
 _MIB = 1 << 20
 _FILES = 64  # of many that are looked into; chosen
-_ENDS_BYTES = (
-    1 << 13
-)  # at the begin and at the end of each: beyond what the files of one camera have alike
+# At the begin and at the end of each: beyond what the files of one camera have alike.
+_ENDS_BYTES = 1 << 13
 
 
 def file_fingerprint(path: Path, facts: str) -> str:

@@ -272,9 +272,8 @@ class _Returned:
         file, _, function = name.rpartition(":")
         self.path = Path(file).absolute()  # the function may change the folder
         self.name = f"{self.path}:{function}"
-        self._source = read_source(
-            self.name, what="DATA"
-        )  # edited during a run, it stays what it was
+        # Edited during a run, it stays what it was.
+        self._source = read_source(self.name, what="DATA")
         self._locks: dict[int, threading.Lock] = {}
         self._pid, self._parts = os.getpid(), self._call()
         self.lengths = [self._length(data) for data in self._parts]

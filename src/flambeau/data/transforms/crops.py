@@ -56,9 +56,8 @@ class TrainingCrop:
 
     def padding_of(self, side: int) -> int:
         """How far images of this side are moved, pixels."""
-        return (
-            side // 8 if self.padding is None else self.padding
-        )  # 4 of 32: He et al., section 4.2
+        # 4 of 32: He et al., section 4.2
+        return side // 8 if self.padding is None else self.padding
 
 
 def random_resized_crop_box(
@@ -196,11 +195,8 @@ def eval_image(
     shorter = round(size / EVAL_SHARE)
     eighths = picture.scale_eighths_for(height, width, least=shorter)
     top, left, rows, columns = scaled_box(middle, eighths)
-    sides = (
-        (shorter, shorter * width // height)
-        if height <= width
-        else (shorter * height // width, shorter)
-    )
+    scale = min(height, width)
+    sides = shorter * height // scale, shorter * width // scale
     first_row, first_column = (_centred(side, size) for side in sides)
     window = first_row, first_column, size, size
     out[:] = window_of_part(

@@ -20,9 +20,8 @@ from flambeau.data.images.pixels import Box, Pixels
 # How far the filters reach to each side, in pixels of the smaller of the two images.
 _REACH = {"bilinear": 1, "bicubic": 2}
 
-_SERIAL = (
-    32767  # elements of which torch makes no parallel region (at::internal::GRAIN_SIZE less one)
-)
+# Elements of which torch makes no parallel region (at::internal::GRAIN_SIZE less one)
+_SERIAL = 32767
 
 
 def resized_part(

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from flambeau.errors import InputError
-from flambeau.export.formats.classifier import Classifier
+from flambeau.export.formats.classifier import Classifier, first_output
 from flambeau.export.formats.quiet import quiet
 from flambeau.export.formats.traced_program import traced_program
 from flambeau.export.served_model import ServedModel
@@ -63,9 +63,4 @@ def open_aot_inductor(path: Path, threads: int) -> Classifier:
     except Exception as error:
         raise InputError(f"{path} cannot be loaded by AOTInductor: {str(error)[:300]}") from error
 
-    def classify(pixels: torch.Tensor, full_size: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
-            logits: torch.Tensor = package(pixels.contiguous(), full_size)[0]
-        return logits
-
-    return classify
+    return first_output(package)

@@ -1,10 +1,11 @@
 """What every file of an exported model is, once it is opened."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from flambeau.export.served_model import ServedModel
@@ -32,3 +33,13 @@ class ModelFormat:
     require: Callable[[str], None]
     write: Callable[[ServedModel, Path], None]
     open: Callable[[Path, int], Classifier]
+
+
+def first_output(module: Callable[[Tensor, Tensor], Sequence[Tensor]]) -> Classifier:
+    """Of what gives logits and probabilities, the logits."""
+
+    def classify(pixels: Tensor, full_size: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return module(pixels.contiguous(), full_size)[0]
+
+    return classify

@@ -3,6 +3,7 @@
 The resizing and the last softmax are left as they are.
 """
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +28,8 @@ def quantize_static(source: Path, target: Path, images: Tensor) -> None:
     Raises:
         InputError: onnxruntime is not installed.
     """
-    quantization, pre_process = _quantization()
-    with tempfile.TemporaryDirectory() as folder:
-        prepared = Path(folder, "prepared.onnx")
-        pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+    quantization = _quantization()
+    with _prepared(source) as prepared:
         quantization.quantize_static(
             str(prepared),
             str(target),
@@ -52,10 +51,8 @@ def quantize_dynamic(source: Path, target: Path) -> None:
     Raises:
         InputError: onnxruntime is not installed.
     """
-    quantization, pre_process = _quantization()
-    with tempfile.TemporaryDirectory() as folder:
-        prepared = Path(folder, "prepared.onnx")
-        pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+    quantization = _quantization()
+    with _prepared(source) as prepared:
         quantization.quantize_dynamic(
             str(prepared),
             str(target),
@@ -66,10 +63,18 @@ def quantize_dynamic(source: Path, target: Path) -> None:
         )
 
 
-def _quantization() -> tuple[Any, Any]:
+def _quantization() -> Any:
     require("onnx")
-    quantization = require("onnxruntime.quantization")
-    return quantization, require("onnxruntime.quantization.shape_inference").quant_pre_process
+    return require("onnxruntime.quantization")
+
+
+@contextlib.contextmanager
+def _prepared(source: Path) -> Iterator[Path]:
+    shapes = require("onnxruntime.quantization.shape_inference")
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = Path(folder, "prepared.onnx")
+        shapes.quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+        yield prepared
 
 
 def _left_as_they_are(path: Path) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from flambeau.errors import InputError
-from flambeau.export.formats.classifier import Classifier
+from flambeau.export.formats.classifier import Classifier, first_output
 from flambeau.export.formats.quiet import quiet
 from flambeau.export.formats.traced_program import traced_program
 from flambeau.export.served_model import ServedModel
@@ -40,9 +40,4 @@ def open_torch_export(path: Path, threads: int) -> Classifier:
     except Exception as error:  # zip, JSON, schema versions
         raise InputError(f"{path} cannot be loaded by torch.export: {error}") from error
 
-    def classify(pixels: torch.Tensor, full_size: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
-            logits: torch.Tensor = module(pixels, full_size)[0]
-        return logits
-
-    return classify
+    return first_output(module)

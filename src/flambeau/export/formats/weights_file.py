@@ -7,10 +7,9 @@ from typing import Any
 import safetensors
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor
 
 from flambeau.errors import InputError
-from flambeau.export.formats.classifier import Classifier
+from flambeau.export.formats.classifier import Classifier, first_output
 from flambeau.export.served_model import ServedModel
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.train.build.model import build_model
@@ -67,9 +66,4 @@ def open_weights(path: Path, threads: int) -> Classifier:
     except Exception as error:  # of safetensors, of JSON, missing names
         raise InputError(f"{path} cannot be loaded: {str(error)[:300]}") from error
 
-    def classify(pixels: Tensor, full_size: Tensor) -> Tensor:
-        with torch.inference_mode():
-            logits: Tensor = model(pixels, full_size)[0]
-        return logits
-
-    return classify
+    return first_output(model)

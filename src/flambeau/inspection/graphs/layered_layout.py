@@ -14,9 +14,8 @@ _APART = 14.0  # pixels between two nodes of a layer
 _LANE = 10.0  # ... around a line that goes past
 _BETWEEN = 24.0  # pixels between two layers
 _SWEEPS = 12  # for order and places; fewer where there are many nodes
-_END = (
-    0.02  # how much a node at an end of the graph pulls at its neighbors, beside 1; chosen by eye
-)
+# How much a node at an end of the graph pulls at its neighbors, beside 1; chosen by eye.
+_END = 0.02
 _WORK = 400_000  # nodes times sweeps; seconds
 
 

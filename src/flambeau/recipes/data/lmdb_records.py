@@ -25,17 +25,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, SupportsIndex
 
-_META = struct.Struct(
-    "<10xH4x 4sI16x I48x HH24xQQ 8xQ"
-)  # page header, MDB_meta, of its two MDB_db a part
+# Page header, MDB_meta, of its two MDB_db a part.
+_META = struct.Struct("<10xH4x 4sI16x I48x HH24xQQ 8xQ")
 _HEAD = struct.Struct("<Q2xHHH")  # page number, flags; end of the node offsets, start of the nodes
-_NODE = struct.Struct(
-    "<HHHH"
-)  # size of the value (or number of the child), flags (its high bits), key size
+# Size of the value (or number of the child), flags (its high bits), key size.
+_NODE = struct.Struct("<HHHH")
 _BRANCH, _LEAF, _OVERFLOW, _META_PAGE, _KINDS = 1, 2, 4, 8, 0x6F
-_LONG_VALUE = (
-    1  # flag of a node: the value lies on pages of its own, here is the number of the first
-)
+# Flag of a node: the value lies on pages of its own, here is the number of the first.
+_LONG_VALUE = 1
 _MAGIC = b"\xde\xc0\xef\xbe"
 _MAX_DEPTH = 32  # of the library too
 _NONE = (1 << 64) - 1  # the root of an empty tree

@@ -15,9 +15,8 @@ from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.settings.settings import Settings
 
 _STRENGTHS = {"sqrt": 0.5, "full": 1.0}
-_UNEVEN = (
-    5  # times as many images in the largest class as in the smallest, for a word about it; chosen
-)
+# Times as many images in the largest class as in the smallest, for a word about it; chosen.
+_UNEVEN = 5
 _LISTED = 12  # classes, with their counts
 
 

@@ -14,8 +14,9 @@ from flambeau.recipes.models.classifier_head import Head, find_head
 from flambeau.recipes.models.freezing import count_frozen, freeze
 from flambeau.recipes.models.layer_decay import group_table, layerwise_lr
 from flambeau.recipes.models.param_groups import param_groups
+from flambeau.terminal import printable
 from flambeau.train.settings.resolved_settings import ResolvedSettings
-from flambeau.train.weights.readers import open_weights, plain_names, shown
+from flambeau.train.weights.readers import open_weights, plain_names
 
 BACKBONE = "backbone"
 """The value of `--freeze` for everything but the head."""
@@ -55,7 +56,7 @@ def load_weights(model: nn.Module, path: str) -> str:
         )
         raise InputError(f"weights = {path!r} ({weights.source}): {why}") from error
     gone = weights.unlisted
-    more = f"; {len(gone)} not listed by the index, such as {shown(gone[0])}" if gone else ""
+    more = f"; {len(gone)} not listed by the index, such as {printable(gone[0])}" if gone else ""
     return f"{weights.source}: {loaded}{more}"
 
 

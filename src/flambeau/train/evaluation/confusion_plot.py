@@ -72,9 +72,7 @@ def plot_confusion(
     label = 0.09 * max(map(len, names))  # inches that the longest name takes
     with rc_context({"font.family": fonts, "svg.fonttype": "path"}):
         figure = Figure(figsize=(side + label + 1.6, side + label + 1.2), layout="constrained")
-        FigureCanvasAgg(
-            figure
-        )  # without it, figures would be drawn by whatever was chosen elsewhere
+        FigureCanvasAgg(figure)  # else it would be drawn by whatever was chosen elsewhere
         axes = figure.add_subplot()
         shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
         image = axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from flambeau.terminal import printable
 from flambeau.train.evaluation.confusion_plot import plot_confusion
 from flambeau.train.evaluation.predictions_file import Ranking, predictions_file
 
@@ -238,18 +239,12 @@ def _table(
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(head))
     for number in range(len(rows[0])):
-        title = Text(_plain(head[number]) if head else "")
+        title = Text(printable(head[number], longest=longest) if head else "")
         side: Literal["left", "right"] = "left" if number < left else "right"
         table.add_column(title, justify=side)
     for row in rows:
-        table.add_row(*(Text(_plain(cell, longest)) for cell in row))
+        table.add_row(*(Text(printable(cell, longest=longest)) for cell in row))
     text = io.StringIO()
     # As wide as it needs: where to cut is the terminal's business, and a file has no width.
     Console(file=text, width=100_000, color_system=None, force_terminal=False).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
-
-
-def _plain(name: str, longest: int = _LONGEST) -> str:
-    """On one line and without what a terminal would obey."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
-    return shown if len(shown) <= longest else shown[: longest - 3] + "..."

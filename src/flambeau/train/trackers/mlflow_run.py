@@ -44,9 +44,8 @@ class MlflowRun:
         record = self._facts.record(_RECORD)
         uri = os.environ.get("MLFLOW_TRACKING_URI") or record.get("uri")
         uri = uri or _in_full(self._mlflow.get_tracking_uri())
-        logging.getLogger("mlflow.store.db").setLevel(
-            logging.WARNING
-        )  # each table of a new mlflow.db
+        # It tells of each table of a new mlflow.db.
+        logging.getLogger("mlflow.store.db").setLevel(logging.WARNING)
         self._client = self._mlflow.MlflowClient(uri)
         noted = record.get("run") if record.get("uri") == uri else None
         if isinstance(noted, str) and self._is_there(noted):

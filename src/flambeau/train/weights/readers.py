@@ -27,6 +27,7 @@ from flambeau.recipes.checkpoints.safe_pickle import (
     pickle_contents,
 )
 from flambeau.recipes.checkpoints.state_dict_prefixes import strip_prefixes
+from flambeau.terminal import printable
 from flambeau.train.checkpoints.published_weights import published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.weights.not_weights import no_file_of_weights, not_read
@@ -61,11 +62,6 @@ class Weights:
     dropped: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     unlisted: tuple[str, ...] = ()
-
-
-def shown(text: str) -> str:
-    """Text out of a file, fit for a terminal: what is not printable is escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def weights_kind(path: Path) -> str:
@@ -150,7 +146,7 @@ def _of_npz(path: Path, key: str | None, drop_objects: bool) -> Weights:
     weights = _of_value(path, value, key, ())
     if weights.lost and not drop_objects:
         raise InputError(
-            f"{path} holds what is no number: {shown(', '.join(weights.lost))[:200]}\n"
+            f"{path} holds what is no number: {printable(', '.join(weights.lost))[:200]}\n"
             "`flambeau convert --drop-objects` takes the rest, and names what it leaves out"
         )
     return weights
@@ -216,13 +212,13 @@ def _chosen(
 ) -> tuple[str, dict[str, Tensor]]:
     if not found:
         raise InputError(f"{path} holds no weights by name")
-    taken, names = next(iter(found)) if key is None else key, shown(", ".join(found))[:1000]
+    taken, names = next(iter(found)) if key is None else key, printable(", ".join(found))[:1000]
     if taken not in found:
         raise InputError(f"{path} has no weights under {key!r}; there are: {names}")
     if key is None and len(found) > 1 and taken not in checkpoint_tensors.KEYS:
         raise InputError(
             f"{path} holds several weights, and which are meant is not known: {names}\n"
-            f"`flambeau convert {path} OUT --key {shown(taken)}` takes those, and so on"
+            f"`flambeau convert {path} OUT --key {printable(taken)}` takes those, and so on"
         )
     return taken, found[taken]
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from flambeau.errors import InputError, require_folder
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
-from flambeau.train.weights.readers import SAFETENSORS_DTYPES, shown
+from flambeau.terminal import printable
+from flambeau.train.weights.readers import SAFETENSORS_DTYPES
 from flambeau.train.weights.safetensors_file import MAX_HEADER
 
 _PICKLES = (".pth", ".pt", ".bin")
@@ -78,19 +79,19 @@ def write_weights(
 
 def _check(name: str, tensor: Tensor, dtype: torch.dtype | None) -> None:
     if name.encode(errors="replace").decode() != name:
-        raise InputError(f"the name {shown(name)} is no text that a file could hold: rename it")
+        raise InputError(f"the name {printable(name)} is no text that a file could hold: rename it")
     size, held = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
     if size > max(_SPREAD, held):
-        raise InputError(f"{shown(name)} is {size} bytes laid over {held}: that is no weight")
+        raise InputError(f"{printable(name)} is {size} bytes laid over {held}: that is no weight")
     if dtype is not None and tensor.dtype is torch.float4_e2m1fn_x2:
-        raise InputError(f"{shown(name)} is of {tensor.dtype}, which torch cannot convert")
+        raise InputError(f"{printable(name)} is of {tensor.dtype}, which torch cannot convert")
     if dtype is not None and tensor.is_floating_point():
         wide = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no isfinite
         finite = wide[torch.isfinite(wide)]
         if not bool(torch.isfinite(finite.to(dtype)).all()):
             # 3.4e38 is the limit of bf16 and of fp32 alike.
             other = "; --dtype bf16 can" if bool(torch.isfinite(finite.bfloat16()).all()) else ""
-            raise InputError(f"{shown(name)} has values that {dtype} cannot hold{other}")
+            raise InputError(f"{printable(name)} has values that {dtype} cannot hold{other}")
 
 
 def _wanted(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
@@ -109,7 +110,9 @@ def _save_safetensors(
     for name, tensor in tensors.items():
         wanted = _wanted(tensor, dtype)
         if wanted not in SAFETENSORS_DTYPES.values() or name == "__metadata__":
-            raise InputError(f"safetensors has no type for {shown(name)} of {wanted}; write a .pth")
+            raise InputError(
+                f"safetensors has no type for {printable(name)} of {wanted}; write a .pth"
+            )
         whole = tensor.detach().to(wanted).contiguous()
         place = whole.untyped_storage().data_ptr()
         # The library refuses tensors that share memory, as tied weights do.

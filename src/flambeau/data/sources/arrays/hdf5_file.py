@@ -36,9 +36,8 @@ from flambeau.errors import InputError
 _REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
 _HEAP = struct.Struct("<5s3xQ")  # III.E: signature and version, size
 _OBJECT = struct.Struct("<H6xQ")  # index, size
-_MOST_PACKED = (
-    1032  # bytes that one byte of deflated data unpacks to at most (zlib's technical details)
-)
+# Bytes that one byte of deflated data unpacks to at most (zlib's technical details)
+_MOST_PACKED = 1032
 _MAX_GROUPS, _MAX_CHAIN = 64, 16  # groups to which soft links are followed; links to links
 _SMALL = 1 << 24  # bytes that any file may claim
 _CACHE = 1 << 27  # bytes of chunks that are kept: images read in order unpack each chunk once

@@ -297,9 +297,7 @@ class _Process:
             except (EOFError, OSError, pickle.UnpicklingError) as error:
                 raise OSError("the process of tensorstore has ended while it was asked") from error
             finally:
-                if (
-                    answer is None
-                ):  # interrupted, maybe: the next question shall not get this answer
+                if answer is None:  # interrupted, maybe: the next question must not get this answer
                     self._end(os.getpid())
             assert answer is not None
             return answer

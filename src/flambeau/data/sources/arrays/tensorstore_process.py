@@ -95,9 +95,7 @@ def answer_all() -> None:
         try:
             answer = True, functions[name](*arguments)
         except Exception as error:  # sent to where it is raised again
-            answer = (
-                False,
-                str(error).partition(" [")[0],
-            )  # behind that, where in tensorstore's source
+            # Behind the bracket it says where in tensorstore's source.
+            answer = False, str(error).partition(" [")[0]
         pickle.dump(answer, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
         sys.stdout.buffer.flush()

@@ -25,9 +25,8 @@ from flambeau.terminal import CountBar
 ROWS = 16  # that are unpacked at once: memory for as many of the largest images
 _BATCH_ROWS, _BATCH_BYTES = 1000, 1 << 25  # of a batch of the copy; chosen, untested
 _SMALL, _MOST_PACKED = 1 << 26, 32  # bytes, and times its size, that a file's images may unpack to
-_GROUP_PACKED = (
-    1032  # times the file's size, that a row group may unpack to: what deflate can at most
-)
+# Times the file's size, that a row group may unpack to: what deflate can at most.
+_GROUP_PACKED = 1032
 
 
 def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
