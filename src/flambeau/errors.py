@@ -1,8 +1,9 @@
 """The exceptions of flambeau that a user can act on, and how a message suggests the word that was meant."""
 
+import contextlib
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,22 @@ class DecodeError(ValueError):
 
 class UnsupportedImage(DecodeError):
     """Bytes that are whole, and no image that can be used."""
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Around what checks the user's choice for itself, such as a recipe: what it refuses is wrong input.
+
+    Args:
+        what: was chosen, the begin of the message.
+
+    Raises:
+        InputError: with what a ValueError says.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(f"{what}: {error}") from error
 
 
 def unreadable(path: object, error: OSError) -> InputError:

@@ -8,7 +8,7 @@ import inspect
 import sys
 import traceback
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +70,21 @@ def call_function(name: str, *, what: str, source: bytes | None = None) -> Any:
     """
     function = load_function(name, what=what, source=source)
     with naming(Path(name.rpartition(":")[0])):
-        missing = [
-            p.name
-            for p in inspect.signature(function).parameters.values()
-            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]
+        missing = missing_arguments(function)
         if missing:
             raise InputError(f"{name} asks for {missing[0]!r}; it is called without arguments")
         return function()
+
+
+def missing_arguments(function: Callable[..., Any], given: Collection[str] = ()) -> list[str]:
+    """Names of the arguments without which a function cannot be called, if these are given by name."""
+    return [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty
+        and p.name not in given
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flambeau.export.formats.classifier import Classifier
+from flambeau.train.build.device import num_threads
 from flambeau.train.prediction.sample_images import SampleImages
 
 BATCH_SIZES = (1, 32)
@@ -111,7 +111,7 @@ def answers(classify: Classifier, pixels: Tensor) -> Tensor:
 
 def _latencies(stage: Stage, before: Stage | None, pixels: Tensor) -> Iterator[Latency]:
     for threads in dict.fromkeys((1, torch.get_num_threads())):
-        with _threads(threads):
+        with num_threads(threads):
             opened = [one.open(threads) for one in (before, stage) if one is not None]
             for batch in BATCH_SIZES:
                 shown = pixels.repeat(math.ceil(batch / len(pixels)), 1, 1, 1)[:batch]
@@ -146,16 +146,6 @@ def _times_in_turn(opened: Sequence[Classifier], pixels: Tensor) -> list[list[fl
 def _ratio(times: Sequence[Sequence[float]]) -> float:
     [(before, after)] = pairwise(times)
     return statistics.median(b / a for a, b in zip(before, after, strict=True))
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    usual = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
 
 
 def as_rows(figures: Sequence[StepFigures]) -> list[dict[str, Any]]:

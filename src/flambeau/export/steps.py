@@ -1,9 +1,8 @@
 """The steps of an export in turn: each is measured, and refused where it changes answers or costs time."""
 
-import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.data.sources.source import Source
-from flambeau.errors import InputError
+from flambeau.errors import InputError, refusing
 from flambeau.export.fine_tune import check_duration, fine_tune
 from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.formats.classifier import Classifier, first_output
@@ -203,7 +202,7 @@ class Steps:
         return changes
 
     def _folded(self, model: nn.Module, example: Tensor) -> nn.Module:
-        with _named("--fold"):
+        with refusing("--fold"):
             result = fold_batchnorm(model, example)
         if not result.folded:
             gone = " left after --reparameterize" if self.plan.reparameterize else ""
@@ -217,14 +216,14 @@ class Steps:
         return result.model
 
     def _fused(self, model: nn.Module, example: Tensor) -> nn.Module:
-        with _named("--reparameterize"):
+        with refusing("--reparameterize"):
             result = reparameterize(model, example)
         self.say(f"reparameterize: {len(result.fused)} blocks")
         return result.model
 
     def _pruned(self, model: nn.Module, example: Tensor, scratch: Path) -> nn.Module:
         assert self.plan.prune is not None
-        with _named("--prune"):
+        with refusing("--prune"):
             result = prune_channels(model, example[:1], amount=self.plan.prune)
         for name, why in result.left.items():
             self.say(f"prune: {name} keeps its channels: {why}")
@@ -280,15 +279,6 @@ class Steps:
             precision = self.trained.settings.precision
             return f"The run was evaluated in {precision}, and an export computes in float32"
         return "Leave that step out"
-
-
-@contextlib.contextmanager
-def _named(flag: str) -> Iterator[None]:
-    """Around a recipe: what it refuses is refused of a flag."""
-    try:
-        yield
-    except ValueError as error:
-        raise InputError(f"{flag}: {error}") from error
 
 
 def _eager(name: str, model: ServedModel) -> Stage:

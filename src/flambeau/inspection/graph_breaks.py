@@ -13,6 +13,7 @@ from torch import nn
 
 from flambeau.errors import InputError
 from flambeau.inspection.model_copy import with_values
+from flambeau.train.build.model import kept_as_is
 from flambeau.user_code import first_line
 
 _BRANCH = "generic_jump"  # torch's word for an `if` that asks for the value of a tensor
@@ -66,9 +67,8 @@ def graph_breaks(
     given: tuple[Any, Any] = (tuple(args), dict(kwargs or {}))
     if not any(one.is_meta for one in (*model.parameters(), *model.buffers())):
         given = with_values(given)
-    modes = {module: module.training for module in model.modules()}
     try:
-        with _quiet(), torch.no_grad():
+        with kept_as_is(model), _quiet(), torch.no_grad():
             found = torch._dynamo.explain(model.eval())(*given[0], **given[1])
     except Exception as error:
         raise InputError(
@@ -76,8 +76,6 @@ def graph_breaks(
         ) from error
     finally:
         torch.compiler.reset()
-        for module, mode in modes.items():
-            module.training = mode
     breaks = [_named(reason) for reason in found.break_reasons]
     return Compilation(found.graph_count, found.op_count, tuple(dict.fromkeys(breaks)))
 

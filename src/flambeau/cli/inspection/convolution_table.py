@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.table import print_json, print_table
-from flambeau.errors import InputError
+from flambeau.errors import InputError, refusing
 
 if TYPE_CHECKING:
     from flambeau.recipes.models.convolution_sizes import Window
@@ -22,10 +22,8 @@ def print_convolutions(words: list[str], *, as_json: bool) -> int:
     from flambeau.recipes.models.convolution_sizes import chain, picture
 
     size, windows = _windows(words)
-    try:
+    with refusing("--conv"):
         stages = chain(size, windows)
-    except ValueError as error:
-        raise InputError(f"--conv: {error}") from error
     if as_json:
         print_json([{"input": size, "stages": [dataclasses.asdict(stage) for stage in stages]}])
         return 0
@@ -64,8 +62,6 @@ def _windows(words: list[str]) -> "tuple[int, list[Window]]":
         given: dict[str, Any] = {
             name: int(found[name]) for name in _NUMBERS if found[name] is not None
         }
-        try:
+        with refusing(f"--conv {word}"):
             windows.append(Window(**given, transposed=found["transposed"] is not None))
-        except ValueError as error:
-            raise InputError(f"--conv {word}: {error}") from error
     return size, windows

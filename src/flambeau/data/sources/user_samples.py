@@ -130,7 +130,7 @@ def stored_image(image: object, *, is_float: bool = False) -> Stored | Path:
     if isinstance(image, str | os.PathLike):
         return Path(os.fsdecode(image))
     if isinstance(image, Image.Image):
-        return _of_pil(image)
+        return pil_pixels(image)
     if isinstance(image, torch.Tensor):
         return _of_tensor(image)
     if isinstance(image, np.ndarray):
@@ -139,8 +139,12 @@ def stored_image(image: object, *, is_float: bool = False) -> Stored | Path:
     raise WrongSample(f"its image is {_what(image)}\n{_KINDS}{none}")
 
 
-def _of_pil(image: Image.Image) -> NDArray[Any]:
-    """Pixels, upright: a PIL image still says how it has to be turned, unless it has been turned."""
+def pil_pixels(image: Image.Image) -> NDArray[Any]:
+    """Pixels, upright: a PIL image still says how it has to be turned, unless it has been turned.
+
+    Raises:
+        WrongSample, DecodeError: pixels without a defined brightness.
+    """
     image.load()  # a PNG may say it behind its pixels; a TIFF is turned here
     orientation = UPRIGHT if image.format == "TIFF" else info_orientation(image.info)
     if image.mode == "F":

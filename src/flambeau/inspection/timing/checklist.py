@@ -20,6 +20,7 @@ from flambeau.inspection.timing.step_profile import no_part, read_seconds, timed
 from flambeau.inspection.timing.training_steps import WAIT, Part, Steps, steps_of_model
 from flambeau.recipes.memory.memory_budget import mean_of_all
 from flambeau.recipes.setup.environment import usable_cpus
+from flambeau.train.build.device import num_threads
 
 BASE = "as it is"
 _CLOSE = 0.02  # below this share a difference is of no use, however sure; chosen
@@ -131,7 +132,7 @@ def _variants(
     add("bf16", precision=torch.bfloat16)
     add("fused optimizer", fused=True)
     if device.type == "cpu" and torch.get_num_threads() > 1:
-        found["one thread"] = _around(_one_thread, _whole(plain))
+        found["one thread"] = _around(partial(num_threads, 1), _whole(plain))
     if device.type == "cuda":
         if convolves:
             found["cudnn.benchmark"] = _around(_benchmark, _whole(plain))
@@ -151,16 +152,6 @@ def _around(
             call()
 
     return both
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """The device of a run: which one it is, and its random generators."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import torch
 
@@ -27,11 +29,8 @@ def pick_device(name: str) -> torch.device:
             torch.zeros(1, device=device).item()  # which 'meta' has not
         except (RuntimeError, AssertionError) as error:
             # Of a GPU that is missing torch says why in its first sentence, of others in its own terms.
-            why = (
-                f" ({str(error).splitlines()[0].split('. ')[0]})"
-                if name.startswith("cuda:") or name == "cuda"
-                else ""
-            )
+            is_gpu = name == "cuda" or name.startswith("cuda:")
+            why = f" ({str(error).splitlines()[0].split('. ')[0]})" if is_gpu else ""
             raise InputError(
                 f"device = {name!r} is not available here: there is {', '.join(_names())}{why}"
             ) from error
@@ -77,6 +76,17 @@ def use_float32(precision: str, device: torch.device) -> None:
         raise InputError(
             f"precision = 'tf32' is for NVIDIA GPUs, and the device is {device}: use fp32"
         )
+
+
+@contextlib.contextmanager
+def num_threads(number: int) -> Iterator[None]:
+    """Until the end of this, torch computes with so many threads."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def use_threads() -> None:

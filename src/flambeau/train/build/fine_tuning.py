@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from flambeau.errors import InputError, nearest
+from flambeau.errors import InputError, nearest, refusing
 from flambeau.recipes.checkpoints.partial_loading import load_partial
 from flambeau.recipes.memory.activation_checkpointing import checkpoint_modules
 from flambeau.recipes.models.classifier_head import Head, find_head
@@ -49,11 +49,8 @@ def load_weights(model: nn.Module, path: str) -> str:
     try:
         loaded = load_partial(model, tensors)
     except ValueError as error:
-        why = (
-            str(error)
-            .partition("; see rename=")[0]
-            .replace("less than min_share=0.5", "less than half")
-        )
+        why = str(error).partition("; see rename=")[0]
+        why = why.replace("less than min_share=0.5", "less than half")
         raise InputError(f"weights = {path!r} ({weights.source}): {why}") from error
     gone = weights.unlisted
     more = f"; {len(gone)} not listed by the index, such as {printable(gone[0])}" if gone else ""
@@ -100,10 +97,8 @@ def recompute_parts(model: nn.Module, what: str) -> None:
     """
     if what == "none":
         return
-    try:
+    with refusing(f"recompute = {what!r}"):
         checkpoint_modules(model, *_names(what))
-    except ValueError as error:
-        raise InputError(f"recompute = {what!r}: {error}") from error
 
 
 def parameter_groups(settings: ResolvedSettings, model: nn.Module) -> list[dict[str, Any]]:
@@ -157,7 +152,5 @@ def _names(what: str) -> list[str]:
 
 
 def _head(model: nn.Module, setting: str) -> Head:
-    try:
+    with refusing(f"{setting} needs to know the last layer of the model"):
         return find_head(model)
-    except ValueError as error:
-        raise InputError(f"{setting} needs to know the last layer of the model: {error}") from error

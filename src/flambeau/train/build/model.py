@@ -17,8 +17,10 @@ from flambeau.errors import InputError, nearest
 from flambeau.train.build.data import DataFacts
 from flambeau.train.build.device import pick_device
 from flambeau.train.settings.resolved_settings import ResolvedSettings
-from flambeau.user_code import first_line, is_function, load_function, naming
+from flambeau.user_code import first_line, is_function, load_function, missing_arguments, naming
 
+IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+"""Mean and standard deviation of its pixels in [0, 1], per channel."""
 SMALL, TINY = "small_convnet", "tiny_convnet"
 SMALL_NAMES = {SMALL: 32, TINY: 16}  # of SmallConvNet, with its width
 
@@ -92,7 +94,7 @@ def input_channels(name: str, *, grey: bool) -> int:
 def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], list[float]] | None:
     """Mean and standard deviation per channel, in [0, 1], that published weights were trained with."""
     if name.startswith("torchvision:"):
-        return [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # ImageNet's, in all of its presets
+        return IMAGENET  # in all of its presets
     import timm
 
     published = timm.get_pretrained_cfg(name)
@@ -227,13 +229,7 @@ def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> n
     else:
         by_name = {n for n, p in parameters.items() if p.kind is not p.POSITIONAL_ONLY}
         wanted = {k: v for k, v in offered.items() if k in by_name}
-    missing = [
-        p.name
-        for p in parameters.values()
-        if p.default is p.empty
-        and p.name not in wanted
-        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
+    missing = missing_arguments(function, wanted)
     if missing:
         raise InputError(
             f"{name} asks for {missing[0]!r}; it is called with any of {', '.join(offered)}, by name"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from flambeau.errors import InputError
+from flambeau.errors import refusing
 from flambeau.recipes.compress.fake_quantize import fake_quantize
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
 from flambeau.train.build.data import DataFacts
@@ -35,15 +35,12 @@ def rounded(
     device = next(model.parameters()).device
     shape = (2, facts.channels, settings.image_size, settings.image_size)
     example = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
-    try:
-        with kept_as_is(model):
-            model.eval()
-            if any(is_batchnorm(module) for module in model.modules()):
-                model = fold_batchnorm(model, example).model
-            batches = [example] if normalized is None else normalized()
-            model = fake_quantize(model, batches).model
-    except ValueError as error:
-        raise InputError(f"{settings.model} cannot be trained with qat: {error}") from error
+    with refusing(f"{settings.model} cannot be trained with qat"), kept_as_is(model):
+        model.eval()
+        if any(is_batchnorm(module) for module in model.modules()):
+            model = fold_batchnorm(model, example).model
+        batches = [example] if normalized is None else normalized()
+        model = fake_quantize(model, batches).model
     return model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload, no-any-return]
 
 

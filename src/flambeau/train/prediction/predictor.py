@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 
 from flambeau.data.images.decode import Stored, decode
 from flambeau.data.sources.source import PixelKind
+from flambeau.data.sources.user_samples import pil_pixels
 from flambeau.data.transforms.crops import eval_image
 from flambeau.errors import DecodeError, InputError, unreadable
 from flambeau.train.prediction.predict_files import rankings
@@ -220,19 +221,9 @@ def _read(path: Path) -> bytes:
 
 def _of_pil(image: Image.Image) -> NDArray[Any]:
     """Its pixels, upright, as a file of it would be read."""
+    if image.mode == "F":
+        raise DecodeError("floating-point pixels have no defined brightness")
     try:
-        image = ImageOps.exif_transpose(image)
-        if image.mode == "F":
-            raise DecodeError("floating-point pixels have no defined brightness")
-        if image.mode.startswith("I"):
-            levels = np.asarray(image)
-            if levels.size and (levels.min() < 0 or levels.max() > 65535):
-                raise DecodeError("32-bit pixels beyond 0 .. 65535 have no defined brightness")
-            return levels.astype(np.uint16)
-        if image.has_transparency_data:
-            image = image.convert("RGBA")
-        elif image.mode not in ("L", "RGB"):
-            image = image.convert("L" if image.mode == "1" else "RGB")
-        return np.asarray(image)
+        return pil_pixels(image)
     except (OSError, SyntaxError) as error:  # PIL reads a file only now
         raise DecodeError(" ".join(str(error).split()) or type(error).__name__) from error

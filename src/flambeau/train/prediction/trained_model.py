@@ -1,12 +1,11 @@
 """A trained model out of a run folder, and the batches on which it is evaluated."""
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import safetensors.torch
 import torch
@@ -78,10 +77,8 @@ class Trained:
         """
         same_device = self.settings.device.startswith(self.device.type)
         precision = self.settings.precision if same_device else "fp32"
-        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if precision in _DTYPES:
-            context = torch.autocast(self.device.type, _DTYPES[precision])
-        with context:
+        dtype = _DTYPES.get(precision)
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
             return function(self.normalize(images))
 
 

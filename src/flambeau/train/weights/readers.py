@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from flambeau.errors import InputError, json_object, why_no_json
+from flambeau.errors import InputError, json_object, refusing, why_no_json
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints import checkpoint_tensors
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
@@ -154,10 +154,8 @@ def _of_npz(path: Path, key: str | None, drop_objects: bool) -> Weights:
 
 def _of_value(path: Path, value: Any, key: str | None, refused: tuple[str, ...]) -> Weights:
     value = with_tensors(value)
-    try:
+    with refusing(str(path)):
         found = weights_in(value)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}") from error
     taken, tensors = _chosen(path, found, key)
     source = f"{path.name}, key {taken}" if taken else path.name
     others = tuple(k for k in found if k != taken)
