@@ -1,8 +1,9 @@
 """Pictures as SVG text: shapes and words, no scripts, nothing loaded from elsewhere."""
 
-import unicodedata
 from collections.abc import Sequence
 from html import escape
+
+from rich.cells import cell_len
 
 FONT = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 SIZE = 11.0  # of the letters, pixels
@@ -95,8 +96,7 @@ class Picture:
 
 def width_of(text: str) -> float:
     """Of a line of text, pixels; wide letters, such as Chinese ones, count twice."""
-    letters = sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
-    return letters * SIZE * _LETTER
+    return cell_len(text) * SIZE * _LETTER
 
 
 def _clean(text: str) -> str:

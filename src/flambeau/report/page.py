@@ -245,11 +245,8 @@ def _cell(value: float | None) -> str:
 
 def _spark_cell(series: Series | None) -> str:
     """A small curve, and its last value to sort by."""
-    known = (
-        []
-        if series is None
-        else [value for value in thinned(series, 60).values if value is not None]
-    )
+    values = () if series is None else thinned(series, 60).values
+    known = [value for value in values if value is not None]
     if not known:
         return '<td class="number" data-value=""></td>'
     width, height = _SPARK
@@ -301,18 +298,11 @@ def _settings(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
     if not names:
         return f"<p>{escaped(words['nothing'])}</p>"
     different = differing(runs)
+    values = [{name: _value(value) for name, value in run.settings.items()} for run in runs]
 
     def table(chosen: Sequence[str]) -> str:
-        head = [heading(words["name"]), *(heading(run.name) for run in runs)]
-        is_all = len(chosen) > len(different)
-        rows = (
-            row(
-                name, (_value(run.settings.get(name, "")) for run in runs),
-                differs=is_all and name in different,
-            )
-            for name in chosen
-        )  # fmt: skip
-        return frame(head, rows, label=words["settings"])
+        marks = len(chosen) > len(different)
+        return _side_by_side(runs, values, chosen, words, label=words["settings"], marks=marks)
 
     if not different:
         return table(names)
@@ -335,9 +325,22 @@ def _nested(runs: Sequence[ReportedRun], what: str, words: Mapping[str, str]) ->
     names = list(dict.fromkeys(name for one in flat for name in one))
     if not names:
         return f"<p>{escaped(words['nothing'])}</p>"
+    return _side_by_side(runs, flat, names, words, label=words[what])
+
+
+def _side_by_side(
+    runs: Sequence[ReportedRun],
+    values: Sequence[Mapping[str, str]],
+    names: Sequence[str],
+    words: Mapping[str, str],
+    *,
+    label: str,
+    marks: bool = True,
+) -> str:
+    """A row for each name, with the values of each run; what differs may be marked."""
     head = [heading(words["name"]), *(heading(run.name) for run in runs)]
     rows = []
     for name in names:
-        values = [one.get(name, "") for one in flat]
-        rows.append(row(name, values, differs=len(set(values)) > 1))
-    return frame(head, rows, label=words[what])
+        cells = [one.get(name, "") for one in values]
+        rows.append(row(name, cells, differs=marks and len(set(cells)) > 1))
+    return frame(head, rows, label=label)

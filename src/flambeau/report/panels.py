@@ -129,18 +129,8 @@ def classes(found: Evaluated, words: Words) -> str:
     for k, name in enumerate(found.classes):
         of, said, right = found.labels[k], found.predicted[k], found.right[k]
         f1 = 2 * right / (of + said) if of + said else math.nan
-        rows.append(
-            (
-                f1,
-                (
-                    name,
-                    of,
-                    _percent(right, of),
-                    _percent(right, said),
-                    "-" if math.isnan(f1) else f"{f1:.1%}",
-                ),
-            )
-        )
+        told = "-" if math.isnan(f1) else f"{f1:.1%}"
+        rows.append((f1, (name, of, _percent(right, of), _percent(right, said), told)))
     rows.sort(key=lambda row: (math.isnan(row[0]), row[0]))
     heads = (words["class"], words["images"], words["recall"], words["precision"], "F1")
     many = words["worst"].format(shown=_WORST, all=len(rows)) if len(rows) > _WORST else ""

@@ -24,12 +24,8 @@ def class_findings(train: Tensor, val: Tensor, classes: Sequence[str]) -> list[F
     least, most = order[0], order[-1]
     rows = []
     if counts[most] >= _UNEVEN * max(counts[least], 1):
-        rows.append(
-            Row(
-                (),
-                f"{classes[most]}: {counts[most]:,} to train on; {classes[least]}: {counts[least]:,}",
-            )
-        )
+        large = f"{classes[most]}: {counts[most]:,} to train on"
+        rows.append(Row((), f"{large}; {classes[least]}: {counts[least]:,}"))
     rows += [Row((), f"{classes[k]}: {counts[k]} to train on") for k in order if counts[k] < _FEW]
     rows += [
         Row((), f"{name}: none to validate on")

@@ -113,12 +113,13 @@ def copy_findings(
     within = _within(same.groups, is_val)
     near = [pair for pair in same.pairs if is_val[pair.first] == is_val[pair.second]]
     in_groups = {n for group in within for n in group[1:]}
-    return [
-        *_leaks(leaks, of_leaks, int(is_val.sum())),
-        *_contradictions(wrong, same.pairs, labels, classes, facts, contradicting),
-        *_copies(within, frozenset(n for n in gone if n in in_groups)),
-        *_near(near, facts, frozenset(n for n in gone if n not in in_groups) - of_leaks),
-    ]
+    found = (
+        _leaks(leaks, of_leaks, int(is_val.sum())),
+        _contradictions(wrong, same.pairs, labels, classes, facts, contradicting),
+        _copies(within, frozenset(n for n in gone if n in in_groups)),
+        _near(near, facts, frozenset(n for n in gone if n not in in_groups) - of_leaks),
+    )
+    return [finding for finding in found if finding.rows]
 
 
 def _keepers(
@@ -150,77 +151,61 @@ def _within(groups: Sequence[Sequence[int]], is_val: NDArray[np.bool_]) -> list[
     return [part for part in parts if len(part) > 1]
 
 
-def _leaks(rows: Sequence[Row], drop: frozenset[int], num_val: int) -> list[Finding]:
-    if not rows:
-        return []
-    share = f"{len(rows) / num_val:.1%}"
-    return [
-        Finding(
-            "leaks",
-            f"{images_text(len(rows), 'validation image')} ({share}) can be seen in training, too",
-            "Their accuracy is that of memory, so the figures of a run are too good.",
-            f"Take {images_text(len(drop), 'training image')} out, as --out does.",
-            len(rows), rows, drop,
-        )
-    ]  # fmt: skip
+def _leaks(rows: Sequence[Row], drop: frozenset[int], num_val: int) -> Finding:
+    share = f"{len(rows) / max(num_val, 1):.1%}"
+    return Finding(
+        "leaks",
+        f"{images_text(len(rows), 'validation image')} ({share}) can be seen in training, too",
+        "Their accuracy is that of memory, so the figures of a run are too good.",
+        f"Take {images_text(len(drop), 'training image')} out, as --out does.",
+        len(rows), rows, drop,
+    )  # fmt: skip
 
 
 def _contradictions(
     wrong: Sequence[Sequence[int]], pairs: Sequence[NearPair], labels: Sequence[int],
     classes: Sequence[str], facts: ImageFacts, drop: frozenset[int],
-) -> list[Finding]:  # fmt: skip
+) -> Finding:  # fmt: skip
     def told(numbers: Sequence[int]) -> str:
         return " and ".join(dict.fromkeys(classes[labels[number]] for number in numbers))
 
     near = [pair for pair in pairs if labels[pair.first] != labels[pair.second]]
     rows = [Row(tuple(group[:_OF_A_GROUP]), told(group)) for group in wrong]
     rows += [Row(pair[:2], f"{told(pair[:2])}; {_how(pair, facts)}") for pair in near]
-    if not rows:
-        return []
-    return [
-        Finding(
-            "contradictions",
-            f"{images_text(len(rows), 'picture')} {'has' if len(rows) == 1 else 'have'} two labels or more",
-            "At most one of them is right, and the loss of the others never goes away.",
-            "Correct them. Of copies to the last pixel --out leaves out all, of others the training image.",
-            len(rows), rows, drop,
-        )
-    ]  # fmt: skip
+    return Finding(
+        "contradictions",
+        f"{images_text(len(rows), 'picture')} {'has' if len(rows) == 1 else 'have'} two labels or more",
+        "At most one of them is right, and the loss of the others never goes away.",
+        "Correct them. Of copies to the last pixel --out leaves out all, of others the training image.",
+        len(rows), rows, drop,
+    )  # fmt: skip
 
 
-def _copies(groups: Sequence[Sequence[int]], drop: frozenset[int]) -> list[Finding]:
-    if not groups:
-        return []
+def _copies(groups: Sequence[Sequence[int]], drop: frozenset[int]) -> Finding:
     count = sum(len(group) - 1 for group in groups)
     more = "is a copy" if count == 1 else "are copies"
-    return [
-        Finding(
-            "copies", f"{images_text(count)} {more} of another one in the same part",
-            "A picture counts as often as it is there, in training and in the figures.",
-            "Keep one of each, as --out does, unless the weight is meant.",
-            count, [Row(tuple(group[:_OF_A_GROUP]), _more(group)) for group in groups], drop,
-        )
-    ]  # fmt: skip
+    return Finding(
+        "copies", f"{images_text(count)} {more} of another one in the same part",
+        "A picture counts as often as it is there, in training and in the figures.",
+        "Keep one of each, as --out does, unless the weight is meant.",
+        count, [Row(tuple(group[:_OF_A_GROUP]), _more(group)) for group in groups], drop,
+    )  # fmt: skip
 
 
 def _more(group: Sequence[int]) -> str:
     return f"and {len(group) - _OF_A_GROUP:,} more" if len(group) > _OF_A_GROUP else ""
 
 
-def _near(pairs: Sequence[NearPair], facts: ImageFacts, drop: frozenset[int]) -> list[Finding]:
-    if not pairs:
-        return []
+def _near(pairs: Sequence[NearPair], facts: ImageFacts, drop: frozenset[int]) -> Finding:
     shown = sorted(pairs, key=lambda pair: -pair.likeness)
     verb = "shows" if len(pairs) == 1 else "show"
-    return [
-        Finding(
-            "near-copies",
-            f"{images_text(len(pairs), 'pair')} of images in the same part {verb} the same picture",
-            "Resized, compressed again, cropped or mirrored, it counts as often as it is there.",
-            "Keep one of each, as --out does; of a few dozen look at all of them.",
-            len(pairs), [Row(pair[:2], _how(pair, facts)) for pair in shown], drop,
-        )
-    ]  # fmt: skip
+    return Finding(
+        "near-copies",
+        f"{images_text(len(pairs), 'pair')} of images in the same part {verb} the same picture",
+        "Resized, compressed again, cropped or mirrored, it counts as often as it is there.",
+        "Keep one of each, as --out does; of a few dozen look at all of them.",
+        len(pairs), [Row(pair[:2], _how(pair, facts)) for pair in shown], drop,
+    )  # fmt: skip
 
 
 def _how(pair: NearPair, facts: ImageFacts) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from flambeau.data.sources.fingerprint import size_of
+
 
 class FileSet:
     """Images in files that a data set lists.
@@ -29,11 +31,7 @@ class FileSet:
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.labels.tolist()} {self.classes}".encode())
         for name in self.names:
-            try:
-                size = (self._root / name).stat().st_size
-            except OSError:  # a bad image, which reading it will tell
-                size = -1
-            digest.update(os.fsencode(f"{name}\0{size}\n"))
+            digest.update(os.fsencode(f"{name}\0{size_of(self._root / name)}\n"))
         return digest.hexdigest()
 
     def __len__(self) -> int:

@@ -11,6 +11,14 @@ _FILES = 64  # of many that are looked into; chosen
 _ENDS_BYTES = 1 << 13
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file; -1 where it is not there, which is a bad image that reading it will tell."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
 def file_fingerprint(path: Path, facts: str) -> str:
     """SHA-256, hexadecimal, of the size of a file, its first and last MiB, and what else is known of it.
 

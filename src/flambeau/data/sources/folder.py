@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from flambeau.data.sources.fingerprint import sampled_content
+from flambeau.data.sources.fingerprint import sampled_content, size_of
 from flambeau.errors import InputError, unreadable
 
 _FLAGS = getattr(os, "O_BINARY", 0)  # of Windows
@@ -98,11 +98,7 @@ class FolderSource:
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         for name in self.names:
-            try:
-                size = (self.folder / name).stat().st_size
-            except OSError:  # a link to nowhere: a bad image, which reading it will tell
-                size = -1
-            digest.update(os.fsencode(f"{name}\0{size}\n"))
+            digest.update(os.fsencode(f"{name}\0{size_of(self.folder / name)}\n"))
         return digest.hexdigest()
 
     @cached_property

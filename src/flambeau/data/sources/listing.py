@@ -17,7 +17,7 @@ from typing import NamedTuple, TextIO
 import torch
 
 from flambeau.data.sources.class_names import named_labels
-from flambeau.data.sources.fingerprint import sampled_content
+from flambeau.data.sources.fingerprint import sampled_content, size_of
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.source import Source, SubsetSource
 from flambeau.errors import InputError, unreadable
@@ -112,10 +112,7 @@ class ListingSource:
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.classes}\n".encode())
         for index, label in enumerate(self.labels.tolist()):
-            try:
-                size = self.file_at(index).stat().st_size
-            except OSError:  # missing: a bad image, which reading it will tell
-                size = -1
+            size = size_of(self.file_at(index))
             digest.update(f"{self.names[index]}\0{size}\0{label}\n".encode())
         return digest.hexdigest()
 

@@ -125,9 +125,8 @@ class UserSource:
         with self._errors(index):
             with self._lock():
                 image = self._image(data, index)
-                if not isinstance(
-                    image, str | os.PathLike
-                ):  # it may be lazy, or the user's own buffer
+                # It may be lazy, or the user's own buffer.
+                if not isinstance(image, str | os.PathLike):
                     return _stored(image, kind)
             return _stored(image, kind)
 

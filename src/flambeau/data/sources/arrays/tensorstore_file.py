@@ -34,7 +34,7 @@ from flambeau.data.sources.arrays.npy_pth import (
     absent_chunks,
     damaged,
 )
-from flambeau.data.sources.fingerprint import sampled_content
+from flambeau.data.sources.fingerprint import sampled_content, size_of
 from flambeau.data.sources.optional_packages import extra
 from flambeau.errors import InputError, json_object, why_no_json
 
@@ -116,11 +116,7 @@ def store_fingerprint(folder: Path, facts: str) -> str:
     assert node is not None
     digest, count = hashlib.sha256(_metadata(node)), math.prod(node.grid)
     for number in range(0, count, -(-count // _SIZES)):
-        try:
-            size = node.chunk_file(number).stat().st_size
-        except FileNotFoundError:
-            size = -1
-        digest.update(f"{size} ".encode())
+        digest.update(f"{size_of(node.chunk_file(number))} ".encode())
     digest.update(facts.encode())
     return digest.hexdigest()
 
