@@ -166,9 +166,8 @@ def _format_of(data: bytes, header: JpegHeader | PngHeader) -> str | None:
 
 def _read(fp: Any) -> bytes:
     if hasattr(fp, "read"):
-        with contextlib.suppress(
-            AttributeError, OSError
-        ):  # a stream that cannot; PIL does the same
+        # A stream that cannot; PIL does the same
+        with contextlib.suppress(AttributeError, OSError):
             fp.seek(0)
         data: bytes = fp.read()
         return data

@@ -62,9 +62,8 @@ def info_orientation(info: Mapping[Any, Any]) -> int:
         8
     """
     exif, raw = info.get("exif"), info.get("Raw profile type exif")
-    if exif is None and isinstance(
-        raw, str
-    ):  # ImageMagick's: empty, name, length, hexadecimal digits
+    # ImageMagick's: empty, name, length, hexadecimal digits
+    if exif is None and isinstance(raw, str):
         with contextlib.suppress(ValueError):
             exif = bytes.fromhex("".join(raw.split("\n")[3:]))
     xmp = info.get("XML:com.adobe.xmp") or info.get("xmp")

@@ -56,9 +56,8 @@ class DecodePool:
         stopped: list[BaseException] = []
 
         def share() -> None:
-            for (
-                number
-            ) in numbers:  # handed out in order, so all before a failed one have been begun
+            # Handed out in order, so all before a failed one have been begun
+            for number in numbers:
                 if number >= count or failures or stopped:
                     return
                 try:

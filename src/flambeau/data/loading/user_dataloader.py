@@ -7,11 +7,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from flambeau.data.loading.batch_samples import (
-    count_samples,
-    is_tensor_per_sample,
-    some_samples,
-)
+from flambeau.data.loading.batch_samples import count_samples, is_tensor_per_sample, some_samples
 from flambeau.data.loading.micro_batch import MicroBatch, settle_before_fork, share_of
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import mix

@@ -37,13 +37,7 @@ from flambeau.data.pack.shard_plan import (
     target_kind,
     units_of,
 )
-from flambeau.data.pack.writers import (
-    Record,
-    as_buffer,
-    keys_for,
-    open_writer,
-    require_package,
-)
+from flambeau.data.pack.writers import Record, as_buffer, keys_for, open_writer, require_package
 from flambeau.data.sources.format_table import FORMATS, endings_of
 from flambeau.data.sources.source import Source, content_sample
 from flambeau.errors import DecodeError, InputError, require_folder

@@ -25,12 +25,8 @@ RECOVERY: Mapping[str, str] = {
     "`h5clear -s` is for one whose writer was killed",
 }
 
-_OF_THE_SYSTEM = (
-    errno.ENOENT,
-    errno.ELOOP,
-    errno.EACCES,
-    errno.EPERM,
-)  # no damage: not here, or not allowed
+# No damage: not here, or not allowed
+_OF_THE_SYSTEM = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM)
 
 
 def scan(path: Path, kind: str) -> Iterator[Found]:

@@ -22,13 +22,7 @@ from flambeau.data.sources.folder import (
     images_below,
 )
 from flambeau.data.sources.format_table import endings_of
-from flambeau.data.sources.formats import (
-    kind_of,
-    open_path,
-    open_shards,
-    shards_in,
-    shards_of,
-)
+from flambeau.data.sources.formats import kind_of, open_path, open_shards, shards_in, shards_of
 from flambeau.data.sources.hold_out import hold_out
 from flambeau.data.sources.source import ConcatSource, Source, SubsetSource
 from flambeau.data.sources.tables.hugging_face import open_hub

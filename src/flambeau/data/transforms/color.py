@@ -201,9 +201,8 @@ def adjust_sharpness(pixels: Pixels, factor: float) -> Pixels:
     total = rows[:-2] + rows[1:-1] + rows[2:]
     total = total[:, : -2 * channels] + total[:, channels:-channels] + total[:, 2 * channels :]
     total += inner * np.int16(4)
-    smooth = (total * np.int16(2) + np.int16(13)) // np.int16(
-        26
-    )  # the nearest; thirteenths have no ties
+    # The nearest; thirteenths have no ties
+    smooth = (total * np.int16(2) + np.int16(13)) // np.int16(26)
     values = _floats(smooth - inner)
     values *= np.float32(1 - factor)
     values += inner

@@ -8,11 +8,7 @@ from flambeau.export.formats.aot_inductor_file import (
 from flambeau.export.formats.classifier import ModelFormat
 from flambeau.export.formats.onnx_file import open_onnx, require_onnx, write_onnx
 from flambeau.export.formats.torch_export_file import open_torch_export, write_torch_export
-from flambeau.export.formats.weights_file import (
-    open_weights,
-    require_known_class,
-    write_weights,
-)
+from flambeau.export.formats.weights_file import open_weights, require_known_class, write_weights
 
 FORMATS = {
     one.name: one

@@ -70,6 +70,7 @@ def _quantization() -> Any:
 
 @contextlib.contextmanager
 def _prepared(source: Path) -> Iterator[Path]:
+    """The file with its shapes worked out and its constants folded, as long as the context is open."""
     shapes = require("onnxruntime.quantization.shape_inference")
     with tempfile.TemporaryDirectory() as folder:
         prepared = Path(folder, "prepared.onnx")

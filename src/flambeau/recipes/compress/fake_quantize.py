@@ -220,9 +220,8 @@ class QuantizedLayer(nn.Module):
         self.layer = layer
         weight = layer.get_parameter("weight")
         axis, channels = int(isinstance(layer, _TRANSPOSED)), None
-        if not (
-            axis and getattr(layer, "groups", 1) > 1
-        ):  # there a row belongs to several channels
+        # There a row belongs to several channels
+        if not (axis and getattr(layer, "groups", 1) > 1):
             channels = weight.shape[axis]
         self.quantize_input = FakeQuantize(bits=input_bits, symmetric=False)
         self.quantize_weight = FakeQuantize(bits=weight_bits, num_channels=channels, axis=axis)

@@ -356,9 +356,8 @@ class _Choice:
     def within(self, limit: int, costs: Sequence[float]) -> list[str] | None:
         """The cheapest choice whose peak is at most `limit`; None if there is none."""
         unit = sum(costs) / _TIME_UNITS or 1.0
-        states: dict[int, tuple[int, list[int]]] = {
-            0: (0, [0])
-        }  # by time: bytes kept, modes of the blocks
+        # By time: bytes kept, modes of the blocks
+        states: dict[int, tuple[int, list[int]]] = {0: (0, [0])}
         for k, checks in enumerate(self._checks):
             after: dict[int, tuple[int, list[int]]] = {}
             for spent, (kept, modes) in states.items():

@@ -142,9 +142,8 @@ class _CatNormReluConv(torch.autograd.Function):
         z, mean, invstd = torch.native_batch_norm(
             joined, gamma, beta, *stats, training, momentum, eps
         )
-        if (
-            not training
-        ):  # copies of a few numbers: the running ones may move before the backward pass
+        # Copies of a few numbers: the running ones may move before the backward pass
+        if not training:
             mean, invstd = stats[0].clone(), torch.rsqrt(stats[1] + eps)
         ctx.training, ctx.eps = training, eps
         ctx.save_for_backward(gamma, beta, kernel, mean, invstd, *features)

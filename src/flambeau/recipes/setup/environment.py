@@ -188,9 +188,8 @@ def _cgroup_limits(
         folders = [PurePosixPath(*parts[:depth]) for depth in range(len(parts) + 1)]
         if not controllers:  # version 2
             fields = [_read(root / folder / files[0]).split() for folder in folders]
-        elif controller in controllers.split(
-            ","
-        ):  # version 1: 'cpu,cpuacct', often a link 'cpu' to it
+        elif controller in controllers.split(","):
+            # Version 1: 'cpu,cpuacct', often a link 'cpu' to it.
             mounts = [root / mount / f for mount in {controllers, controller} for f in folders]
             fields = [[_read(mount / file).strip() for file in files[1:]] for mount in mounts]
         else:

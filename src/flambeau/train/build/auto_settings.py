@@ -12,11 +12,7 @@ from flambeau.parallel.ranks import local_world
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.training.schedules import linear_scaled_lr
 from flambeau.train.build.class_balance import class_weights
-from flambeau.train.build.data import (
-    DataFacts,
-    model_file_sha256,
-    teacher_sha256,
-)
+from flambeau.train.build.data import DataFacts, model_file_sha256, teacher_sha256
 from flambeau.train.build.device import pick_device
 from flambeau.train.build.model import SMALL, TINY, input_channels, pretrained_normalization
 from flambeau.train.build.optimizer import BASE_LR, SMALL_LR

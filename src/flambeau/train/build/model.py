@@ -19,8 +19,6 @@ from flambeau.train.build.device import pick_device
 from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.user_code import first_line, is_function, load_function, missing_arguments, naming
 
-IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-"""Mean and standard deviation of its pixels in [0, 1], per channel."""
 SMALL, TINY = "small_convnet", "tiny_convnet"
 SMALL_NAMES = {SMALL: 32, TINY: 16}  # of SmallConvNet, with its width
 
@@ -94,7 +92,7 @@ def input_channels(name: str, *, grey: bool) -> int:
 def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], list[float]] | None:
     """Mean and standard deviation per channel, in [0, 1], that published weights were trained with."""
     if name.startswith("torchvision:"):
-        return IMAGENET  # in all of its presets
+        return [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # ImageNet's, in all of its presets
     import timm
 
     published = timm.get_pretrained_cfg(name)

@@ -142,9 +142,8 @@ def _of_settings(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
             matters = functions[0] != functions[1]
         elif name == "teacher" and None not in values:
             matters = not same_teacher
-        elif (
-            name == "class_weights" and None not in values
-        ):  # a file: its numbers are in dataset.json
+        elif name == "class_weights" and None not in values:
+            # A file: its numbers are in dataset.json.
             matters = left.data.get(name) != right.data.get(name)
         yield Difference("setting", name, values, matters)
 

@@ -20,12 +20,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged
 from flambeau.train.compare.replayed_run import Batch, ReplayedRun
 from flambeau.train.compare.run_comparison import RunComparison
 from flambeau.train.compare.saved_states import StateDifference, state_difference
-from flambeau.train.compare.step_events import (
-    Found,
-    batch_difference,
-    first_event,
-    of_tensor,
-)
+from flambeau.train.compare.step_events import Found, batch_difference, first_event, of_tensor
 from flambeau.train.loop.nan_guard import NotFinite
 
 REPLAY_S = 80.0

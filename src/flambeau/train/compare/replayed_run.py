@@ -189,9 +189,8 @@ class ReplayedRun:
             now["processes"] = 1
         told = changes(then, now) if then else []
         meta = {} if self.own is None else self.own.meta
-        if (
-            fitted := whole_number(meta.get("micro_batch"))
-        ) is not None:  # memory ran out on the way
+        # Memory ran out on the way
+        if (fitted := whole_number(meta.get("micro_batch"))) is not None:
             told += changes({"micro_batch": fitted}, {"micro_batch": self._run.state.micro_batch})
         report = environment()
         report |= report.pop("packages")

@@ -24,10 +24,8 @@ from flambeau.train.evaluation.sample_results import SampleResultsMetric, evalua
 _MOST_SUSPECTS = 12  # labels that look wrong, as pictures
 _LEAST_EPOCHS = 3  # before that, a model believes few labels
 _FIND_SHARE = 0.02  # of the time of a training, for a look at its data
-_FIND_S = (
-    1.0,
-    20.0,
-)  # the least and the most of it; other processes wait, a stalled one for a minute
+# The least and the most of it; other processes wait, a stalled one for a minute
+_FIND_S = (1.0, 20.0)
 _MOST_KEPT = 8  # evaluations: a rollback publishes an earlier one
 
 

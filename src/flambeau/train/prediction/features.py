@@ -28,14 +28,7 @@ from flambeau.terminal import CountBar
 from flambeau.train.build.data import DataFacts, model_file_sha256
 from flambeau.train.build.device import pick_device, use_threads
 from flambeau.train.build.fine_tuning import load_weights
-from flambeau.train.build.model import (
-    IMAGENET,
-    SMALL,
-    TINY,
-    make_model,
-    normalizer,
-    pretrained_normalization,
-)
+from flambeau.train.build.model import SMALL, TINY, make_model, normalizer, pretrained_normalization
 from flambeau.train.evaluation.feature_file import Add, feature_file
 from flambeau.train.evaluation.predictions_file import refuse_existing
 from flambeau.train.prediction.trained_model import BATCH, Trained, read_for
@@ -46,6 +39,7 @@ HEAD_INPUT = "features"
 """The name of what goes into the classifier head, where no layers are named."""
 LABELS = "labels"
 """The name of the classes of the images, in a .safetensors file."""
+_IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 Extract = Callable[[Tensor], dict[str, Any]]
 
 
@@ -83,7 +77,7 @@ def named_model(
             f"{name} would have random values: give --pretrained or --weights FILE, or name a run"
         )
     published = None if own or ":" in name else timm.get_pretrained_cfg(name)
-    mean, std = (None if own else pretrained_normalization(name, channels=3)) or IMAGENET
+    mean, std = (None if own else pretrained_normalization(name, channels=3)) or _IMAGENET
     num_classes = published.num_classes if published is not None else 1000
     facts = DataFacts(
         [str(number) for number in range(num_classes)], 3, [*mean], [*std], 0, 0, "", "",

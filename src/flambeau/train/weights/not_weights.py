@@ -72,10 +72,8 @@ def _in_zip(path: Path) -> str | None:
             how = "torch.save(torch.load(FILE, weights_only=True), NEW) writes it anew"
             return f"a file of torch.save that was compressed afterwards: {how}"
         return None
-    if {
-        "archive_format",
-        "models/model.json",
-    } & inner or "serialized_exported_program.json" in names:
+    is_program = {"archive_format", "models/model.json"} & inner
+    if is_program or "serialized_exported_program.json" in names:
         how = "torch.save(torch.export.load(FILE).state_dict, NEW) takes its weights out"
         return f"a program of torch.export: {how}"
     if names and all(name.endswith(".npy") for name in names):

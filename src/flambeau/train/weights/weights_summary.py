@@ -22,11 +22,7 @@ from flambeau.recipes.checkpoints.safe_pickle import (
 )
 from flambeau.train.weights.not_weights import no_file_of_weights, not_read
 from flambeau.train.weights.npz_file import is_of_weights, read_npz
-from flambeau.train.weights.readers import (
-    weights_in,
-    weights_kind,
-    with_tensors,
-)
+from flambeau.train.weights.readers import weights_in, weights_kind, with_tensors
 from flambeau.train.weights.safetensors_file import check_header, each_tensor
 
 _ENDINGS = (

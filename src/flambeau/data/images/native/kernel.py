@@ -31,6 +31,12 @@ class KernelError(Exception):
         self.code = code
 
 
+def _checked(code: int) -> None:
+    """What ctypes makes of the result of a function that may refuse."""
+    if code:
+        raise KernelError(code)
+
+
 class Kernel:
     """The functions of the library; they hold no lock while they run.
 
@@ -58,28 +64,26 @@ class Kernel:
 
         self._decode = function(
             "decode_region", pointer, size, pointer, number, number, pointer, number, pointer,
-            result=number,
+            result=_checked,
         )  # fmt: skip
         self._resize = function(
-            "resize", pointer, pointer, ctypes.c_ssize_t, pointer, number, pointer, result=number
+            "resize", pointer, pointer, ctypes.c_ssize_t, pointer, number, pointer, result=_checked
         )
         self._floats = function("floats", pointer, size, number, pointer, number, number, pointer)
         self._luma = function("luma", pointer, size, pointer)
         self._blend = function("blend", pointer, size, real, real, pointer)
         self._blend_grey = function("blend_grey", pointer, pointer, size, real, real, pointer)
         self._turn_hue = function("turn_hue", pointer, size, pointer, pointer)
-        self._png_rows = function("png_rows", pointer, size, size, number, pointer, result=number)
+        self._png_rows = function("png_rows", pointer, size, size, number, pointer, result=_checked)
         results = [ctypes.POINTER(kind) for kind in (pointer, size)]
-        self._segment = function("segment", pointer, size, number, *results, result=number)
+        self._segment = function("segment", pointer, size, number, *results, result=_checked)
         self._free = function("free", pointer)
         self.uses_avx2 = bool(library.flambeau_uses_avx2())
 
     def segment(self, data: bytes, interval_px: int) -> bytes:
         """What scan_segments.segment returns; raises KernelError."""
         result, size = ctypes.c_void_p(), ctypes.c_size_t()
-        code = self._segment(data, len(data), interval_px, ctypes.byref(result), ctypes.byref(size))
-        if code:
-            raise KernelError(code)
+        self._segment(data, len(data), interval_px, ctypes.byref(result), ctypes.byref(size))
         try:
             return ctypes.string_at(result, size.value)
         finally:
@@ -113,11 +117,7 @@ class Kernel:
         height, width, channels = out.shape
         to = (ctypes.c_int * 4)(height, width, mirror, cubic) if resize else None
         corners = (ctypes.c_int * 4)(*box)
-        code = self._decode(
-            data, len(data), corners, scale_eighths, channels, to, scalar, out.ctypes.data
-        )
-        if code:
-            raise KernelError(code)
+        self._decode(data, len(data), corners, scale_eighths, channels, to, scalar, out.ctypes.data)
 
     def resize(
         self,
@@ -142,9 +142,7 @@ class Kernel:
         shape = (ctypes.c_int * 3)(*pixels.shape)
         to = (ctypes.c_int * 5)(*out.shape[:2], mirror, cubic, pillows)
         stride = pixels.strides[0]
-        code = self._resize(pixels.ctypes.data, shape, stride, to, scalar, out.ctypes.data)
-        if code:
-            raise KernelError(code)
+        self._resize(pixels.ctypes.data, shape, stride, to, scalar, out.ctypes.data)
 
     def to_floats(
         self,
@@ -220,9 +218,7 @@ class Kernel:
         """
         height, width, channels = out.shape
         assert len(rows) >= height * (1 + width * channels)
-        code = self._png_rows(rows, height, width, channels, out.ctypes.data)
-        if code:
-            raise KernelError(code)
+        self._png_rows(rows, height, width, channels, out.ctypes.data)
 
 
 @functools.cache
