@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flambeau.data.images.decode import Picture, Stored
+from flambeau.data.images.file_formats import format_of
 from flambeau.data.images.pixels import Pixels
 from flambeau.data.images.stand_ins import why_unreadable
 from flambeau.data.images.thread_pool import DecodePool
@@ -22,20 +23,6 @@ SIDE = 32
 
 # A JPEG may be decoded down to this: the small picture is a mean over cells of at least 2 x 2 pixels.
 _LEAST_SIDE = 2 * SIDE
-
-# What files begin with, and the endings that say so.
-_SIGNATURES = (
-    (b"\xff\xd8\xff", "JPEG", (".jpg", ".jpeg")),
-    (b"\x89PNG\r\n\x1a\n", "PNG", (".png",)),
-    (b"GIF8", "GIF", (".gif",)),
-    (b"BM", "BMP", (".bmp",)),
-    (b"RIFF", "WebP", (".webp",)),
-    (b"II*\0", "TIFF", (".tif", ".tiff")),
-    (b"MM\0*", "TIFF", (".tif", ".tiff")),
-    *((b"P%d" % digit, "PPM", (".ppm",)) for digit in range(1, 7)),
-)
-ENDINGS = {name: endings for _, name, endings in _SIGNATURES}
-"""The endings of the files of a format."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +197,3 @@ def content_hash(*parts: bytes | memoryview) -> int:
     for part in parts:
         digest.update(part)
     return int.from_bytes(digest.digest(), "little")
-
-
-def format_of(data: bytes) -> str:
-    """The name of the format of a file, by its first bytes; '' for none of ENDINGS."""
-    return next((name for magic, name, _ in _SIGNATURES if data.startswith(magic)), "")

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.data.check.finding import Finding, of_single_images
-from flambeau.data.check.image_facts import ENDINGS, ImageFacts
+from flambeau.data.check.image_facts import ImageFacts
+from flambeau.data.images.file_formats import ENDINGS
 
 # All chosen: what is flagged should be looked at, not thrown away unseen.
 _BLANK = 3.0  # standard deviation, levels; JPEG noise on one color has less

@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flambeau.data.images.decode import Picture, Stored, decode
+from flambeau.data.images.file_formats import ENDINGS, format_of
 from flambeau.data.images.jpeg.scan_segments import CannotSegment, segment
 from flambeau.data.images.pixels import Pixels
 
-_MAGICS = (
-    (b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"RIFF", ".webp"), (b"BM", ".bmp"),
-    (b"GIF8", ".gif"), (b"II", ".tif"), (b"MM", ".tif"),
-)  # fmt: skip
 _FORMATS = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP", "bmp": "BMP"}
 
 
@@ -167,7 +164,7 @@ def common_layout(layouts: Sequence[Layout]) -> tuple[Layout, int | None] | None
 
 def suffix_of(data: bytes) -> str:
     """The usual ending of the name of an image file, after its first bytes."""
-    return next((suffix for magic, suffix in _MAGICS if data.startswith(magic)), ".ppm")
+    return ENDINGS[format_of(data) or "PPM"][0]
 
 
 def _square(pixels: Pixels) -> Pixels:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.data.images.decode import Stored
+from flambeau.data.images.file_formats import format_of
 from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import stored_index
@@ -26,10 +27,6 @@ from flambeau.recipes.data.recordio import RecordError, unpack
 _INDEX = "lmdb 1"
 _MAX_KEY = 511  # bytes, LMDB's
 _LOOKED_AT = 64  # values that may be damaged before the file counts as none of images
-_SIGNATURES = (
-    b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM", b"GIF8", b"II*\0", b"MM\0*",
-    b"P1", b"P2", b"P3", b"P4", b"P5", b"P6",
-)  # fmt: skip
 _PIXELS = ("|u", "<u", "|i", "<i", "|b")  # of NumPy's types, those that an image may be of
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
@@ -159,12 +156,12 @@ def _image_of(kind: int, value: bytes) -> Stored:
 
 
 def _kind_of(value: bytes) -> int | None:
-    if value.startswith(_SIGNATURES):
+    if format_of(value):
         return _FILE
     if value.startswith(_PICKLES):
         return _PICKLE
     try:
-        return _HEADER if unpack(value)[1].startswith(_SIGNATURES) else None
+        return _HEADER if format_of(unpack(value)[1]) else None
     except RecordError:
         return None
 

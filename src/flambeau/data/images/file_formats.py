@@ -1,0 +1,29 @@
+"""The format of an image file by its first bytes, and the endings of its name.
+
+Source: the signatures that the formats themselves define.
+"""
+
+from PIL.TiffImagePlugin import PREFIXES
+
+_FORMATS = (
+    ("JPEG", (".jpg", ".jpeg"), (b"\xff\xd8\xff",)),
+    ("PNG", (".png",), (b"\x89PNG",)),
+    ("GIF", (".gif",), (b"GIF8",)),
+    ("BMP", (".bmp",), (b"BM",)),
+    ("WebP", (".webp",), (b"RIFF",)),
+    # Also of BigTIFF, and of writers that mix up the order of two bytes; Pillow reads them all.
+    ("TIFF", (".tif", ".tiff"), tuple(PREFIXES)),
+    ("PPM", (".ppm",), tuple(b"P%d" % digit for digit in range(1, 7))),
+)
+ENDINGS = {name: endings for name, endings, _ in _FORMATS}
+"""The endings of the files of a format, the usual one first."""
+
+
+def format_of(data: bytes) -> str:
+    """The name of the format of a file, by its first bytes; '' for none of ENDINGS.
+
+    Example:
+        >>> format_of(b"GIF89a"), format_of(b"text")
+        ('GIF', '')
+    """
+    return next((name for name, _, magics in _FORMATS if data.startswith(magics)), "")
