@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.reading_flags import check_at_least, printed
+from flambeau.cli.reading_flags import add_download, check_at_least, printed
 from flambeau.data.check.finding import HARMFUL, KINDS, WITHOUT_IMAGES
 from flambeau.errors import InputError, nearest
 from flambeau.terminal import say
@@ -56,11 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads that read (default: one for each usable CPU)",
     )
-    parser.add_argument(
-        "--download",
-        action="store_true",
-        help="fetch what is missing of torchvision:NAME or hf:NAME",
-    )
+    add_download(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

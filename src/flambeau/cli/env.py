@@ -2,7 +2,7 @@
 
 import argparse
 import json
-import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -144,10 +144,9 @@ def _of_driver(build: str | None, served: tuple[int, int] | None) -> list[str]:
 def _free(folder: str) -> int | None:
     """Bytes that data workers still have for batches there; None where there is no such folder."""
     try:
-        state = os.statvfs(folder)
-    except (OSError, AttributeError):  # of Windows
+        return shutil.disk_usage(folder).free
+    except OSError:
         return None
-    return state.f_bavail * state.f_frsize
 
 
 def _extras() -> dict[str, list[str] | str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.inspection.checklist_table import print_checklist
 from flambeau.cli.inspection.convolution_table import print_convolutions
-from flambeau.cli.inspection.graph_file import check_new_file, write_graphs
+from flambeau.cli.inspection.graph_file import write_graphs
 from flambeau.cli.inspection.memory_file import write_memory
 from flambeau.cli.inspection.profile_page import print_profile
 from flambeau.cli.inspection.rules_table import print_findings, print_rules
@@ -207,9 +207,11 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.json and arguments.depth is not None and arguments.graph is None:
         raise InputError("--depth has no effect with --json, which has every module: leave it out")
     check_at_least(arguments, depth=0)
+    from flambeau.train.evaluation.predictions_file import refuse_existing
+
     for path, suffix in files:
         if path is not None:
-            check_new_file(path, (suffix,), force=arguments.force)
+            refuse_existing(path, suffixes=(suffix,), force=arguments.force, remedy="--force")
 
 
 def _loaded(

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flambeau.cli.reading_flags import check_at_least
+from flambeau.cli.reading_flags import add_download, check_at_least
 from flambeau.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,11 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--workers", type=int, metavar="N", help="threads (default: one for each usable CPU)"
     )
-    work.add_argument(
-        "--download",
-        action="store_true",
-        help="fetch what is missing of torchvision:NAME or hf:NAME",
-    )
+    add_download(work)
     work.add_argument(
         "--fresh", action="store_true", help="start again; a finished DST is renamed, not deleted"
     )

@@ -14,16 +14,21 @@ def add_reading_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="side of the images as the model sees them (default: as in training)",
     )
-    parser.add_argument(
-        "--download",
-        action="store_true",
-        help="fetch what is missing of torchvision:NAME or hf:NAME",
-    )
+    add_download(parser)
     parser.add_argument(
         "--workers", type=int, default=0, metavar="N", help="processes that read data"
     )
     parser.add_argument(
         "--skip-bad-images", type=int, default=0, metavar="N", help="unreadable images to leave out"
+    )
+
+
+def add_download(parser: argparse._ActionsContainer) -> None:
+    """Whether data of known names may come over the network."""
+    parser.add_argument(
+        "--download",
+        action="store_true",
+        help="fetch what is missing of torchvision:NAME or hf:NAME",
     )
 
 

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import datetime
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
     root = Path(arguments.folder)
-    key, down = _order(arguments.sort)
-    states = [_state(word) for word in arguments.state or []]
+    key, states = arguments.sort.removeprefix("-"), arguments.state or []
+    _require(key, COLUMNS, f"--sort {arguments.sort}: unknown column")
+    for word in states:
+        _require(word, STATES, f"--state {word}: unknown state")
     wanted = [_condition(text) for text in arguments.where]
     if not root.exists() and arguments.folder == _DEFAULT:
         say(
@@ -78,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = [summarize(path, name=_name(path, root)) for path in search]
     rows = [run for run in found if not states or run.state in states]
     rows = [run for run in rows if all(_holds(run, *condition) for condition in wanted)]
-    rows = _sorted(rows, key, reverse=down != arguments.reverse)
+    rows = _sorted(rows, key, reverse=arguments.sort.startswith("-") != arguments.reverse)
     if not rows:
         _check_keys(found, [name for name, _ in wanted])
         some = f"none of the {len(found)} runs in {root} is of this kind" if found else ""
@@ -92,22 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _order(text: str) -> tuple[str, bool]:
-    """The column to sort by, and whether downwards."""
-    name, down = text.removeprefix("-"), text.startswith("-")
-    if name not in COLUMNS:
-        raise InputError(
-            f"--sort {text}: unknown column{nearest(name, COLUMNS)} (one of {', '.join(COLUMNS)})"
-        )
-    return name, down
-
-
-def _state(word: str) -> str:
-    if word not in STATES:
-        raise InputError(
-            f"--state {word}: unknown state{nearest(word, STATES)} (one of {', '.join(STATES)})"
-        )
-    return word
+def _require(word: str, known: Collection[str], what: str) -> None:
+    if word not in known:
+        raise InputError(f"{what}{nearest(word, known)} (one of {', '.join(known)})")
 
 
 def _condition(text: str) -> tuple[str, str]:

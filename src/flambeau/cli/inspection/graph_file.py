@@ -12,17 +12,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def check_new_file(path: Path, suffixes: tuple[str, ...], *, force: bool) -> None:
-    """Refuse a path before any work.
-
-    Raises:
-        InputError: another ending, no such folder, or it exists and not `force`.
-    """
-    from flambeau.train.evaluation.predictions_file import refuse_existing
-
-    refuse_existing(path, suffixes=suffixes, force=force, remedy="--force")
-
-
 def write_graphs(
     path: Path,
     model: "nn.Module",

@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,7 @@ def print_profile(source: Source, *, trace: Path | None, as_json: bool) -> int:
     from flambeau.inspection.timing.step_profile import profile_steps
     from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
-    write: Callable[[bytes], object] | None = None
-    if trace is not None:
-
-        def write(data: bytes) -> None:
-            write_file(trace, data)
-
+    write = None if trace is None else functools.partial(write_file, trace)
     with contextlib.redirect_stdout(sys.stderr), steps_here(source) as steps:
         found = profile_steps(steps, trace=write)
     return _print(found, trace, as_json=as_json)
