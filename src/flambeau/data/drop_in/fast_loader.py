@@ -21,9 +21,7 @@ from flambeau.data.drop_in.seeded_samples import (
     FindStored,
     SeededSamples,
     StartWorker,
-    generators_kept,
     reads_whole_batches,
-    seed_generators,
     seed_of_collating,
     whole_batch,
 )
@@ -31,6 +29,7 @@ from flambeau.data.drop_in.stacking import collate_in_place
 from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.recipes.data.sample_order import mix
+from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 
 
 @dataclass(frozen=True)
@@ -253,7 +252,7 @@ class FastLoader:
     def _read_here(self, batch: Batch) -> Any:
         samples = SeededSamples(self.loader.dataset, self.options.stored)
         memory = self._memory(len(batch))
-        with generators_kept():
+        with cpu_generators_restored():
             if memory is not None:
                 return self._collated_in_place(memory, lambda: samples.read(batch, memory))
             found = samples.read(batch)
@@ -261,8 +260,8 @@ class FastLoader:
 
     def _collated(self, samples: list[Any], batch: Batch) -> Any:
         """By the user's function, in the training's thread: it may draw from the process's generators."""
-        with generators_kept():
-            seed_generators(seed_of_collating(batch))
+        with cpu_generators_restored():
+            seed_cpu(seed_of_collating(batch))
             return self.loader.collate_fn(samples)
 
     @property

@@ -1,12 +1,9 @@
 """Samples made with the generators of the process seeded for each, whoever makes them."""
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import Dataset, Subset, get_worker_info
 
 from flambeau.data.drop_in.batch_memory import BatchMemory
@@ -14,6 +11,7 @@ from flambeau.data.drop_in.interception import install
 from flambeau.data.drop_in.sample_context import Sample, making
 from flambeau.data.images.decode import Stored
 from flambeau.recipes.data.sample_order import mix
+from flambeau.recipes.setup.seeding import seed_cpu
 
 Batch = list[tuple[Any, int]]
 """Indices of the data set, and seeds."""
@@ -36,7 +34,7 @@ class SeededSamples(Dataset[Any]):
         """In a worker process."""
         install()  # where it was not forked it is not there yet
         samples: list[Any] = self.read(batch)
-        seed_generators(seed_of_collating(batch))
+        seed_cpu(seed_of_collating(batch))
         return samples
 
     def read(self, batch: Batch, memory: BatchMemory | None = None) -> Any:
@@ -52,7 +50,7 @@ class SeededSamples(Dataset[Any]):
 
     @contextmanager
     def _making(self, seed: int, number: int | None, memory: BatchMemory | None) -> Iterator[None]:
-        seed_generators(seed)
+        seed_cpu(seed)
         with making(Sample(seed, number, memory, stored=self._stored, is_seeded=True)):
             yield
 
@@ -72,25 +70,6 @@ def whole_batch(dataset: Any, batch: Batch) -> Any:
 def seed_of_collating(batch: Batch) -> int:
     """For the random numbers of the `collate_fn` of this batch."""
     return mix(batch[0][1] + 1) if batch else 0
-
-
-def seed_generators(seed: int) -> None:
-    """Those of Python, NumPy and torch; not those of devices, which are the training's."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed % 2**63)
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """The generators of the process are afterwards where they were: the training draws from them."""
-    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.random.set_rng_state(states[2])
 
 
 class StartWorker:

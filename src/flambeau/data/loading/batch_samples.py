@@ -73,7 +73,7 @@ def some_samples(
     if layout == "rows":
         return batch[own]
     if layout == "columns":
-        return _rebuilt(batch, [column[own] for column in _columns(batch)])
+        return rebuilt(batch, [column[own] for column in values_of(batch)])
     return _sliced(batch, own, size)
 
 
@@ -86,7 +86,7 @@ def _layout(batch: Any) -> tuple[_Layout, int]:
             "counts the samples"
         )
     size = len(tensors[0]) if tensors[0].dim() else 1
-    columns = _columns(batch)
+    columns = values_of(batch)
     lists = [c for c in columns if _is_list(c)]
     lengths = {len(c) for c in columns if _is_list(c) or (isinstance(c, Tensor) and c.dim())}
     # As default_collate makes them: all samples in each tensor, and a string for each in a list.
@@ -94,7 +94,7 @@ def _layout(batch: Any) -> tuple[_Layout, int]:
         len(c) == size for c in lists if not any(True for _ in _tensors(c))
     )
     if _is_list(batch) and _are_rows(columns):
-        unclear = stacked and all(isinstance(v, Tensor) for c in columns for v in _columns(c))
+        unclear = stacked and all(isinstance(v, Tensor) for c in columns for v in values_of(c))
         return ("unclear", size) if unclear else ("rows", len(batch))
     is_listed = len(lengths) == 1 and any(True for c in lists for _ in _tensors(c))
     if not is_listed or not all(_is_list(c) or isinstance(c, Tensor) for c in columns):
@@ -110,7 +110,8 @@ def _are_rows(columns: Sequence[Any]) -> bool:
     return len(kinds) == 1 and len(set(kinds.pop())) > 1
 
 
-def _columns(batch: Any) -> list[Any]:
+def values_of(batch: Any) -> list[Any]:
+    """What is in a dict, list or tuple; nothing for anything else."""
     if isinstance(batch, Mapping):
         return list(batch.values())
     return list(batch) if _is_list(batch) else []
@@ -123,11 +124,11 @@ def _is_list(value: Any) -> bool:
 def _tensors(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
-    for value in _columns(batch):
+    for value in values_of(batch):
         yield from _tensors(value)
 
 
-def _rebuilt(batch: Any, values: Sequence[Any]) -> Any:
+def rebuilt(batch: Any, values: Sequence[Any]) -> Any:
     """A container of the same kind with other values."""
     if isinstance(batch, Mapping):
         items = dict(zip(batch, values, strict=True))
@@ -147,5 +148,5 @@ def _sliced(batch: Any, own: slice, size: int) -> Any:
     if is_column and not any(isinstance(value, Tensor) for value in batch):
         return batch[own]
     if isinstance(batch, Mapping) or _is_list(batch):
-        return _rebuilt(batch, [_sliced(value, own, size) for value in _columns(batch)])
+        return rebuilt(batch, [_sliced(value, own, size) for value in values_of(batch)])
     return batch

@@ -4,7 +4,6 @@ Source: numpy.lib.format (NEP 1). Objects in it are pickles, which are never loa
 """
 
 import math
-import os
 import re
 import zipfile
 import zlib
@@ -18,6 +17,7 @@ from flambeau.errors import InputError
 from flambeau.file_signature import STAND_INS, signature
 from flambeau.recipes.checkpoints.safe_pickle import Foreign
 from flambeau.recipes.data.mapped_arrays import npy_header, npz_members
+from flambeau.recipes.setup.environment import usable_memory
 
 _UNNAMED = re.compile(r"arr_\d+")  # as numpy.savez calls arrays that were given without names
 
@@ -33,8 +33,8 @@ def read_npz(path: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     members = list(npz_members(path))
-    size, memory = sum(info.file_size for info, _, _ in members), _memory_bytes()
-    if size > memory:
+    size, memory = sum(info.file_size for info, _, _ in members), usable_memory()
+    if memory is not None and size > memory:
         raise InputError(f"{path} takes {size} bytes of memory; there are {memory}")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -78,9 +78,3 @@ def is_of_weights(path: Path) -> bool:
         if is_pixels or (role and role[1] in ("images", "labels")) or _UNNAMED.fullmatch(name):
             return False
     return bool(headers)
-
-
-def _memory_bytes() -> int:
-    if not hasattr(os, "sysconf"):
-        return 1 << 62
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

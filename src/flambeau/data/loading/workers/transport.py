@@ -1,6 +1,5 @@
 """How a batch gets from a worker to its parent where /dev/shm, which torch uses for that, is small."""
 
-import copy
 import os
 from collections.abc import Callable, MutableMapping
 from typing import Any, NamedTuple
@@ -8,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from flambeau.data.loading.batch_samples import rebuilt, values_of
 
 _SHARED_MEMORY = "/dev/shm"
 
@@ -87,14 +88,6 @@ def _over_tensors(batch: Any, work: Callable[[Tensor], Any]) -> Any:
 
 def _mapped(batch: Any, work: Callable[[Any], Any]) -> Any:
     """A copy of nested containers with `work` done to what is in them."""
-    if isinstance(batch, _Piped):
-        return work(batch)
-    if isinstance(batch, MutableMapping):
-        new = copy.copy(batch)  # keeps the type: BatchEncoding of Hugging Face is a UserDict
-        new.update({key: _mapped(value, work) for key, value in batch.items()})
-        return new
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_mapped(value, work) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_mapped(value, work) for value in batch)
+    if isinstance(batch, MutableMapping | list | tuple) and not isinstance(batch, _Piped):
+        return rebuilt(batch, [_mapped(value, work) for value in values_of(batch)])
     return work(batch)

@@ -27,6 +27,7 @@ from flambeau.data.images.stand_ins import stand_in_at
 from flambeau.data.sources.arrays.array_roles import labels_beside, role_of
 from flambeau.errors import DamagedData, InputError
 from flambeau.recipes.data.mapped_arrays import Header, npy_header, npz_members
+from flambeau.recipes.setup.environment import usable_memory
 
 Array = NDArray[Any]
 
@@ -94,15 +95,13 @@ class LoadedRows:
 
     @cached_property
     def _array(self) -> Array:
-        size = math.prod(self.shape) * self.dtype.itemsize
-        if hasattr(os, "sysconf"):
-            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            if size > memory:
-                raise InputError(
-                    f"{self._path}: a compressed or column-major array takes {size / 2**30:.1f} GiB of "
-                    f"memory; there are {memory / 2**30:.1f}\n"
-                    "Save it with np.save or np.savez, in row-major order, to have it read in place"
-                )
+        size, memory = math.prod(self.shape) * self.dtype.itemsize, usable_memory()
+        if memory is not None and size > memory:
+            raise InputError(
+                f"{self._path}: a compressed or column-major array takes {size / 2**30:.1f} GiB of "
+                f"memory; there are {memory / 2**30:.1f}\n"
+                "Save it with np.save or np.savez, in row-major order, to have it read in place"
+            )
         try:
             array = self._load()
             array.flags.writeable = False  # images are views of it
