@@ -1,8 +1,6 @@
 """`flambeau runs`: the runs below a folder, one per row."""
 
 import argparse
-import contextlib
-import datetime
 import fnmatch
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -155,7 +153,7 @@ def _cells(run: RunSummary) -> list[str | None]:
     best = None if run.best is None else f"{run.metric} {run.best:.4g}"
     if run.best is not None and 0.001 <= abs(run.best) < 1000:
         best = f"{run.metric} {run.best:.4f}"
-    changed = _moment(run.changed)
+    changed = run.moment
     return [
         run.name, _last(run.data), _last(run.model), _state_text(run), best,
         None if changed is None else f"{changed:%Y-%m-%d %H:%M}", _time(run.seconds),
@@ -176,14 +174,6 @@ def _last(text: str | None) -> str | None:
     return None if text is None else text.rstrip("/").rpartition("/")[2] or text
 
 
-def _moment(seconds: float | None) -> datetime.datetime | None:
-    """By the clock here; None for that of a machine whose clock was far off."""
-    if seconds is not None:
-        with contextlib.suppress(ValueError, OverflowError, OSError):
-            return datetime.datetime.fromtimestamp(seconds).astimezone()
-    return None
-
-
 def _time(seconds: float | None) -> str | None:
     if seconds is None:
         return None
@@ -201,8 +191,7 @@ def _name(path: Path, root: Path) -> str:
 
 def _facts(run: RunSummary) -> dict[str, Any]:
     """For programs: with the whole path and all settings."""
-    changed = _moment(run.changed)
-    when = None if changed is None else changed.isoformat(timespec="seconds")
+    when = None if run.moment is None else run.moment.isoformat(timespec="seconds")
     return {
         "name": run.name, "path": str(run.path), "kind": run.kind, "state": run.state, "why": run.why,
         "data": run.data, "model": run.model, "metric": run.metric, "best": run.best, "step": run.step,

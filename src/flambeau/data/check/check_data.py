@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from flambeau.data.check.class_balance import class_findings
 from flambeau.data.check.finding import KINDS, Finding
-from flambeau.data.check.image_facts import look_at
+from flambeau.data.check.image_facts import ImageFacts, look_at
 from flambeau.data.check.name_clues import name_findings
-from flambeau.data.check.same_pictures import copy_findings, same_pictures
+from flambeau.data.check.same_pictures import SamePictures, copy_findings, same_pictures
 from flambeau.data.check.single_images import single_image_findings
 from flambeau.data.sources.source import ConcatSource, Source, file_of
 from flambeau.terminal import CountBar
@@ -84,7 +84,7 @@ def check_data(
     """
     source = ConcatSource([train, val])
     is_val = np.arange(len(source)) >= len(train)
-    labels, names = source.labels.tolist(), short_names(source, path)
+    names = short_names(source, path)
     start = time.perf_counter()
     with CountBar(len(source), unit="images read", shown=progress) as bar:
         facts = look_at(source, threads=threads, advance=bar.update)
@@ -92,17 +92,32 @@ def check_data(
     with CountBar(len(source), unit="images compared", shown=progress) as bar:
         same = same_pictures(facts, is_val, advance=bar.update)
     end = time.perf_counter()
-    findings = [
-        *copy_findings(same, labels, source.classes, facts, is_val),
-        *single_image_findings(facts, names),
-        *class_findings(train.labels, val.labels, source.classes),
-        *name_findings(names, labels, is_val),
-    ]
-    findings.sort(key=lambda finding: KINDS.index(finding.kind))
+    findings = all_findings(same, facts, names, train, val)
     leaked = sorted(number - len(train) for number in same.leaked)
     return DataCheck(
         train, val, source, is_val, names, leaked, findings, middle - start, end - middle
     )
+
+
+def all_findings(
+    same: SamePictures,
+    facts: ImageFacts,
+    names: Sequence[str],
+    train: Source,
+    val: Source,
+    *,
+    by_name: bool = True,
+) -> list[Finding]:
+    """Of copies, single images, classes and, with `by_name`, names, in the order of KINDS."""
+    labels = [*train.labels.tolist(), *val.labels.tolist()]
+    is_val = np.arange(len(labels)) >= len(train)
+    findings = [
+        *copy_findings(same, labels, train.classes, facts, is_val),
+        *single_image_findings(facts, names),
+        *class_findings(train.labels, val.labels, train.classes),
+        *(name_findings(names, labels, is_val) if by_name else ()),
+    ]
+    return sorted(findings, key=lambda finding: KINDS.index(finding.kind))
 
 
 def short_names(source: Source, path: Path) -> list[str]:

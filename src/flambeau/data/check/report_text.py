@@ -6,12 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flambeau.data.check.check_data import DataCheck, short_names
-from flambeau.data.check.class_balance import class_findings
-from flambeau.data.check.finding import KINDS, Finding, Row, images_text
-from flambeau.data.check.name_clues import name_findings
-from flambeau.data.check.same_pictures import copy_findings, exact_copies
-from flambeau.data.check.single_images import single_image_findings
+from flambeau.data.check.check_data import DataCheck, all_findings, short_names
+from flambeau.data.check.finding import Finding, Row, images_text
+from flambeau.data.check.same_pictures import exact_copies
 from flambeau.data.check.stored_images import look_at_stored
 from flambeau.data.sources.source import ConcatSource, Source, pixel_kind
 
@@ -56,19 +53,13 @@ def almost_free(train: Source, val: Source, path: Path | None, *, seconds: float
         seconds: about how long the images may take; a last line says how many were not looked at.
     """
     source = ConcatSource([train, val])
-    labels, is_val = source.labels.tolist(), np.arange(len(source)) >= len(train)
+    is_val = np.arange(len(source)) >= len(train)
     names = short_names(source, path or Path.cwd())
     facts = look_at_stored(source, pixel_kind(train), seconds=seconds)
-    findings = [
-        *copy_findings(exact_copies(facts, is_val), labels, source.classes, facts, is_val),
-        *single_image_findings(facts, names),
-        *class_findings(train.labels, val.labels, source.classes),
-        *(name_findings(names, labels, is_val) if path is not None else ()),
-    ]
-    findings.sort(key=lambda finding: KINDS.index(finding.kind))
+    copies = exact_copies(facts, is_val)
     told = [
         Told(one.kind, one.title, [line.strip() for line in [*_finding_lines(one, names)][1:]])
-        for one in findings
+        for one in all_findings(copies, facts, names, train, val, by_name=path is not None)
     ]
     left = len(source) - int(facts.is_read.sum()) - len(facts.problems)
     if left:

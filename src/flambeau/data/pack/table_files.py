@@ -5,6 +5,7 @@ writes for Image and ClassLabel, so that `datasets.load_dataset` and the Hub's v
 """
 
 import contextlib
+import itertools
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from flambeau.data.sources.tables.arrow_file import (
     read_path,
 )
 from flambeau.data.sources.tables.columns import Columns, choose_columns
-from flambeau.data.sources.tables.parquet_file import open_table, row_batches
+from flambeau.data.sources.tables.parquet_file import joined_batches, open_table, row_batches
 from flambeau.errors import DamagedData
 
 # Small images would stand in the statistics once more, as the least and the greatest value of a page.
@@ -75,23 +76,15 @@ def open_table_writer(
 def save_rows(found: Iterable[Found], kind: str, target: Path) -> None:
     """Write rows of `walk_table` into a new table, with all their columns."""
     pa = extra("pyarrow", what=f"writing {kind}")
-    kept: list[Any] = []
-    with contextlib.ExitStack() as stack:
-        write_batch: Callable[[Any], None] | None = None
-
-        def flush(write: Callable[[Any], None]) -> None:
-            for batch in pa.Table.from_batches(kept).combine_chunks().to_batches():
-                write(batch)
-            kept.clear()
-
-        for row in found:
-            if write_batch is None:
-                write_batch = stack.enter_context(_sink(kind, target, row.content.schema))
-            kept.append(row.content)
-            if _is_full([batch.nbytes for batch in kept]):
-                flush(write_batch)
-        if write_batch is not None and kept:
-            flush(write_batch)
+    rows = (row.content for row in found)
+    first = next(rows, None)
+    if first is None:
+        return
+    with _sink(kind, target, first.schema) as write:
+        for batch in joined_batches(
+            pa, itertools.chain([first], rows), lambda kept: _is_full([row.nbytes for row in kept])
+        ):
+            write(batch)
 
 
 def walk_table(path: Path, kind: str) -> Iterator[Found]:

@@ -115,7 +115,8 @@ def is_report(path: Path) -> bool:
 def write_page(path: Path, text: str) -> None:
     """Write a report whole or not at all: a browser may be reading the last one."""
     content = text.encode(errors="backslashreplace")
-    # The name of a leftover: should this process be killed now, the next start of the run removes it.
+    # Not by write_file, which would import torch. The name of a leftover: should this process be killed now,
+    # the next start of the run removes it.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         try:

@@ -4,11 +4,12 @@ A folder may be damaged, of another program, or made to do harm: each file is a 
 a limit, what it claims is checked, and whatever is wrong is part of the answer.
 """
 
+import contextlib
+import datetime
 import itertools
 import math
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,11 +78,17 @@ class RunSummary:
     seconds: float | None = None
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def moment(self) -> datetime.datetime | None:
+        """When it was changed, by the clock here; None for that of a machine whose clock was far off."""
+        if self.changed is not None:
+            with contextlib.suppress(ValueError, OverflowError, OSError):
+                return datetime.datetime.fromtimestamp(self.changed).astimezone()
+        return None
+
     def _repr_html_(self) -> str:
         """As a notebook shows it."""
-        changed = (
-            None if self.changed is None else time.strftime("%F %R", time.localtime(self.changed))
-        )
+        changed = None if self.moment is None else f"{self.moment:%Y-%m-%d %H:%M}"
         step = None if self.step is None else f"{self.step}/{self.steps or '?'}"
         seconds = None if self.seconds is None else clock(self.seconds)
         rows = {

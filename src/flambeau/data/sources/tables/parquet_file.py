@@ -11,7 +11,7 @@ import hashlib
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def _copy(path: Path, table: Any, copy: Path) -> None:
     bar = CountBar(table.metadata.num_rows, unit="images", shown=is_first)
     try:
         with temporary.open("xb") as file, bar:
-            batches = _joined_batches(pa, _plain_batches(pa, path, table, columns, bar))
+            batches = joined_batches(pa, _plain_batches(pa, path, table, columns, bar), _is_full)
             first = next(batches, None)
             if first is None:
                 raise InputError(f"{path} holds no images")
@@ -154,8 +154,15 @@ def _plain_batches(
             yield pa.RecordBatch.from_arrays(arrays, columns.names)
 
 
-def _joined_batches(pa: Any, batches: Iterator[Any]) -> Iterator[Any]:
-    """Fewer and larger ones: each costs time when the copy is opened."""
+def _is_full(batches: list[Any]) -> bool:
+    is_long = sum(map(len, batches)) >= _BATCH_ROWS
+    return is_long or sum(batch.nbytes for batch in batches) >= _BATCH_BYTES
+
+
+def joined_batches(
+    pa: Any, batches: Iterable[Any], is_full: Callable[[list[Any]], bool]
+) -> Iterator[Any]:
+    """Fewer and larger record batches: each costs time when a file is opened."""
     kept: list[Any] = []
 
     def joined() -> Any:
@@ -163,9 +170,9 @@ def _joined_batches(pa: Any, batches: Iterator[Any]) -> Iterator[Any]:
 
     for batch in batches:
         kept.append(batch)
-        if sum(map(len, kept)) >= _BATCH_ROWS or sum(one.nbytes for one in kept) >= _BATCH_BYTES:
+        if is_full(kept):
             yield from joined()
-            kept = []
+            kept.clear()
     if kept:
         yield from joined()
 
