@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import shutil
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,9 +19,10 @@ from flambeau.inspection.model_copy import tensors_of, with_values
 from flambeau.recipes.memory.memory_budget import mean_of_all
 from flambeau.train.build.data import reopen_data
 from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.fit_classifier import Training, set_up
+from flambeau.train.fit_classifier import Training
 from flambeau.train.settings.config_file import from_stored
 from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.train.temporary_run import temporary_training
 from flambeau.user_code import first_line
 
 Part = Callable[[str], AbstractContextManager[Any]]
@@ -132,13 +131,10 @@ def steps_of_run(path: Path) -> Iterator[Steps]:
     settings = from_stored(stored, folder.config)
     train, val, facts = reopen_data(settings, folder.dataset)
     alone = dataclasses.replace(
-        settings, extend=None, duration=_LONG, pretrained=False, weights=None, device="auto",
+        settings, duration=_LONG, pretrained=False, weights=None, device="auto",
         shard="none", compression="none", compile="none", stop_within=None,
     )  # fmt: skip
-    temporary = Path(tempfile.mkdtemp(prefix="flambeau-profile-"))
-    try:
-        training = set_up(alone, facts, train, val, folder=temporary / "run", bar=False)
-        training.run.progress.silent = True
+    with temporary_training(alone, facts, train, val) as training:
         pin = training.run.device.type == "cuda"
 
         def read(workers: int | None) -> Generator[Any]:
@@ -147,15 +143,10 @@ def steps_of_run(path: Path) -> Iterator[Steps]:
             loader = Loader(training.train, layout, seed=1, reading=reading)
             yield from loader.stream(epoch=0, position=0)
 
-        try:
-            side = alone.image_size
-            example = torch.empty(alone.batch_size, facts.channels, side, side, device="meta")
-            step, device = _step_of(training), training.run.device
-            yield Steps(step, training.model, device, _about(settings), read, (example,))
-        finally:
-            training.run.close()
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        side = alone.image_size
+        example = torch.empty(alone.batch_size, facts.channels, side, side, device="meta")
+        step, device = _step_of(training), training.run.device
+        yield Steps(step, training.model, device, _about(settings), read, (example,))
 
 
 def _about(settings: ResolvedSettings) -> str:

@@ -5,7 +5,6 @@ either folder. Each computes with its own settings, its own data and as many thr
 """
 
 import contextlib
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -106,14 +105,14 @@ def replay(
     if found.parts is None or found.is_of_evaluation:
         result.why_not = "nothing that both have recorded of their training differs"
         return result
-    temporary = Path(tempfile.mkdtemp(prefix="flambeau-diff-"))
+    scratch = tempfile.TemporaryDirectory(prefix="flambeau-diff-", ignore_cleanup_errors=True)
     start = max((step for step in found.equal_steps if step < found.parts[1]), default=None)
     try:
-        with contextlib.ExitStack() as resources:
+        with scratch as temporary, contextlib.ExitStack() as resources:
             sides = []
             for number, facts in enumerate(found.runs):
                 say(f"replaying {facts.folder.path} from step {start or 0}")
-                side = ReplayedRun(facts, start, temporary / str(number))
+                side = ReplayedRun(facts, start, Path(temporary, str(number)))
                 resources.callback(side.close)
                 sides.append(side)
             result.start = result.last = start or 0
@@ -123,8 +122,6 @@ def replay(
                 _to_own_checkpoint(side, outcome, has_found=result.found is not None)
     except (InputError, CheckpointDamaged, torch.OutOfMemoryError) as error:
         result.why_not = str(error).splitlines()[0]
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return result
 
 
