@@ -166,3 +166,9 @@ def test_results_and_runs_have_a_view(tmp_path: Path) -> None:
         page = view._repr_html_()
         assert "<script>" not in page
         assert "damaged" in page or ("0.5000" in page and "7" in page)
+
+
+def test_a_run_of_a_machine_whose_clock_was_far_off_has_a_view_without_a_time() -> None:
+    page = RunSummary(Path("a"), "a", "stopped", step=7, changed=1e18)._repr_html_()
+    assert "7/?" in page
+    assert "when" not in page
