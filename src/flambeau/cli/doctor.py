@@ -14,7 +14,7 @@ from flambeau.errors import InputError
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
-    from flambeau.tune.doctor.diagnosis import Diagnosis
+    from flambeau.tune.doctor.run_doctor import Diagnosis
 
 HELP = "find what a training script waits for, and measure what would make it faster"
 TAKES_REST = True
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     budget_s = parse_seconds(arguments.budget, name="--budget")
     limit_s = parse_seconds(arguments.limit, name="--limit")
-    from flambeau.tune.doctor.diagnosis import Options, diagnose
+    from flambeau.tune.doctor.run_doctor import Options, diagnose
 
     trace = None if arguments.trace is None else f"{Path(arguments.trace).absolute()}"
     options = Options(

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"{file} is there, and not of flambeau tune: name another with --write")
     command, is_train = _command(arguments.rest)
     from flambeau.tune.search.levers import default_place, levers_of_script, levers_of_train
-    from flambeau.tune.search.tuning import Options, tune, tuned_toml
+    from flambeau.tune.search.run_tune import Options, tune, tuned_toml
 
     options = Options(
         objective=arguments.objective, budget_s=budget_s, rounds=arguments.rounds, limit_s=limit_s,

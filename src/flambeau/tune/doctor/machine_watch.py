@@ -25,7 +25,7 @@ class MachineWatch:
     """Looked at now and then while a trial runs.
 
     Attributes:
-        folder: of the session.
+        folder: of the trial.
         most_bytes: that the trial's processes have held.
         limit_bytes: of memory that they may hold.
         shared_share: most of /dev/shm that was in use.

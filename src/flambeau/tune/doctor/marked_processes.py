@@ -1,4 +1,4 @@
-"""The processes of a trial, whoever started them: they carry the session's folder in their environment."""
+"""The processes of a trial, whoever started them: they carry the trial's folder in their environment."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ def processes_of(folder: Path) -> Iterator[int]:
     """Those that live, by number; on systems without /proc none are found.
 
     Args:
-        folder: of the session.
+        folder: of the trial.
     """
     mark = os.fsencode(f"FLAMBEAU_WATCH={folder}")
     for entry in _PROC.glob("[0-9]*"):
@@ -27,7 +27,7 @@ def end_all(folder: Path, group: int) -> None:
     """Kill what is left of a trial: its process group, and all that carries its mark.
 
     Args:
-        folder: of the session.
+        folder: of the trial.
         group: process group of the command.
     """
     with suppress(ProcessLookupError, PermissionError):

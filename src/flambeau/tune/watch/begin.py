@@ -39,7 +39,7 @@ def begin_when_torch_comes(folder: Path) -> None:
     """Watch this process if it imports torch.
 
     Args:
-        folder: of the session; see `plan.py`.
+        folder: of the trial; see `plan.py`.
     """
     sys.meta_path.insert(0, _AfterTorch(folder))
 

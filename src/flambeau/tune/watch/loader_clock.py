@@ -118,7 +118,7 @@ def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
 
     Args:
         change: of this trial: workers, prefetch, pin, persistent, cached, alone, fast.
-        folder: of the session.
+        folder: of the trial.
     """
     clock = LoaderClock()
     make, iterate = DataLoader.__init__, DataLoader.__iter__

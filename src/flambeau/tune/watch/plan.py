@@ -1,4 +1,4 @@
-"""What a watched process is to do, as a file in the folder of the session."""
+"""What a watched process is to do, as a file in the folder of the trial."""
 
 import dataclasses
 import json
@@ -29,12 +29,12 @@ class Plan:
     trace: str | None = None
 
     def write(self, folder: Path) -> None:
-        """Into the folder of a session."""
+        """Into the folder of a trial."""
         (folder / "plan.json").write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> "Plan":
-        """From the folder of a session."""
+        """From the folder of a trial."""
         return cls(**json.loads((folder / "plan.json").read_text(encoding="utf-8")))
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 LIST = "saved_files"
-"""In the folder of a session: files that the trial has made, one a line."""
+"""In the folder of a trial: files that the trial has made, one a line."""
 
 
 def protect_files(folder: Path) -> None:
     """From here on in this process.
 
     Args:
-        folder: of the session.
+        folder: of the trial.
     """
     save = torch.save
     ours: set[str] = set()

@@ -33,7 +33,7 @@ class StepWatch:
     The stages, each begun by a step: warm-up, window, waiting calls, operations, over.
 
     Args:
-        folder: of the session, where the results go, and a file that says that the window is open.
+        folder: of the trial, where the results go, and a file that says that the window is open.
         plan: what is watched.
         loaders: clocks of the data.
         when_begun: called at the first step.

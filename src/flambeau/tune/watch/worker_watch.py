@@ -20,7 +20,7 @@ def watch_worker(folder: Path, parent: int) -> None:
     """Look at this process if it turns out to be a worker; its results are written all the time.
 
     Args:
-        folder: of the session.
+        folder: of the trial.
         parent: process number of the training that it reads for.
     """
     forget_files()

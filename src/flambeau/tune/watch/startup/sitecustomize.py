@@ -1,4 +1,4 @@
-"""Python imports this at its start where this folder is in PYTHONPATH: see `session.py`, which puts it there.
+"""Python imports this at its start where this folder is in PYTHONPATH; `doctor/trial.py` puts it there.
 
 The module of that name that would have been imported without us is imported too.
 """

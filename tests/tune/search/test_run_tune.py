@@ -12,10 +12,10 @@ from flambeau.cli.tune import FIRST_LINE
 from flambeau.errors import InputError
 from flambeau.train.settings.config_file import read_config
 from flambeau.tune.doctor.trial import Trial
-from flambeau.tune.search import tuning
+from flambeau.tune.search import run_tune
 from flambeau.tune.search.levers import Lever, Setting
+from flambeau.tune.search.run_tune import Options, tune, tuned_toml
 from flambeau.tune.search.search import Found
-from flambeau.tune.search.tuning import Options, tune, tuned_toml
 from flambeau.tune.watch.plan import Plan
 
 WORKERS = Lever("workers", tuple(Setting(n, words=("--workers", n)) for n in ("0", "2")))
@@ -42,7 +42,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     one = Machine()
-    monkeypatch.setattr(tuning, "run_trial", one.run)
+    monkeypatch.setattr(run_tune, "run_trial", one.run)
     return one
 
 
@@ -98,7 +98,9 @@ def test_another_command_takes_nothing_from_the_file(machine: Machine, tmp_path:
 
 
 def test_a_script_that_makes_no_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tuning, "run_trial", lambda *_, **__: Trial([], failure="it said last: no"))
+    monkeypatch.setattr(
+        run_tune, "run_trial", lambda *_, **__: Trial([], failure="it said last: no")
+    )
     with pytest.raises(InputError, match="it said last: no"):
         search(tmp_path, [])
 
