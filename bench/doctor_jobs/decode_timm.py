@@ -23,7 +23,7 @@ def main() -> None:
         input_size=(3, 96, 96),
         batch_size=8,
         is_training=True,
-        scale=(0.05, 0.2),
+        scale=(0.02, 0.06),
         num_workers=2,
         device=torch.device("cpu"),
     )

@@ -13,6 +13,7 @@ from flambeau.errors import InputError
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
+    from flambeau.tune.doctor.paired_test import Gain
     from flambeau.tune.search.search import Found
 
 HELP = "find the settings with which a training runs fastest here"
@@ -63,23 +64,33 @@ def run(arguments: argparse.Namespace) -> int:
     if file.exists() and not file.read_text(encoding="utf-8").startswith(FIRST_LINE):
         raise InputError(f"{file} is there, and not of flambeau tune: name another with --write")
     command, is_train = _command(arguments.rest)
-    from flambeau.tune.search.levers import default_place, levers_of_script, levers_of_train
+    from flambeau.tune.search.levers import (
+        Batch,
+        Lever,
+        default_place,
+        levers_of_script,
+        levers_of_train,
+    )
     from flambeau.tune.search.run_tune import Options, tune, tuned_toml
 
     options = Options(
         objective=arguments.objective, budget_s=budget_s, rounds=arguments.rounds, limit_s=limit_s,
         planned_s=planned_s,
     )  # fmt: skip
-    levers = levers_of_script(default_place())
-    if is_train:
-        given, objective = command[4:], arguments.objective
-        levers = levers_of_train(given, objective=objective, device=default_place())
+
+    def levers_of(batch: Batch | None) -> list[Lever]:
+        if not is_train:
+            return levers_of_script(default_place())
+        return levers_of_train(
+            command[4:], objective=arguments.objective, device=default_place(), batch=batch
+        )
+
     found = tune(
-        command, levers, options, is_train=is_train, journal=file.with_suffix(".jsonl"),
+        command, levers_of, options, is_train=is_train, journal=file.with_suffix(".jsonl"),
         say=lambda text: say(f"tune: {text}"),
     )  # fmt: skip
     if is_train:
-        file.write_text(f"{FIRST_LINE}\n{tuned_toml(found, levers)}", encoding="utf-8")
+        file.write_text(f"{FIRST_LINE}\n{tuned_toml(found)}", encoding="utf-8")
     if arguments.json:
         print_json([_as_json(found)])
     else:
@@ -96,31 +107,47 @@ def _command(words: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _as_json(found: "Found") -> dict[str, object]:
-    together = found.together
     return {
         "choice": found.choice,
-        "together": None if together is None else together.times,
-        "verdict": None if together is None else together.verdict,
+        "together": None if found.together is None else found.together.times,
+        "verdict": None if found.together is None else found.together.verdict,
         "tried": [
             {"lever": one.lever, "value": one.value, "chosen": one.is_chosen, "note": one.note,
-             "times": None if one.gain is None else one.gain.times,
-             "low": None if one.gain is None or math.isnan(one.gain.low) else one.gain.low}
+             "times": _times(one.gain), "low": _low(one.gain),
+             "alone": _times(one.alone), "alone_low": _low(one.alone)}
             for one in found.steps
         ],
     }  # fmt: skip
 
 
+def _times(gain: "Gain | None") -> float | None:
+    return None if gain is None else gain.times
+
+
+def _low(gain: "Gain | None") -> float | None:
+    return None if gain is None or math.isnan(gain.low) else gain.low
+
+
 def _print(found: "Found", file: Path | None) -> None:
+    def shown(gain: "Gain | None") -> str:
+        return "-" if gain is None else f"{gain.times:.2f}x"
+
     rows = []
     for one in found.steps:
-        times = None if one.gain is None else f"{one.gain.times:.2f}x"
         verdict = one.note.partition("\n")[0] or ("" if one.gain is None else one.gain.verdict)
-        rows.append((one.lever, one.value, times, "chosen" if one.is_chosen else verdict))
-    print_table(("lever", "value", "gain", ""), rows, right=("gain",), styles={"chosen": "green"})
+        told = "chosen" if one.is_chosen else verdict
+        rows.append((one.lever, one.value, shown(one.alone), shown(one.gain), told))
+    print_table(
+        ("lever", "value", "alone", "on top", ""), rows, right=("alone", "on top"),
+        styles={"chosen": "green"},
+    )  # fmt: skip
     if not found.choice:
         print("\nNothing was surely better than the settings as they are.")
         return
+    print("\non top: with what was chosen above.")
     if found.together is not None:
-        print(f"\nTogether {found.together.times:.2f}x, {found.together.verdict}.")
+        print(
+            f"All that was chosen together: {found.together.times:.2f}x, {found.together.verdict}."
+        )
     if file is not None:
         print(f"Wrote {file}: flambeau train --config {file} ...")

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flambeau.cli.command import main
 from flambeau.cli.tune import FIRST_LINE
 from flambeau.errors import InputError
 from flambeau.train.settings.config_file import read_config
+from flambeau.train.settings.settings import Settings
 from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.search import run_tune
-from flambeau.tune.search.levers import Lever, Setting
+from flambeau.tune.search.levers import Batch, Lever, Setting, levers_of_train
 from flambeau.tune.search.run_tune import Options, tune, tuned_toml
 from flambeau.tune.search.search import Found
 from flambeau.tune.watch.plan import Plan
@@ -48,7 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def search(folder: Path, said: list[str]) -> Found:
     return tune(
-        ["flambeau", "train"], [WORKERS, THREADS], Options(), is_train=True,
+        ["flambeau", "train"], lambda batch: [WORKERS, THREADS], Options(), is_train=True,
         journal=folder / "tuned.jsonl", say=said.append,
     )  # fmt: skip
 
@@ -58,13 +60,62 @@ def test_what_is_chosen_is_a_config_file(machine: Machine, tmp_path: Path) -> No
     assert found.choice == {"workers": "2"}
     assert found.together is not None and found.together.verdict == "faster"
     file = tmp_path / "tuned.toml"
-    file.write_text(tuned_toml(found, [WORKERS, THREADS]))
+    file.write_text(tuned_toml(found))
     assert read_config(file) == {"workers": 2}
     rows = [json.loads(line) for line in (tmp_path / "tuned.jsonl").read_text().splitlines()]
     assert len(rows) == len(machine.commands)
     assert any(command[:2] == ["env", "OMP_NUM_THREADS=1"] for command in machine.commands)
     folders = {command[command.index("--out") + 1] for command in machine.commands}
     assert len(folders) == len(machine.commands)  # a new one for each trial
+
+
+def test_flags_become_values_of_their_types_that_train_takes(tmp_path: Path) -> None:
+    settings = (
+        Setting("2", words=("--workers", "2")),
+        Setting("32 x 2", words=("--batch-size", "32", "--accumulate", "2")),
+        Setting("bf16", words=("--precision", "bf16")),
+        Setting("0.5", words=("--ema", "0.5")),
+        Setting("yes", words=("--sync-bn", "--no-flip")),
+        Setting("1", environment={"OMP_NUM_THREADS": "1"}),
+    )
+    file = tmp_path / "tuned.toml"
+    file.write_text(tuned_toml(Found({}, settings, (), None)))
+    told = read_config(file)
+    assert told == {
+        "workers": 2, "batch_size": 32, "accumulate": 2, "precision": "bf16", "ema": 0.5, "sync_bn": True,
+        "flip": False,
+    }  # fmt: skip
+    assert Settings(**told).batch_size == 32  # which checks the types
+    assert file.read_text().endswith("# in the environment: OMP_NUM_THREADS=1\n")
+
+
+def test_a_larger_batch_is_counted_per_sample_and_never_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The batch of the first trial is that of its config.toml; twice as large takes 1.5 times as long."""
+
+    def run(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
+        words = list(command)
+        size = int(words[words.index("--batch-size") + 1]) if "--batch-size" in words else 64
+        folder = Path(words[words.index("--out") + 1])
+        folder.mkdir()
+        (folder / "config.toml").write_text(f"batch_size = {size}\naccumulate = 1\n")
+        return Trial([{"step_s": 0.05 + size / 1280, "until_window_s": 1.0, "until_first_s": 4.0}])
+
+    monkeypatch.setattr(run_tune, "run_trial", run)
+    levers = {one.name: one for one in levers_of_train(
+        [], objective="throughput", device=torch.device("cpu"), batch=Batch(64)
+    )}  # fmt: skip
+    asked = []
+    found = tune(
+        ["flambeau", "train"], lambda batch: asked.append(batch) or [levers["batch"]], Options(),
+        is_train=True, journal=tmp_path / "tuned.jsonl", say=lambda text: None,
+    )  # fmt: skip
+    assert asked == [Batch(64, 1)]
+    assert found.choice == {}
+    gains = {one.value: one.gain.times for one in found.steps if one.gain is not None}
+    assert gains == {"128": pytest.approx(2 * 0.1 / 0.15), "256": pytest.approx(4 * 0.1 / 0.25)}
+    assert all("another training" in one.note for one in found.steps)
 
 
 def test_an_interrupted_search_goes_on(machine: Machine, tmp_path: Path) -> None:
@@ -91,7 +142,7 @@ def test_another_command_takes_nothing_from_the_file(machine: Machine, tmp_path:
     search(tmp_path, [])
     count = len(machine.commands)
     tune(
-        ["flambeau", "train", "--model", "resnet18"], [WORKERS], Options(), is_train=True,
+        ["flambeau", "train", "--model", "resnet18"], lambda batch: [WORKERS], Options(), is_train=True,
         journal=tmp_path / "tuned.jsonl", say=lambda text: None,
     )  # fmt: skip
     assert len(machine.commands) > count

@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 
-from flambeau.tune.search.levers import Choice, Lever, Setting, levers_of_script, levers_of_train
+from flambeau.tune.search.levers import (
+    Batch,
+    Choice,
+    Lever,
+    Setting,
+    levers_of_script,
+    levers_of_train,
+)
 from flambeau.tune.search.search import Found, Measured, Search
 
 
@@ -83,7 +90,8 @@ def test_as_good_as_the_whole_grid_where_levers_multiply(seed: int) -> None:
     assert machine.true_cost(found.choice) <= 1.03 * min(
         best_of_grid(machine) if len(reached) == 7 else machine.true_cost(found.choice), 1.0
     )
-    assert machine.trials < 7 * 2 * 3 + 10
+    # Each value in three pairs, the choice in three, and what is chosen once more alone.
+    assert machine.trials < (7 + 1 + len(found.choice)) * 2 * 3 + 10
 
 
 def test_nothing_is_chosen_on_a_machine_where_nothing_helps() -> None:
@@ -154,6 +162,97 @@ def test_a_choice_that_turns_out_slower_is_given_back() -> None:
     assert calls[-1] == ({}, {"threads": "1", "precision": "bf16"})
     assert found.together is not None and found.together.verdict == "slower"
     assert found.choice == {}
+
+
+def test_what_each_lever_gives_alone_and_on_top_of_the_others() -> None:
+    """One worker makes threads useless: together they give no more than each of them."""
+    machine = Machine({("workers", "1"): 0.8, ("threads", "1"): 0.8, ("precision", "bf16"): 0.5})
+    plain = machine.true_cost
+    machine.true_cost = lambda choice: (
+        plain(choice)
+        * (  # type: ignore[method-assign]
+            1.125 if {"workers", "threads"} <= set(choice) else 1.0
+        )
+    )
+    found = search(machine)
+    assert found.choice == {"workers": "1", "threads": "1", "precision": "bf16"}
+    assert [one.value for one in found.settings] == ["1", "1", "bf16"]
+    chosen = {one.lever: one for one in found.steps if one.is_chosen}
+    for name, alone, on_top in (
+        ("workers", 0.8, 0.8),
+        ("threads", 0.8, 0.9),
+        ("precision", 0.5, 0.5),
+    ):
+        step = chosen[name]
+        assert step.alone is not None and step.gain is not None
+        assert step.alone.times == pytest.approx(1 / alone, rel=0.06)
+        assert step.gain.times == pytest.approx(1 / on_top, rel=0.06)
+    assert found.together is not None
+    assert found.together.times == pytest.approx(1 / (0.8 * 0.8 * 1.125 * 0.5), rel=0.06)
+    unchosen = [one for one in found.steps if one.lever == "compile"]
+    assert [one.alone for one in unchosen] == [None]
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def known(levers: list[Lever]) -> dict[str, list[str]]:
+    return {one.name: [setting.value for setting in one.settings] for one in levers}
+
+
+def test_forward_passes_are_made_smaller_for_the_same_step() -> None:
+    for objective in ("throughput", "memory"):
+        levers = levers_of_train([], objective=objective, device=CPU, batch=Batch(48, 2))
+        (micro,) = (one for one in levers if one.name == "micro-batch")
+        assert [one.value for one in micro.settings] == ["24 x 4", "12 x 8", "6 x 16"]
+        assert micro.setting("12 x 8").words == ("--batch-size", "12", "--accumulate", "8")
+        assert micro.is_rounding
+    assert "batch" not in known(levers)  # a larger one takes more memory
+    odd = levers_of_train([], objective="memory", device=CPU, batch=Batch(7))
+    assert "micro-batch" not in known(odd)
+    for flag in ("--batch-size=64", "--accumulate"):  # a file for --config cannot take it back
+        given = levers_of_train([flag, "2"], objective="throughput", device=CPU, batch=Batch(64))
+        assert not {"micro-batch", "batch"} & set(known(given))
+
+
+@pytest.mark.parametrize(("smaller", "chosen"), [(0.5, True), (1.1, False)])
+def test_a_smaller_forward_pass_is_chosen_where_it_is_faster(smaller: float, chosen: bool) -> None:
+    levers = levers_of_train([], objective="memory", device=CPU, batch=Batch(64))
+    machine = Machine({("micro-batch", "32 x 2"): smaller, ("recompute", "*"): 0.9})
+    one = Search(machine.measure, rounds=3, is_over=lambda: False, left_s=1e6, loss_bound=0.05)
+    found = one.run(levers, first=machine.measure({}))
+    assert ("micro-batch" in found.choice) is chosen
+    assert found.choice["recompute"] == "*"
+
+
+GPU_ONLY = {"pin memory", "cudnn.benchmark"}
+
+
+def test_levers_of_a_script_on_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flambeau.tune.search.levers.native_bf16", lambda device: True)
+    on_cpu, on_gpu = (known(levers_of_script(device)) for device in (CPU, CUDA))
+    assert not GPU_ONLY & set(on_cpu)
+    assert set(on_gpu) >= GPU_ONLY
+    for levers in (on_cpu, on_gpu):
+        assert levers["prefetch"] == ["4", "8"]
+        assert levers["optimizer"] == ["foreach", "fused"]
+    changes = {s.value: dict(s.change) for one in levers_of_script(CUDA) for s in one.settings}
+    assert changes["foreach"] == {"foreach": True} and changes["8"] == {"prefetch": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("prefetch", "8"), ("pin memory", "yes"), ("cudnn.benchmark", "yes"), ("optimizer", "foreach"),
+     ("optimizer", "fused"), ("channels_last", "yes"), ("persistent workers", "yes"), ("workers", "2")],
+)  # fmt: skip
+def test_each_lever_of_a_script_is_chosen_where_it_helps(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flambeau.tune.search.levers.native_bf16", lambda device: True)
+    machine = Machine({(name, value): 0.7}, noise=0.001)
+    one = Search(machine.measure, rounds=3, is_over=lambda: False, left_s=1e6, loss_bound=0.05)
+    found = one.run(levers_of_script(CUDA), first=machine.measure({}))
+    assert found.choice[name] == value
 
 
 def test_levers_that_the_user_has_set_are_left_alone() -> None:

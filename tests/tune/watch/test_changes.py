@@ -2,11 +2,12 @@
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from flambeau.tune.watch.cached_batches import CachedBatches
-from flambeau.tune.watch.changes import change_model
+from flambeau.tune.watch.changes import apply_changes, change_model
 
 
 class Seen(nn.Module):
@@ -85,3 +86,25 @@ def test_a_script_that_changes_its_batches_gets_copies() -> None:
             batch[0] += 1
     # The kept batches are changed once, until that is seen; then never again.
     assert sums[-2:] == sums[-4:-2]
+
+
+@pytest.mark.parametrize(("way", "other"), [("foreach", "fused"), ("fused", "foreach")])
+def test_optimizers_are_made_in_another_way(
+    way: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type):
+            monkeypatch.setattr(kind, "__init__", kind.__init__)  # given back after the test
+    apply_changes({way: True})
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **{other: True})
+    assert optimizer.defaults[way] is True
+    assert not optimizer.defaults[other]
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def test_cudnn_may_try_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    apply_changes({"cudnn_benchmark": True})
+    assert torch.backends.cudnn.benchmark

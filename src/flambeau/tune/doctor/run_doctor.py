@@ -10,10 +10,8 @@ from flambeau.tune.doctor.causes import Cause, Findings, findings_of, percent
 from flambeau.tune.doctor.compile_lines import graph_breaks_line
 from flambeau.tune.doctor.remedies import Tried, remedies_for, told_by_trials, try_remedies
 from flambeau.tune.doctor.shares import shares_of
-from flambeau.tune.doctor.trial import run_trial
+from flambeau.tune.doctor.trial import BUSY, run_trial
 from flambeau.tune.watch.plan import Plan
-
-_BUSY = 0.25  # CPUs of others from which on a line says so; chosen
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Diagnosis:
     @property
     def was_busy(self) -> bool:
         """Whether they have kept enough of them busy to say so."""
-        return self.others_cpus > _BUSY
+        return self.others_cpus > BUSY
 
     @property
     def notes(self) -> list[str]:

@@ -9,6 +9,9 @@ import torch
 
 from flambeau.recipes.setup.environment import default_device, native_bf16, usable_cpus
 
+_MICRO_BATCHES = 2, 4, 8  # parts of a forward pass; chosen
+_LARGER_BATCHES = 2, 4  # times the samples of a step; chosen
+
 Choice = Mapping[str, str]
 """Levers that are set, by name, with their values; what is not in it is as the user has it."""
 
@@ -22,12 +25,14 @@ class Setting:
         words: flags of `flambeau train`.
         change: of a script, see `watch/changes.py`.
         environment: variables.
+        samples: of a step, in those of a step as it is: what a larger batch costs is counted per sample.
     """
 
     value: str
     words: tuple[str, ...] = ()
     change: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    samples: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,51 +44,99 @@ class Lever:
         settings: to be tried, in order; one that is slower than the one before it ends the list.
         is_rounding: results differ by more than rounding of float32, so the loss is looked at.
         costs_start: the run takes longer until its first step, which has to pay for itself.
+        is_suggestion: with it the training is another one, so it is measured and told, and never chosen.
     """
 
     name: str
     settings: tuple[Setting, ...]
     is_rounding: bool = False
     costs_start: bool = False
+    is_suggestion: bool = False
 
     def setting(self, value: str) -> Setting:
         """The position of this value."""
         return next(one for one in self.settings if one.value == value)
 
 
-def levers_of_train(given: Sequence[str], *, objective: str, device: torch.device) -> list[Lever]:
+@dataclass(frozen=True)
+class Batch:
+    """What a step of a run consists of: samples of a forward pass, and how many of those it has."""
+
+    size: int
+    accumulate: int = 1
+
+
+def levers_of_train(
+    given: Sequence[str], *, objective: str, device: torch.device, batch: Batch | None = None
+) -> list[Lever]:
     """Levers of `flambeau train` that the user has not set.
 
     Args:
         given: the arguments of train.
         objective: throughput or memory.
         device: of the run.
+        batch: of the run as it is; None where it is not known.
     """
-    free = [one for one in _all_of_train(objective, device) if not _is_given(one.name, given)]
+    levers = [*_all_of_train(objective, device), *_of_batch(objective, batch)]
+    free = [one for one in levers if not any(_is_given(name, given) for name in _flags_of(one))]
     return [one for one in free if one.settings]
 
 
-def _all_of_train(objective: str, device: torch.device) -> list[Lever]:
-    def flags(name: str, *values: str) -> tuple[Setting, ...]:
-        return tuple(Setting(value, words=(f"--{name}", value)) for value in values)
+def _flags(name: str, *values: str) -> tuple[Setting, ...]:
+    return tuple(Setting(value, words=(f"--{name}", value)) for value in values)
 
+
+def _flags_of(lever: Lever) -> set[str]:
+    words = {word.removeprefix("--") for one in lever.settings for word in one.words[::2]}
+    return words | {lever.name}
+
+
+def _all_of_train(objective: str, device: torch.device) -> list[Lever]:
     # `auto` takes bf16 where that is native, else fp16 on a GPU and fp32 on a CPU.
     others = {"cuda": ["tf32", "fp16"]} if native_bf16(device) else {"cuda": ["fp32"]}
     values = others.get(device.type, ["fp32"] if native_bf16(device) else [])
-    rounding = Lever("precision", flags("precision", *values), is_rounding=True)
+    rounding = Lever("precision", _flags("precision", *values), is_rounding=True)
     if objective == "memory":
-        return [
-            rounding,
-            Lever("recompute", flags("recompute", "*")),
-        ]
+        return [rounding, Lever("recompute", _flags("recompute", "*"))]
     found = [
-        Lever("workers", flags("workers", *_worker_counts())),
+        Lever("workers", _flags("workers", *_worker_counts())),
         Lever("threads", _threads(device)),
         rounding,
     ]
-    if device.type == "cuda" or shutil.which("g++"):
-        found.append(Lever("compile", flags("compile", "default"), costs_start=True))
+    if _can_compile(device):
+        found.append(Lever("compile", _flags("compile", "default"), costs_start=True))
     return found
+
+
+def _of_batch(objective: str, batch: Batch | None) -> list[Lever]:
+    """Smaller forward passes for the same step, and other steps, which are told only."""
+    if batch is None:
+        return []
+    parts = [
+        Batch(batch.size // count, batch.accumulate * count)
+        for count in _MICRO_BATCHES
+        if batch.size % count == 0 and batch.size > count
+    ]
+    micro = [
+        Setting(f"{one.size} x {one.accumulate}", words=_batch_words(one.size, one.accumulate))
+        for one in parts
+    ]
+    # Batch norm sees fewer images at once, so the loss is looked at.
+    levers = [Lever("micro-batch", tuple(micro), is_rounding=True)]
+    if objective == "throughput":
+        larger = [
+            Setting(
+                f"{batch.size * times}", samples=times,
+                words=_batch_words(batch.size * times, batch.accumulate),
+            )
+            for times in _LARGER_BATCHES
+        ]  # fmt: skip
+        levers.append(Lever("batch", tuple(larger), is_suggestion=True))
+    return levers
+
+
+def _batch_words(size: int, accumulate: int) -> tuple[str, ...]:
+    return ("--batch-size", f"{size}", "--accumulate", f"{accumulate}")
 
 
 def levers_of_script(device: torch.device) -> list[Lever]:
@@ -92,24 +145,45 @@ def levers_of_script(device: torch.device) -> list[Lever]:
     Args:
         device: that the script is expected to use.
     """
+
+    def switch(name: str, change: str) -> Lever:
+        return Lever(name, (Setting("yes", change={change: True}),))
+
+    def numbers(name: str, *values: int) -> tuple[Setting, ...]:
+        return tuple(Setting(f"{value}", change={name: value}) for value in values)
+
     precisions = {"bf16": "bfloat16", "fp16": "float16"}
     rounding = tuple(
         Setting(name, change={"tf32": True} if name == "tf32" else {"autocast": precisions[name]})
         for name in _precisions(device)
         if name != "fp16"  # which needs a scaler in the script
     )
+    is_cuda = device.type == "cuda"
     found = [
-        Lever("workers", tuple(Setting(n, change={"workers": int(n)}) for n in _worker_counts())),
-        Lever("persistent workers", (Setting("yes", change={"persistent": True}),)),
+        Lever("workers", numbers("workers", *map(int, _worker_counts()))),
+        switch("persistent workers", "persistent"),
+        Lever("prefetch", numbers("prefetch", 4, 8)),
+        *([switch("pin memory", "pin")] if is_cuda else []),
         Lever("threads", _threads(device)),
-        Lever("fused optimizer", (Setting("yes", change={"fused": True}),)),
-        Lever("channels_last", (Setting("yes", change={"channels_last": True}),)),
+        Lever(
+            "optimizer",
+            (
+                Setting("foreach", change={"foreach": True}),
+                Setting("fused", change={"fused": True}),
+            ),
+        ),
+        switch("channels_last", "channels_last"),
+        *([switch("cudnn.benchmark", "cudnn_benchmark")] if is_cuda else []),
         Lever("precision", rounding, is_rounding=True),
     ]
-    if device.type == "cuda" or shutil.which("g++"):
+    if _can_compile(device):
         compiled = Setting("yes", change={"compile": True})
         found.append(Lever("compile", (compiled,), costs_start=True))
     return [one for one in found if one.settings]
+
+
+def _can_compile(device: torch.device) -> bool:
+    return device.type == "cuda" or shutil.which("g++") is not None
 
 
 def default_place() -> torch.device:

@@ -1,7 +1,9 @@
 """`flambeau tune` from top to bottom: trials in processes of their own, noted one by one, and their sum."""
 
 import hashlib
+import itertools
 import json
+import math
 import os
 import shutil
 import statistics
@@ -13,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import InputError
+from flambeau.train.settings.config_file import as_toml, load_toml
+from flambeau.train.settings.field_checks import allowed_types
+from flambeau.train.settings.settings import FIELDS
 from flambeau.tune.doctor.trial import Trial, run_trial
-from flambeau.tune.search.levers import Choice, Lever
+from flambeau.tune.search.levers import Batch, Choice, Lever, Setting
 from flambeau.tune.search.search import Found, Measured, Search
 from flambeau.tune.watch.plan import Plan
 
@@ -51,7 +56,6 @@ class Trials:
     Args:
         command: of the script; of `flambeau train` without `--out`.
         is_train: it is `flambeau train`, which has flags and a folder with its losses.
-        levers: whose values are told by name.
         options: of the search.
         journal: the file; a line per trial.
         say: takes lines on what goes on.
@@ -60,7 +64,6 @@ class Trials:
     def __init__(
         self,
         command: Sequence[str],
-        levers: Sequence[Lever],
         options: Options,
         *,
         is_train: bool,
@@ -68,7 +71,10 @@ class Trials:
         say: Callable[[str], None],
     ) -> None:
         self._command, self._is_train = list(command), is_train
-        self._levers = {lever.name: lever for lever in levers}
+        self.levers: dict[str, Lever] = {}
+        """By name; a trial may set those that are in it."""
+        self.batch: Batch | None = None
+        """Of a step of the newest trial, if it was `flambeau train`."""
         self._options, self._journal, self._say = options, journal, say
         self._key = hashlib.sha256(
             json.dumps([self._command, options.objective, options.seconds]).encode()
@@ -90,11 +96,17 @@ class Trials:
             row = {"key": self._key, "choice": told, **self._run(choice)}
             with self._journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
+        self.batch = Batch(*row["batch"]) if row["batch"] else None
         cost = row["step_s"] if self._options.objective == "throughput" else row["bytes"]
+        if cost is not None:
+            cost /= math.prod(one.samples for one in self._settings(choice))
         return Measured(cost, row["start_s"], row["loss"], row["failure"])
 
+    def _settings(self, choice: Choice) -> list[Setting]:
+        return [self.levers[name].setting(value) for name, value in choice.items()]
+
     def _run(self, choice: Choice) -> dict[str, Any]:
-        settings = [self._levers[name].setting(value) for name, value in choice.items()]
+        settings = self._settings(choice)
         words = [word for one in settings for word in one.words]
         change = {name: value for one in settings for name, value in one.change.items()}
         environment = {name: value for one in settings for name, value in one.environment.items()}
@@ -114,9 +126,10 @@ class Trials:
             command = ["env", *(f"{k}={v}" for k, v in environment.items()), *command]
             trial = run_trial(command, plan, limit_s=self._options.limit_s)
             loss = _first_losses(scratch / "run" / "metrics.jsonl") if self._is_train else None
+            batch = _batch_of(scratch / "run" / "config.toml") if self._is_train else None
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        return _row(trial, loss)
+        return _row(trial) | {"loss": loss, "batch": batch}
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._journal.exists():
@@ -132,18 +145,16 @@ class Trials:
         return rows
 
 
-def _row(trial: Trial, loss: float | None) -> dict[str, Any]:
+def _row(trial: Trial) -> dict[str, Any]:
     machine = trial.machine
     if trial.failure is not None:
-        return {
-            "step_s": None, "bytes": None, "start_s": 0.0, "loss": None, "failure": trial.failure,
-        }  # fmt: skip
+        return {"step_s": None, "bytes": None, "start_s": 0.0, "failure": trial.failure}
     on_device = sum(one.get("device_bytes", 0) for one in trial.trainers)
     return {
         "step_s": trial.step_s,
         "bytes": on_device or (0 if machine is None else machine.most_bytes),
         "start_s": max(one["until_window_s"] + one["until_first_s"] for one in trial.trainers),
-        "loss": loss, "failure": "",
+        "failure": "",
     }  # fmt: skip
 
 
@@ -156,9 +167,20 @@ def _first_losses(file: Path) -> float | None:
     return statistics.fmean(losses) if len(losses) == _LOSS_LINES else None
 
 
+def _batch_of(file: Path) -> tuple[int, int] | None:
+    """Samples of a forward pass, and passes of a step, as the run has resolved them; None if it has not."""
+    if not file.exists():
+        return None
+    settings = load_toml(file)
+    size, accumulate = settings.get("batch_size"), settings.get("accumulate", 1)
+    if isinstance(size, int) and isinstance(accumulate, int):
+        return size, accumulate
+    return None  # auto
+
+
 def tune(
     command: Sequence[str],
-    levers: Sequence[Lever],
+    levers_of: Callable[[Batch | None], Sequence[Lever]],
     options: Options,
     *,
     is_train: bool,
@@ -169,7 +191,7 @@ def tune(
 
     Args:
         command: the script, or `flambeau train` with the user's arguments.
-        levers: to be tried, the most promising first.
+        levers_of: those to be tried, the most promising first, by the batch of the run as it is.
         options: how.
         is_train: what it is.
         journal: file with a line per trial.
@@ -178,12 +200,13 @@ def tune(
     Raises:
         InputError: the script makes no step as it is.
     """
-    trials = Trials(command, levers, options, is_train=is_train, journal=journal, say=say)
+    trials = Trials(command, options, is_train=is_train, journal=journal, say=say)
     end = time.monotonic() + options.budget_s
     first = trials.measure({})
     if first.cost is None:
         raise InputError(first.failure)
-
+    levers = levers_of(trials.batch)
+    trials.levers = {lever.name: lever for lever in levers}
     search = Search(
         trials.measure, rounds=options.rounds, is_over=lambda: time.monotonic() > end,
         left_s=options.planned_s, loss_bound=options.loss_bound,
@@ -196,14 +219,27 @@ def tune(
     return found
 
 
-def tuned_toml(found: Found, levers: Sequence[Lever]) -> str:
+def tuned_toml(found: Found) -> str:
     """The chosen flags of `flambeau train` as a file for `--config`, with the rest as comments."""
-    known = {lever.name: lever for lever in levers}
-    lines = []
-    for name, value in found.choice.items():
-        setting = known[name].setting(value)
-        if setting.words:
-            key = name.replace("-", "_")
-            lines.append(f"{key} = {value}" if value.isdigit() else f'{key} = "{value}"')
-        lines += [f"# in the environment: {k}={v}" for k, v in setting.environment.items()]
-    return "".join(f"{line}\n" for line in lines)
+    values: dict[str, Any] = {}
+    comments = []
+    for setting in found.settings:
+        values |= _values_of(setting.words)
+        comments += [f"# in the environment: {k}={v}\n" for k, v in setting.environment.items()]
+    return as_toml(values).decode() + "".join(comments)
+
+
+def _values_of(words: Sequence[str]) -> dict[str, Any]:
+    """Settings by name out of flags: with a value in the setting's type, or without one for yes and --no-."""
+    values: dict[str, Any] = {}
+    for flag, word in itertools.zip_longest(words, words[1:], fillvalue="--"):
+        if not flag.startswith("--"):
+            continue
+        name = flag.removeprefix("--").replace("-", "_")
+        if word.startswith("--"):
+            values[name.removeprefix("no_")] = not name.startswith("no_")
+            continue
+        kinds = allowed_types(FIELDS[name])
+        as_number = int if int in kinds and word.isdecimal() else float if float in kinds else str
+        values[name] = as_number(word)
+    return values

@@ -1,10 +1,10 @@
 """The search: one lever after the other, each accepted only if it is surely better than what there is."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flambeau.tune.doctor.paired_test import Gain, gain_of
-from flambeau.tune.search.levers import Choice, Lever
+from flambeau.tune.search.levers import Choice, Lever, Setting
 
 _HOPELESS = 1.01  # a first pair below this is not repeated; chosen
 _WORSE = 0.9  # a value that is so much worse ends a lever's list; chosen
@@ -36,6 +36,8 @@ class Step:
         gain: against the choice so far; None where it failed or was refused.
         note: why.
         is_chosen: it is part of the result.
+        alone: against nothing set: the gain, where nothing was chosen yet; else it is measured in the end for
+            what is chosen. None where it was not.
     """
 
     lever: str
@@ -43,6 +45,7 @@ class Step:
     gain: Gain | None
     note: str = ""
     is_chosen: bool = False
+    alone: Gain | None = None
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,13 @@ class Found:
 
     Attributes:
         choice: levers that are set.
+        settings: what that means.
         steps: everything that was tried, in order.
         together: the whole choice against nothing set; None where nothing is, or no time was left.
     """
 
     choice: dict[str, str]
+    settings: tuple[Setting, ...]
     steps: tuple[Step, ...]
     together: Gain | None
 
@@ -104,17 +109,25 @@ class Search:
             if better:
                 best = max(better, key=lambda one: one.gain.times if one.gain else 0.0)
                 choice[lever.name] = best.value
-                tried = [
-                    one if one is best else Step(one.lever, one.value, one.gain, one.note)
-                    for one in tried
-                ]
+                tried = [replace(one, is_chosen=one is best) for one in tried]
             steps += tried
         together = None
         if choice and not self._is_over():
             together = self._compare({}, choice, is_patient=True)[0]
         if together is not None and together.verdict == "slower":
             choice = {}
-        return Found(choice, tuple(steps), together)
+        steps = [self._with_alone(one, choice) for one in steps]
+        known = {lever.name: lever for lever in levers}
+        settings = tuple(known[name].setting(value) for name, value in choice.items())
+        return Found(choice, settings, tuple(steps), together)
+
+    def _with_alone(self, step: Step, choice: Choice) -> Step:
+        """What a chosen value gives without the others that are chosen."""
+        if choice.get(step.lever) != step.value:
+            return replace(step, is_chosen=False)
+        if step.alone is not None or self._is_over():
+            return step
+        return replace(step, alone=self._compare({}, {step.lever: step.value})[0])
 
     def _try_lever(self, lever: Lever, choice: Choice) -> list[Step]:
         steps: list[Step] = []
@@ -125,7 +138,8 @@ class Search:
             gain, base, tried = self._compare(choice, {**choice, lever.name: setting.value})
             note = self._objection(lever, gain, base, tried)
             is_better = gain is not None and gain.verdict == "faster" and not note
-            steps.append(Step(lever.name, setting.value, gain, note, is_better))
+            alone = None if choice else gain
+            steps.append(Step(lever.name, setting.value, gain, note, is_better, alone))
             if gain is not None and gain.times < _WORSE and len(steps) > 1:
                 break
         return steps
@@ -134,6 +148,8 @@ class Search:
         """Why a value is not taken although it may be better."""
         if gain is None:
             return tried.failure or base.failure
+        if lever.is_suggestion:
+            return f"per sample, {gain.verdict}; another training, so it is not chosen"
         if lever.is_rounding and base.loss is not None and tried.loss is not None:
             off = abs(tried.loss - base.loss) / max(abs(base.loss), 1e-9)
             if not off <= self._loss_bound:

@@ -4,8 +4,8 @@ Changes by name, with what they are given:
 
 - of every DataLoader, see `loader_clock.py`: workers (a number), prefetch (a number), persistent, pin,
   cached (how many batches are kept), alone (seconds), fast;
-- of the process: threads (a number), tf32, no_anomaly, no_profiler, no_saves;
-- of optimizers: fused, set_to_none;
+- of the process: threads (a number), tf32, cudnn_benchmark, no_anomaly, no_profiler, no_saves;
+- of optimizers: fused, foreach, set_to_none;
 - of the model, which is every module with parameters to train that is called from outside of modules:
   channels_last, autocast (the name of a dtype), compile;
 - of calls that wait for the device, see `waiting_calls.py`: skip_waits (lines).
@@ -38,8 +38,9 @@ def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
     """
     if "threads" in change:
         _fix_threads(change["threads"])
-    if change.get("fused"):
-        _fuse_optimizers()
+    for name in ("fused", "foreach"):
+        if change.get(name):
+            _change_optimizers(name)
     if change.get("set_to_none"):
         _zero_by_none()
     if change.get("no_anomaly"):
@@ -50,6 +51,8 @@ def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
         torch.save = lambda *_, **__: None
     if change.get("tf32"):
         torch.set_float32_matmul_precision("high")
+    if change.get("cudnn_benchmark"):
+        torch.backends.cudnn.benchmark = True
     if "skip_waits" in change:
         skip_waiting_calls(change["skip_waits"])
     if any(name in change for name in _OF_MODEL):
@@ -64,8 +67,9 @@ def _fix_threads(number: int) -> None:
     os.environ.update(OMP_NUM_THREADS=f"{number}", MKL_NUM_THREADS=f"{number}")
 
 
-def _fuse_optimizers() -> None:
-    """Each optimizer that torch can run in one kernel is made so."""
+def _change_optimizers(way: str) -> None:
+    """Each optimizer that torch can run in this way, fused or foreach, is made so."""
+    other = {"fused": "foreach", "foreach": "fused"}[way]
 
     def changed(kind: type[Optimizer]) -> None:
         make = kind.__init__
@@ -75,8 +79,8 @@ def _fuse_optimizers() -> None:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             given = signature.bind(self, *args, **kwargs)
             if type(self) is kind:
-                given.arguments["fused"] = True
-                given.arguments.pop("foreach", None)
+                given.arguments[way] = True
+                given.arguments.pop(other, None)
             make(*given.args, **given.kwargs)
 
         kind.__init__ = init  # type: ignore[method-assign]
@@ -85,7 +89,7 @@ def _fuse_optimizers() -> None:
         if (
             isinstance(kind, type)
             and issubclass(kind, Optimizer)
-            and "fused" in inspect.signature(kind.__init__).parameters
+            and way in inspect.signature(kind.__init__).parameters
         ):
             changed(kind)
 

@@ -3,6 +3,8 @@
 import functools
 import os
 import platform
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 # Numbers of system calls, from the kernel's tables: those that read files or their names, those that sleep,
@@ -68,6 +70,51 @@ def run_delay(thread: int) -> float:
         return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
+
+
+class RunDelays:
+    """How long threads of this process have just been ready and had no CPU, asked again and again.
+
+    The kernel tells it when a thread gets a CPU again, so it is of the time that ends then.
+    """
+
+    _LISTED_EVERY = 64  # times asked; threads that compute are started once
+
+    def __init__(self) -> None:
+        self._files: dict[int, int] = {}
+        self._known: dict[int, int] = {}
+        self._asked = 0
+
+    def longest(self) -> float:
+        """Seconds, of the thread that has waited most since the last call; 0 where nobody counts."""
+        if self._asked % self._LISTED_EVERY == 0:
+            self._list()
+        self._asked += 1
+        most = 0
+        for thread, file in list(self._files.items()):
+            try:
+                total = int(os.pread(file, 64, 0).split()[1])
+            except (OSError, ValueError, IndexError):  # it has ended
+                os.close(self._files.pop(thread))
+                continue
+            most = max(most, total - self._known.get(thread, total))
+            self._known[thread] = total
+        return most / 1e9
+
+    def close(self) -> None:
+        """No file is open any more."""
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _list(self) -> None:
+        own = threading.get_native_id()
+        with suppress(OSError):
+            for entry in Path("/proc/self/task").iterdir():
+                thread = int(entry.name)
+                if thread != own and thread not in self._files:
+                    with suppress(OSError):
+                        self._files[thread] = os.open(f"{entry}/schedstat", os.O_RDONLY)
 
 
 def forget_files() -> None:
