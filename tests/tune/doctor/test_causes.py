@@ -185,6 +185,39 @@ def test_only_what_could_help_is_tried() -> None:
     assert not {"cached batches", "skip waiting calls", "no anomaly mode"} & set(found)
 
 
+OF_CUDA = {"fp16", "tf32", "cudnn.benchmark"}
+
+
+@pytest.mark.parametrize(("device", "extra"), [("cpu", set()), ("cuda", OF_CUDA)])
+def test_what_only_a_gpu_has(device: str, extra: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flambeau.tune.doctor.remedies.native_bf16", lambda device: True)
+    found = names(trainer(*MODEL, device=device))
+    assert OF_CUDA & set(found) == extra
+    assert "bf16" in found
+    one = trainer(*MODEL, device=device)
+    one["optimizer"]["has_convolutions"] = False
+    assert "cudnn.benchmark" not in names(one)
+
+
+def test_fp16_is_chosen_where_its_trials_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU without bfloat16 of its own, of which only simulated timings are known here."""
+    monkeypatch.setattr("flambeau.tune.doctor.remedies.native_bf16", lambda device: False)
+
+    def run(_: Any, plan: Plan, *, limit_s: float) -> Trial:
+        times = {"float16": 2.0, None: 1.0}[plan.change.get("autocast")]
+        return Trial([trainer(*MODEL) | {"step_s": 0.1 / times}])
+
+    monkeypatch.setattr("flambeau.tune.doctor.remedies.run_trial", run)
+    remedies = remedies_for(findings_of(Trial([trainer(*MODEL, device="cuda")], [])))
+    assert "bf16" not in {one.name for one in remedies}
+    tried = try_remedies(
+        [], remedies, Plan(), rounds=2, enough_s=100, limit_s=10, say=lambda text: None
+    )
+    gains = {one.remedy.name: one.gain for one in tried}
+    assert gains["fp16"] is not None and gains["fp16"].times == pytest.approx(2.0)
+    assert gains["tf32"] is not None and gains["tf32"].times == pytest.approx(1.0)
+
+
 def test_an_optimizer_that_is_fused_already() -> None:
     one = trainer(*MODEL, row("optimizer", 2.0))
     one["optimizer"]["fused"] = True

@@ -233,11 +233,29 @@ def _for_model(findings: Findings) -> list[Remedy]:
             Remedy("channels_last", how, {"channels_last": True}, _saved(share / 4), "model")
         )
     if device.type == "cuda":
-        how = 'torch.set_float32_matmul_precision("high")'
-        found.append(Remedy("tf32", how, {"tf32": True}, _saved(share / 2), "model"))
+        found += _for_cuda(share, has_convolutions=bool(first["optimizer"].get("has_convolutions")))
     if shares["compile"] == 0 and (device.type == "cuda" or shutil.which("g++")):
         how = "model.compile(), or model = torch.compile(model)"
         found.append(Remedy("compile", how, {"compile": True}, _saved(share / 3), "model"))
+    return found
+
+
+def _for_cuda(share: float, *, has_convolutions: bool) -> list[Remedy]:
+    """What a GPU of NVIDIA has besides."""
+    found = [
+        Remedy(
+            "fp16", "torch.autocast(device.type, torch.float16) with torch.amp.GradScaler",
+            {"autocast": "float16"}, _saved(share / 2), "model",
+        ),
+        Remedy(
+            "tf32", 'torch.set_float32_matmul_precision("high")', {"tf32": True}, _saved(share / 2), "model"
+        ),
+    ]  # fmt: skip
+    if has_convolutions:
+        how = "torch.backends.cudnn.benchmark = True, where images keep their size"
+        found.append(
+            Remedy("cudnn.benchmark", how, {"cudnn_benchmark": True}, _saved(share / 4), "model")
+        )
     return found
 
 
