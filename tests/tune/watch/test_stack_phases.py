@@ -84,6 +84,7 @@ def test_phase(stack: Sequence[tuple[str, str]], phase: str) -> None:
     [
         ([ITEM, (f"{SITE}/PIL/ImageFile.py", "load")], "decode"),
         ([ITEM, (f"{SITE}/PIL/JpegImagePlugin.py", "load_read")], "decode"),
+        ([ITEM, (f"{SITE}/PIL/Image.py", "convert"), (f"{SITE}/PIL/Image.py", "copy")], "decode"),
         ([ITEM, (f"{SITE}/PIL/Image.py", "resize")], "transform"),
         ([ITEM, (f"{SITE}/torchvision/transforms/functional.py", "crop")], "transform"),
         ([ITEM, ("/home/me/data.py", "augment")], "transform"),

@@ -62,7 +62,8 @@ _KINDS: _Rules = (
     ("/multiprocessing/reduction.py", _ANY, "send"),
     ("/torch/utils/data/_utils/pin_memory.py", _ANY, "pin"),
     ("/PIL/ImageFile.py", _ANY, "decode"),
-    ("/PIL/Image.py", "open|load|_open|_decode.*|draft", "decode"),
+    # convert("RGB"), with which loaders end, is a copy for photographs.
+    ("/PIL/Image.py", "open|load|_open|_decode.*|draft|convert|copy", "decode"),
     ("ImagePlugin.py", _ANY, "decode"),
     ("/PIL/", _ANY, "transform"),
     ("/torchvision/io/", _ANY, "decode"),
