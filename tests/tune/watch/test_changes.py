@@ -108,3 +108,31 @@ def test_cudnn_may_try_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     apply_changes({"cudnn_benchmark": True})
     assert torch.backends.cudnn.benchmark
+
+
+def test_threads_are_limited_and_never_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers ask for one; a limit of two that they got instead made them fight."""
+    monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "8")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        apply_changes({"threads": 2})
+        assert torch.get_num_threads() == 1
+        torch.set_num_threads(16)
+        assert torch.get_num_threads() == 2
+    finally:
+        monkeypatch.undo()
+        torch.set_num_threads(before)
+
+
+def test_threads_of_workers_are_limited_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("os.register_at_fork", lambda **_: None)
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    apply_changes({"worker_threads": 1})
+    torch.set_num_threads(16)
+    monkeypatch.setattr("flambeau.tune.watch.changes.get_worker_info", lambda: "a worker")
+    torch.set_num_threads(16)
+    assert asked == [16, 1]

@@ -209,7 +209,11 @@ def _for_process(findings: Findings) -> list[Remedy]:
         )  # fmt: skip
     ranks = max(1, len(trial.trainers))
     of_workers = max((one["process_threads"] for one in trial.workers), default=0)
-    if first["threads"] * ranks > cpus or of_workers > 4 + 2 * cpus:
+    if of_workers > 4 + 2 * cpus:
+        how = "torch.set_num_threads(1) in workers, which is torch's default there; cv2.setNumThreads(1)"
+        change = {"worker_threads": 1}
+        found.append(Remedy("one thread per worker", how, change, 1.5, "threads", at_most=False))
+    if first["threads"] * ranks > cpus:
         count = max(1, cpus // ranks)
         how = f"OMP_NUM_THREADS={count}, and no torch.set_num_threads"
         found.append(

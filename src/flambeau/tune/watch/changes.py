@@ -4,7 +4,8 @@ Changes by name, with what they are given:
 
 - of every DataLoader, see `loader_clock.py`: workers (a number), prefetch (a number), persistent, pin,
   cached (how many batches are kept), alone (seconds), fast;
-- of the process: threads (a number), tf32, cudnn_benchmark, no_anomaly, no_profiler, no_saves;
+- of the process: threads and worker_threads (at most), tf32, cudnn_benchmark, no_anomaly, no_profiler,
+  no_saves;
 - of optimizers: fused, foreach, set_to_none;
 - of the model, which is every module with parameters to train that is called from outside of modules:
   channels_last, autocast (the name of a dtype), compile;
@@ -14,6 +15,7 @@ Changes by name, with what they are given:
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
+from torch.utils.data import get_worker_info
 
 from flambeau.tune.watch.waiting_calls import skip_waiting_calls
 
@@ -37,7 +40,9 @@ def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
         What is to be called when the first step has been made.
     """
     if "threads" in change:
-        _fix_threads(change["threads"])
+        _limit_threads(change["threads"])
+    if "worker_threads" in change:
+        _limit_threads_of_workers(change["worker_threads"])
     for name in ("fused", "foreach"):
         if change.get(name):
             _change_optimizers(name)
@@ -60,11 +65,27 @@ def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
     return lambda: None
 
 
-def _fix_threads(number: int) -> None:
-    """Now, and whatever the script says later; OpenCV's too, which asks for as many as there are cores."""
-    torch.set_num_threads(number)
-    torch.set_num_threads = lambda nthreads: None
-    os.environ.update(OMP_NUM_THREADS=f"{number}", MKL_NUM_THREADS=f"{number}")
+def _limit_threads(most: int) -> None:
+    """Now, and whatever the script says later; the one thread of a worker stays one."""
+    set_threads = torch.set_num_threads
+    set_threads(min(most, torch.get_num_threads()))
+    torch.set_num_threads = lambda number: set_threads(min(most, number))
+    os.environ.update(OMP_NUM_THREADS=f"{most}", MKL_NUM_THREADS=f"{most}")
+
+
+def _limit_threads_of_workers(most: int) -> None:
+    """Of torch in the processes of a DataLoader, and of OpenCV, which takes as many as there are CPUs."""
+    set_threads = torch.set_num_threads
+
+    def limited(number: int) -> None:
+        set_threads(number if get_worker_info() is None else min(most, number))
+
+    def in_fork() -> None:
+        if "cv2" in sys.modules:
+            sys.modules["cv2"].setNumThreads(most)
+
+    torch.set_num_threads = limited
+    os.register_at_fork(after_in_child=in_fork)
 
 
 def _change_optimizers(way: str) -> None:
