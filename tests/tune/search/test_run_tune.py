@@ -184,6 +184,8 @@ def test_a_real_training(
     assert main(["tune", "--budget", "20s", "--rounds", "2", "--json", "--batch-size", "32"]) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert any(one["times"] for one in told["tried"])
+    assert all({"alone", "times", "chosen", "note"} <= one.keys() for one in told["tried"])
+    assert main(["train", "--config", "tuned.toml", "--dry-run", "--out", "run"]) == 0
     assert Path("tuned.toml").read_text().startswith(FIRST_LINE)
     rows = [json.loads(line) for line in Path("tuned.jsonl").read_text().splitlines()]
     assert rows and all(row["step_s"] > 0 for row in rows)
