@@ -94,6 +94,17 @@ def test_the_loader_alone(script: Path) -> None:
     assert 5 < trial.alone_per_s < 1000 / 16  # four samples of 4 ms, at least
 
 
+def test_a_trial_that_takes_all_memory_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "script.py"
+    file.write_text("held = bytearray(300 << 20)\nimport time; time.sleep(100)")
+    monkeypatch.setattr("flambeau.tune.doctor.machine_watch.usable_memory", lambda: 200 << 20)
+    trial = run(file, limit_s=60)
+    assert trial.failure is not None
+    assert trial.failure.endswith("of 0.2 GiB of memory were in use")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -10,9 +10,11 @@ from flambeau.tune.doctor.marked_processes import (
     cpu_seconds,
     machine_cpu_seconds,
     processes_of,
+    proportional_bytes,
     resident_bytes,
 )
 
+_MOST = 0.95  # share of the memory above which a trial is ended; chosen
 _SHARED_MEMORY = Path("/dev/shm")
 _QUOTA_FILES = (
     (Path("/sys/fs/cgroup/cpu.stat"), "throttled_usec", 1e6),
@@ -27,7 +29,8 @@ class MachineWatch:
     Attributes:
         folder: of the trial.
         most_bytes: that the trial's processes have held.
-        limit_bytes: of memory that they may hold.
+        limit_bytes: of memory that there is; 0 if unknown.
+        is_out_of_memory: they hold so much of it that the kernel is about to kill.
         shared_share: most of /dev/shm that was in use.
         throttled_share: of the time in which the container's quota of CPU was used up.
         others_cpus: how many CPUs other processes of the machine have kept busy, on average.
@@ -36,6 +39,7 @@ class MachineWatch:
     folder: Path
     most_bytes: int = 0
     limit_bytes: int = 0
+    is_out_of_memory: bool = False
     shared_share: float = 0.0
     throttled_share: float = 0.0
     others_cpus: float = 0.0
@@ -49,7 +53,11 @@ class MachineWatch:
     def look(self) -> None:
         """Once in a while."""
         processes = list(processes_of(self.folder))
-        self.most_bytes = max(self.most_bytes, resident_bytes(processes))
+        held = resident_bytes(processes)
+        self.most_bytes = max(self.most_bytes, held)
+        most = _MOST * self.limit_bytes
+        if most and held > most and proportional_bytes(processes) > most:
+            self.is_out_of_memory = True
         self._own |= cpu_seconds(processes)
         if _SHARED_MEMORY.is_dir():
             usage = shutil.disk_usage(_SHARED_MEMORY)

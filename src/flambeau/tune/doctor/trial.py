@@ -61,7 +61,8 @@ def run_trial(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
     Args:
         command: of the user's, as the shell would run it.
         plan: what is watched, and what is different.
-        limit_s: of the whole run; what has made no step by then has failed.
+        limit_s: of the whole run; what has made no step by then has failed. So has what takes nearly all of
+            the memory, before the kernel kills some process or other.
 
     Raises:
         InputError: the command cannot be started, or its Python has no flambeau.
@@ -95,6 +96,10 @@ def run_trial(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
         if usable:
             return Trial(usable, trial.workers, trial.alone_per_s, machine, trial.whole_s)
         failure = _failure(process, folder, log, limit_s)
+        if machine.is_out_of_memory:
+            failure = (
+                f"{_gib(machine.most_bytes)} of {_gib(machine.limit_bytes)} of memory were in use"
+            )
         return Trial([], [], trial.alone_per_s, machine, trial.whole_s, failure)
 
 
@@ -123,6 +128,8 @@ def _wait(
         if now - looked > 0.5:
             machine.look()
             looked = now
+        if machine.is_out_of_memory:
+            return
         done = [file for file in folder.glob("[0-9]*.json") if file.stem.isdigit()]
         if not done:
             continue
@@ -171,6 +178,10 @@ def _failure(process: "subprocess.Popen[bytes]", folder: Path, log: Path, limit_
     if code in (None, -signal.SIGKILL):
         return f"the script made no step of an optimizer in {limit_s:.0f} s{said}"
     return f"the script ended with code {code} before its first step of an optimizer{said}"
+
+
+def _gib(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB"
 
 
 def _remove_saved(folder: Path) -> None:

@@ -69,7 +69,7 @@ def _limit_threads(most: int) -> None:
     """Now, and whatever the script says later; the one thread of a worker stays one."""
     set_threads = torch.set_num_threads
     set_threads(min(most, torch.get_num_threads()))
-    torch.set_num_threads = lambda number: set_threads(min(most, number))
+    torch.set_num_threads = lambda nthreads: set_threads(min(most, nthreads))
     os.environ.update(OMP_NUM_THREADS=f"{most}", MKL_NUM_THREADS=f"{most}")
 
 
@@ -77,8 +77,8 @@ def _limit_threads_of_workers(most: int) -> None:
     """Of torch in the processes of a DataLoader, and of OpenCV, which takes as many as there are CPUs."""
     set_threads = torch.set_num_threads
 
-    def limited(number: int) -> None:
-        set_threads(number if get_worker_info() is None else min(most, number))
+    def limited(nthreads: int) -> None:
+        set_threads(nthreads if get_worker_info() is None else min(most, nthreads))
 
     def in_fork() -> None:
         if "cv2" in sys.modules:
