@@ -14,6 +14,7 @@ from flambeau.terminal import say
 
 if TYPE_CHECKING:
     from flambeau.tune.doctor.paired_test import Gain
+    from flambeau.tune.search.run_tune import Options
     from flambeau.tune.search.search import Found
 
 HELP = "find the settings with which a training runs fastest here"
@@ -52,14 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, write tuned.toml, and print what each lever gave."""
-    from flambeau.train.settings.durations import parse_seconds
-
-    if not 2 <= arguments.rounds <= 10:
-        raise InputError(f"--rounds must be from 2 to 10, got {arguments.rounds}")
-    budget_s, planned_s, limit_s = (
-        parse_seconds(getattr(arguments, name), name=f"--{name}")
-        for name in ("budget", "planned", "limit")
-    )
+    options = _options(arguments)
     file = Path(arguments.write)
     if file.exists() and not file.read_text(encoding="utf-8").startswith(FIRST_LINE):
         raise InputError(f"{file} is there, and not of flambeau tune: name another with --write")
@@ -71,19 +65,14 @@ def run(arguments: argparse.Namespace) -> int:
         levers_of_script,
         levers_of_train,
     )
-    from flambeau.tune.search.run_tune import Options, tune, tuned_toml
-
-    options = Options(
-        objective=arguments.objective, budget_s=budget_s, rounds=arguments.rounds, limit_s=limit_s,
-        planned_s=planned_s,
-    )  # fmt: skip
+    from flambeau.tune.search.run_tune import tune, tuned_toml
 
     def levers_of(batch: Batch | None) -> list[Lever]:
+        place = default_place()
         if not is_train:
-            return levers_of_script(default_place())
-        return levers_of_train(
-            command[4:], objective=arguments.objective, device=default_place(), batch=batch
-        )
+            return levers_of_script(place)
+        given = command[4:]
+        return levers_of_train(given, objective=options.objective, device=place, batch=batch)
 
     found = tune(
         command, levers_of, options, is_train=is_train, journal=file.with_suffix(".jsonl"),
@@ -96,6 +85,22 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(found, file if is_train else None)
     return 0
+
+
+def _options(arguments: argparse.Namespace) -> "Options":
+    from flambeau.train.settings.durations import parse_seconds
+    from flambeau.tune.search.run_tune import Options
+
+    if not 2 <= arguments.rounds <= 10:
+        raise InputError(f"--rounds must be from 2 to 10, got {arguments.rounds}")
+    budget_s, planned_s, limit_s = (
+        parse_seconds(getattr(arguments, name), name=f"--{name}")
+        for name in ("budget", "planned", "limit")
+    )
+    return Options(
+        objective=arguments.objective, budget_s=budget_s, rounds=arguments.rounds, limit_s=limit_s,
+        planned_s=planned_s,
+    )  # fmt: skip
 
 
 def _command(words: Sequence[str]) -> tuple[list[str], bool]:
