@@ -2,15 +2,16 @@
 
     python bench/doctor.py [NAME ...] [--doctor COMMAND] [--pairs N] [--record]
 
-The trainings are those of bench/doctor_jobs; NAME picks some. Each is measured by its own clock, unwatched,
-and then given to the doctor, unchanged. An answer is right if
+The trainings are those of bench/doctor_jobs; NAME picks some. Each is given to the doctor, unchanged, and
+measured by a clock of its own in the run that is watched: two runs differ by what else the machine does. An
+answer is right if
 
 - the first of its causes is of the kind that the job has, at the line that is to blame, where there is one;
 - its share of time spent waiting for data is within 5 points of that of the clock.
 
 Where a remedy is known, the job is run by hand without and with it, in turn, by the clock: the median of the
-ratios is the gain that is realised, which stands beside the gain that the doctor has measured. Of a remedy
-with a number, such as workers=4, the number that the doctor proposes is realised.
+ratios is the gain that is realised, which stands beside the gain that the doctor has measured; `--pairs 0`
+leaves that out. Of a remedy with a number, such as workers=4, the proposed number is realised.
 
 Prints a table, and a JSON line per job; the exit code is 1 if an answer was wrong or missing. COMMAND gets
 `-- python JOB` and writes what `flambeau doctor --json` writes.
@@ -138,11 +139,16 @@ def clocked(job: Job, remedy: str | None = None) -> Clocked:
     repaired = [] if remedy is None else ["--remedied", remedy]
     with tempfile.TemporaryDirectory() as folder:
         run([sys.executable, f"{job.path}", *repaired, "--clock", f"{folder}/clock"])
-        rows = [
-            json.loads(file.read_text(encoding="utf-8"))
-            for file in Path(folder).glob("clock*")
-            if file.suffix != ".last"
-        ]
+        return read_clock(job, Path(folder))
+
+
+def read_clock(job: Job, folder: Path) -> Clocked:
+    """What the ranks of a job have written."""
+    rows = [
+        json.loads(file.read_text(encoding="utf-8"))
+        for file in folder.glob("clock*")
+        if file.suffix != ".last"
+    ]
     if not rows:
         raise Failed(f"{job.path} has ended without having measured itself")
     return Clocked(
@@ -150,10 +156,13 @@ def clocked(job: Job, remedy: str | None = None) -> Clocked:
     )
 
 
-def diagnosed(job: Job, doctor: str) -> tuple[dict[str, Any], float]:
-    """What the doctor writes about a job, and the seconds that it took."""
+def diagnosed(job: Job, doctor: str) -> tuple[dict[str, Any], Clocked, float]:
+    """What the doctor writes about a job, what the job has measured meanwhile, and the seconds it took."""
     start = time.perf_counter()
-    written = run([*shlex.split(doctor), "--", sys.executable, f"{job.path}"])
+    with tempfile.TemporaryDirectory() as folder:
+        measured = [f"{job.path}", "--clock", f"{folder}/clock", "--stay"]
+        written = run([*shlex.split(doctor), "--", sys.executable, *measured])
+        clock = read_clock(job, Path(folder))
     seconds = time.perf_counter() - start
     try:
         found = json.loads(written)
@@ -161,7 +170,7 @@ def diagnosed(job: Job, doctor: str) -> tuple[dict[str, Any], float]:
         raise Failed(
             f"the doctor's answer about {job.path} is no JSON: {error}\n{written}"
         ) from error
-    return found, seconds
+    return found, clock, seconds
 
 
 def judged(job: Job, waiting_share: float, found: dict[str, Any]) -> dict[str, Any]:
@@ -195,18 +204,17 @@ def remedy_of(job: Job, found: dict[str, Any]) -> dict[str, Any] | None:
 
 def compared(job: Job, doctor: str, *, pairs: int) -> dict[str, Any]:
     """All about one job: its clock, the doctor's answer, and what the remedy realises."""
-    before, after = [clocked(job)], list[Clocked]()
-    found, seconds = diagnosed(job, doctor)
+    before, after = list[Clocked](), list[Clocked]()
+    found, clock, seconds = diagnosed(job, doctor)
     own = None if job.remedy is None else remedy_of(job, found)
     name = job.remedy if own is None else own["name"]
     for _ in range(0 if name is None else pairs):
         before.append(clocked(job))
         after.append(clocked(job, name))
-    gains = sorted(a.step_s / b.step_s for a, b in zip(before[1:], after, strict=True))
-    waiting_share = statistics.median(one.waiting_share for one in before)
-    row = {"job": job.path.stem, "trainer": job.trainer} | judged(job, waiting_share, found)
+    gains = sorted(a.step_s / b.step_s for a, b in zip(before, after, strict=True))
+    row = {"job": job.path.stem, "trainer": job.trainer} | judged(job, clock.waiting_share, found)
     row |= {
-        "step_s": round(statistics.median(one.step_s for one in before), 5),
+        "step_s": round(clock.step_s, 5),
         "step_s_found": found["step_s"], "doctor_s": round(seconds, 1), "verdict": found["verdict"],
         "remedy": name, "is_proposed": None if job.remedy is None else own is not None,
         "realised": round(statistics.median(gains), 3) if gains else None,
@@ -251,11 +259,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="jobs; all where none is named")
     parser.add_argument("--doctor", default=f"{sys.executable} -m flambeau doctor --json")
-    parser.add_argument("--pairs", type=int, default=3, help="runs without and with the remedy")
+    parser.add_argument(
+        "--pairs", type=int, default=3, help="runs without and with the remedy; 0 for none"
+    )
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     told = parser.parse_args()
-    if told.pairs < 1:
-        parser.error("--pairs must be at least 1")
+    if told.pairs < 0:
+        parser.error("--pairs must be at least 0")
     packages = ("torch", "lightning", "transformers", "accelerate", "timm")
     origin = {
         "versions": {name: importlib.metadata.version(name) for name in packages},

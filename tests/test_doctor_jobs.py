@@ -60,6 +60,7 @@ pass  # here
 parser = argparse.ArgumentParser()
 parser.add_argument("--remedied")
 parser.add_argument("--clock", type=Path)
+parser.add_argument("--stay", action="store_true")
 told = parser.parse_args()
 step_s = {{None: 0.3, "workers=4": 0.1, "workers=8": 0.15}}[told.remedied]
 for rank in range(2):
@@ -100,8 +101,10 @@ def doctor_who_says(tmp_path: Path, text: str) -> str:
     (tmp_path / "answer.json").write_text(text, encoding="utf-8")
     doctor = tmp_path / "doctor.py"
     doctor.write_text(
-        "import sys\nfrom pathlib import Path\n"
+        "import subprocess, sys\nfrom pathlib import Path\n"
         "assert sys.argv[1:3] == ['--', sys.executable] and sys.argv[3].endswith('slow.py')\n"
+        "assert sys.argv[4] == '--clock' and sys.argv[-1] == '--stay'\n"
+        "subprocess.run(sys.argv[2:], check=True)\n"
         "print(Path(__file__).with_name('answer.json').read_text())\n"
     )
     return f"{sys.executable} {doctor}"
@@ -165,6 +168,8 @@ def test_what_fails_is_said(bench: ModuleType, tmp_path: Path) -> None:
         bench.diagnosed(job, doctor_who_says(tmp_path, "step 1"))
     with pytest.raises(bench.Failed, match=r"ended with 2\n(.|\n)*unrecognized arguments"):
         bench.run([sys.executable, f"{path}", "--what"])
+    with pytest.raises(bench.Failed, match="without having measured itself"):
+        bench.read_clock(job, tmp_path / "nowhere")
     with pytest.raises(bench.Failed, match="ended with 1"):
         bench.clocked(job, "workers=3")
     with pytest.raises(SystemExit, match=r"no job nothing; there are .*read_slow_disk"):

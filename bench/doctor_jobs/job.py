@@ -10,6 +10,7 @@ Each job is a training script as a user writes it, with one cause of lost time t
     python bench/doctor_jobs/NAME.py                       # trains for minutes
     python bench/doctor_jobs/NAME.py --remedied            # the same, with the cause repaired by hand
     python bench/doctor_jobs/NAME.py --clock FILE          # measures itself, writes FILE and exits
+    python bench/doctor_jobs/NAME.py --clock FILE --stay   # the same, but trains on
 
 The clock is what a doctor is compared with, so it takes nothing from one: it times `next` on the loader that
 trains, counts steps of the optimizer by torch's public hook, and does nothing without `--clock`.
@@ -71,9 +72,10 @@ def begin(remedy: str | None, *, every: int = 1, batches: tuple[type, str] | Non
     parser = argparse.ArgumentParser()
     parser.add_argument("--remedied", nargs="?", const=remedy or "by hand", metavar="REMEDY")
     parser.add_argument("--clock", type=Path, metavar="FILE")
+    parser.add_argument("--stay", action="store_true")
     told = parser.parse_args()
     if told.clock is not None:
-        clock = Clock(told.clock, every)
+        clock = Clock(told.clock, every, stays=told.stay)
         register_optimizer_step_post_hook(clock.after_step)
         clock.watch(*(batches or (DataLoader, "__iter__")))
     _, _, number = (told.remedied or "").partition("=")
@@ -84,10 +86,11 @@ class Clock:
     """Seconds per step, and the share of them that goes into `next` on batches.
 
     With several ranks each writes a file of its own, FILE.RANK, and rank 0 says at which step all end.
+    One that stays writes no file that is there: a doctor that watches the first run makes others after it.
     """
 
-    def __init__(self, file: Path, every: int) -> None:
-        self.file, self.every = file, every
+    def __init__(self, file: Path, every: int, *, stays: bool) -> None:
+        self.file, self.every, self.stays = file, every, stays
         self.rank = int(os.environ.get("RANK", "0"))
         self.is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
         self.steps = self.first_step = self.last_step = 0
@@ -150,10 +153,14 @@ class Clock:
         return self.steps == self.last_step
 
     def end(self, now: float) -> None:
-        """Write what was measured, and end the process with its workers."""
+        """Write what was measured, and, but if it stays, end the process with its workers."""
         elapsed, steps = now - self.begun_s, self.steps - self.first_step
         row = {"step_s": elapsed / steps, "waiting_share": self.waited_s / elapsed, "steps": steps}
-        write(self.file if self.is_alone else Path(f"{self.file}.{self.rank}"), json.dumps(row))
+        file = self.file if self.is_alone else Path(f"{self.file}.{self.rank}")
+        if not (self.stays and file.exists()):
+            write(file, json.dumps(row))
+        if self.stays:
+            return
         if not self.is_alone:
             time.sleep(1)  # the others write theirs before a launcher sees that one has ended
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or torch's loader complains of the workers

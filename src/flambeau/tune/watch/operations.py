@@ -2,6 +2,8 @@
 
 import gzip
 import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,32 +54,52 @@ class Operations:
             return {"has_other_profiler": True}
         seen = self._profile
         seen.stop()
-        rows = [
-            row
-            for row in seen.key_averages()
-            if row.device_type.name == "CPU" and row.key.startswith("aten::")
+        events = [
+            event
+            for event in seen.events()
+            if event.device_type.name == "CPU" and event.name.startswith("aten::")
         ]
-        count = sum(row.count for row in rows)
-        total_us = sum(row.self_cpu_time_total for row in rows)
-        bound_us = sum(
-            row.self_cpu_time_total
-            for row in rows
-            if any(name in row.key for name in _MEMORY_BOUND)
-        )
-        small_us = sum(
-            row.self_cpu_time_total
-            for row in rows
-            if row.self_cpu_time_total < _SMALL_US * row.count
-        )
-        zeroed = {row.key: row.count for row in rows if row.key.endswith("zero_")}
-        device_us = sum(row.self_device_time_total for row in rows)
+        times: dict[str, list[float]] = defaultdict(list)
+        for event in events:
+            times[event.name].append(event.self_cpu_time_total)
+        per_step = {name: undisturbed(each, _STEPS) for name, each in times.items()}
+        zeroed = {
+            name: len(each) / _STEPS for name, each in times.items() if name.endswith("zero_")
+        }
+        device_us = sum(event.self_device_time_total for event in events)
         if trace is not None:
             _write_trace(seen, Path(trace))
+
+        def seconds(names: Iterable[str]) -> float:
+            return sum(sum(per_step[name]) for name in names) / 1e6
+
+        small = [n for n, each in per_step.items() if sum(each) < _SMALL_US * len(each)]
+        bound = [n for n in per_step if any(part in n for part in _MEMORY_BOUND)]
         return {
-            "count": count / _STEPS, "seconds": total_us / 1e6 / _STEPS, "small_s": small_us / 1e6 / _STEPS,
-            "memory_bound_s": bound_us / 1e6 / _STEPS, "device_s": device_us / 1e6 / _STEPS,
-            "zeroed": {name: times / _STEPS for name, times in zeroed.items()},
+            "count": len(events) / _STEPS, "seconds": seconds(per_step), "small_s": seconds(small),
+            "memory_bound_s": seconds(bound), "device_s": device_us / 1e6 / _STEPS, "zeroed": zeroed,
         }  # fmt: skip
+
+
+def undisturbed(times: Sequence[float], steps: int) -> list[float]:
+    """Of the times of an operation in some equal steps, one after the other, those of one step.
+
+    The least of each call over the steps: where other programs take the CPU away, a call of a microsecond
+    takes milliseconds now and then. Of steps that are not equal it is the mean
+    of all calls.
+
+    Args:
+        times: of all calls, in order.
+        steps: how many steps they are of.
+
+    Example:
+        >>> undisturbed([3.0, 5.0, 900.0, 4.0], 2)
+        [3.0, 4.0]
+    """
+    calls, left = divmod(len(times), steps)
+    if left:
+        return [sum(times) / len(times)] * max(1, round(len(times) / steps))
+    return [min(times[number::calls]) for number in range(calls)]
 
 
 def _write_trace(seen: profile, file: Path) -> None:
