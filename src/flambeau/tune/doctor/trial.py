@@ -24,7 +24,7 @@ _STARTUP = Path(startup.__file__).parent
 BUSY = 0.25
 """CPUs that other programs keep busy from which on their part in what was seen is left out; chosen."""
 _LAST_LINES = 12
-_LEAST = 0.1  # share of the looks that must be left without delays; chosen
+_LEAST = 0.2  # share of the looks that must be left without delays; chosen
 _LOOK_EVERY_S = 0.05
 _OTHERS_S = 60.0  # that ranks wait for each other's results
 
