@@ -2,7 +2,7 @@
 
     python bench/doctor_overhead.py [--rounds N] [--record]
 
-The step is that of a tiny MLP of 64 samples on one thread, about 250 us, in a plain loop that times blocks of
+The step is that of a small MLP of 256 samples on one thread, about 250 us, in a plain loop that times blocks of
 200 steps itself. Each round runs the same loop bare, under `flambeau doctor`'s watch, and by `traceml run`
 with `trace_step` around each step, in turn; the figures of a run are the medians of its blocks, of wall time
 and of CPU time of the training process with all its threads, which other programs disturb less. One JSON line
@@ -37,13 +37,13 @@ out, is_traced, warm_up_s, seconds = sys.argv[1], sys.argv[2] == "traceml", *map
 torch.set_num_threads(1)
 
 class Ready(Dataset):
-    x, y = torch.randn(64, 32), torch.randint(10, (64,))
+    x, y = torch.randn(256, 32), torch.randint(10, (256,))
     def __len__(self):
         return 10_000_000
     def __getitem__(self, index):
         return self.x, self.y
 
-model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 around = contextlib.nullcontext
 if is_traced:
