@@ -253,6 +253,29 @@ def test_one_pair_of_runs_refutes_only_what_it_shows(times: float, kind: str) ->
         assert causes[0].share == pytest.approx(1 - 1 / times)
 
 
+@pytest.mark.parametrize(("was_busy", "kind"), [(True, "threads"), (False, "transform")])
+def test_one_pair_on_a_busy_machine_refutes_nothing(was_busy: bool, kind: str) -> None:
+    one = trainer(*MODEL, waited=4.0) | {"threads": 64}
+    findings = findings_of(Trial([one], [worker(row("worker", 5.0, waits="sleep"))]))
+    remedies = {remedy.name: remedy for remedy in remedies_for(findings)}
+    (threads,) = (name for name in remedies if name.startswith("threads="))
+    tried = [Tried(remedies[threads], gain_of([0.7], [1.0]))]
+    assert told_by_trials(findings.causes, tried, was_busy=was_busy)[0].kind == kind
+
+
+@pytest.mark.parametrize(
+    ("busy", "cause"), [((17, 16), "threads"), ((2, 2, 2, 2), "transform"), ((), "transform")]
+)
+def test_threads_of_workers_that_compute(
+    busy: tuple[int, ...], cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two per worker are one that makes batches and one that sends them; idle pools are not counted."""
+    monkeypatch.setattr("flambeau.tune.doctor.causes.usable_cpus", lambda: 2)
+    one = worker(row("worker", 5.0, kind="transform")) | {"process_threads": 60}
+    workers = tuple(one | {"busy_threads": count} for count in busy) or (one,)
+    assert first(trainer(*MODEL, waited=9.0), workers=workers)[0] == cause
+
+
 def test_the_largest_gains_get_their_pairs_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """First pairs take no more than their part of the time, and what has helped most is tried again."""
     speeds = {"a": 1.0, "b": 1.3, "c": 2.0, "d": 9.0}

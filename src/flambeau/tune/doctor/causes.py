@@ -201,8 +201,7 @@ def waiting_lines(trial: Trial) -> dict[str, float]:
         if what.startswith("copy to"):
             continue
         where = f"{file}:{line}"
-        clocked = found.get(where, 0.0) + seconds / trainer["step_s"]
-        found[where] = min(1.0, clocked)
+        found[where] = min(1.0, found.get(where, 0.0) + seconds / trainer["step_s"])
     return {
         where: max(share, seen.get(where, 0.0) / trainer["seconds"])
         for where, share in found.items()
@@ -359,11 +358,17 @@ def profiler_runs(trial: Trial) -> bool:
 
 
 def _of_threads(trial: Trial) -> list[Cause]:
-    threads = sum(one["threads"] for one in trial.trainers)
-    if threads < 2 * usable_cpus():
+    cpus = usable_cpus()
+    of_trainers = sum(one["threads"] for one in trial.trainers)
+    of_workers = sum(one.get("busy_threads", 0) for one in trial.workers)
+    if of_trainers >= 2 * cpus:
+        who = f"{of_trainers} threads compute"
+    # One thread of a worker makes batches, and one sends them.
+    elif of_workers >= 2 * cpus and of_workers > 2 * len(trial.workers):
+        who = f"{len(trial.workers)} workers compute with {of_workers} threads"
+    else:
         return []
-    text = f"{threads} threads compute on {usable_cpus()} CPUs, and wait for each other"
-    return [Cause("threads", _WORTH_A_WORD, "", text)]
+    return [Cause("threads", _WORTH_A_WORD, "", f"{who} on {cpus} CPUs, and wait for each other")]
 
 
 def _of_machine(trial: Trial) -> list[Cause]:

@@ -329,12 +329,16 @@ def _tried(remedy: Remedy, pairs: Sequence[tuple[float, float]], failure: str) -
     return Tried(remedy, gain_of(before, after))
 
 
-def told_by_trials(causes: Sequence[Cause], tried: Sequence[Tried]) -> list[Cause]:
+def told_by_trials(
+    causes: Sequence[Cause], tried: Sequence[Tried], *, was_busy: bool = False
+) -> list[Cause]:
     """Causes as the trials show them: what helps is what was missing.
 
     Args:
         causes: of the watched run.
         tried: what was changed.
+        was_busy: other programs took CPUs, so that a single pair of runs refutes nothing. They take more from
+            a script with fewer threads.
     """
     found, measured = list(causes), []
     for one in tried:
@@ -357,7 +361,7 @@ def told_by_trials(causes: Sequence[Cause], tried: Sequence[Tried]) -> list[Caus
         for one in tried
         if one.gain is not None
         and not _is_clear(one.gain)
-        and (one.gain.is_tested or one.gain.times < _NO_HOPE)
+        and (one.gain.is_tested or (one.gain.times < _NO_HOPE and not was_busy))
         and one.remedy.kind in _SEEN_BY_TRIALS
     }
     rest = in_order([c for c in found if c.kind not in refuted])

@@ -155,7 +155,8 @@ def diagnose(command: Sequence[str], options: Options, *, say: Callable[[str], N
         command, remedies_for(findings), plan, rounds=options.rounds, enough_s=options.budget_s,
         limit_s=options.limit_s, say=say,
     )  # fmt: skip
-    causes = told_by_trials(findings.causes, tried)
+    was_busy = trial.machine is not None and trial.machine.others_cpus > BUSY
+    causes = told_by_trials(findings.causes, tried, was_busy=was_busy)
     return Diagnosis(findings, tuple(causes), tuple(tried), alone)
 
 

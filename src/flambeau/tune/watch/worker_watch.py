@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch.utils.data import get_worker_info
@@ -10,9 +11,12 @@ from torch.utils.data import get_worker_info
 from flambeau.tune.watch.plan import write_whole
 from flambeau.tune.watch.stack_sampler import StackSampler
 from flambeau.tune.watch.step_watch import as_rows
-from flambeau.tune.watch.thread_state import forget_files, threads_of_process
+from flambeau.tune.watch.thread_state import forget_files, run_times, threads_of_process
 
 _WRITTEN_EVERY_S = 0.5
+_BUSY = (
+    0.01  # share of the time that a thread has a CPU from which on it is one that computes; chosen
+)
 _KNOWN_AFTER_S = 10.0  # a process that is no worker by then will be none
 
 
@@ -49,11 +53,27 @@ def _watch(folder: Path, parent: int, main: threading.Thread) -> None:
 
     sampler = StackSampler(threads, lambda: is_open)
     sampler.start()
+    opened, times_then = 0.0, run_times()
     while sampler.is_alive():
         was_open, is_open = is_open, window.exists()
+        if is_open and not was_open:
+            opened, times_then = time.monotonic(), run_times()
         if is_open or was_open:
-            rows = as_rows(dict(sampler.seconds))
-            write_whole(
-                file, {"parent": parent, "seen": rows, "process_threads": threads_of_process()}
-            )
+            told = {
+                "parent": parent, "seen": as_rows(dict(sampler.seconds)),
+                "process_threads": threads_of_process(),
+                "busy_threads": busy_threads(times_then, run_times(), time.monotonic() - opened),
+            }  # fmt: skip
+            write_whole(file, told)
         time.sleep(_WRITTEN_EVERY_S if is_open else 0.1)
+
+
+def busy_threads(then: Mapping[int, float], now: Mapping[int, float], elapsed_s: float) -> int:
+    """How many threads have computed in a time; pools that libraries have made and nobody uses do not count.
+
+    Args:
+        then, now: seconds of CPU by thread, see `run_times`.
+        elapsed_s: between them.
+    """
+    used = (seconds - then.get(thread, 0.0) for thread, seconds in now.items())
+    return sum(seconds > _BUSY * elapsed_s for seconds in used)
