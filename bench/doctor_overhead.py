@@ -2,8 +2,8 @@
 
     python bench/doctor_overhead.py [--rounds N] [--record]
 
-The step is that of a small MLP of 256 samples on one thread, about 250 us, in a plain loop that times blocks of
-200 steps itself. Each round runs the same loop bare, under `flambeau doctor`'s watch, and by `traceml run`
+The step is that of a small MLP of 256 samples on one thread, about 250 us, in a plain loop that times blocks
+of 200 steps itself. Each round runs the same loop bare, under `flambeau doctor`'s watch, and by `traceml run`
 with `trace_step` around each step, in turn; the figures of a run are the medians of its blocks, of wall time
 and of CPU time of the training process with all its threads, which other programs disturb less. One JSON line
 per contender: the medians over the rounds of its ratios to the bare run of the same round.

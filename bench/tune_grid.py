@@ -32,9 +32,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from flambeau.recipes.setup.environment import default_device
 from flambeau.train.settings.durations import parse_seconds
 from flambeau.tune.doctor.paired_test import gain_of
-from flambeau.tune.search.levers import Lever, default_place, levers_of_train
+from flambeau.tune.search.levers import Lever, levers_of_train
 from flambeau.tune.search.run_tune import Options, Trials, tune
 from provenance import commit, cpu_model, record  # beside this script
 
@@ -117,7 +118,7 @@ def one_pair(pair: int, options: Options, *, blocks: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder)
         levers = [
-            one for one in levers_of_train(command[4:], objective="throughput", device=default_place())
+            one for one in levers_of_train(command[4:], objective="throughput", device=default_device())
             if one.name in LEVERS
         ]  # fmt: skip
         began = time.monotonic()

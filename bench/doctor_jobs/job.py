@@ -86,7 +86,8 @@ class Clock:
     """Seconds per step, and the share of them that goes into `next` on batches.
 
     With several ranks each writes a file of its own, FILE.RANK, and rank 0 says at which step all end.
-    One that stays writes no file that is there: a doctor that watches the first run makes others after it.
+    One that stays writes what it knows every second, for a doctor may end the process at any time, but no file
+    that is there at its start: a doctor that watches the first run makes others after it.
     """
 
     def __init__(self, file: Path, every: int, *, stays: bool) -> None:
@@ -96,6 +97,8 @@ class Clock:
         self.steps = self.first_step = self.last_step = 0
         self.waited_s = self.first_s = self.begun_s = 0.0
         self.last = Path(f"{file}.last")
+        self.own_file = file if self.is_alone else Path(f"{file}.{self.rank}")
+        self.is_done, self.told_s = stays and self.own_file.exists(), 0.0
         if self.rank == 0:
             self.last.unlink(missing_ok=True)
 
@@ -137,12 +140,22 @@ class Clock:
         if not self.begun_s:
             if self.steps >= WARM_UP_STEPS and now - self.first_s >= WARM_UP_S:
                 self.begun_s, self.first_step, self.waited_s = now, self.steps, 0.0
+        elif self.stays:
+            self.tell_now_and_then(now)
         elif self.is_last(now):
             self.end(now)
 
+    def tell_now_and_then(self, now: float) -> None:
+        if not self.is_done and now - self.told_s >= 1:
+            self.told_s = now
+            self.tell(now)
+            self.is_done = self.has_enough(now)
+
+    def has_enough(self, now: float) -> bool:
+        return self.steps - self.first_step >= STEPS and now - self.begun_s >= SECONDS
+
     def is_last(self, now: float) -> bool:
-        measured = self.steps - self.first_step
-        enough = measured >= STEPS and now - self.begun_s >= SECONDS
+        enough = self.has_enough(now)
         if self.is_alone:
             return enough
         if self.rank == 0 and enough and not self.last_step:
@@ -152,15 +165,15 @@ class Clock:
             self.last_step = int(self.last.read_text(encoding="utf-8"))
         return self.steps == self.last_step
 
-    def end(self, now: float) -> None:
-        """Write what was measured, and, but if it stays, end the process with its workers."""
+    def tell(self, now: float) -> None:
+        """Write what was measured."""
         elapsed, steps = now - self.begun_s, self.steps - self.first_step
         row = {"step_s": elapsed / steps, "waiting_share": self.waited_s / elapsed, "steps": steps}
-        file = self.file if self.is_alone else Path(f"{self.file}.{self.rank}")
-        if not (self.stays and file.exists()):
-            write(file, json.dumps(row))
-        if self.stays:
-            return
+        write(self.own_file, json.dumps(row))
+
+    def end(self, now: float) -> None:
+        """Write what was measured, and end the process with its workers."""
+        self.tell(now)
         if not self.is_alone:
             time.sleep(1)  # the others write theirs before a launcher sees that one has ended
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or torch's loader complains of the workers

@@ -1,11 +1,12 @@
 """`flambeau tune`: the settings with which a training runs fastest on this machine, or in least memory."""
 
 import argparse
+import itertools
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.doctor import command_of
 from flambeau.cli.table import print_json, print_table
@@ -14,6 +15,7 @@ from flambeau.terminal import say
 
 if TYPE_CHECKING:
     from flambeau.tune.doctor.paired_test import Gain
+    from flambeau.tune.search.levers import Batch, Lever
     from flambeau.tune.search.run_tune import Options
     from flambeau.tune.search.search import Found
 
@@ -58,28 +60,18 @@ def run(arguments: argparse.Namespace) -> int:
     if file.exists() and not file.read_text(encoding="utf-8").startswith(FIRST_LINE):
         raise InputError(f"{file} is there, and not of flambeau tune: name another with --write")
     command, is_train = _command(arguments.rest)
-    from flambeau.tune.search.levers import (
-        Batch,
-        Lever,
-        default_place,
-        levers_of_script,
-        levers_of_train,
-    )
+    given = command[4:] if is_train else []
+    from_file = _settings_of_file(given)
     from flambeau.tune.search.run_tune import tune, tuned_toml
 
-    def levers_of(batch: Batch | None) -> list[Lever]:
-        place = default_place()
-        if not is_train:
-            return levers_of_script(place)
-        given = command[4:]
-        return levers_of_train(given, objective=options.objective, device=place, batch=batch)
-
+    device = _value_of("--device", given) or from_file.get("device", "auto")
+    levers_of = _levers(given if is_train else None, options.objective, device)
     found = tune(
         command, levers_of, options, is_train=is_train, journal=file.with_suffix(".jsonl"),
         say=lambda text: say(f"tune: {text}"),
     )  # fmt: skip
     if is_train:
-        file.write_text(f"{FIRST_LINE}\n{tuned_toml(found)}", encoding="utf-8")
+        file.write_text(f"{FIRST_LINE}\n{tuned_toml(found, from_file)}", encoding="utf-8")
     if arguments.json:
         print_json([_as_json(found)])
     else:
@@ -101,6 +93,40 @@ def _options(arguments: argparse.Namespace) -> "Options":
         objective=arguments.objective, budget_s=budget_s, rounds=arguments.rounds, limit_s=limit_s,
         planned_s=planned_s,
     )  # fmt: skip
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str | None:
+    """What is given for a flag, as argparse takes it: the last one counts."""
+    value = None
+    for word, after in itertools.zip_longest(words, words[1:]):
+        if word == flag:
+            value = after
+        elif word.startswith(f"{flag}="):
+            value = word.partition("=")[2]
+    return value
+
+
+def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
+    """Those of the user's own `--config`."""
+    from flambeau.train.settings.config_file import read_config
+
+    file = _value_of("--config", given)
+    return {} if file is None else read_config(Path(file))
+
+
+def _levers(
+    given: Sequence[str] | None, objective: str, device: str
+) -> "Callable[[Batch | None], list[Lever]]":
+    """Levers by the batch of the run: of `flambeau train`, or of a script, of which nothing is given."""
+    import torch
+
+    from flambeau.recipes.setup.environment import default_device
+    from flambeau.tune.search.levers import levers_of_script, levers_of_train
+
+    place = default_device() if device == "auto" else torch.device(device)
+    if given is None:
+        return lambda _: levers_of_script(place)
+    return lambda batch: levers_of_train(given, objective=objective, device=place, batch=batch)
 
 
 def _command(words: Sequence[str]) -> tuple[list[str], bool]:

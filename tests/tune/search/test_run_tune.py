@@ -87,6 +87,8 @@ def test_flags_become_values_of_their_types_that_train_takes(tmp_path: Path) -> 
     }  # fmt: skip
     assert Settings(**told).batch_size == 32  # which checks the types
     assert file.read_text().endswith("# in the environment: OMP_NUM_THREADS=1\n")
+    file.write_text(tuned_toml(Found({}, settings[:1], (), None), {"workers": 0, "lr": 0.1}))
+    assert read_config(file) == {"workers": 2, "lr": 0.1}  # what was in the user's own file stays
 
 
 def test_a_larger_batch_is_counted_per_sample_and_never_chosen(
@@ -154,6 +156,25 @@ def test_a_script_that_makes_no_step(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     )
     with pytest.raises(InputError, match="it said last: no"):
         search(tmp_path, [])
+
+
+def test_the_command_takes_device_and_settings_from_a_file(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text('model = "tiny_convnet"\ndevice = "cuda"\n')
+    asked: list[torch.device] = []
+
+    def levers(given: Sequence[str], *, objective: str, device: torch.device, batch: Any) -> Any:
+        asked.append(device)
+        return [WORKERS]
+
+    monkeypatch.setattr("flambeau.tune.search.levers.levers_of_train", levers)
+    assert main(["tune", "--config", "mine.toml"]) == 0
+    tuned = {"model": "tiny_convnet", "device": "cuda", "workers": 2}
+    assert read_config(Path("tuned.toml")) == tuned
+    assert main(["tune", "--config=mine.toml", "--device", "cpu"]) == 0
+    assert [device.type for device in asked] == ["cuda", "cpu"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flambeau.recipes.setup.environment import default_device, native_bf16, usable_cpus
+from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 
 _MICRO_BATCHES = 2, 4, 8  # parts of a forward pass; chosen
 _LARGER_BATCHES = 2, 4  # times the samples of a step; chosen
@@ -184,11 +184,6 @@ def levers_of_script(device: torch.device) -> list[Lever]:
 
 def _can_compile(device: torch.device) -> bool:
     return device.type == "cuda" or shutil.which("g++") is not None
-
-
-def default_place() -> torch.device:
-    """Where a training runs that names no device."""
-    return default_device()
 
 
 def _precisions(device: torch.device) -> list[str]:

@@ -9,7 +9,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,9 +219,14 @@ def tune(
     return found
 
 
-def tuned_toml(found: Found) -> str:
-    """The chosen flags of `flambeau train` as a file for `--config`, with the rest as comments."""
-    values: dict[str, Any] = {}
+def tuned_toml(found: Found, given: Mapping[str, Any] | None = None) -> str:
+    """The chosen flags of `flambeau train` as a file for `--config`, with the rest as comments.
+
+    Args:
+        found: the result.
+        given: settings of the user's own file for `--config`, which this one takes the place of.
+    """
+    values = dict(given or {})
     comments = []
     for setting in found.settings:
         values |= _values_of(setting.words)
