@@ -86,7 +86,7 @@ class Clock:
     """Seconds per step, and the share of them that goes into `next` on batches.
 
     With several ranks each writes a file of its own, FILE.RANK, and rank 0 says at which step all end.
-    One that stays writes what it knows every second, for a doctor may end the process at any time, but no file
+    One that stays writes what it knows every second, as a doctor may end it at any time, but no file
     that is there at its start: a doctor that watches the first run makes others after it.
     """
 
