@@ -4,6 +4,7 @@ import itertools
 import random
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ class Machine:
         cost = self.true_cost(choice) * drift * self.draw.lognormvariate(0, self.noise or 1e-4)
         loss = next((self.losses[v] for v in choice.values() if v in self.losses), 2.0)
         start = max([5.0, *(self.starts.get(v, 0.0) for v in choice.values())])
-        return Measured(cost, start, loss)
+        return Measured(cost, start, (loss, loss, loss))
 
 
 def search(
@@ -114,6 +115,21 @@ def test_a_precision_whose_loss_leaves_the_others_is_refused() -> None:
     assert "precision" not in search(machine).choice
 
 
+def test_losses_are_compared_as_far_as_both_trials_came() -> None:
+    machine = Machine({("precision", "bf16"): 0.5})
+    plain = machine.measure
+    curves = {True: (2.3,), False: (2.0, 1.0, 0.5)}
+    found = []
+    for of_bf16 in ((2.3,), (2.05,)):
+        curves[True] = of_bf16
+        one = Search(
+            lambda choice: replace(plain(choice), losses=curves["precision" in choice]),
+            rounds=3, is_over=lambda: False, left_s=1e6, loss_bound=0.05,
+        )  # fmt: skip
+        found.append("precision" in one.run(LEVERS, first=one._measure({})).choice)
+    assert found == [False, True]
+
+
 def test_compiling_must_pay_for_its_start() -> None:
     machine = Machine({("compile", "default"): 0.8})
     machine.starts["default"] = 65.0
@@ -146,7 +162,7 @@ def test_a_choice_that_turns_out_slower_is_given_back() -> None:
 
     def measure(choice: Choice) -> Measured:
         found = plain(choice)
-        return Measured(2.0, 5.0, 2.0) if len(choice) == 2 and machine.is_last else found
+        return Measured(2.0, 5.0, (2.0,)) if len(choice) == 2 and machine.is_last else found
 
     machine.is_last = False  # type: ignore[attr-defined]
     one = Search(measure, rounds=3, is_over=lambda: False, left_s=1e6, loss_bound=0.05)

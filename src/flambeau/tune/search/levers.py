@@ -77,6 +77,8 @@ def levers_of_train(
         device: of the run.
         batch: of the run as it is; None where it is not known.
     """
+    if _is_given("parts", given):  # a step is cut already
+        batch = None
     levers = [*_all_of_train(objective, device), *_of_batch(objective, batch)]
     free = [one for one in levers if not any(_is_given(name, given) for name in _flags_of(one))]
     return [one for one in free if one.settings]

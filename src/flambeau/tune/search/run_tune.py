@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -96,11 +95,11 @@ class Trials:
             row = {"key": self._key, "choice": told, **self._run(choice)}
             with self._journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        self.batch = Batch(*row["batch"]) if row["batch"] else None
+        self.batch = Batch(*row["batch"]) if row.get("batch") else None
         cost = row["step_s"] if self._options.objective == "throughput" else row["bytes"]
         if cost is not None:
             cost /= math.prod(one.samples for one in self._settings(choice))
-        return Measured(cost, row["start_s"], row["loss"], row["failure"])
+        return Measured(cost, row["start_s"], tuple(row.get("losses", ())), row["failure"])
 
     def _settings(self, choice: Choice) -> list[Setting]:
         return [self.levers[name].setting(value) for name, value in choice.items()]
@@ -125,11 +124,11 @@ class Trials:
                     command += ["--log-every", _LOG_EVERY]
             command = ["env", *(f"{k}={v}" for k, v in environment.items()), *command]
             trial = run_trial(command, plan, limit_s=self._options.limit_s)
-            loss = _first_losses(scratch / "run" / "metrics.jsonl") if self._is_train else None
+            losses = _first_losses(scratch / "run" / "metrics.jsonl") if self._is_train else []
             batch = _batch_of(scratch / "run" / "config.toml") if self._is_train else None
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        return _row(trial) | {"loss": loss, "batch": batch}
+        return _row(trial) | {"losses": losses, "batch": batch}
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._journal.exists():
@@ -158,13 +157,12 @@ def _row(trial: Trial) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _first_losses(file: Path) -> float | None:
-    """The mean loss of the first lines of a run; None without as many."""
+def _first_losses(file: Path) -> list[float]:
+    """The mean losses of the first lines of a run, as many as there are."""
     if not file.exists():
-        return None
+        return []
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:20]]
-    losses = [row["train_loss"] for row in rows if "train_loss" in row][:_LOSS_LINES]
-    return statistics.fmean(losses) if len(losses) == _LOSS_LINES else None
+    return [row["train_loss"] for row in rows if "train_loss" in row][:_LOSS_LINES]
 
 
 def _batch_of(file: Path) -> tuple[int, int] | None:

@@ -1,5 +1,6 @@
 """The search: one lever after the other, each accepted only if it is surely better than what there is."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,13 +18,13 @@ class Measured:
     Attributes:
         cost: seconds per step, or bytes: what is to be small; None where the trial failed.
         start_s: seconds until the steps were timed.
-        loss: of the first steps; None where it is not known.
+        losses: means of the first steps, ten by ten, as far as the trial came; none where they are not known.
         failure: why there is no cost.
     """
 
     cost: float | None
     start_s: float = 0.0
-    loss: float | None = None
+    losses: tuple[float, ...] = ()
     failure: str = ""
 
 
@@ -150,8 +151,10 @@ class Search:
             return tried.failure or base.failure
         if lever.is_suggestion:
             return f"per sample, {gain.verdict}; another training, so it is not chosen"
-        if lever.is_rounding and base.loss is not None and tried.loss is not None:
-            off = abs(tried.loss - base.loss) / max(abs(base.loss), 1e-9)
+        if lever.is_rounding and base.losses and tried.losses:
+            count = min(len(base.losses), len(tried.losses))  # a slow trial ends after fewer steps
+            was, now = (math.fsum(one.losses[:count]) for one in (base, tried))
+            off = abs(now - was) / max(abs(was), 1e-9)
             if not off <= self._loss_bound:
                 return f"refused: the loss of the first steps differs by {off:.0%}"
         if lever.costs_start and gain.times > 1:
