@@ -264,7 +264,7 @@ def test_one_pair_on_a_busy_machine_refutes_nothing(was_busy: bool, kind: str) -
 
 
 @pytest.mark.parametrize(
-    ("busy", "cause"), [((17, 16), "threads"), ((2, 2, 2, 2), "transform"), ((), "transform")]
+    ("busy", "cause"), [((17, 16), "threads"), ((3, 3, 3, 3), "transform"), ((), "transform")]
 )
 def test_threads_of_workers_that_compute(
     busy: tuple[int, ...], cause: str, monkeypatch: pytest.MonkeyPatch

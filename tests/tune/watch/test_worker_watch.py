@@ -3,7 +3,7 @@
 import threading
 import time
 
-from flambeau.tune.watch.thread_state import run_times
+from flambeau.tune.watch.thread_state import OWN_THREADS, run_times
 from flambeau.tune.watch.worker_watch import busy_threads
 
 
@@ -25,12 +25,18 @@ def test_the_kernel_tells_what_each_thread_has_had() -> None:
         asks.start()
         asks.join()
 
-    busy = threading.Thread(target=compute)
+    busy, ours = (
+        threading.Thread(target=compute),
+        threading.Thread(target=ends.wait, name=OWN_THREADS),
+    )
+    ours.start()
     busy.start()
     busy.join()
     ends.set()
     idle.join()
+    ours.join()
     if then:  # elsewhere than on Linux nobody tells
         assert found[0][busy.native_id] > 0.05
         assert found[0][idle.native_id] < 0.05
         assert threading.get_native_id() in found[0]
+        assert ours.native_id not in found[0]

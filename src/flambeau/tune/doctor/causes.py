@@ -363,8 +363,8 @@ def _of_threads(trial: Trial) -> list[Cause]:
     of_workers = sum(one.get("busy_threads", 0) for one in trial.workers)
     if of_trainers >= 2 * cpus:
         who = f"{of_trainers} threads compute"
-    # One thread of a worker makes batches, and one sends them.
-    elif of_workers >= 2 * cpus and of_workers > 2 * len(trial.workers):
+    # One thread of a worker makes batches, one sends them, and there may be one of the user's.
+    elif of_workers >= 2 * cpus and of_workers > 3 * len(trial.workers):
         who = f"{len(trial.workers)} workers compute with {of_workers} threads"
     else:
         return []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from flambeau.tune.watch.stack_phases import Activity, Place, activity_of
-from flambeau.tune.watch.thread_state import RunDelays, waits_for
+from flambeau.tune.watch.thread_state import OWN_THREADS, RunDelays, waits_for
 
 INTERVAL_S = 0.008
 """Between two looks, on average: a fixed time might fall in with steps of that length; chosen."""
@@ -49,7 +49,7 @@ class StackSampler(threading.Thread):
         *,
         notes_delays: bool = False,
     ) -> None:
-        super().__init__(name="flambeau-doctor", daemon=True)
+        super().__init__(name=OWN_THREADS, daemon=True)
         self.seconds: dict[tuple[str, Seen], float] = defaultdict(float)
         """By thread and activity; what a look finds counts for the time since the look before."""
         self.delayed: dict[tuple[str, Seen], float] = defaultdict(float)

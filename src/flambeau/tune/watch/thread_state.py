@@ -72,16 +72,19 @@ def run_delay(thread: int) -> float:
         return 0.0
 
 
+OWN_THREADS = "flambeau-doctor"
+"""The name of each thread that watches."""
+
+
 def run_times() -> dict[int, float]:
-    """Seconds of CPU that each thread of this process has had, but for the one that asks; by its number."""
+    """Seconds of CPU that each thread of this process has had, but for our own, by its number."""
     found: dict[int, float] = {}
-    own = threading.get_native_id()
+    own = {one.native_id for one in threading.enumerate() if one.name == OWN_THREADS}
     with suppress(OSError):
         for entry in Path("/proc/self/task").iterdir():
             with suppress(OSError, ValueError, IndexError):
                 found[int(entry.name)] = int((entry / "schedstat").read_text().split()[0]) / 1e9
-    found.pop(own, None)
-    return found
+    return {thread: seconds for thread, seconds in found.items() if thread not in own}
 
 
 class RunDelays:

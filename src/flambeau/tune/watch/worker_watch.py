@@ -11,7 +11,12 @@ from torch.utils.data import get_worker_info
 from flambeau.tune.watch.plan import write_whole
 from flambeau.tune.watch.stack_sampler import StackSampler
 from flambeau.tune.watch.step_watch import as_rows
-from flambeau.tune.watch.thread_state import forget_files, run_times, threads_of_process
+from flambeau.tune.watch.thread_state import (
+    OWN_THREADS,
+    forget_files,
+    run_times,
+    threads_of_process,
+)
 
 _WRITTEN_EVERY_S = 0.5
 _BUSY = (
@@ -30,7 +35,7 @@ def watch_worker(folder: Path, parent: int) -> None:
     forget_files()
     main = threading.main_thread()
     threading.Thread(
-        target=_watch, args=(folder, parent, main), name="flambeau-doctor", daemon=True
+        target=_watch, args=(folder, parent, main), name=OWN_THREADS, daemon=True
     ).start()
 
 
