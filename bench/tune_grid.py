@@ -123,7 +123,7 @@ def one_pair(pair: int, options: Options, *, blocks: int) -> dict[str, Any]:
         ]  # fmt: skip
         began = time.monotonic()
         found = tune(
-            command, lambda batch: levers, options, is_train=True, journal=journal / "tune.jsonl", say=note
+            command, lambda run: levers, options, is_train=True, journal=journal / "tune.jsonl", say=note
         )  # fmt: skip
         tune_s = time.monotonic() - began
         trials = Trials(

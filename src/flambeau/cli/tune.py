@@ -15,7 +15,7 @@ from flambeau.terminal import say
 
 if TYPE_CHECKING:
     from flambeau.tune.doctor.paired_test import Gain
-    from flambeau.tune.search.levers import Batch, Lever
+    from flambeau.tune.search.levers import AsItIs, Lever
     from flambeau.tune.search.run_tune import Options
     from flambeau.tune.search.search import Found
 
@@ -116,8 +116,8 @@ def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
 
 def _levers(
     given: Sequence[str] | None, objective: str, device: str
-) -> "Callable[[Batch | None], list[Lever]]":
-    """Levers by the batch of the run: of `flambeau train`, or of a script, of which nothing is given."""
+) -> "Callable[[AsItIs | None], list[Lever]]":
+    """Levers by what the first trial has told: of `flambeau train`, or of a script (`given` is None)."""
     import torch
 
     from flambeau.recipes.setup.environment import default_device
@@ -126,7 +126,7 @@ def _levers(
     place = default_device() if device == "auto" else torch.device(device)
     if given is None:
         return lambda _: levers_of_script(place)
-    return lambda batch: levers_of_train(given, objective=objective, device=place, batch=batch)
+    return lambda run: levers_of_train(given, objective=objective, device=place, run=run)
 
 
 def _command(words: Sequence[str]) -> tuple[list[str], bool]:

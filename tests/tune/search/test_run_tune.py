@@ -15,7 +15,7 @@ from flambeau.train.settings.config_file import read_config
 from flambeau.train.settings.settings import Settings
 from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.search import run_tune
-from flambeau.tune.search.levers import Batch, Lever, Setting, levers_of_train
+from flambeau.tune.search.levers import AsItIs, Lever, Setting, levers_of_train
 from flambeau.tune.search.run_tune import Options, tune, tuned_toml
 from flambeau.tune.search.search import Found
 from flambeau.tune.watch.plan import Plan
@@ -50,7 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def search(folder: Path, said: list[str]) -> Found:
     return tune(
-        ["flambeau", "train"], lambda batch: [WORKERS, THREADS], Options(), is_train=True,
+        ["flambeau", "train"], lambda run: [WORKERS, THREADS], Options(), is_train=True,
         journal=folder / "tuned.jsonl", say=said.append,
     )  # fmt: skip
 
@@ -101,19 +101,21 @@ def test_a_larger_batch_is_counted_per_sample_and_never_chosen(
         size = int(words[words.index("--batch-size") + 1]) if "--batch-size" in words else 64
         folder = Path(words[words.index("--out") + 1])
         folder.mkdir()
-        (folder / "config.toml").write_text(f"batch_size = {size}\naccumulate = 1\n")
+        (folder / "config.toml").write_text(f"batch_size = {size}\naccumulate = 1\nworkers = 0\n")
+        lines = [{"train_loss": 2.0, "data_wait": share} for share in (0.5, 0.25, 0.125)]
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
         return Trial([{"step_s": 0.05 + size / 1280, "until_window_s": 1.0, "until_first_s": 4.0}])
 
     monkeypatch.setattr(run_tune, "run_trial", run)
     levers = {one.name: one for one in levers_of_train(
-        [], objective="throughput", device=torch.device("cpu"), batch=Batch(64)
+        [], objective="throughput", device=torch.device("cpu"), run=AsItIs(64)
     )}  # fmt: skip
     asked = []
     found = tune(
-        ["flambeau", "train"], lambda batch: asked.append(batch) or [levers["batch"]], Options(),
+        ["flambeau", "train"], lambda run: asked.append(run) or [levers["batch"]], Options(),
         is_train=True, journal=tmp_path / "tuned.jsonl", say=lambda text: None,
     )  # fmt: skip
-    assert asked == [Batch(64, 1)]
+    assert asked == [AsItIs(64, 1, 0, 0.125)]
     assert found.choice == {}
     gains = {one.value: one.gain.times for one in found.steps if one.gain is not None}
     assert gains == {"128": pytest.approx(2 * 0.1 / 0.15), "256": pytest.approx(4 * 0.1 / 0.25)}
@@ -144,7 +146,7 @@ def test_another_command_takes_nothing_from_the_file(machine: Machine, tmp_path:
     search(tmp_path, [])
     count = len(machine.commands)
     tune(
-        ["flambeau", "train", "--model", "resnet18"], lambda batch: [WORKERS], Options(), is_train=True,
+        ["flambeau", "train", "--model", "resnet18"], lambda run: [WORKERS], Options(), is_train=True,
         journal=tmp_path / "tuned.jsonl", say=lambda text: None,
     )  # fmt: skip
     assert len(machine.commands) > count
@@ -165,7 +167,7 @@ def test_the_command_takes_device_and_settings_from_a_file(
     Path("mine.toml").write_text('model = "tiny_convnet"\ndevice = "cuda"\n')
     asked: list[torch.device] = []
 
-    def levers(given: Sequence[str], *, objective: str, device: torch.device, batch: Any) -> Any:
+    def levers(given: Sequence[str], *, objective: str, device: torch.device, run: Any) -> Any:
         asked.append(device)
         return [WORKERS]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flambeau.tune.search.levers import (
-    Batch,
+    AsItIs,
     Choice,
     Lever,
     Setting,
@@ -218,22 +218,35 @@ def known(levers: list[Lever]) -> dict[str, list[str]]:
 
 def test_forward_passes_are_made_smaller_for_the_same_step() -> None:
     for objective in ("throughput", "memory"):
-        levers = levers_of_train([], objective=objective, device=CPU, batch=Batch(48, 2))
+        levers = levers_of_train([], objective=objective, device=CPU, run=AsItIs(48, 2))
         (micro,) = (one for one in levers if one.name == "micro-batch")
         assert [one.value for one in micro.settings] == ["24 x 4", "12 x 8", "6 x 16"]
         assert micro.setting("12 x 8").words == ("--batch-size", "12", "--accumulate", "8")
         assert micro.is_rounding
     assert "batch" not in known(levers)  # a larger one takes more memory
-    odd = levers_of_train([], objective="memory", device=CPU, batch=Batch(7))
+    odd = levers_of_train([], objective="memory", device=CPU, run=AsItIs(7))
     assert "micro-batch" not in known(odd)
     for flag in ("--batch-size=64", "--accumulate"):  # a file for --config cannot take it back
-        given = levers_of_train([flag, "2"], objective="throughput", device=CPU, batch=Batch(64))
+        given = levers_of_train([flag, "2"], objective="throughput", device=CPU, run=AsItIs(64))
         assert not {"micro-batch", "batch"} & set(known(given))
+
+
+@pytest.mark.parametrize(
+    ("workers", "data_wait", "is_tried"),
+    [(0, 0.01, False), (0, 0.3, True), (0, None, True), (2, 0.01, True)],
+)
+def test_workers_are_tried_where_they_could_help(
+    workers: int, data_wait: float | None, is_tried: bool
+) -> None:
+    """Fewer of them may help a run that has some, for they take CPUs from the model."""
+    run = AsItIs(64, 1, workers, data_wait)
+    levers = levers_of_train([], objective="throughput", device=CPU, run=run)
+    assert ("workers" in known(levers)) is is_tried
 
 
 @pytest.mark.parametrize(("smaller", "chosen"), [(0.5, True), (1.1, False)])
 def test_a_smaller_forward_pass_is_chosen_where_it_is_faster(smaller: float, chosen: bool) -> None:
-    levers = levers_of_train([], objective="memory", device=CPU, batch=Batch(64))
+    levers = levers_of_train([], objective="memory", device=CPU, run=AsItIs(64))
     machine = Machine({("micro-batch", "32 x 2"): smaller, ("recompute", "*"): 0.9})
     one = Search(machine.measure, rounds=3, is_over=lambda: False, left_s=1e6, loss_bound=0.05)
     found = one.run(levers, first=machine.measure({}))

@@ -10,6 +10,9 @@ import torch
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 
 _MICRO_BATCHES = 2, 4, 8  # parts of a forward pass; chosen
+_WAITS = (
+    0.02  # share of waiting below which more workers are not tried; they could save no more; chosen
+)
 _LARGER_BATCHES = 2, 4  # times the samples of a step; chosen
 
 Choice = Mapping[str, str]
@@ -59,15 +62,24 @@ class Lever:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What a step of a run consists of: samples of a forward pass, and how many of those it has."""
+class AsItIs:
+    """What the first trial has told of a run of `flambeau train` without any lever.
 
-    size: int
+    Attributes:
+        batch_size: samples of a forward pass.
+        accumulate: forward passes of a step.
+        workers: processes that read; None where it is not known.
+        data_wait: share of the time in which it waits for data; None likewise.
+    """
+
+    batch_size: int
     accumulate: int = 1
+    workers: int | None = None
+    data_wait: float | None = None
 
 
 def levers_of_train(
-    given: Sequence[str], *, objective: str, device: torch.device, batch: Batch | None = None
+    given: Sequence[str], *, objective: str, device: torch.device, run: AsItIs | None = None
 ) -> list[Lever]:
     """Levers of `flambeau train` that the user has not set.
 
@@ -75,11 +87,18 @@ def levers_of_train(
         given: the arguments of train.
         objective: throughput or memory.
         device: of the run.
-        batch: of the run as it is; None where it is not known.
+        run: as it is; None where it is not known.
     """
-    if _is_given("parts", given):  # a step is cut already
-        batch = None
-    levers = [*_all_of_train(objective, device), *_of_batch(objective, batch)]
+    levers = _all_of_train(objective, device)
+    if (
+        run is not None
+        and run.workers == 0
+        and run.data_wait is not None
+        and run.data_wait < _WAITS
+    ):
+        levers = [one for one in levers if one.name != "workers"]
+    if run is not None and not _is_given("parts", given):  # which cut a step already
+        levers += _of_batch(objective, run)
     free = [one for one in levers if not any(_is_given(name, given) for name in _flags_of(one))]
     return [one for one in free if one.settings]
 
@@ -110,29 +129,24 @@ def _all_of_train(objective: str, device: torch.device) -> list[Lever]:
     return found
 
 
-def _of_batch(objective: str, batch: Batch | None) -> list[Lever]:
+def _of_batch(objective: str, run: AsItIs) -> list[Lever]:
     """Smaller forward passes for the same step, and other steps, which are told only."""
-    if batch is None:
-        return []
     parts = [
-        Batch(batch.size // count, batch.accumulate * count)
+        (run.batch_size // count, run.accumulate * count)
         for count in _MICRO_BATCHES
-        if batch.size % count == 0 and batch.size > count
+        if run.batch_size % count == 0 and run.batch_size > count
     ]
-    micro = [
-        Setting(f"{one.size} x {one.accumulate}", words=_batch_words(one.size, one.accumulate))
-        for one in parts
-    ]
+    micro = tuple(
+        Setting(f"{size} x {count}", words=_batch_words(size, count)) for size, count in parts
+    )
     # Batch norm sees fewer images at once, so the loss is looked at.
-    levers = [Lever("micro-batch", tuple(micro), is_rounding=True)]
+    levers = [Lever("micro-batch", micro, is_rounding=True)]
     if objective == "throughput":
         larger = [
-            Setting(
-                f"{batch.size * times}", samples=times,
-                words=_batch_words(batch.size * times, batch.accumulate),
-            )
+            Setting(f"{size}", words=_batch_words(size, run.accumulate), samples=times)
             for times in _LARGER_BATCHES
-        ]  # fmt: skip
+            for size in [run.batch_size * times]
+        ]
         levers.append(Lever("batch", tuple(larger), is_suggestion=True))
     return levers
 

@@ -18,7 +18,7 @@ from flambeau.train.settings.config_file import as_toml, load_toml
 from flambeau.train.settings.field_checks import allowed_types
 from flambeau.train.settings.settings import FIELDS
 from flambeau.tune.doctor.trial import Trial, run_trial
-from flambeau.tune.search.levers import Batch, Choice, Lever, Setting
+from flambeau.tune.search.levers import AsItIs, Choice, Lever, Setting
 from flambeau.tune.search.search import Found, Measured, Search
 from flambeau.tune.watch.plan import Plan
 
@@ -72,8 +72,8 @@ class Trials:
         self._command, self._is_train = list(command), is_train
         self.levers: dict[str, Lever] = {}
         """By name; a trial may set those that are in it."""
-        self.batch: Batch | None = None
-        """Of a step of the newest trial, if it was `flambeau train`."""
+        self.newest: AsItIs | None = None
+        """What the newest trial has told of itself, if it was `flambeau train`."""
         self._options, self._journal, self._say = options, journal, say
         self._key = hashlib.sha256(
             json.dumps([self._command, options.objective, options.seconds]).encode()
@@ -95,7 +95,7 @@ class Trials:
             row = {"key": self._key, "choice": told, **self._run(choice)}
             with self._journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        self.batch = Batch(*row["batch"]) if row.get("batch") else None
+        self.newest = AsItIs(**row["run"]) if row.get("run") else None
         cost = row["step_s"] if self._options.objective == "throughput" else row["bytes"]
         if cost is not None:
             cost /= math.prod(one.samples for one in self._settings(choice))
@@ -124,11 +124,12 @@ class Trials:
                     command += ["--log-every", _LOG_EVERY]
             command = ["env", *(f"{k}={v}" for k, v in environment.items()), *command]
             trial = run_trial(command, plan, limit_s=self._options.limit_s)
-            losses = _first_losses(scratch / "run" / "metrics.jsonl") if self._is_train else []
-            batch = _batch_of(scratch / "run" / "config.toml") if self._is_train else None
+            lines = _first_lines(scratch / "run" / "metrics.jsonl") if self._is_train else []
+            run = _as_it_is(scratch / "run" / "config.toml", lines) if self._is_train else None
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        return _row(trial) | {"losses": losses, "batch": batch}
+        losses = [line["train_loss"] for line in lines]
+        return _row(trial) | {"losses": losses, "run": run}
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._journal.exists():
@@ -157,28 +158,30 @@ def _row(trial: Trial) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _first_losses(file: Path) -> list[float]:
-    """The mean losses of the first lines of a run, as many as there are."""
+def _first_lines(file: Path) -> list[dict[str, Any]]:
+    """The first lines of a run that have a loss of training, as many as there are."""
     if not file.exists():
         return []
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:20]]
-    return [row["train_loss"] for row in rows if "train_loss" in row][:_LOSS_LINES]
+    return [row for row in rows if "train_loss" in row][:_LOSS_LINES]
 
 
-def _batch_of(file: Path) -> tuple[int, int] | None:
-    """Samples of a forward pass, and passes of a step, as the run has resolved them; None if it has not."""
+def _as_it_is(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The fields of `AsItIs` by the settings that a run has resolved; None if it has not."""
     if not file.exists():
         return None
     settings = load_toml(file)
-    size, accumulate = settings.get("batch_size"), settings.get("accumulate", 1)
-    if isinstance(size, int) and isinstance(accumulate, int):
-        return size, accumulate
-    return None  # auto
+    numbers = {name: settings.get(name) for name in ("batch_size", "accumulate", "workers")}
+    if not all(isinstance(number, int) for number in numbers.values()):
+        return None
+    # The first line has the warm-up in it.
+    waits = [line["data_wait"] for line in lines[1:] if "data_wait" in line]
+    return numbers | {"data_wait": min(waits, default=None)}
 
 
 def tune(
     command: Sequence[str],
-    levers_of: Callable[[Batch | None], Sequence[Lever]],
+    levers_of: Callable[[AsItIs | None], Sequence[Lever]],
     options: Options,
     *,
     is_train: bool,
@@ -189,7 +192,7 @@ def tune(
 
     Args:
         command: the script, or `flambeau train` with the user's arguments.
-        levers_of: those to be tried, the most promising first, by the batch of the run as it is.
+        levers_of: those to be tried, the most promising first, by what the run is as it is.
         options: how.
         is_train: what it is.
         journal: file with a line per trial.
@@ -203,7 +206,7 @@ def tune(
     first = trials.measure({})
     if first.cost is None:
         raise InputError(first.failure)
-    levers = levers_of(trials.batch)
+    levers = levers_of(trials.newest)
     trials.levers = {lever.name: lever for lever in levers}
     search = Search(
         trials.measure, rounds=options.rounds, is_over=lambda: time.monotonic() > end,
