@@ -125,6 +125,14 @@ def test_many_small_operations() -> None:
     assert first(trainer(*MODEL, operations=small | {"small_s": 0.0001}))[0] == "model"
 
 
+@pytest.mark.parametrize(("fastest", "cause"), [(0.016, "small steps"), (0.1, "model")])
+def test_many_operations_on_a_busy_machine(fastest: float, cause: str) -> None:
+    """Some were interrupted in each step that was profiled; the fastest step of the window was not."""
+    interrupted = {"count": 3171, "seconds": 0.012, "small_s": 0.003, "memory_bound_s": 0}
+    one = trainer(*MODEL, operations=interrupted, times=[0.22, fastest, 0.3])
+    assert first(one)[0] == cause
+
+
 @pytest.mark.parametrize(("device_s", "cause"), [(0.03, "small steps"), (0.09, "model")])
 def test_a_device_that_waits_for_python(device_s: float, cause: str) -> None:
     operations = {
@@ -176,7 +184,8 @@ def test_workers_that_mostly_wait_are_to_be_more() -> None:
     asleep = worker(row("worker", 9.0, waits="sleep"))
     found = names(trainer(*MODEL, waited=5.0), asleep)
     assert found["cached batches"] == pytest.approx(2.0)
-    assert "workers=4" in found
+    order = [*found]  # what can be written comes before the bound, for time may be short
+    assert order.index("workers=4") < order.index("cached batches")
 
 
 def test_only_what_could_help_is_tried() -> None:

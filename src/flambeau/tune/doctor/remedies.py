@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
+from flambeau.tune.doctor.cause_text import Cause, shown
 from flambeau.tune.doctor.causes import (
     SLOWS_ALL,
-    Cause,
     Findings,
     in_order,
     profiler_runs,
-    shown,
 )
 from flambeau.tune.doctor.paired_test import Gain, gain_of
 from flambeau.tune.doctor.trial import run_trial
@@ -68,6 +67,8 @@ class Tried:
 def remedies_for(findings: Findings) -> list[Remedy]:
     """What is worth a trial: first what would slow down all else, then the most promising.
 
+    Of equals a bound is the last: time may be too short for all, and nobody can write it.
+
     Args:
         findings: of the watched run.
     """
@@ -75,7 +76,7 @@ def remedies_for(findings: Findings) -> list[Remedy]:
         *_for_data(findings), *_for_waits(findings), *_for_optimizer(findings),
         *_for_gradients(findings), *_for_process(findings), *_for_model(findings),
     ]  # fmt: skip
-    return sorted(found, key=lambda one: (one.kind not in SLOWS_ALL, -one.predicted))
+    return sorted(found, key=lambda one: (one.kind not in SLOWS_ALL, -one.predicted, one.is_bound))
 
 
 def _saved(share: float) -> float:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.errors import InputError
-from flambeau.tune.doctor.causes import Cause, Findings, findings_of, percent
+from flambeau.tune.doctor.cause_text import Cause, percent
+from flambeau.tune.doctor.causes import Findings, findings_of
 from flambeau.tune.doctor.compile_lines import graph_breaks_line
 from flambeau.tune.doctor.remedies import Tried, remedies_for, told_by_trials, try_remedies
 from flambeau.tune.doctor.shares import shares_of
