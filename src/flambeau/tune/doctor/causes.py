@@ -108,12 +108,8 @@ def _of_data(trial: Trial, shares: dict[str, float], work: DataWork) -> list[Cau
     workers = loader.get("num_workers", 0) or len(trial.workers)
     if start > wait and start >= _WORTH_A_WORD:
         line = _place(loader)
-        return [
-            Cause(
-                "worker start", whole, line,
-                f"waits {percent(whole)} of the time for {workers} workers to start, each epoch{at_line(line)}",
-            )
-        ]  # fmt: skip
+        text = f"waits {percent(whole)} of the time for {workers} workers to start, each epoch"
+        return [Cause("worker start", whole, line, text + at_line(line))]
     if not work.shares:
         return [Cause("read", whole, "", f"waits for data {percent(whole)} of the time")]
     kind = work.first
@@ -288,9 +284,9 @@ def _are_small(trainer: dict[str, Any], operations: dict[str, Any]) -> bool:
 
     The second holds on a machine where other programs make single operations long.
     """
-    fastest = min(trainer.get("times") or [trainer["step_s"]])
-    starts_s = _START_S * operations["count"]
-    return operations["small_s"] > operations["seconds"] / 2 or starts_s > fastest / 2
+    fastest: float = min(trainer.get("times") or [trainer["step_s"]])
+    small: float = operations["small_s"]
+    return small > operations["seconds"] / 2 or _START_S * operations["count"] > fastest / 2
 
 
 def _of_debugging(trial: Trial) -> list[Cause]:
