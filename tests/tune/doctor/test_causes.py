@@ -17,7 +17,7 @@ from flambeau.tune.doctor.remedies import (
     try_remedies,
 )
 from flambeau.tune.doctor.shares import shares_of
-from flambeau.tune.doctor.trial import Trial, without_delays
+from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.watch.plan import Plan
 
 FILE = "/home/me/train.py"
@@ -158,18 +158,6 @@ def test_a_quota_that_is_used_up() -> None:
     machine.throttled_share = 0.4
     found = findings_of(Trial([trainer(*MODEL)], machine=machine)).causes
     assert found[0].kind == "quota" and "40 %" in found[0].text
-
-
-def test_time_without_a_cpu_is_left_out_of_what_was_seen() -> None:
-    """As another program makes it: backward waits for a thread of its own that has no CPU."""
-    busy = trainer(row("backward", 8.0), row("", 1.0, line=21), row("forward", 1.0))
-    busy["delayed"] = [row("backward", 7.0), row("forward", 0.5)]
-    quiet = {r[1]: r[-1] for r in without_delays(busy)["seen"]}
-    assert quiet == pytest.approx({"backward": 4.0, "": 4.0, "forward": 2.0})
-    assert sum(quiet.values()) == pytest.approx(10.0)
-    assert shares_of(without_delays(busy))["python"] == pytest.approx(0.4)
-    hardly_ever = busy | {"delayed": busy["seen"]}
-    assert without_delays(hardly_ever) is hardly_ever
 
 
 # ---------------------------------------------------------------- remedies

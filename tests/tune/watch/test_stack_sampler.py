@@ -4,16 +4,13 @@ import gc
 import threading
 from types import FrameType
 
-import pytest
-
 from flambeau.tune.watch.stack_sampler import StackSampler
-from flambeau.tune.watch.thread_state import RunDelays
 
 
 def _look_at_this_thread() -> StackSampler:
     threads = {"main": (threading.get_ident(), threading.get_native_id())}
     sampler = StackSampler(lambda: threads)
-    looks = threading.Thread(target=sampler._look, args=(1.0, 0.5))
+    looks = threading.Thread(target=sampler._look, args=(0.5,))
     looks.start()
     looks.join()
     return sampler
@@ -30,7 +27,7 @@ def test_a_look_counts_the_time_for_the_line_at_which_the_thread_is() -> None:
 
 def test_a_thread_that_has_ended_is_passed_over() -> None:
     sampler = StackSampler(lambda: {"gone": (-1, -1)})
-    sampler._look(1.0, 0.5)
+    sampler._look(0.5)
     assert not sampler.seconds
 
 
@@ -45,25 +42,3 @@ def test_a_look_leaves_no_cycle_of_frames() -> None:
         gc.enable()
     assert "_look" not in left
     assert "_activity_in" not in left
-
-
-def test_looks_are_delayed_in_which_a_thread_had_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which the kernel tells when the thread has one again: of the looks before, as far back as that was."""
-    threads = {"main": (threading.get_ident(), threading.get_native_id())}
-    sampler = StackSampler(lambda: threads, notes_delays=True)
-    delays = iter([0.0, 0.0, 0.0, 0.0, 0.011, 0.001])  # the fifth look: the two before, and itself
-    monkeypatch.setattr(RunDelays, "longest", lambda self: next(delays))
-    for number in range(6):
-        sampler._look(0.005 * number, 0.005)
-    assert sum(sampler.seconds.values()) == pytest.approx(0.03)
-    assert sum(sampler.delayed.values()) == pytest.approx(0.015)
-
-
-def test_the_kernel_tells_how_long_a_thread_had_no_cpu() -> None:
-    delays = RunDelays()
-    try:
-        assert 0 <= delays.longest() < 60
-        assert 0 <= delays.longest() < 60
-    finally:
-        delays.close()
-    assert delays.longest() == 0.0

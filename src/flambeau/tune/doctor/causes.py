@@ -121,8 +121,8 @@ def _of_data(trial: Trial, shares: dict[str, float], work: DataWork) -> list[Cau
         )  # fmt: skip
     else:
         who = f"they are made in the training process, {share} of that time"
-    text = f"waits for data {percent(whole)} of the time: {who} on {_DATA_KINDS[kind]}{line_with_source(where)}"
-    return [Cause(kind, whole, where, text)]
+    what = f"{who} on {_DATA_KINDS[kind]}{line_with_source(where)}"
+    return [Cause(kind, whole, where, f"waits for data {percent(whole)} of the time: {what}")]
 
 
 def _place(facts: dict[str, Any]) -> str:
@@ -236,8 +236,8 @@ def _of_ranks(trial: Trial) -> list[Cause]:
         return []
     more = _more_of(trial.trainers[slow], trial.trainers[quick])
     rank = trial.trainers[slow]["rank"]
-    text = f"the others wait for rank {rank} {percent(behind)} of the time: it does more{line_with_source(more)}"
-    return [Cause("slow rank", behind, more, text)]
+    text = f"the others wait for rank {rank} {percent(behind)} of the time: it does more"
+    return [Cause("slow rank", behind, more, text + line_with_source(more))]
 
 
 def _more_of(slow: dict[str, Any], quick: dict[str, Any]) -> str:
@@ -285,8 +285,8 @@ def _are_small(trainer: dict[str, Any], operations: dict[str, Any]) -> bool:
     The second holds on a machine where other programs make single operations long.
     """
     fastest: float = min(trainer.get("times") or [trainer["step_s"]])
-    small: float = operations["small_s"]
-    return small > operations["seconds"] / 2 or _START_S * operations["count"] > fastest / 2
+    starts_s: float = _START_S * operations["count"]
+    return bool(operations["small_s"] > operations["seconds"] / 2) or starts_s > fastest / 2
 
 
 def _of_debugging(trial: Trial) -> list[Cause]:

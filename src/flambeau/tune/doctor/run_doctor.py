@@ -9,9 +9,10 @@ from flambeau.errors import InputError
 from flambeau.tune.doctor.cause_text import Cause, percent
 from flambeau.tune.doctor.causes import Findings, findings_of
 from flambeau.tune.doctor.compile_lines import graph_breaks_line
+from flambeau.tune.doctor.one_thread import BUSY, watched_on_one_thread
 from flambeau.tune.doctor.remedies import Tried, remedies_for, told_by_trials, try_remedies
 from flambeau.tune.doctor.shares import shares_of
-from flambeau.tune.doctor.trial import BUSY, run_trial
+from flambeau.tune.doctor.trial import run_trial
 from flambeau.tune.watch.plan import Plan
 
 
@@ -141,6 +142,7 @@ def diagnose(command: Sequence[str], options: Options, *, say: Callable[[str], N
     trial = run_trial(command, watched, limit_s=options.limit_s)
     if trial.failure is not None:
         raise InputError(trial.failure)
+    trial = watched_on_one_thread(command, watched, trial, limit_s=options.limit_s, say=say)
     findings = findings_of(trial)
     if not options.rounds:
         return Diagnosis(findings, findings.causes, (), None)

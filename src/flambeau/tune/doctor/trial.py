@@ -21,10 +21,7 @@ from flambeau.tune.watch.plan import Plan
 from flambeau.tune.watch.saved_files import LIST
 
 _STARTUP = Path(startup.__file__).parent
-BUSY = 0.25
-"""CPUs that other programs keep busy from which on their part in what was seen is left out; chosen."""
 _LAST_LINES = 12
-_LEAST = 0.2  # share of the looks that must be left without delays; chosen
 _LOOK_EVERY_S = 0.05
 _OTHERS_S = 60.0  # that ranks wait for each other's results
 
@@ -91,8 +88,6 @@ def run_trial(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
             alone_per_s=next((one["batches_per_s"] for one in _read_all(folder, "alone.json")), None),
         )  # fmt: skip
         usable = [one for one in trial.trainers if one.get("steps")]
-        if machine.others_cpus > BUSY:
-            usable = [without_delays(one) for one in usable]
         if usable:
             return Trial(usable, trial.workers, trial.alone_per_s, machine, trial.whole_s)
         failure = _failure(process, folder, log, limit_s)
@@ -140,23 +135,6 @@ def _wait(
             return
         if now - first_done > _OTHERS_S:
             return
-
-
-def without_delays(trainer: dict[str, Any]) -> dict[str, Any]:
-    """What was seen of a process, without the time in which a thread of it was ready and had no CPU.
-
-    Other programs take CPUs from all parts of a step, but most from those that several threads compute, each
-    of which waits for the others.
-
-    Args:
-        trainer: see `StepWatch`; as it is if it was hardly ever without a delay.
-    """
-    delayed = {tuple(row[:-1]): row[-1] for row in trainer.get("delayed", ())}
-    quiet = [[*row[:-1], row[-1] - delayed.get(tuple(row[:-1]), 0.0)] for row in trainer["seen"]]
-    total, left = (math.fsum(row[-1] for row in rows) for rows in (trainer["seen"], quiet))
-    if left < _LEAST * total:
-        return trainer
-    return trainer | {"seen": [[*row[:-1], row[-1] * total / left] for row in quiet]}
 
 
 def _read_all(folder: Path, pattern: str) -> list[dict[str, Any]]:

@@ -4,21 +4,15 @@ import random
 import sys
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from flambeau.tune.watch.stack_phases import Activity, Place, activity_of
-from flambeau.tune.watch.thread_state import OWN_THREADS, RunDelays, waits_for
+from flambeau.tune.watch.thread_state import OWN_THREADS, waits_for
 
 INTERVAL_S = 0.008
 """Between two looks, on average: a fixed time might fall in with steps of that length; chosen."""
-_DELAY_S = (
-    0.002  # of a thread without a CPU, which a look is marked for; a slice of the scheduler is 3 ms
-)
-_REMEMBERED = (
-    256  # looks, two seconds: a thread that gets a CPU only then is not looked into; chosen
-)
 _KERNEL_ASKED = ("", "worker", "data", "python", "evaluation")
 
 
@@ -38,7 +32,6 @@ class StackSampler(threading.Thread):
         threads: those to look at, asked anew at each look: by name, Python's and the kernel's number.
         is_on: whether seconds count now.
         evaluates: whether it is an evaluation that goes on, whatever the stack says.
-        notes_delays: whether `delayed` is filled.
     """
 
     def __init__(
@@ -46,16 +39,10 @@ class StackSampler(threading.Thread):
         threads: Callable[[], Mapping[str, tuple[int, int]]],
         is_on: Callable[[], bool] = lambda: True,
         evaluates: Callable[[], bool] = lambda: False,
-        *,
-        notes_delays: bool = False,
     ) -> None:
         super().__init__(name=OWN_THREADS, daemon=True)
         self.seconds: dict[tuple[str, Seen], float] = defaultdict(float)
         """By thread and activity; what a look finds counts for the time since the look before."""
-        self.delayed: dict[tuple[str, Seen], float] = defaultdict(float)
-        """Of these seconds, those in which a thread of this process was ready and had no CPU."""
-        self._delays = RunDelays() if notes_delays else None
-        self._newest: deque[tuple[float, float, list[tuple[str, Seen]]]] = deque(maxlen=_REMEMBERED)
         self._threads, self._is_on, self._evaluates = threads, is_on, evaluates
         self._ends = threading.Event()
 
@@ -66,17 +53,14 @@ class StackSampler(threading.Thread):
         while not self._ends.wait(INTERVAL_S * (0.5 + draw.random())):
             now = time.perf_counter()
             if self._is_on():
-                self._look(now, now - last)
+                self._look(now - last)
             last = now
-        if self._delays is not None:
-            self._delays.close()
 
     def stop(self) -> None:
         """No look begins any more."""
         self._ends.set()
 
-    def _look(self, now: float, seconds: float) -> None:
-        found = []
+    def _look(self, seconds: float) -> None:
         for name, (python_id, kernel_id) in self._threads().items():
             activity = _activity_in(python_id)
             if activity is None:
@@ -85,21 +69,7 @@ class StackSampler(threading.Thread):
             if phase not in ("checkpoint", "compile") and self._evaluates():
                 phase = "evaluation"
             waits = waits_for(kernel_id) if phase in _KERNEL_ASKED else ""
-            found.append((name, Seen(phase, kind, waits, place)))
-        for key in found:
-            self.seconds[key] += seconds
-        if self._delays is not None:
-            self._newest.append((now, seconds, found))
-            self._note_delay(now, self._delays.longest())
-
-    def _note_delay(self, now: float, delay: float) -> None:
-        """Looks of the time for which a thread had no CPU, which is known only when it has one again."""
-        if delay < _DELAY_S:
-            return
-        while self._newest and self._newest[-1][0] > now - delay:
-            _, seconds, found = self._newest.pop()
-            for key in found:
-                self.delayed[key] += seconds
+            self.seconds[name, Seen(phase, kind, waits, place)] += seconds
 
 
 def _activity_in(thread: int) -> Activity | None:

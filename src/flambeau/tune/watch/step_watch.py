@@ -97,7 +97,7 @@ class StepWatch:
             return
         if self._plan.watches:
             self._sampler = StackSampler(
-                lambda: self._threads, evaluates=lambda: self.loaders.evaluates, notes_delays=True
+                lambda: self._threads, evaluates=lambda: self.loaders.evaluates
             )
             self._switched = sys.getswitchinterval()
             sys.setswitchinterval(min(self._switched, 0.0005))  # so that it looks when it wants to
@@ -151,13 +151,12 @@ class StepWatch:
 
     def _close_window(self) -> None:
         self._window_file.unlink(missing_ok=True)
-        seconds: dict[tuple[str, Seen], float] = {}
-        without_cpu: dict[tuple[str, Seen], float] = {}
+        seconds = {}
         if self._sampler is not None:
             self._sampler.stop()
             self._sampler.join(1.0)
             sys.setswitchinterval(self._switched)
-            seconds, without_cpu = dict(self._sampler.seconds), dict(self._sampler.delayed)
+            seconds = dict(self._sampler.seconds)
         times = self._times
         elapsed, steps = times[-1] - times[0], len(times) - 1
         waited, started, batches, delayed = (
@@ -170,7 +169,7 @@ class StepWatch:
             "times": [later - earlier for earlier, later in itertools.pairwise(times)][:10_000],
             "waited_s": waited, "started_s": started, "batches": batches, "run_delay_s": delayed,
             "until_window_s": self._opened - self._began,
-            "seen": as_rows(seconds), "delayed": as_rows(without_cpu),
+            "seen": as_rows(seconds),
         }  # fmt: skip
 
     def _note_waits(self) -> None:

@@ -87,51 +87,6 @@ def run_times() -> dict[int, float]:
     return {thread: seconds for thread, seconds in found.items() if thread not in own}
 
 
-class RunDelays:
-    """How long threads of this process have just been ready and had no CPU, asked again and again.
-
-    The kernel tells it when a thread gets a CPU again, so it is of the time that ends then.
-    """
-
-    _LISTED_EVERY = 64  # times asked; threads that compute are started once
-
-    def __init__(self) -> None:
-        self._files: dict[int, int] = {}
-        self._known: dict[int, int] = {}
-        self._asked = 0
-
-    def longest(self) -> float:
-        """Seconds, of the thread that has waited most since the last call; 0 where nobody counts."""
-        if self._asked % self._LISTED_EVERY == 0:
-            self._list()
-        self._asked += 1
-        most = 0
-        for thread, file in list(self._files.items()):
-            try:
-                total = int(os.pread(file, 64, 0).split()[1])
-            except (OSError, ValueError, IndexError):  # it has ended
-                os.close(self._files.pop(thread))
-                continue
-            most = max(most, total - self._known.get(thread, total))
-            self._known[thread] = total
-        return most / 1e9
-
-    def close(self) -> None:
-        """No file is open any more."""
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
-
-    def _list(self) -> None:
-        own = threading.get_native_id()
-        with suppress(OSError):
-            for entry in Path("/proc/self/task").iterdir():
-                thread = int(entry.name)
-                if thread != own and thread not in self._files:
-                    with suppress(OSError):
-                        self._files[thread] = os.open(f"{entry}/schedstat", os.O_RDONLY)
-
-
 def forget_files() -> None:
     """After a fork: the files of the parent's threads say nothing of this process."""
     _file_of.cache_clear()
