@@ -11,7 +11,7 @@ from typing import NamedTuple
 from flambeau.tune.watch.stack_phases import Activity, Place, activity_of
 from flambeau.tune.watch.thread_state import OWN_THREADS, waits_for
 
-INTERVAL_S = 0.008
+INTERVAL_S = 0.012
 """Between two looks, on average: a fixed time might fall in with steps of that length; chosen."""
 _KERNEL_ASKED = ("", "worker", "data", "python", "evaluation")
 

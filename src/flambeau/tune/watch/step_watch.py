@@ -58,7 +58,7 @@ class StepWatch:
 
     def install(self) -> None:
         """Steps of any optimizer come here from now on."""
-        register_optimizer_step_post_hook(self._on_step)
+        register_optimizer_step_post_hook(self.on_step)
         atexit.register(self._at_exit)
 
     def restart_in_fork(self) -> None:
@@ -68,7 +68,8 @@ class StepWatch:
 
     # ------------------------------------------------------------ step by step
 
-    def _on_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+    def on_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+        """An optimizer has made a step; its arguments are of no interest."""
         first = self._optimizer
         if first is None:
             self._first_step(optimizer)
