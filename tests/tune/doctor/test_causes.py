@@ -93,6 +93,19 @@ def test_workers_that_start_again_in_each_epoch() -> None:
     assert first(one, workers=(worker(row("worker", 1.0)),)) == ("worker start", f"{FILE}:3")
 
 
+@pytest.mark.parametrize(
+    ("workers", "waits", "cause"),
+    [(24, "", "many workers"), (24, "sleep", "worker start"), (4, "", "worker start")],
+)
+def test_more_workers_than_cpus_that_start_again(
+    workers: int, waits: str, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flambeau.tune.doctor.causes.usable_cpus", lambda: 2)
+    one = trainer(*MODEL, waited=1.0, started_s=5.0)
+    one["loader"]["num_workers"] = workers
+    assert first(one, workers=(worker(row("worker", 1.0, waits=waits)),))[0] == cause
+
+
 def test_a_line_that_waits_for_the_device() -> None:
     one = trainer(
         *MODEL, row("", 2.0, line=21), waiting_calls=[[FILE, 21, ".item()", 60.0, 0.001, 0]]
@@ -256,8 +269,13 @@ def test_one_pair_on_a_busy_machine_refutes_nothing(was_busy: bool, kind: str) -
     findings = findings_of(Trial([one], [worker(row("worker", 5.0, waits="sleep"))]))
     remedies = {remedy.name: remedy for remedy in remedies_for(findings)}
     (threads,) = (name for name in remedies if name.startswith("threads="))
-    tried = [Tried(remedies[threads], gain_of([0.7], [1.0]))]
-    assert told_by_trials(findings.causes, tried, was_busy=was_busy)[0].kind == kind
+    for before in ([0.7], [1.3, 4.0]):  # one pair, and two that differ much
+        tried = [Tried(remedies[threads], gain_of(before, [1.0] * len(before)))]
+        assert told_by_trials(findings.causes, tried, was_busy=was_busy)[0].kind == kind
+    both = [Tried(remedies[threads], gain_of([1.6, 9.0], [1.0, 1.0]))]
+    assert not both[0].gain or both[0].gain.verdict == "no difference seen"
+    causes = told_by_trials(findings.causes, both, was_busy=was_busy)
+    assert (causes[0].kind, round(causes[0].share, 2)) == ("threads", 0.74)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ _LARGE = 0.12  # from which on a cause comes before the model's own work; chosen
 _UNEVEN = 0.1  # share of a step by which a rank may take longer than another; chosen
 _DEVICE_BUSY = 0.6  # share of a step below which a device has too little to do; chosen
 _START_S = 3e-6  # of Python and dispatch per operation: a step of 3171 small ones took 7.9 ms (2 CPUs, EPYC)
+_SLEEP = 0.3  # share of the time of workers that use no CPU, from which on many of them are of use; chosen
 _FULL = 0.9
 _OWN = ("python", "")
 SLOWS_ALL = ("debug mode", "threads")
@@ -108,8 +109,11 @@ def _of_data(trial: Trial, shares: dict[str, float], work: DataWork) -> list[Cau
     workers = loader.get("num_workers", 0) or len(trial.workers)
     if start > wait and start >= _WORTH_A_WORD:
         line = _place(loader)
-        text = f"waits {percent(whole)} of the time for {workers} workers to start, each epoch"
-        return [Cause("worker start", whole, line, text + at_line(line))]
+        cpus = usable_cpus()
+        are_many = workers > 2 * cpus and work.blocked < _SLEEP
+        who = f"{workers} workers{f' on {cpus} CPUs' if are_many else ''}"
+        text = f"waits {percent(whole)} of the time for {who} to start, each epoch{at_line(line)}"
+        return [Cause("many workers" if are_many else "worker start", whole, line, text)]
     if not work.shares:
         return [Cause("read", whole, "", f"waits for data {percent(whole)} of the time")]
     kind = work.first

@@ -16,11 +16,13 @@ class Gain:
     Attributes:
         times: the geometric mean over the pairs.
         low, high: one-sided bounds at 95 %, each for itself; NaN for a single pair.
+        least: of a pair; NaN where it is not known.
     """
 
     times: float
     low: float
     high: float
+    least: float = math.nan
 
     @property
     def is_tested(self) -> bool:
@@ -52,7 +54,8 @@ def gain_of(before_s: Sequence[float], after_s: Sequence[float]) -> Gain:
         raise ValueError("a gain needs at least one pair of runs")
     mean = statistics.fmean(logs)
     if len(logs) == 1:
-        return Gain(math.exp(mean), math.nan, math.nan)
+        return Gain(math.exp(mean), math.nan, math.nan, math.exp(mean))
     freedom = min(len(logs) - 1, len(_T_95))
     margin = _T_95[freedom - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Gain(math.exp(mean), math.exp(mean - margin), math.exp(mean + margin))
+    bounds = math.exp(mean - margin), math.exp(mean + margin)
+    return Gain(math.exp(mean), *bounds, least=math.exp(min(logs)))

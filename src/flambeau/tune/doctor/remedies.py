@@ -26,7 +26,8 @@ _MOST_WORKERS = 16
 _CACHED = 8  # batches
 _WORTH_TRYING = 0.04  # share of the time that a change could save; chosen
 _NO_HOPE = 1.01  # a first pair below this is not tried again
-_CLEAR = 1.5  # a gain that needs no second pair to be believed; chosen
+_CLEAR = 1.5  # a gain that, seen in each pair, is believed without a test; chosen
+_SOME = 1.1  # a mean gain below which a test refutes a cause on a busy machine, too; chosen
 _FIRST_SHARE = (
     0.6  # of the time, for the first pairs; the rest is for those that have shown a gain; chosen
 )
@@ -361,8 +362,7 @@ def told_by_trials(
         one.remedy.kind
         for one in tried
         if one.gain is not None
-        and not _is_clear(one.gain)
-        and (one.gain.is_tested or (one.gain.times < _NO_HOPE and not was_busy))
+        and _refutes(one.gain, was_busy=was_busy)
         and one.remedy.kind in _SEEN_BY_TRIALS
     }
     rest = in_order([c for c in found if c.kind not in refuted])
@@ -370,8 +370,16 @@ def told_by_trials(
 
 
 def _is_clear(gain: Gain) -> bool:
-    """Faster by the test; a pair alone has none, and must show more than any noise."""
-    return gain.verdict == "faster" or (not gain.is_tested and gain.times >= _CLEAR)
+    """Faster by the test, or in each pair by more than any noise, for a few pairs make a weak test."""
+    return gain.verdict == "faster" or gain.least >= _CLEAR
+
+
+def _refutes(gain: Gain, *, was_busy: bool) -> bool:
+    if _is_clear(gain):
+        return False
+    if was_busy:  # where pairs differ much, a test says nothing
+        return gain.is_tested and gain.times < _SOME
+    return gain.is_tested or gain.times < _NO_HOPE
 
 
 _SEEN_BY_TRIALS = ("threads", "many workers", "debug mode")
