@@ -1,6 +1,6 @@
 """Whether `flambeau tune` finds the fastest settings: beside an exhaustive grid over the same levers.
 
-    python bench/tune_grid.py [--pairs N] [--budget 5min] [--blocks N] [--out FILE] [--record]
+    python bench/tune_grid.py [--pairs N] [--start PAIR] [--budget 5min] [--blocks N] [--out FILE] [--record]
 
 A pair is a model and data for `flambeau train`. For each of them tune searches, within the budget. Then
 
@@ -72,6 +72,7 @@ PAIRS: list[tuple[tuple[int, int, int] | None, str]] = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=len(PAIRS), help="how many more, at most")
+    parser.add_argument("--start", type=int, default=0, help="the pair to begin with, from 0")
     parser.add_argument("--budget", default="5min", help="of each search")
     parser.add_argument("--blocks", type=int, default=5, help="of runs in turn")
     parser.add_argument("--out", type=Path, default=CACHE / "pairs.jsonl")
@@ -84,7 +85,7 @@ def main() -> None:
         else []
     )
     done = {row["pair"] for row in rows}
-    left = [pair for pair in range(len(PAIRS)) if pair not in done]
+    left = [pair for pair in range(told.start, len(PAIRS)) if pair not in done]
     options = Options(budget_s=parse_seconds(told.budget, name="--budget"), seconds=TRIAL_S)
     for pair in left[: told.pairs]:
         row = one_pair(pair, options, blocks=told.blocks)
