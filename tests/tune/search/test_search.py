@@ -242,6 +242,7 @@ def test_workers_are_tried_where_they_could_help(
     run = AsItIs(64, 1, workers, data_wait)
     levers = levers_of_train([], objective="throughput", device=CPU, run=run)
     assert ("workers" in known(levers)) is is_tried
+    assert f"{workers}" not in known(levers).get("workers", [])  # as it is
 
 
 @pytest.mark.parametrize(("smaller", "chosen"), [(0.5, True), (1.1, False)])

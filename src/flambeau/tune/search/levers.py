@@ -89,14 +89,7 @@ def levers_of_train(
         device: of the run.
         run: as it is; None where it is not known.
     """
-    levers = _all_of_train(objective, device)
-    if (
-        run is not None
-        and run.workers == 0
-        and run.data_wait is not None
-        and run.data_wait < _WAITS
-    ):
-        levers = [one for one in levers if one.name != "workers"]
+    levers = _all_of_train(objective, device, counts=_worker_counts(run))
     if run is not None and not _is_given("parts", given):  # which cut a step already
         levers += _of_batch(objective, run)
     free = [one for one in levers if not any(_is_given(name, given) for name in _flags_of(one))]
@@ -112,7 +105,7 @@ def _flags_of(lever: Lever) -> set[str]:
     return words | {lever.name}
 
 
-def _all_of_train(objective: str, device: torch.device) -> list[Lever]:
+def _all_of_train(objective: str, device: torch.device, *, counts: Sequence[str]) -> list[Lever]:
     # `auto` takes bf16 where that is native, else fp16 on a GPU and fp32 on a CPU.
     others = {"cuda": ["tf32", "fp16"]} if native_bf16(device) else {"cuda": ["fp32"]}
     values = others.get(device.type, ["fp32"] if native_bf16(device) else [])
@@ -120,7 +113,7 @@ def _all_of_train(objective: str, device: torch.device) -> list[Lever]:
     if objective == "memory":
         return [rounding, Lever("recompute", _flags("recompute", "*"))]
     found = [
-        Lever("workers", _flags("workers", *_worker_counts())),
+        Lever("workers", _flags("workers", *counts)),
         Lever("threads", _threads(device)),
         rounding,
     ]
@@ -176,7 +169,7 @@ def levers_of_script(device: torch.device) -> list[Lever]:
     )
     is_cuda = device.type == "cuda"
     found = [
-        Lever("workers", numbers("workers", *map(int, _worker_counts()))),
+        Lever("workers", numbers("workers", *map(int, _worker_counts(None)))),
         switch("persistent workers", "persistent"),
         Lever("prefetch", numbers("prefetch", 4, 8)),
         *([switch("pin memory", "pin")] if is_cuda else []),
@@ -208,12 +201,19 @@ def _precisions(device: torch.device) -> list[str]:
     return ["bf16"] if native_bf16(device) else []
 
 
-def _worker_counts() -> list[str]:
-    """0, and powers of two up to twice the CPUs."""
+def _worker_counts(run: AsItIs | None) -> list[str]:
+    """0, and powers of two up to twice the CPUs, but for the number there is; none where they cannot help."""
+    if (
+        run is not None
+        and run.workers == 0
+        and run.data_wait is not None
+        and run.data_wait < _WAITS
+    ):
+        return []
     counts = [0]
     while (count := max(1, 2 * counts[-1])) <= 2 * usable_cpus():
         counts.append(count)
-    return [f"{count}" for count in counts]
+    return [f"{count}" for count in counts if run is None or count != run.workers]
 
 
 def _threads(device: torch.device) -> tuple[Setting, ...]:
