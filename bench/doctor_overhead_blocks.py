@@ -58,9 +58,7 @@ class Training:
             watches=False, warmup_steps=1, warmup_s=0, seconds=1e9
         )  # its window never ends
         self.watch = StepWatch(folder, endless, clock, lambda: None)
-        self.watch.on_step(
-            self.optimizer, None, None
-        )  # its first step, and the one of the warm-up
+        self.watch.on_step(self.optimizer, None, None)  # its first step, and the one of the warm-up
         self.watch.on_step(self.optimizer, None, None)
 
     def block(self, *, is_watched: bool) -> tuple[float, float]:

@@ -135,7 +135,9 @@ class Clock:
         now = time.perf_counter()
         if self.steps == 1:
             self.first_s = now
-        if self.steps % self.every and not self.stays:  # the windows of a doctor are no whole rounds
+        if (
+            self.steps % self.every and not self.stays
+        ):  # the windows of a doctor are no whole rounds
             return
         if not self.begun_s:
             if self.steps >= WARM_UP_STEPS and now - self.first_s >= WARM_UP_S:
