@@ -134,6 +134,29 @@ def two_passes() -> None:
         tree.take()
 
 
+def told_two_numbers() -> None:
+    layer = nn.Linear(3, 3)
+    tree = FixedOrderSum(layer.parameters(), parts=4, bucket_bytes=1)
+    for batch in range(2):
+        for part in tree.own[: 1 if batch else None]:
+            if part == tree.own[-1] or batch:
+                tree.expect_last()
+            layer(torch.ones(3)).sum().backward()
+            tree.take()
+        if batch:
+            with pytest.raises(
+                RuntimeError, match="expect_last was told of another number of parts"
+            ):
+                tree.give(parts=3 if tree.own.start else 1)
+        else:
+            tree.give()
+            layer.zero_grad()
+
+
+def test_two_numbers_of_parts_for_one_batch_are_an_error(start_ranks: StartRanks) -> None:
+    start_ranks(2, told_two_numbers, group=True).results()
+
+
 def test_a_gradient_that_comes_too_late_is_an_error(start_ranks: StartRanks) -> None:
     start_ranks(2, two_passes, group=True).results()
 

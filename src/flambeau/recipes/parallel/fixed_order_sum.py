@@ -11,6 +11,7 @@ buckets as in Li et al., "PyTorch Distributed", VLDB 2020.
 Not for parameters in pieces (FSDP), nor for sparse gradients.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -135,7 +136,8 @@ class FixedOrderSum:
             parts: how many this batch has, if fewer than usual: the first ones.
 
         Raises:
-            RuntimeError: gradients were taken of more or fewer parts than this process has.
+            RuntimeError: gradients were taken of more or fewer parts than this process has, or `expect_last`
+                was told of another number.
         """
         parts = self._parts if parts is None else parts
         taken, self._taken = self._taken, 0
@@ -150,6 +152,8 @@ class FixedOrderSum:
                 bucket.set_gradients(bucket.tree.total())
             return
         everyones = self._sums_of_all(parts)
+        if self._num_sent and everyones != self._everyones:
+            raise RuntimeError(f"expect_last was told of another number of parts than {parts=}")
         for bucket in self._buckets[self._num_sent :]:
             bucket.send(everyones, self._group)
         self._num_sent = 0
@@ -340,6 +344,7 @@ def _bucketed(parameters: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]
         yield bucket
 
 
+@functools.cache
 def _sums_in(own: range, parts: int) -> _Sums:
     """First part and size of the sums that a process has, of a batch of so many parts."""
     tree: _Tree[None] = _Tree(lambda _, __: None)
