@@ -112,7 +112,8 @@ class _RunningStatistics:
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = list(_with_statistics(model))
-        self._updates: list[Tensor] = []
+        self._made: list[Tensor] = []
+        self._counted: list[Tensor] = []
         if not self._layers:
             return
         like = next(self._layers[0].buffers())
@@ -128,22 +129,24 @@ class _RunningStatistics:
 
     def begin_step(self) -> None:
         """The statistics from which each part of this step starts."""
-        self._updates.clear()
+        self._made.clear()
+        self._counted.clear()
         if self._layers:
             self._before = torch.cat(self._live)
-            self._counts = torch.stack(self._counters)
+            self._starts = self._before.split([len(buffer) for buffer in self._live])
+            self._counted.append(torch.stack(self._counters))
 
     def put_back(self) -> None:
-        """As they were when the step began."""
+        """As they were when the step began; the counters go on."""
         if self._layers:
-            self._write(self._before, self._counts)
+            with torch.no_grad():
+                torch._foreach_copy_(self._live, list(self._starts))
 
     def take(self) -> None:
         """What a part has made of them."""
         if self._layers:
-            calls = torch.stack(self._counters) - self._counts
-            now = torch.cat(self._live)
-            self._updates.append(torch.cat([now, calls.to(now.dtype)]))
+            self._made.append(torch.cat(self._live))
+            self._counted.append(torch.stack(self._counters))
 
     def end_step(self, ranks: Ranks, *, dealt: int, parts: int) -> None:
         """Update them by all parts.
@@ -155,36 +158,37 @@ class _RunningStatistics:
         """
         if not self._layers:
             return
-        updates = self._updates if ranks.world == 1 else self._gathered(ranks, dealt, parts)
-        now, length = self._before, len(self._before)
-        calls = torch.zeros_like(self._keeps)
-        for update in updates:
-            of_layers = update[length:]
-            keeps = (self._keeps**of_layers)[self._layer_of]
-            now = keeps * now + (update[:length] - keeps * self._before)
-            calls += of_layers
-        self._write(now, self._counts + calls.to(self._counts.dtype))
-        self._updates.clear()
+        updates = self._updates() if ranks.world == 1 else self._gathered(ranks, dealt, parts)
+        # A row per part; the tensors have one shape on any number of ranks, and so one order of operations.
+        made, calls = updates.split([len(self._before), len(self._layers)], dim=1)
+        keeps = (self._keeps**calls)[:, self._layer_of]
+        added = made - keeps * self._before
+        now = self._before
+        for kept, more in zip(keeps, added, strict=True):
+            now = kept * now + more
+        counts = self._counted[0] + calls.sum(0).to(self._counted[0].dtype)
+        with torch.no_grad():
+            torch._foreach_copy_(self._live, list(now.split([len(one) for one in self._live])))
+            torch._foreach_copy_(self._counters, list(counts.unbind()))
 
-    def _gathered(self, ranks: Ranks, dealt: int, parts: int) -> list[Tensor]:
+    def _updates(self) -> Tensor:
+        """Of this rank's parts: the statistics that each has made, and its calls of each layer."""
+        made = torch.stack(self._made)
+        calls = torch.stack(self._counted).diff(dim=0)
+        return torch.cat([made, calls.to(made.dtype)], dim=1)
+
+    def _gathered(self, ranks: Ranks, dealt: int, parts: int) -> Tensor:
         """The updates of all ranks, in the order of the parts."""
         shares = [
             len(range(own.start, min(own.stop, dealt)))
             for own in (parts_of(rank, ranks.world, parts) for rank in range(ranks.world))
         ]
-        width = len(self._before) + len(self._layers)
-        mine = self._before.new_zeros(max(shares), width)
-        for row, update in zip(mine, self._updates, strict=False):
-            row.copy_(update)
+        mine = self._before.new_zeros(max(shares), len(self._before) + len(self._layers))
+        if self._made:
+            mine[: len(self._made)] = self._updates()
         everyones = [torch.empty_like(mine) for _ in shares]
         dist.all_gather(everyones, mine)
-        return [row for rows, share in zip(everyones, shares, strict=True) for row in rows[:share]]
-
-    def _write(self, statistics: Tensor, counts: Tensor) -> None:
-        with torch.no_grad():
-            sizes = [len(buffer) for buffer in self._live]
-            torch._foreach_copy_(self._live, list(statistics.split(sizes)))
-            torch._foreach_copy_(self._counters, list(counts.unbind()))
+        return torch.cat([rows[:share] for rows, share in zip(everyones, shares, strict=True)])
 
 
 def _not_none(*buffers: Tensor | None) -> list[Tensor]:
