@@ -111,6 +111,40 @@ class Reentrant(nn.Module):
         return x
 
 
+def sums_of(model: nn.Module) -> tuple[list[Tensor], list[bool]]:
+    """The gradients of three batches of four parts; and of each own part, whether autograd adds to them."""
+    tree, found, held = FixedOrderSum(model.parameters(), parts=4, bucket_bytes=1), [], []
+    for batch in range(3):
+        for part in tree.own:
+            if part == tree.own[-1]:
+                tree.expect_last()
+            generator = torch.Generator().manual_seed(10 * batch + part)
+            model(torch.randn(5, 3, generator=generator)).tanh().sum().backward()
+            tree.take()
+            held.append(next(model.parameters()).grad is not None)
+        tree.give()
+        for p in model.parameters():
+            assert p.grad is not None
+            found.append(p.grad.clone())
+            p.grad = None
+    return found, held
+
+
+@pytest.mark.parametrize("kind", ["whole", "reentrant"])
+def test_autograd_adds_neighbours_where_gradients_come_whole(
+    start_ranks: StartRanks, kind: str
+) -> None:
+    torch.manual_seed(0)
+    model = Reentrant() if kind == "reentrant" else nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    alone, held = sums_of(model)
+    adds = kind == "whole"
+    assert held == [False] * 4 + [adds, False] * 4
+    for world in (2, 3, 4):
+        for found, held in start_ranks(world, sums_of, model, group=True).results():
+            assert are_equal(alone, found)
+            assert any(held) == (adds and len(held) == 6)
+
+
 def test_what_a_pass_finishes_is_sent_while_it_runs(start_ranks: StartRanks) -> None:
     layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     found = start_ranks(3, sent_in_passes, layers, torch.ones(2, 3), group=True).results()

@@ -20,6 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 _Value = TypeVar("_Value")
 _Gradients = list[Tensor | None]  # one for each parameter
@@ -89,26 +90,35 @@ class FixedOrderSum:
         self._taken = self._num_sent = 0
         self._everyones: list[_Sums] = []  # of the batch whose last own part is under way
         self._missing: list[int] | None = None  # gradients of each bucket, in the pass of that part
-        self._may_send: bool | None = None  # known after the first such pass
+        self._come_whole: bool | None = (
+            None  # the gradients of a pass; known after the first such pass
+        )
+        self._held: int | None = (
+            None  # a part whose gradients the next one's are added to, by autograd
+        )
+        self._hooks: list[RemovableHandle] = []
 
     def expect_last(self, *, parts: int | None = None) -> None:
         """Before the backward pass of this process's last part: what it finishes is sent while it runs.
 
-        Optional. The first time nothing is sent early, since gradients that come in several pieces (reentrant
-        checkpointing) are found then; where there are any, it stays so.
+        Optional, and of use on one process, too: the first time it is found whether each gradient comes in
+        one piece. If so, autograd adds the gradients of two parts that are neighbours in the tree, which is
+        faster; those in several pieces (reentrant checkpointing) are added apart, and not sent early.
 
         Args:
             parts: as `give` takes it.
         """
-        if self._world == 1:
-            return
-        if self._may_send is None and self._missing is None:
-            for number, bucket in enumerate(self._buckets):
-                for p in bucket.parameters:
-                    hook = _reporting(weakref.WeakMethod(self._arrived), number)
-                    p.register_post_accumulate_grad_hook(hook)
-        self._missing = [len(bucket.parameters) for bucket in self._buckets]
-        self._everyones = self._sums_of_all(parts)
+        if self._come_whole is None and not self._hooks:
+            self._hooks = [
+                p.register_post_accumulate_grad_hook(
+                    _reporting(weakref.WeakMethod(self._arrived), number)
+                )
+                for number, bucket in enumerate(self._buckets)
+                for p in bucket.parameters
+            ]
+        if self._hooks:
+            self._missing = [len(bucket.parameters) for bucket in self._buckets]
+            self._everyones = self._sums_of_all(parts)
 
     def take(self) -> None:
         """After the backward pass of the next part of this process: takes its gradients away.
@@ -122,12 +132,28 @@ class FixedOrderSum:
                     "a parameter got another gradient after its sum was sent: call expect_last() only "
                     "before a part's one backward pass, or not at all"
                 )
-        for bucket in self._buckets[self._num_sent :]:
-            bucket.take(self.own.start + self._taken)
-        if self._missing is not None and self._may_send is None:
-            self._may_send = min(self._missing) >= 0
+        part = self.own.start + self._taken
+        is_last, self._taken = self._missing is not None, self._taken + 1
+        if self._missing is not None and self._come_whole is None:
+            self._come_whole = min(self._missing) >= 0
+            if self._world == 1:
+                while self._hooks:
+                    self._hooks.pop().remove()
         self._missing = None
-        self._taken += 1
+        has_next = part % 2 == 0 and part + 1 < self.own.stop
+        if self._come_whole and has_next and not is_last:
+            self._held = part
+        else:
+            self._take_rest(part)
+
+    def _take_rest(self, part: int) -> None:
+        """Take the gradients of a part, and of the one that is held, of the buckets that are not sent."""
+        for bucket in self._buckets[self._num_sent :]:
+            bucket.take(self._first(part), part)
+        self._held = None
+
+    def _first(self, part: int) -> int:
+        return part if self._held is None else self._held
 
     def give(self, *, parts: int | None = None) -> None:
         """Give each parameter its sum, or none if no part has any; all processes call it.
@@ -147,6 +173,8 @@ class FixedOrderSum:
                 f"gradients of {taken} parts were taken, and {due} of the {parts} parts of this batch "
                 "belong to this process: call take() once after each backward pass of a part"
             )
+        if self._held is not None:  # the next part is not in this batch
+            self._take_rest(self._held)
         if self._world == 1:
             for bucket in self._buckets:
                 bucket.set_gradients(bucket.tree.total())
@@ -172,11 +200,12 @@ class FixedOrderSum:
         if self._missing is None:
             return
         self._missing[number] -= 1
-        while self._may_send and self._num_sent < len(self._buckets):
+        part = self.own.start + self._taken
+        while self._come_whole and self._num_sent < len(self._buckets):
             if self._missing[self._num_sent]:
                 return
             bucket = self._buckets[self._num_sent]
-            bucket.take(self.own.start + self._taken)
+            bucket.take(self._first(part), part)
             bucket.send(self._everyones, self._group)
             self._num_sent += 1
 
@@ -240,11 +269,11 @@ class _Bucket:
         self._starts = [0, *accumulate(-(-p.numel() // step) * step for p in parameters)]
         self._slice = -(-(self._starts[-1] + len(parameters)) // (world * step)) * step
 
-    def take(self, part: int) -> None:
-        """Take away the gradients of a part."""
+    def take(self, first: int, last: int) -> None:
+        """Take away the gradients of one part, or of two neighbours that autograd has added."""
         gradients = [p.grad for p in self.parameters]
         self.set_gradients([None] * len(gradients))
-        self.tree.push(part, 1, gradients)
+        self.tree.push(first, last - first + 1, gradients)
 
     def set_gradients(self, gradients: _Gradients) -> None:
         for p, gradient in zip(self.parameters, gradients, strict=True):
