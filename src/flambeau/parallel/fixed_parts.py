@@ -82,8 +82,10 @@ class FixedParts:
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
         """Make the gradients the sums over all parts, and the running statistics those after all of them."""
         self._is_checked = True
+        self._sum.send(parts=self._dealt)
+        self._statistics.send(self._ranks, dealt=self._dealt, parts=self._parts)
         self._sum.give(parts=self._dealt)
-        self._statistics.end_step(self._ranks, dealt=self._dealt, parts=self._parts)
+        self._statistics.end_step()
         return ()
 
     def _refuse_written(self) -> None:
@@ -148,8 +150,8 @@ class _RunningStatistics:
             self._made.append(torch.cat(self._live))
             self._counted.append(torch.stack(self._counters))
 
-    def end_step(self, ranks: Ranks, *, dealt: int, parts: int) -> None:
-        """Update them by all parts.
+    def send(self, ranks: Ranks, *, dealt: int, parts: int) -> None:
+        """Begin to exchange what all parts have made of them.
 
         Args:
             ranks: that share the parts.
@@ -158,7 +160,26 @@ class _RunningStatistics:
         """
         if not self._layers:
             return
-        updates = self._updates() if ranks.world == 1 else self._gathered(ranks, dealt, parts)
+        if ranks.world == 1:
+            self._shares, self._everyones, self._arriving = [dealt], [self._updates()], None
+            return
+        owned = (parts_of(rank, ranks.world, parts) for rank in range(ranks.world))
+        self._shares = [len(range(own.start, min(own.stop, dealt))) for own in owned]
+        width = len(self._before) + len(self._layers)
+        mine = self._before.new_zeros(max(self._shares), width)
+        if self._made:
+            mine[: len(self._made)] = self._updates()
+        self._everyones = [torch.empty_like(mine) for _ in self._shares]
+        self._arriving = dist.all_gather(self._everyones, mine, async_op=True)
+
+    def end_step(self) -> None:
+        """Update them by all parts, in their order."""
+        if not self._layers:
+            return
+        if self._arriving is not None:
+            self._arriving.wait()
+        pairs = zip(self._everyones, self._shares, strict=True)
+        updates = torch.cat([rows[:share] for rows, share in pairs])
         # A row per part; the tensors have one shape on any number of ranks, and so one order of operations.
         made, calls = updates.split([len(self._before), len(self._layers)], dim=1)
         keeps = (self._keeps**calls)[:, self._layer_of]
@@ -176,19 +197,6 @@ class _RunningStatistics:
         made = torch.stack(self._made)
         calls = torch.stack(self._counted).diff(dim=0)
         return torch.cat([made, calls.to(made.dtype)], dim=1)
-
-    def _gathered(self, ranks: Ranks, dealt: int, parts: int) -> Tensor:
-        """The updates of all ranks, in the order of the parts."""
-        shares = [
-            len(range(own.start, min(own.stop, dealt)))
-            for own in (parts_of(rank, ranks.world, parts) for rank in range(ranks.world))
-        ]
-        mine = self._before.new_zeros(max(shares), len(self._before) + len(self._layers))
-        if self._made:
-            mine[: len(self._made)] = self._updates()
-        everyones = [torch.empty_like(mine) for _ in shares]
-        dist.all_gather(everyones, mine)
-        return torch.cat([rows[:share] for rows, share in zip(everyones, shares, strict=True)])
 
 
 def _not_none(*buffers: Tensor | None) -> list[Tensor]:

@@ -155,6 +155,36 @@ class FixedOrderSum:
     def _first(self, part: int) -> int:
         return part if self._held is None else self._held
 
+    def send(self, *, parts: int | None = None) -> None:
+        """Begin to send what is not under way yet; other exchanges may stand between this and `give`.
+
+        Optional: `give` does it otherwise. All processes call it, or none.
+
+        Args:
+            parts: as `give` takes it.
+
+        Raises:
+            RuntimeError: as of `give`.
+        """
+        parts = self._parts if parts is None else parts
+        due = len(self.own[: max(0, parts - self.own.start)])
+        if self._taken != due:
+            raise RuntimeError(
+                f"gradients of {self._taken} parts were taken, and {due} of the {parts} parts of this batch "
+                "belong to this process: call take() once after each backward pass of a part"
+            )
+        if self._held is not None:  # the next part is not in this batch
+            self._take_rest(self._held)
+        if self._world == 1:
+            return
+        everyones = self._sums_of_all(parts)
+        if self._num_sent and everyones != self._everyones:
+            raise RuntimeError(f"expect_last was told of another number of parts than {parts=}")
+        self._everyones = everyones
+        for bucket in self._buckets[self._num_sent :]:
+            bucket.send(everyones, self._group)
+        self._num_sent = len(self._buckets)
+
     def give(self, *, parts: int | None = None) -> None:
         """Give each parameter its sum, or none if no part has any; all processes call it.
 
@@ -163,30 +193,16 @@ class FixedOrderSum:
 
         Raises:
             RuntimeError: gradients were taken of more or fewer parts than this process has, or `expect_last`
-                was told of another number.
+                or `send` was told of another number.
         """
-        parts = self._parts if parts is None else parts
-        taken, self._taken = self._taken, 0
-        due = len(self.own[: max(0, parts - self.own.start)])
-        if taken != due:
-            raise RuntimeError(
-                f"gradients of {taken} parts were taken, and {due} of the {parts} parts of this batch "
-                "belong to this process: call take() once after each backward pass of a part"
-            )
-        if self._held is not None:  # the next part is not in this batch
-            self._take_rest(self._held)
+        self.send(parts=parts)
+        self._taken = self._num_sent = 0
         if self._world == 1:
             for bucket in self._buckets:
                 bucket.set_gradients(bucket.tree.total())
             return
-        everyones = self._sums_of_all(parts)
-        if self._num_sent and everyones != self._everyones:
-            raise RuntimeError(f"expect_last was told of another number of parts than {parts=}")
-        for bucket in self._buckets[self._num_sent :]:
-            bucket.send(everyones, self._group)
-        self._num_sent = 0
         for bucket in self._buckets:
-            bucket.add(everyones, self._group)
+            bucket.add(self._everyones, self._group)
         for bucket in self._buckets:
             bucket.set_gradients(bucket.gathered())
 
