@@ -25,7 +25,6 @@ from torch.utils.hooks import RemovableHandle
 _Value = TypeVar("_Value")
 _Gradients = list[Tensor | None]  # one for each parameter
 _Sums = list[tuple[int, int]]  # first part and number of parts of each
-_Hook = Callable[[Tensor], None]
 _ALIGNED = 512  # bytes; where torch's allocators begin a tensor, on which the order of a GPU's sums depends
 
 # Torch 2.14 has renamed it and warned of the old name, and 2.15 has both again.
@@ -78,24 +77,24 @@ class FixedOrderSum:
         group: dist.ProcessGroup | None = None,
         bucket_bytes: int = 25 * 2**20,
     ) -> None:
-        self._parameters = [p for p in parameters if p.requires_grad]
-        if parts < 1 or len({p.dtype for p in self._parameters}) != 1:
+        trained = [p for p in parameters if p.requires_grad]
+        if parts < 1 or len({p.dtype for p in trained}) != 1:
             raise ValueError(f"needs parameters of one dtype and at least one part, got {parts=}")
         joined = dist.is_initialized()
         self._world = dist.get_world_size(group) if joined else 1
         self._parts, self._group = parts, group
         self.own = parts_of(dist.get_rank(group) if joined else 0, self._world, parts)
-        size = bucket_bytes if self._world > 1 else sum(p.nbytes for p in self._parameters)
-        self._buckets = [_Bucket(some, self._world) for some in _bucketed(self._parameters, size)]
+        size = bucket_bytes if self._world > 1 else sum(p.nbytes for p in trained)
+        self._buckets = [_Bucket(some, self._world) for some in _bucketed(trained, size)]
         self._taken = self._num_sent = 0
         self._everyones: list[_Sums] = []  # of the batch whose last own part is under way
-        self._missing: list[int] | None = None  # gradients of each bucket, in the pass of that part
-        self._come_whole: bool | None = (
-            None  # the gradients of a pass; known after the first such pass
-        )
-        self._held: int | None = (
-            None  # a part whose gradients the next one's are added to, by autograd
-        )
+        # In the pass of that part: gradients that each bucket still misses, and parameters that have theirs.
+        self._missing: list[int] | None = None
+        self._seen = set[int]()
+        # Whether each gradient of a pass comes in one piece; known after the first such pass.
+        self._come_whole: bool | None = None
+        # A part whose gradients stay in place: autograd adds the next one's to them.
+        self._held: int | None = None
         self._hooks: list[RemovableHandle] = []
 
     def expect_last(self, *, parts: int | None = None) -> None:
@@ -109,15 +108,13 @@ class FixedOrderSum:
             parts: as `give` takes it.
         """
         if self._come_whole is None and not self._hooks:
-            self._hooks = [
-                p.register_post_accumulate_grad_hook(
-                    _reporting(weakref.WeakMethod(self._arrived), number)
-                )
-                for number, bucket in enumerate(self._buckets)
-                for p in bucket.parameters
-            ]
+            for number, bucket in enumerate(self._buckets):
+                hook = _reporting(weakref.WeakMethod(self._arrived), number)
+                for p in bucket.parameters:
+                    self._hooks.append(p.register_post_accumulate_grad_hook(hook))
         if self._hooks:
             self._missing = [len(bucket.parameters) for bucket in self._buckets]
+            self._seen.clear()
             self._everyones = self._sums_of_all(parts)
 
     def take(self) -> None:
@@ -132,14 +129,12 @@ class FixedOrderSum:
                     "a parameter got another gradient after its sum was sent: call expect_last() only "
                     "before a part's one backward pass, or not at all"
                 )
-        part = self.own.start + self._taken
-        is_last, self._taken = self._missing is not None, self._taken + 1
-        if self._missing is not None and self._come_whole is None:
-            self._come_whole = min(self._missing) >= 0
-            if self._world == 1:
-                while self._hooks:
-                    self._hooks.pop().remove()
-        self._missing = None
+        part, self._taken = self.own.start + self._taken, self._taken + 1
+        is_last, self._missing = self._missing is not None, None
+        if is_last:
+            self._come_whole = self._come_whole is not False
+            while self._world == 1 and self._hooks:  # they have told all that counts here
+                self._hooks.pop().remove()
         has_next = part % 2 == 0 and part + 1 < self.own.stop
         if self._come_whole and has_next and not is_last:
             self._held = part
@@ -149,11 +144,11 @@ class FixedOrderSum:
     def _take_rest(self, part: int) -> None:
         """Take the gradients of a part, and of the one that is held, of the buckets that are not sent."""
         for bucket in self._buckets[self._num_sent :]:
-            bucket.take(self._first(part), part)
+            self._take_bucket(bucket, part)
         self._held = None
 
-    def _first(self, part: int) -> int:
-        return part if self._held is None else self._held
+    def _take_bucket(self, bucket: "_Bucket", part: int) -> None:
+        bucket.take(part if self._held is None else self._held, part)
 
     def send(self, *, parts: int | None = None) -> None:
         """Begin to send what is not under way yet; other exchanges may stand between this and `give`.
@@ -211,27 +206,33 @@ class FixedOrderSum:
         dealt = (parts_of(rank, self._world, self._parts) for rank in range(self._world))
         return [_sums_in(own, count) for own in dealt]
 
-    def _arrived(self, number: int) -> None:
+    def _arrived(self, number: int, parameter: Tensor) -> None:
         """A gradient of a bucket has been accumulated: send the next buckets of which none is missing."""
         if self._missing is None:
             return
+        if id(parameter) in self._seen:
+            self._come_whole = False
+            return
+        self._seen.add(id(parameter))
         self._missing[number] -= 1
         part = self.own.start + self._taken
         while self._come_whole and self._num_sent < len(self._buckets):
             if self._missing[self._num_sent]:
                 return
             bucket = self._buckets[self._num_sent]
-            bucket.take(self._first(part), part)
+            self._take_bucket(bucket, part)
             bucket.send(self._everyones, self._group)
             self._num_sent += 1
 
 
-def _reporting(arrived: "weakref.WeakMethod[Callable[[int], None]]", number: int) -> _Hook:
+def _reporting(
+    arrived: "weakref.WeakMethod[Callable[[int, Tensor], None]]", number: int
+) -> Callable[[Tensor], None]:
     """A hook of a parameter that does not keep alive whom it reports to."""
 
-    def hook(_: Tensor) -> None:
+    def hook(parameter: Tensor) -> None:
         if (report := arrived()) is not None:
-            report(number)
+            report(number, parameter)
 
     return hook
 
@@ -253,21 +254,13 @@ class _Buffer(NamedTuple):
 
     def fill(self, gradients: _Gradients) -> None:
         self.counts.fill_(1)
-        for number, gradient in enumerate(gradients):
-            if gradient is None:
-                self.views[number].zero_()
-                self.counts[number].zero_()
-        pairs = [(v, g) for v, g in zip(self.views, gradients, strict=True) if g is not None]
-        if pairs:
-            torch._foreach_copy_([view for view, _ in pairs], [gradient for _, gradient in pairs])
-
-
-class _Arriving(NamedTuple):
-    """What is under way: this process's slice of one sum of each sender."""
-
-    work: dist.Work
-    received: Tensor
-    senders: list[int]
+        there = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        for number in set(range(len(gradients))).difference(there):
+            self.views[number].zero_()
+            self.counts[number].zero_()
+        if there:
+            found = [gradient for gradient in gradients if gradient is not None]
+            torch._foreach_copy_([self.views[number] for number in there], found)
 
 
 class _Bucket:
@@ -276,10 +269,10 @@ class _Bucket:
     def __init__(self, parameters: Sequence[Tensor], world: int) -> None:
         self.parameters, self._world = parameters, world
         self.tree = _Tree(_add_gradients)
-        self._buffers: list[
-            _Buffer
-        ] = []  # one for each sum that is sent; the total ends in the first
-        self._arriving: list[_Arriving] = []
+        # One for each sum that is sent; the total ends in the first.
+        self._buffers: list[_Buffer] = []
+        # What is under way: this process's slices of one sum of each sender.
+        self._arriving: list[tuple[dist.Work, Tensor, list[int]]] = []
         self._present: list[bool] = []
         step = _ALIGNED // parameters[0].element_size()
         self._starts = [0, *accumulate(-(-p.numel() // step) * step for p in parameters)]
@@ -318,7 +311,7 @@ class _Bucket:
                 async_op=True,
             )
             assert work is not None  # since it is asynchronous
-            self._arriving.append(_Arriving(work, received, senders))
+            self._arriving.append((work, received, senders))
 
     def add(self, everyones: Sequence[_Sums], group: dist.ProcessGroup | None) -> None:
         """Add what has arrived in the order of the tree, and begin to exchange the slices of the total."""
@@ -339,7 +332,7 @@ class _Bucket:
         """The total over all processes."""
         self._gathering[0].wait()
         del self._gathering
-        _, views, counts, _ = self._buffers[0]
+        views, counts = self._buffers[0].views, self._buffers[0].counts
         if self._present and all(self._present):
             return [*views]
         there = counts.tolist()  # waits for the device, where a gradient is missing here
