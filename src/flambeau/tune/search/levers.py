@@ -112,9 +112,10 @@ def _all_of_train(objective: str, device: torch.device, *, counts: Sequence[str]
     rounding = Lever("precision", _flags("precision", *values), is_rounding=True)
     if objective == "memory":
         return [rounding, Lever("recompute", _flags("recompute", "*"))]
+    # Threads first: too many for the CPUs there are cost most of all, and nothing else shows its worth then.
     found = [
-        Lever("workers", _flags("workers", *counts)),
         Lever("threads", _threads(device)),
+        Lever("workers", _flags("workers", *counts)),
         rounding,
     ]
     if _can_compile(device):
@@ -169,11 +170,11 @@ def levers_of_script(device: torch.device) -> list[Lever]:
     )
     is_cuda = device.type == "cuda"
     found = [
+        Lever("threads", _threads(device)),
         Lever("workers", numbers("workers", *map(int, _worker_counts(None)))),
         switch("persistent workers", "persistent"),
         Lever("prefetch", numbers("prefetch", 4, 8)),
         *([switch("pin memory", "pin")] if is_cuda else []),
-        Lever("threads", _threads(device)),
         Lever(
             "optimizer",
             (
