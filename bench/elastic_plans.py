@@ -406,7 +406,8 @@ def same_bits(plan: Plan, expected: Path, actual: Path) -> list[str]:
         for found in checkpoints:  # of rank 0, which has not computed the last part in each of them
             del found["training_state.pt"]["rng"]
         if len({found["training_state.pt"]["position"] for found in checkpoints}) > 1:
-            # Asked to stop between its last step and the evaluation of that, it is not saved once more.
+            # Asked to stop between its last step and the evaluation of that: a resume evaluates again, and a
+            # checkpoint is never written twice.
             assert any(life.asks for life in plan.lives)
             for found in checkpoints:
                 for name in ("training_state.pt", "meta"):

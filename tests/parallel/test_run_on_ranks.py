@@ -288,16 +288,16 @@ def test_a_sampler_that_would_deal_an_epoch_out_anew_is_refused(
             return str(error)
         for _ in run.epochs():
             for rows, targets in run.batches():
-                run.step(cross_entropy(model(rows), targets))
                 if run.state.step == stop_at:
                     run.close()
                     return "closed"
+                run.step(cross_entropy(model(rows), targets))
         return "finished"
 
     assert start_ranks(2, work, 1).results() == ["closed"] * 2
-    for text in start_ranks(3, work, 0).results():
+    for text in start_ranks(3, work, -1).results():
         assert "stopped within an epoch on 2 processes" in text
-    assert start_ranks(2, work, 0).results() == ["finished"] * 2
+    assert start_ranks(2, work, -1).results() == ["finished"] * 2
 
 
 def test_an_unknown_compression_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """A finished run that is trained on: the schedule is that of the whole length, and stops cost nothing."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,31 @@ def test_an_extension_that_is_killed_has_the_same_bits(tmp_path: Path) -> None:
         (tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")
     ]
     assert weights[0] == weights[1]
+
+
+def test_an_extension_keeps_the_best_of_an_evaluation_that_was_made_again(tmp_path: Path) -> None:
+    """Asked to stop in the last evaluation, a run has a checkpoint from before it, which a resume repeats."""
+
+    def go(folder: Path, *, asks_at: int = -1, **options: Any) -> Run:
+        run = start(folder, keep=1, **options)
+        for _ in run.epochs():
+            for x, y in run.batches():
+                run.step(cross_entropy(run.model(x), y))
+            for _ in run.evaluate(run_data(run)):
+                run.log(val_accuracy=1 / (1 + abs(run.state.step - 12)))
+                if run.state.step == asks_at:
+                    os.kill(os.getpid(), signal.SIGTERM)
+        return run
+
+    go(tmp_path / "whole")
+    with pytest.raises(SystemExit):
+        go(tmp_path / "stopped", asks_at=12)
+    go(tmp_path / "stopped")
+    for name in ("whole", "stopped"):
+        result = go(tmp_path / name, extend="2ep").result
+        assert result is not None
+        assert (result.weights, result.step) == ("best", 12)
+    assert lines(tmp_path / "stopped") == lines(tmp_path / "whole")
 
 
 def test_an_extension_without_a_step_is_taken_back(

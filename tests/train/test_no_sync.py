@@ -115,29 +115,29 @@ def test_no_step_waits(
     tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     training = prepare(images, tmp_path / "run", duration="25st", log_every=_LOG_EVERY, **settings)
-    run, per_step = training.run, []
-    events = []
+    run, events = training.run, dict[int, dict[str, int]]()
     original = Run._at_event
-    monkeypatch.setattr(
-        Run, "_at_event", lambda self, **k: (events.append(1), original(self, **k))[1]
-    )
+
+    def counted_event(self: Run, **told: Any) -> None:
+        with counting(monkeypatch) as seen:
+            original(self, **told)
+        events[self.state.step] = dict(seen)
+
+    monkeypatch.setattr(Run, "_at_event", counted_event)
     epochs = run.epochs()
     next(epochs)
     batches = iter(run.batches())
     x, y = next(batches)  # the first one opens the stream
     while run.state.step < 24:
-        step, num_events = run.state.step, len(events)
+        step = run.state.step
         with counting(monkeypatch) as seen:
-            run.step(training.loss_of(x, y, step=run.state.step))
-        per_step.append((step, len(events) > num_events, dict(seen)))
+            run.step(training.loss_of(x, y, step=step))
+        assert dict(seen) == {}, f"step {step}"
         # The data come from a queue of ready batches where they are read by workers; here they are made in
         # this process, from NumPy arrays and lists on the host, which is not counted.
         x, y = next(batches)
-    assert [step for step, event, _ in per_step if event] == [9, 19]
-    for step, event, seen in per_step:
-        if not event:
-            assert seen == {}, f"step {step}"
-    assert all(seen for _, event, seen in per_step if event)  # the count does count
+    assert list(events) == [10, 20]
+    assert all(events.values())  # the count does count
     run.close()
 
 

@@ -94,13 +94,13 @@ def train(
     )  # fmt: skip
     for _ in run.epochs():
         for rows, targets in run.batches():
+            if run.state.step == stop_at:
+                raise KeyboardInterrupt
             with run.halving():
                 logits = model(rows)
                 run.log(accuracy=logits.argmax(1) == targets)
                 loss = cross_entropy(logits, targets)
                 run.step(loss)
-            if run.state.step == stop_at:
-                raise KeyboardInterrupt
         for rows, targets in run.evaluate(Rows(11) if evaluated is None else evaluated):
             with run.halving():
                 run.log(val_count=torch.ones(len(rows)))

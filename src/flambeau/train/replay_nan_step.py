@@ -10,7 +10,7 @@ from flambeau.train.build.data import reopen_data
 from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.fit_classifier import Training, set_up
-from flambeau.train.loop.nan_guard import BadStep, NotFinite, explain
+from flambeau.train.loop.nan_guard import BadStep, explain
 from flambeau.train.settings.config_file import from_stored
 
 
@@ -26,6 +26,7 @@ def replay_nan_step(path: Path, *, say: Callable[[str], None]) -> int:
 
     Raises:
         InputError: the file, the run or its data are not there any more.
+        NotFinite: an earlier step is bad this time.
     """
     bad = BadStep.read(path)
     folder = RunFolder(path.parent)
@@ -76,10 +77,8 @@ def _run_to(training: Training, bad: BadStep) -> list[str]:
                 generators = rng_state()
                 findings = findings or explain(training.model, compute, names)
                 set_rng_state(generators)
-            try:
-                run.step(compute())
-            except NotFinite as error:
-                return findings or [str(error)]
+            run.step(compute())
             if run.state.step == bad.step:
-                return findings
+                is_bad = bool(run.state.amp.halted)
+                return findings or (["a gradient or its norm is NaN or infinite"] if is_bad else [])
     raise InputError(f"the run has no step {bad.step}")

@@ -15,9 +15,7 @@ Start it by torchrun: all processes together do what one would do.
 
 import contextlib
 import functools
-import os
 import time
-import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Unpack
@@ -42,6 +40,7 @@ from flambeau.train.loop.memory_guard import MemoryGuard
 from flambeau.train.loop.nan_guard import NanGuard
 from flambeau.train.loop.rank_checks import check_ranks, gathered_means
 from flambeau.train.loop.recorder import Recorder
+from flambeau.train.loop.resources import closed_when_dropped
 from flambeau.train.loop.resumption import Resumption
 from flambeau.train.loop.run_parts import make_parts, make_state, share_model
 from flambeau.train.loop.step_metrics import add_value
@@ -81,8 +80,7 @@ class Run:
         self._parts = parts = make_parts(
             model, optimizer, data, told, self._ranks, folder=self.folder.path, given=options
         )
-        self.plan, self.device = parts.plan, parts.amp.device
-        self.progress = parts.progress
+        self.plan, self.device, self.progress = parts.plan, parts.amp.device, parts.progress
         self.result: Result | None = None
         """What the finished run has published; None while it is not finished."""
         # What other processes, files and signals are asked for comes last, and is given back on an error.
@@ -121,9 +119,7 @@ class Run:
                 resources.callback(self._recorder.close)
                 self.result = self._resumption.resume()
                 self._step.sync = share_model(parts, told, self._ranks, say=self.progress.say)
-            # Dropped without a loop, it gives back what it holds.
-            self._finalizer = weakref.finalize(self, _release, resources.pop_all(), os.getpid())
-            self._finalizer.atexit = False
+            self._finalizer = closed_when_dropped(self, resources.pop_all())
 
     def epochs(self) -> Iterator[int]:
         """Epochs from where the run stands to its end; then the weights are published.
@@ -182,8 +178,8 @@ class Run:
     def batches(self) -> Iterator[Any]:
         """The rest of this epoch, batch after batch, on the model's device.
 
-        Before each one torch's generators are seeded by (seed, epoch, position), so dropout and mixup after
-        a resume, or in a replay, are those of a run that was never stopped.
+        Before each one torch's generators are seeded by (seed, epoch, position), so a resume has the dropout
+        of a run that was never stopped. Between two steps it writes what is due, and raises as `epochs` says.
         """
         state, loop, window = self.state, self._loop, self.state.window
         self._step.sync.start_epoch()
@@ -192,8 +188,8 @@ class Run:
             self._ranks.beat("waiting for data")
             if loop.stream is None:
                 self._recorder.before_fork()
-                stream = self._parts.loader.stream(epoch=state.epoch, position=state.position)
-                loop.stream = self._recorder.shown(self._parts.reader.to_device(stream))
+                # In no variable here, which would keep its workers when the run ends in this generator.
+                loop.stream = self._recorder.shown(self._parts.stream(state.epoch, state.position))
             micro = next(loop.stream)
             window.wait_s += time.perf_counter() - start
             loop.micro, loop.num_samples, state.micro = micro, micro.size, micro._replace(data=None)
@@ -207,8 +203,7 @@ class Run:
                 continue
             if loop.micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
-            if loop.asks_to_stop and self._ranks.world == 1 and micro.ends_batch:
-                self._agree_to_stop()
+            self._end_batch()
         self._recorder.end_batches()
 
     def halving(self) -> contextlib.AbstractContextManager[None]:
@@ -232,9 +227,8 @@ class Run:
 
         Raises:
             ValueError: the loss is not 0-d.
-            Preempted, NotFinite, SaveFailed: as `epochs` says.
         """
-        micro, state = self._loop.micro, self.state
+        micro = self._loop.micro
         if micro is None:
             raise RuntimeError(
                 "run.step(loss) belongs in `for ... in run.batches()`, once per batch"
@@ -242,12 +236,9 @@ class Run:
         self._loop.micro = None
         self._ranks.beat("in backward and the optimizer's step")
         self._step(loss, micro)
-        if not micro.ends_batch:
-            return
-        self.progress.step()
-        if state.step >= self._loop.next_event or micro.ends_epoch:
-            self._at_event(ends_epoch=micro.ends_epoch)
-        self._preempt_if_asked()
+        if micro.ends_batch:
+            self._loop.done = micro
+            self.progress.step()
 
     def log(self, **values: Any) -> None:
         """Count values of the last batch; their mean over samples is the figure in metrics.jsonl.
@@ -306,6 +297,17 @@ class Run:
         finally:
             self._finalizer()
 
+    def _end_batch(self) -> None:
+        """Between two bodies of the loop: whatever they have done to the state of the run is complete."""
+        micro, self._loop.done = self._loop.done, None
+        if micro is None:
+            return
+        if self._loop.asks_to_stop and self._ranks.world == 1:
+            self._agree_to_stop()
+        if self.state.step >= self._loop.next_event or micro.ends_epoch:
+            self._at_event(ends_epoch=micro.ends_epoch)
+        self._preempt_if_asked()
+
     def _at_event(self, *, ends_epoch: bool) -> None:
         """What is due between two steps now and then: a line, a checkpoint, the end."""
         step = self.state.step
@@ -314,7 +316,8 @@ class Run:
             if self.state.step != step:
                 return  # rolled back
         # At the end of an epoch the checkpoint waits for the evaluation: it may be the best.
-        if step % self.plan.save_every == 0 and not ends_epoch and step < self.plan.total_steps:
+        due = step % self.plan.save_every == 0 or self.state.best.step == step
+        if due and not ends_epoch and not self._is_over:
             self._save()  # which may go back, too
         self._loop.next_event = self.plan.next_event(self.state.step)
 
@@ -333,17 +336,22 @@ class Run:
         self.progress.note(row)
 
     def _record(self, figures: dict[str, float]) -> None:
-        """Write the line of an evaluation; the best so far gets a checkpoint, at an epoch's end later."""
+        """Write the line of an evaluation; the best so far gets a checkpoint when the loop's body is done."""
         self.state.metrics = figures
         self.state.best.see(figures, step=self.state.step)
         self._parts.schedule.note(figures)
         self._recorder.write_evaluation(figures)
-        if self.state.best.step == self.state.step and self.state.position < self.state.data_length:
-            self._save()
+        if self.state.best.step != self.state.step:
+            return
+        if self._loop.done is not None:
+            self._loop.next_event = self.state.step
+        elif self.state.position < self.state.data_length and not self._is_over:
+            self._save()  # a step comes next
 
     def _end_epoch(self) -> None:
         """The loop's body is done with an epoch, or with what of it belongs to the run."""
         state, say = self.state, self.progress.say
+        self._end_batch()  # of a body that left with `break`
         self._agree_to_stop()
         if state.position < state.data_length and not self._is_over:
             raise RuntimeError("the loop left `for ... in run.batches()` before its end")
@@ -390,9 +398,3 @@ class Run:
             self._recorder.save()
         if wait:
             self._recorder.wait_for_all()
-
-
-def _release(resources: contextlib.ExitStack, process: int) -> None:
-    """Give back what a run holds; not in a forked process, whose copies are not its own."""
-    if os.getpid() == process:
-        resources.close()

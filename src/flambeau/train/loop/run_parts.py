@@ -1,6 +1,6 @@
 """The parts of a run, made from its options; of its folder it only takes what has fitted into memory."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from flambeau.data.loading.loader import Loader
+from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.errors import InputError
 from flambeau.parallel.ddp import Replicas
@@ -65,6 +66,10 @@ class RunParts:
     plan: StepPlan
     schedule: LRSchedule
     identity: dict[str, Any]
+
+    def stream(self, epoch: int, position: int) -> Iterator[MicroBatch]:
+        """The training data from a place on, on the device."""
+        return self.reader.to_device(self.loader.stream(epoch=epoch, position=position))
 
 
 def make_parts(

@@ -19,6 +19,7 @@ class TransientState:
         saved_step: of the newest checkpoint; -1 before the first.
         stream: the batches of the epochs to come; None until they are asked for.
         micro: the batch that was yielded and waits for its step.
+        done: the batch that has ended a step, while the loop's body may not be done with it.
         part_of: the steps before that of the last batch, and the batch's number for random draws.
         num_samples: of the last batch, for the means that are logged; -1 before the first.
         asks_to_stop: this process has called `run.stop()`, and the others may not know it yet.
@@ -34,6 +35,7 @@ class TransientState:
     saved_step: int = -1
     stream: Iterator[MicroBatch] | None = None
     micro: MicroBatch | None = None
+    done: MicroBatch | None = None
     part_of: tuple[int, int] = (0, 0)
     num_samples: int = -1
     asks_to_stop: bool = False
@@ -60,7 +62,7 @@ class TransientState:
         """As in a new process that goes on from a checkpoint."""
         self.halted_steps.zero_()
         self.next_event, self.saved_step = next_event, saved_step
-        self.stream = self.micro = self.evaluated = None
+        self.stream = self.micro = self.done = self.evaluated = None
         self.asks_to_stop = self.is_open = self.is_short = False
         self.unfinished.clear()
         self.num_samples = 0
