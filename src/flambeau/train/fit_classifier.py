@@ -21,6 +21,7 @@ from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.recipes.setup.determinism import make_deterministic
+from flambeau.recipes.setup.freed_memory import keep_freed_memory
 from flambeau.recipes.setup.seeding import seed_everything
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import correct
@@ -269,11 +270,13 @@ def try_batches(
 
 
 def set_up_torch(settings: ResolvedSettings) -> torch.device:
-    """Set what belongs to the process: determinism, float32 precision, threads and seeds; the device."""
+    """Set what belongs to the process: determinism, float32 precision, threads, memory, seeds; the device."""
     device = pick_device(settings.device)
     make_deterministic(warn_only=True)
     use_float32(settings.precision, device)
     use_threads()
+    if device.type == "cpu":
+        keep_freed_memory()
     seed_everything(settings.seed)
     return device
 

@@ -339,6 +339,29 @@ def test_a_device_that_is_nearly_full_is_told_with_its_rank(held: int, is_told: 
     assert not any("rank 0" in text for text in texts)
 
 
+@pytest.mark.parametrize(
+    ("faults", "system_s", "share"),
+    [(1_000_000, 3.0, 0.15), (1_000_000, 0.4, 0.0), (100, 3.0, 0.0)],
+    ids=["memory", "few seconds", "another call of the kernel"],
+)
+def test_memory_that_is_given_back_in_each_step(
+    faults: int, system_s: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads compute, so the kernel's seconds are those of twice the time."""
+    monkeypatch.setattr("flambeau.tune.doctor.causes.usable_cpus", lambda: 2)
+    one = trainer(*MODEL, faults=faults, system_s=system_s) | {"threads": 2}
+    found = findings_of(Trial([one]))
+    causes = [cause for cause in found.causes if cause.kind == "page faults"]
+    remedies = [remedy for remedy in remedies_for(found) if remedy.name == "keep freed memory"]
+    if not share:
+        assert (causes, remedies) == ([], [])
+        return
+    assert causes[0].share == pytest.approx(share)
+    assert "by 10000 page faults: 15 % of the time" in causes[0].text
+    assert remedies[0].change == {"keep_freed": True}
+    assert "MALLOC_TRIM_THRESHOLD_=2147483647" in remedies[0].how
+
+
 def test_threads_that_fight_in_workers_are_tried_before_what_they_slow_down() -> None:
     busy = worker(row("worker", 9.0, kind="transform")) | {"process_threads": 60}
     found = [*names(trainer(*MODEL, waited=9.0), busy, busy)]

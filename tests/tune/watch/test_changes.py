@@ -110,6 +110,17 @@ def test_cudnn_may_try_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.backends.cudnn.benchmark
 
 
+def test_freed_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(
+        "flambeau.tune.watch.changes.keep_freed_memory", lambda: calls.append(1) or True
+    )
+    apply_changes({})
+    assert calls == []
+    apply_changes({"keep_freed": True})
+    assert calls == [1]
+
+
 def test_threads_are_limited_and_never_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers ask for one; a limit of two that they got instead made them fight."""
     monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)

@@ -12,7 +12,7 @@ class Cause:
     Attributes:
         kind: read, decode, transform, collate, send, few workers, many workers, worker start, copy, model,
             small steps, sync, python, optimizer, compile, threads, slow rank, communication, checkpoint,
-            evaluation, debug mode, quota, memory.
+            evaluation, debug mode, quota, memory, page faults.
         share: of the time of training.
         where: FILE:LINE to look at; '' where there is none.
         text: in words.

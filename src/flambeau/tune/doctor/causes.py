@@ -23,6 +23,7 @@ _LARGE = 0.12  # from which on a cause comes before the model's own work; chosen
 _UNEVEN = 0.1  # share of a step by which a rank may take longer than another; chosen
 _DEVICE_BUSY = 0.6  # share of a step below which a device has too little to do; chosen
 _START_S = 3e-6  # of Python and dispatch per operation: a step of 3171 small ones took 7.9 ms (2 CPUs, EPYC)
+_MOST_OF_A_FAULT_S = 5e-6  # of the kernel's time, per page fault; 2e-6 measured (EPYC, virtual)
 _SLEEP = 0.3  # share of the time of workers that use no CPU, from which on many of them are of use; chosen
 _FULL = 0.9
 _OWN = ("python", "")
@@ -69,6 +70,7 @@ def findings_of(trial: Trial) -> Findings:
         *_of_model(trial, shares),
         *_of_debugging(trial),
         *_of_threads(trial),
+        *_of_page_faults(trial),
         *_of_machine(trial),
     ]
     slow = {cause.where for cause in causes if cause.kind == "slow rank"} - {""}
@@ -323,6 +325,22 @@ def _of_threads(trial: Trial) -> list[Cause]:
     else:
         return []
     return [Cause("threads", _WORTH_A_WORD, "", f"{who} on {cpus} CPUs, and wait for each other")]
+
+
+def page_fault_share(trial: Trial) -> float:
+    """Of the time of the first rank, what its threads spend in the kernel to get pages of memory."""
+    trainer = trial.trainers[0]
+    seconds = min(trainer.get("system_s", 0.0), _MOST_OF_A_FAULT_S * trainer.get("faults", 0))
+    return float(seconds / (trainer["seconds"] * max(1, min(trainer["threads"], usable_cpus()))))
+
+
+def _of_page_faults(trial: Trial) -> list[Cause]:
+    share, trainer = page_fault_share(trial), trial.trainers[0]
+    text = (
+        f"memory that is freed goes back to the system and comes back in each step, by "
+        f"{trainer.get('faults', 0) / trainer['steps']:.0f} page faults: {percent(share)} of the time"
+    )
+    return [Cause("page faults", share, "", text)]
 
 
 def _of_machine(trial: Trial) -> list[Cause]:

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
+from flambeau.recipes.setup.freed_memory import KEEP_FREED
 from flambeau.tune.doctor.cause_text import Cause, shown
 from flambeau.tune.doctor.causes import (
     SLOWS_ALL,
     Findings,
     in_order,
+    page_fault_share,
     profiler_runs,
 )
 from flambeau.tune.doctor.paired_test import Gain, gain_of
@@ -209,6 +211,11 @@ def _for_process(findings: Findings) -> list[Remedy]:
             Remedy("no checkpoints", how, {"no_saves": True}, _saved(shares["checkpoint"]), "checkpoint",
                    at_most=False, is_bound=True)
         )  # fmt: skip
+    if (share := page_fault_share(trial)) >= _WORTH_TRYING:
+        words = " ".join(f"{name}={value}" for name, value in KEEP_FREED.items())
+        how = f"{words} in the environment; or keep_freed_memory() of flambeau.recipes.setup.freed_memory"
+        kept, gain = {"keep_freed": True}, _saved(share)
+        found.append(Remedy("keep freed memory", how, kept, gain, "page faults", at_most=False))
     ranks = max(1, len(trial.trainers))
     of_workers = max((one["process_threads"] for one in trial.workers), default=0)
     if of_workers > 4 + 2 * cpus:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
+from flambeau.recipes.setup.freed_memory import KEEP_FREED
 
 _MICRO_BATCHES = 2, 4, 8  # parts of a forward pass; chosen
 _WAITS = (
@@ -174,6 +175,7 @@ def levers_of_script(device: torch.device) -> list[Lever]:
         Lever("workers", numbers("workers", *map(int, _worker_counts(None)))),
         switch("persistent workers", "persistent"),
         Lever("prefetch", numbers("prefetch", 4, 8)),
+        Lever("keep freed memory", () if is_cuda else (Setting("yes", environment=KEEP_FREED),)),
         *([switch("pin memory", "pin")] if is_cuda else []),
         Lever(
             "optimizer",

@@ -4,8 +4,8 @@ Changes by name, with what they are given:
 
 - of every DataLoader, see `loader_clock.py`: workers (a number), prefetch (a number), persistent, pin,
   cached (how many batches are kept), alone (seconds), fast;
-- of the process: threads and worker_threads (at most), tf32, cudnn_benchmark, no_anomaly, no_profiler,
-  no_saves;
+- of the process: threads and worker_threads (at most), keep_freed, tf32, cudnn_benchmark, no_anomaly,
+  no_profiler, no_saves;
 - of optimizers: fused, foreach, set_to_none;
 - of the model, which is every module with parameters to train that is called from outside of modules:
   channels_last, autocast (the name of a dtype), compile;
@@ -25,6 +25,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
+from flambeau.recipes.setup.freed_memory import keep_freed_memory
 from flambeau.tune.watch.waiting_calls import skip_waiting_calls
 
 _OF_MODEL = ("channels_last", "autocast", "compile")
@@ -43,6 +44,8 @@ def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
         _limit_threads(change["threads"])
     if "worker_threads" in change:
         _limit_threads_of_workers(change["worker_threads"])
+    if change.get("keep_freed"):
+        keep_freed_memory()
     for name in ("fused", "foreach"):
         if change.get(name):
             _change_optimizers(name)

@@ -20,7 +20,7 @@ from flambeau.tune.watch.loader_clock import LoaderClock
 from flambeau.tune.watch.operations import Operations
 from flambeau.tune.watch.plan import Plan, write_whole
 from flambeau.tune.watch.stack_sampler import Seen, StackSampler
-from flambeau.tune.watch.thread_state import run_delay, threads_of_process
+from flambeau.tune.watch.thread_state import page_faults, run_delay, threads_of_process
 from flambeau.tune.watch.waiting_calls import WaitingCalls
 
 _LOOKED_AT = 5  # steps whose waiting calls are counted; chosen
@@ -146,9 +146,9 @@ class StepWatch:
     def _window_file(self) -> Path:
         return self._folder / f"{self._pid}.window"
 
-    def _clock(self) -> tuple[float, float, int, float]:
+    def _clock(self) -> tuple[float, float, int, float, int, float]:
         loaders, delay = self.loaders, run_delay(self._threads["main"][1])
-        return loaders.waited_s, loaders.started_s, loaders.batches, delay
+        return loaders.waited_s, loaders.started_s, loaders.batches, delay, *page_faults()
 
     def _close_window(self) -> None:
         self._window_file.unlink(missing_ok=True)
@@ -160,7 +160,7 @@ class StepWatch:
             seconds = dict(self._sampler.seconds)
         times = self._times
         elapsed, steps = times[-1] - times[0], len(times) - 1
-        waited, started, batches, delayed = (
+        waited, started, batches, delayed, faults, system = (
             now - then for now, then in zip(self._clock(), self._clock_then, strict=True)
         )
         graphs, breaks = compile_counts()
@@ -169,6 +169,7 @@ class StepWatch:
             "steps": steps, "seconds": elapsed, "step_s": elapsed / max(steps, 1),
             "times": [later - earlier for earlier, later in itertools.pairwise(times)][:10_000],
             "waited_s": waited, "started_s": started, "batches": batches, "run_delay_s": delayed,
+            "faults": faults, "system_s": system,
             "until_window_s": self._opened - self._began,
             "seen": as_rows(seconds),
         }  # fmt: skip

@@ -52,6 +52,16 @@ def waits_for(thread: int) -> str:
     return ""
 
 
+def page_faults() -> tuple[int, float]:
+    """How often this process got a page of memory, and its time in the kernel in seconds; 0 where unknown."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Unix alone has it
+        return 0, 0.0
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt, usage.ru_stime
+
+
 def threads_of_process() -> int:
     """How many threads this process has; 1 where the kernel does not tell."""
     try:
