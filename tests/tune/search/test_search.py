@@ -110,9 +110,41 @@ def test_a_precision_whose_loss_leaves_the_others_is_refused() -> None:
     found = search(machine)
     assert "precision" not in found.choice
     (step,) = (one for one in found.steps if one.lever == "precision")
-    assert step.note == "refused: the loss of the first steps differs by 10%"
+    refused = "refused: the loss of the first steps differs by 10% from that in fp32"
+    assert step.note == refused
     machine.losses["bf16"] = float("nan")
     assert "precision" not in search(machine).choice
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_losses_are_held_against_those_of_full_precision(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a run as it is computes in bfloat16, its own losses are no measure."""
+    monkeypatch.setattr("flambeau.tune.search.levers.native_bf16", lambda device: native)
+    levers = levers_of_train([], objective="throughput", device=CPU, run=AsItIs(64))
+    calls = list[Choice]()
+
+    def found(losses: Mapping[str, float], factors: Mapping[tuple[str, str], float]) -> Found:
+        machine = Machine(factors)
+        machine.losses |= losses
+        calls.clear()
+
+        def measure(choice: Choice) -> Measured:
+            calls.append(dict(choice))
+            return machine.measure(choice)
+
+        one = Search(measure, rounds=3, is_over=lambda: False, left_s=1e6, loss_bound=0.05)
+        return one.run(levers, first=machine.measure({}))
+
+    full = {"precision": "fp32"}
+    smaller = {("micro-batch", "32 x 2"): 0.5}
+    chosen = found({"fp32": 1.8, "32 x 2": 1.8}, smaller).choice
+    assert ("micro-batch" in chosen) is native  # 1.8, not 2.0 as it is, is what it should be
+    assert calls.count(full) <= 2  # its own comparison, and one as the measure
+    if native:
+        assert found({"fp32": 1.8}, {("precision", "fp32"): 0.5}).choice == full
+        assert "micro-batch" not in found({"fp32": 1.8, "32 x 2": 2.0}, smaller).choice
 
 
 def test_losses_are_compared_as_far_as_both_trials_came() -> None:

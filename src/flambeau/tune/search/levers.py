@@ -47,6 +47,7 @@ class Lever:
         name: of the setting of `flambeau train`, or in words.
         settings: to be tried, in order; one that is slower than the one before it ends the list.
         is_rounding: results differ by more than rounding of float32, so the loss is looked at.
+        reference: full precision, whose loss is the one that those of all levers are compared with.
         costs_start: the run takes longer until its first step, which has to pay for itself.
         is_suggestion: with it the training is another one, so it is measured and told, and never chosen.
     """
@@ -54,12 +55,14 @@ class Lever:
     name: str
     settings: tuple[Setting, ...]
     is_rounding: bool = False
+    reference: Setting | None = None
     costs_start: bool = False
     is_suggestion: bool = False
 
     def setting(self, value: str) -> Setting:
         """The position of this value."""
-        return next(one for one in self.settings if one.value == value)
+        known = (*self.settings, *filter(None, [self.reference]))
+        return next(one for one in known if one.value == value)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,8 @@ def _all_of_train(objective: str, device: torch.device, *, counts: Sequence[str]
     # `auto` takes bf16 where that is native, else fp16 on a GPU and fp32 on a CPU.
     others = {"cuda": ["tf32", "fp16"]} if native_bf16(device) else {"cuda": ["fp32"]}
     values = others.get(device.type, ["fp32"] if native_bf16(device) else [])
-    rounding = Lever("precision", _flags("precision", *values), is_rounding=True)
+    (full,) = _flags("precision", "fp32")
+    rounding = Lever("precision", _flags("precision", *values), is_rounding=True, reference=full)
     if objective == "memory":
         return [rounding, Lever("recompute", _flags("recompute", "*"))]
     # Threads first: too many for the CPUs there are cost most of all, and nothing else shows its worth then.

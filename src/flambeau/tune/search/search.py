@@ -78,7 +78,7 @@ class Search:
         rounds: pairs of trials for a value that promises something.
         is_over: no new comparison begins then.
         left_s: seconds that the planned run takes as it is, against which a longer start is counted.
-        loss_bound: share by which the loss of the first steps may differ where rounding does.
+        loss_bound: share by which the loss of the first steps may differ from that in full precision.
     """
 
     def __init__(
@@ -93,6 +93,8 @@ class Search:
         self._measure, self._rounds, self._is_over = measure, rounds, is_over
         self._left_s, self._loss_bound = left_s, loss_bound
         self._newest: tuple[Choice, Measured] | None = None
+        self._reference: Choice = {}
+        self._reference_losses: tuple[float, ...] | None = None
 
     def run(self, levers: Sequence[Lever], *, first: Measured) -> Found:
         """Search.
@@ -103,6 +105,8 @@ class Search:
         """
         choice: dict[str, str] = {}
         self._newest = {}, first
+        self._reference = {one.name: one.reference.value for one in levers if one.reference}
+        self._reference_losses = None if self._reference else first.losses
         steps: list[Step] = []
         for lever in levers:
             tried = self._try_lever(lever, choice)
@@ -137,7 +141,7 @@ class Search:
                 steps.append(Step(lever.name, setting.value, None, "no time was left"))
                 continue
             gain, base, tried = self._compare(choice, {**choice, lever.name: setting.value})
-            note = self._objection(lever, gain, base, tried)
+            note = self._objection(lever, setting, gain, base, tried)
             is_better = gain is not None and gain.verdict == "faster" and not note
             alone = None if choice else gain
             steps.append(Step(lever.name, setting.value, gain, note, is_better, alone))
@@ -145,24 +149,36 @@ class Search:
                 break
         return steps
 
-    def _objection(self, lever: Lever, gain: Gain | None, base: Measured, tried: Measured) -> str:
+    def _objection(
+        self, lever: Lever, setting: Setting, gain: Gain | None, base: Measured, tried: Measured
+    ) -> str:
         """Why a value is not taken although it may be better."""
         if gain is None:
             return tried.failure or base.failure
         if lever.is_suggestion:
             return f"per sample, {gain.verdict}; another training, so it is not chosen"
-        if lever.is_rounding and base.losses and tried.losses:
-            count = min(len(base.losses), len(tried.losses))  # a slow trial ends after fewer steps
-            was, now = (math.fsum(one.losses[:count]) for one in (base, tried))
+        may_differ = lever.is_rounding and setting != lever.reference
+        if may_differ and gain.verdict == "faster" and tried.losses:
+            full = self._losses_in_full_precision() or base.losses
+            count = min(len(full), len(tried.losses))  # a slow trial ends after fewer steps
+            was, now = math.fsum(full[:count]), math.fsum(tried.losses[:count])
             off = abs(now - was) / max(abs(was), 1e-9)
             if not off <= self._loss_bound:
-                return f"refused: the loss of the first steps differs by {off:.0%}"
+                return (
+                    f"refused: the loss of the first steps differs by {off:.0%} from that in fp32"
+                )
         if lever.costs_start and gain.times > 1:
             extra = tried.start_s - base.start_s
             saved = self._left_s * (1 - 1 / gain.times)
             if extra > saved:
                 return f"takes {extra:.0f} s longer to start, and saves {saved:.0f} s of the planned run"
         return ""
+
+    def _losses_in_full_precision(self) -> tuple[float, ...]:
+        """Of a trial that nothing else depends on, run once."""
+        if self._reference_losses is None:
+            self._reference_losses = self._measure(self._reference).losses
+        return self._reference_losses
 
     def _compare(
         self, base: Choice, other: Choice, *, is_patient: bool = False
