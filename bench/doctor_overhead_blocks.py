@@ -4,7 +4,7 @@
 
 bench/doctor_overhead.py compares processes, as a user runs them; on a machine that others use, two processes
 differ by more than the watch costs. Here the step's hook, the clock around the DataLoader and the thread that
-looks at stacks are there in every other block of 400 steps, and the ratio of neighboring blocks is taken. The
+looks at stacks are there in every other block of steps, and the ratio of neighboring blocks is taken. The
 figures are medians over the pairs, with the middle half of them, of wall time and of the CPU time of the
 process with all its threads.
 """
@@ -30,7 +30,7 @@ from flambeau.tune.watch.stack_sampler import StackSampler
 from flambeau.tune.watch.step_watch import StepWatch
 from provenance import commit, cpu_model, record  # beside this script
 
-STEPS = 400
+STEPS = 2000
 
 
 class Ready(Dataset[tuple[Tensor, Tensor]]):
@@ -87,7 +87,7 @@ class Training:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=200, help="pairs of blocks")
+    parser.add_argument("--blocks", type=int, default=60, help="pairs of blocks")
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     told = parser.parse_args()
     torch.set_num_threads(1)

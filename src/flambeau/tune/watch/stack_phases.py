@@ -133,7 +133,10 @@ class _Tag(NamedTuple):
     is_library: bool
 
 
+_Stack = tuple[int, ...]
 _tags: dict[CodeType, _Tag] = {}
+# Phase, kind, and which frame is the place, of a stack: numbers of its code, which `_tags` keeps alive.
+_known: dict[_Stack, tuple[str, str, int | None]] = {}
 
 
 def activity_of(frame: FrameType | None) -> Activity:
@@ -142,14 +145,28 @@ def activity_of(frame: FrameType | None) -> Activity:
     Args:
         frame: the innermost one.
     """
+    frames, codes = [], []
+    while frame is not None:  # a look costs what the watched thread cannot do meanwhile
+        frames.append(frame)
+        codes.append(id(frame.f_code))
+        frame = frame.f_back
+    stack = tuple(codes)
+    found = _known.get(stack)
+    if found is None:
+        found = _known[stack] = _of_stack([one.f_code for one in frames])
+    phase, kind, number = found
+    return Activity(phase, kind, None if number is None else _place(frames[number]))
+
+
+def _of_stack(codes: Sequence[CodeType]) -> tuple[str, str, int | None]:
     phase = kind = ""
-    mine: FrameType | None = None
-    library: FrameType | None = None
+    mine: int | None = None
+    library: int | None = None
     is_own = False  # code of the user's, and no step() of an optimizer that the user has written
-    while frame is not None:
-        tag = _tags.get(frame.f_code) or _tag_of(frame.f_code)
+    for number, code in enumerate(codes):
+        tag = _tags.get(code) or _tag_of(code)
         if tag.is_user:
-            is_own = frame.f_code.co_name != "step"
+            is_own = code.co_name != "step"
         if tag.phase == "worker":  # what is around was going on in the trainer when it forked
             phase = tag.phase
             break
@@ -160,24 +177,21 @@ def activity_of(frame: FrameType | None) -> Activity:
             # A hook or closure of the user's within an optimizer is none of its work.
             phase = "python" if tag.phase == "optimizer" and is_own else tag.phase
         if mine is None and tag.is_user:
-            mine = frame
+            mine = number
         elif library is None and tag.is_library:
-            library = frame
-        frame = frame.f_back
-    found = mine or library
-    place = (
-        None
-        if found is None
-        else Place(found.f_code.co_filename, found.f_lineno or 0, found.f_code.co_name)
-    )
-    return Activity(phase, kind, place)
+            library = number
+    return phase, kind, library if mine is None else mine
+
+
+def _place(frame: FrameType) -> Place:
+    return Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
 
 
 def user_line(frame: FrameType | None) -> Place | None:
     """The innermost line of the user's, from a frame outwards."""
     while frame is not None:
         if (_tags.get(frame.f_code) or _tag_of(frame.f_code)).is_user:
-            return Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+            return _place(frame)
         frame = frame.f_back
     return None
 

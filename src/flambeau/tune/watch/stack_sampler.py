@@ -11,7 +11,7 @@ from typing import NamedTuple
 from flambeau.tune.watch.stack_phases import Activity, Place, activity_of
 from flambeau.tune.watch.thread_state import OWN_THREADS, waits_for
 
-INTERVAL_S = 0.012
+INTERVAL_S = 0.020
 """Between two looks, on average: a fixed time might fall in with steps of that length; chosen."""
 _KERNEL_ASKED = ("", "worker", "data", "python", "evaluation")
 
@@ -44,13 +44,14 @@ class StackSampler(threading.Thread):
         self.seconds: dict[tuple[str, Seen], float] = defaultdict(float)
         """By thread and activity; what a look finds counts for the time since the look before."""
         self._threads, self._is_on, self._evaluates = threads, is_on, evaluates
-        self._ends = threading.Event()
+        self._runs = threading.Lock()  # held until the end: to wait for it costs less than an Event
+        self._runs.acquire()
 
     def run(self) -> None:
         """Look until `stop`."""
         draw = random.Random(0)
         last = time.perf_counter()
-        while not self._ends.wait(INTERVAL_S * (0.5 + draw.random())):
+        while not self._runs.acquire(timeout=INTERVAL_S * (0.5 + draw.random())):
             now = time.perf_counter()
             if self._is_on():
                 self._look(now - last)
@@ -58,7 +59,7 @@ class StackSampler(threading.Thread):
 
     def stop(self) -> None:
         """No look begins any more."""
-        self._ends.set()
+        self._runs.release()
 
     def _look(self, seconds: float) -> None:
         for name, (python_id, kernel_id) in self._threads().items():
