@@ -152,12 +152,29 @@ def test_another_command_takes_nothing_from_the_file(machine: Machine, tmp_path:
     assert len(machine.commands) > count
 
 
-def test_a_script_that_makes_no_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(
-        run_tune, "run_trial", lambda *_, **__: Trial([], failure="it said last: no")
-    )
-    with pytest.raises(InputError, match="it said last: no"):
-        search(tmp_path, [])
+@pytest.mark.parametrize("word", ["{}", "--config={}"])
+def test_an_edited_file_takes_nothing_from_the_file(
+    word: str, machine: Machine, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    counts = []
+    for text in ("lr = 1", "lr = 1", "lr = 2"):
+        script.write_text(text)
+        tune(
+            ["python", word.format(script)], lambda run: [WORKERS], Options(), is_train=False,
+            journal=tmp_path / "tuned.jsonl", say=lambda text: None,
+        )  # fmt: skip
+        counts.append(len(machine.commands))
+    assert counts[0] == counts[1] == counts[2] / 2
+
+
+def test_a_script_that_makes_no_step(machine: Machine, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        failed = Trial([], failure="it said last: no")
+        patch.setattr(run_tune, "run_trial", lambda *_, **__: failed)
+        with pytest.raises(InputError, match="it said last: no"):
+            search(tmp_path, [])
+    assert search(tmp_path, []).choice == {"workers": "2"}  # what was wrong is put right
 
 
 def test_the_command_takes_device_and_settings_from_a_file(

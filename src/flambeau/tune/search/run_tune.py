@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from flambeau.tune.watch.plan import Plan
 
 _LOSS_LINES = 3  # of metrics.jsonl, ten steps each
 _LOG_EVERY = "10"
+_SMALL = 2**20  # bytes; chosen
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,8 @@ class Trials:
         self.newest: AsItIs | None = None
         """What the newest trial has told of itself, if it was `flambeau train`."""
         self._options, self._journal, self._say = options, journal, say
-        self._key = hashlib.sha256(
-            json.dumps([self._command, options.objective, options.seconds]).encode()
-        ).hexdigest()[:16]
+        told = json.dumps([self._command, options.objective, options.seconds])
+        self._key = hashlib.sha256(told.encode() + _files_in(command)).hexdigest()[:16]
         self._earlier = self._read()
         self.num_reused = 0
         """Trials of an earlier call that were not run again."""
@@ -142,7 +143,18 @@ class Trials:
                 continue
             if isinstance(row, dict) and row.get("key") == self._key:
                 rows.append(row)
-        return rows
+        # What was wrong with the run as it is has been put right, or else fails again soon.
+        return [row for row in rows if row["choice"] or not row["failure"]]
+
+
+def _files_in(command: Sequence[str]) -> bytes:
+    """What the small files that a command names say: an edited script or config is another one."""
+    told = b""
+    for path in (Path(name) for word in command for name in (word, word.partition("=")[2])):
+        with suppress(OSError):  # too long for a name
+            if path.is_file() and path.stat().st_size < _SMALL:
+                told += hashlib.sha256(path.read_bytes()).digest()
+    return told
 
 
 def _row(trial: Trial) -> dict[str, Any]:
