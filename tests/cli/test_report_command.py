@@ -178,6 +178,7 @@ def test_what_a_kill_leaves_of_a_report_is_removed_by_the_next_start(
         ("RUNS/first/config.toml", r"config.toml is not a folder"),
         ("RUNS/first/checkpoints", r"no runs in RUNS/first/checkpoints"),
         ("RUNS --out x.pdf", r"--out x.pdf: a report is an HTML file"),
+        ("RUNS --out x.pdf --force", r"--out x.pdf: a report is an HTML file"),
         ("RUNS --out no/x.html", r"--out no/x.html: the folder no does not exist"),
         ("RUNS --out RUNS/x.html", r"--out \S+/x.html is a folder; name a file in it: "),
         ("RUNS --out RUNS/x.html --force", r"--out \S+/x.html is a folder; name a file in it: "),

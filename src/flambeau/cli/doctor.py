@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flambeau.cli.table import print_json, print_table
+from flambeau.cli.written_file import check_file, check_page
 from flambeau.errors import InputError
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
-    from flambeau.tune.doctor.run_doctor import Diagnosis
+    from flambeau.tune.doctor.run_doctor import Diagnosis, Options
 
 HELP = "find what a training script waits for, and measure what would make it faster"
 TAKES_REST = True
@@ -68,22 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Watch, try, and print."""
-    if not 0.5 <= arguments.seconds <= 3600:
-        raise InputError(f"--seconds must be from 0.5 to 3600, got {arguments.seconds:g}")
-    for name, low in (("steps", 2), ("rounds", 1)):
-        if not low <= (value := getattr(arguments, name)) <= 100_000:
-            raise InputError(f"--{name} must be from {low} to 100000, got {value}")
-    from flambeau.train.settings.durations import parse_seconds
+    options = _options(arguments)
+    from flambeau.tune.doctor.run_doctor import diagnose
 
-    budget_s = parse_seconds(arguments.budget, name="--budget")
-    limit_s = parse_seconds(arguments.limit, name="--limit")
-    from flambeau.tune.doctor.run_doctor import Options, diagnose
-
-    trace = None if arguments.trace is None else f"{Path(arguments.trace).absolute()}"
-    options = Options(
-        seconds=arguments.seconds, steps=arguments.steps, budget_s=budget_s, limit_s=limit_s,
-        rounds=0 if arguments.no_trials else arguments.rounds, trace=trace,
-    )  # fmt: skip
     scratch = Path(tempfile.mkdtemp(prefix="flambeau-doctor-"))
     try:
         command = command_of(arguments.rest, scratch)
@@ -91,16 +79,46 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if arguments.html is not None:
+        from flambeau.train.checkpoints.run_report import write_page
         from flambeau.tune.doctor.page import page_of
 
         page = page_of(found, shlex.join(arguments.rest).removeprefix("-- "))
-        Path(arguments.html).write_text(page, encoding="utf-8")
+        write_page(Path(arguments.html), page)
         say(f"doctor: wrote {arguments.html}")
     if arguments.json:
         print_json([found.as_json()])
     else:
         _print(found)
     return 0
+
+
+def _options(arguments: argparse.Namespace) -> "Options":
+    """Checked, with the files that will be written, before a run of minutes."""
+    if not 0.5 <= arguments.seconds <= 3600:
+        raise InputError(f"--seconds must be from 0.5 to 3600, got {arguments.seconds:g}")
+    for name, low in (("steps", 2), ("rounds", 1)):
+        if not low <= (value := getattr(arguments, name)) <= 100_000:
+            raise InputError(f"--{name} must be from {low} to 100000, got {value}")
+    from flambeau.train.settings.durations import parse_seconds
+
+    if arguments.html is not None:
+        check_page(
+            "--html", Path(arguments.html), example="doctor.html", instead="name another file"
+        )
+    if arguments.trace is not None:
+        check_file(
+            "--trace", Path(arguments.trace), endings=(".json", ".json.gz"),
+            what="a time line is a JSON file", example="steps.json.gz",
+        )  # fmt: skip
+    budget_s = parse_seconds(arguments.budget, name="--budget")
+    limit_s = parse_seconds(arguments.limit, name="--limit")
+    from flambeau.tune.doctor.run_doctor import Options
+
+    trace = None if arguments.trace is None else f"{Path(arguments.trace).absolute()}"
+    return Options(
+        seconds=arguments.seconds, steps=arguments.steps, budget_s=budget_s, limit_s=limit_s,
+        rounds=0 if arguments.no_trials else arguments.rounds, trace=trace,
+    )  # fmt: skip
 
 
 def command_of(words: Sequence[str], scratch: Path) -> list[str]:

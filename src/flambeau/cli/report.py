@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flambeau.cli.reading_flags import printed
+from flambeau.cli.written_file import check_page
 from flambeau.errors import InputError
 from flambeau.terminal import say
 from flambeau.version import __version__
@@ -55,7 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or (
         folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     )
-    _check_out(out, force=arguments.force)
+    check_page(
+        "--out", out, example="report.html", instead="--force replaces it", force=arguments.force
+    )
     write_page(out, _page(folders, zh=arguments.zh, links_from=out.parent))
     print(printed(str(out)))
     return 0
@@ -162,17 +165,3 @@ def _names(folders: Sequence[Path]) -> dict[Path, str]:
         if len(set(names.values())) == len(names):
             return names
     return readable
-
-
-def _check_out(path: Path, *, force: bool) -> None:
-    """Refuse to replace what is no report."""
-    from flambeau.train.checkpoints.run_report import is_report
-
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"--out {path}: a report is an HTML file; name it such as report.html")
-    if not path.parent.is_dir():
-        raise InputError(f"--out {path}: the folder {path.parent} does not exist")
-    if path.is_dir():
-        raise InputError(f"--out {path} is a folder; name a file in it: {path / 'report.html'}")
-    if path.exists() and not force and not is_report(path):
-        raise InputError(f"{path} exists and is no report of flambeau; --force replaces it")

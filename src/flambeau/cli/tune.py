@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.doctor import command_of
 from flambeau.cli.table import print_json, print_table
+from flambeau.cli.written_file import check_file
 from flambeau.errors import InputError
 from flambeau.terminal import say
 
@@ -57,6 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, write tuned.toml, and print what each lever gave."""
     options = _options(arguments)
     file = Path(arguments.write)
+    check_file(
+        "--write", file, endings=(".toml",), what="settings are a TOML file", example="tuned.toml"
+    )
     if file.exists() and not file.read_text(encoding="utf-8").startswith(FIRST_LINE):
         raise InputError(f"{file} is there, and not of flambeau tune: name another with --write")
     command, is_train = _command(arguments.rest)

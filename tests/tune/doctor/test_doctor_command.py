@@ -136,6 +136,11 @@ def test_words_that_are_none(tmp_path: Path, words: list[str], message: str) -> 
             ["--budget", "5", "--", "x.py"],
             "--budget must be seconds such as '30s', or '5min', got '5'",
         ),
+        (["--html", "x.pdf", "--", "x.py"], "--html x.pdf: a report is an HTML file"),
+        (["--html", "no/x.html", "--", "x.py"], "--html no/x.html: the folder no does not exist"),
+        (["--html", "mine.html", "--", "x.py"], "mine.html exists and is no report of flambeau"),
+        (["--trace", "x.txt", "--", "x.py"], "--trace x.txt: a time line is a JSON file"),
+        (["--trace", "no/x.json", "--", "x.py"], "--trace no/x.json: the folder no does not"),
         (["--no-trials", "--", "no-such.py"], "before its first step"),
         (["--no-trials", "--", "no-such-program"], "no-such-program: No such file or directory"),
     ],
@@ -145,5 +150,7 @@ def test_wrong_input(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    Path("mine.html").write_text("<p>mine</p>")
     assert main(["doctor", *words]) == 2
     assert message in capsys.readouterr().err
+    assert Path("mine.html").read_text() == "<p>mine</p>"

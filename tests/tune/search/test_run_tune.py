@@ -202,6 +202,8 @@ def test_the_command_takes_device_and_settings_from_a_file(
         (["--rounds", "1"], "--rounds must be from 2 to 10, got 1"),
         (["--objective", "fun"], "--objective: invalid choice: 'fun'"),
         (["--modle", "x"], "unknown flag --modle"),
+        (["--write", "no/x.toml"], "--write no/x.toml: the folder no does not exist"),
+        (["--write", "x.json"], "--write x.json: settings are a TOML file"),
         (["--write", "mine.toml"], "mine.toml is there, and not of flambeau tune"),
     ],
 )

@@ -1,0 +1,47 @@
+"""Whether a file that the user has named can be written, asked before the work for it begins."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flambeau.errors import InputError
+
+
+def check_file(flag: str, path: Path, *, endings: Sequence[str], what: str, example: str) -> None:
+    """Its name and its folder.
+
+    Args:
+        flag: that it was given to.
+        path: the file.
+        endings: of which its name must have one, in any case.
+        what: such a file is.
+        example: a name for one.
+
+    Raises:
+        InputError: another ending, no such folder, or a folder of this name.
+    """
+    if not path.name.lower().endswith(tuple(endings)):
+        raise InputError(f"{flag} {path}: {what}; name it such as {example}")
+    if not path.parent.is_dir():
+        raise InputError(f"{flag} {path}: the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise InputError(f"{flag} {path} is a folder; name a file in it: {path / example}")
+
+
+def check_page(flag: str, path: Path, *, example: str, instead: str, force: bool = False) -> None:
+    """The same of an HTML file, which may take the place of another page of ours only.
+
+    Args:
+        flag, path, example: as above.
+        instead: what the user can do where another file is in its place.
+        force: which then goes.
+
+    Raises:
+        InputError: as above, or another file is there.
+    """
+    from flambeau.train.checkpoints.run_report import is_report
+
+    check_file(
+        flag, path, endings=(".html", ".htm"), what="a report is an HTML file", example=example
+    )
+    if path.exists() and not force and not is_report(path):
+        raise InputError(f"{path} exists and is no report of flambeau; {instead}")
