@@ -82,6 +82,8 @@ class Trials:
         self._earlier = self._read()
         self.num_reused = 0
         """Trials of an earlier call that were not run again."""
+        self.num_run = 0
+        """Trials of this call."""
 
     def measure(self, choice: Choice) -> Measured:
         """Run the script with these levers set, or take the trial from an interrupted search."""
@@ -93,6 +95,7 @@ class Trials:
             self._earlier.clear()  # from where two searches part, nothing of the earlier one counts
             named = ", ".join(f"{name}={value}" for name, value in told.items()) or "as it is"
             self._say(f"trial: {named}")
+            self.num_run += 1
             row = {"key": self._key, "choice": told, **self._run(choice)}
             with self._journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -214,14 +217,19 @@ def tune(
         InputError: the script makes no step as it is.
     """
     trials = Trials(command, options, is_train=is_train, journal=journal, say=say)
-    end = time.monotonic() + options.budget_s
+    began = time.monotonic()
     first = trials.measure({})
     if first.cost is None:
         raise InputError(first.failure)
     levers = levers_of(trials.newest)
     trials.levers = {lever.name: lever for lever in levers}
+
+    def is_over(more: int) -> bool:
+        used_s = time.monotonic() - began
+        return used_s * (1 + more / max(trials.num_run, 1)) > options.budget_s
+
     search = Search(
-        trials.measure, rounds=options.rounds, is_over=lambda: time.monotonic() > end,
+        trials.measure, rounds=options.rounds, is_over=is_over,
         left_s=options.planned_s, loss_bound=options.loss_bound,
     )  # fmt: skip
     found = search.run(levers, first=first)
