@@ -355,6 +355,8 @@ def _rank(
     faulthandler.register(signal.SIGUSR2, file=stacks.open("w"))
     os.setpgid(0, 0)
     torch.set_num_threads(1)  # the threads of the process that was forked are not here
+    if "torch._inductor.config" in sys.modules:  # nor is what torch.compile compiles with there
+        sys.modules["torch._inductor.config"].compile_threads = 1  # type: ignore[attr-defined]
     os.environ.update(environ)
     if group:
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
