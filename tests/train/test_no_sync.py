@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.train.build.auto_settings import resolve
@@ -118,9 +119,9 @@ def test_no_step_waits(
     run, events = training.run, dict[int, dict[str, int]]()
     original = Run._at_event
 
-    def counted_event(self: Run, **told: Any) -> None:
+    def counted_event(self: Run, micro: MicroBatch) -> None:
         with counting(monkeypatch) as seen:
-            original(self, **told)
+            original(self, micro)
         events[self.state.step] = dict(seen)
 
     monkeypatch.setattr(Run, "_at_event", counted_event)

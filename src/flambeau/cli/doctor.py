@@ -78,6 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
         found = diagnose(command, options, say=lambda text: say(f"doctor: {text}"))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    if arguments.json:
+        print_json([found.as_json()])
+    else:
+        _print(found)
     if arguments.html is not None:
         from flambeau.train.checkpoints.run_report import write_page
         from flambeau.tune.doctor.page import page_of
@@ -85,10 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
         page = page_of(found, shlex.join(arguments.rest).removeprefix("-- "))
         write_page(Path(arguments.html), page)
         say(f"doctor: wrote {arguments.html}")
-    if arguments.json:
-        print_json([found.as_json()])
-    else:
-        _print(found)
     return 0
 
 

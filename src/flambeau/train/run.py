@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.parallel.gradient_sync import SingleProcess
-from flambeau.parallel.preemption import FLAG, MicroBatchHalved
+from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.training.metrics import MeanOnDevice
@@ -35,7 +36,7 @@ from flambeau.train.checkpoints.checkpointer import restore
 from flambeau.train.checkpoints.published_weights import Result
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.loop.batch_reader import BatchDraws
-from flambeau.train.loop.evaluation_mode import evaluated_batches, generators_restored
+from flambeau.train.loop.evaluation_mode import BETWEEN_PARTS, beside_training, evaluated_batches
 from flambeau.train.loop.memory_guard import MemoryGuard
 from flambeau.train.loop.nan_guard import NanGuard
 from flambeau.train.loop.rank_checks import check_ranks, gathered_means
@@ -182,6 +183,7 @@ class Run:
         of a run that was never stopped. Between two steps it writes what is due, and raises as `epochs` says.
         """
         state, loop, window = self.state, self._loop, self.state.window
+        self._end_batch()  # of a body that left an earlier `run.batches()`
         self._step.sync.start_epoch()
         while state.position < state.data_length and not self._is_over:
             start = time.perf_counter()
@@ -199,7 +201,7 @@ class Run:
             self._step.sync.before_batch(micro)
             yield micro.data
             if loop.is_short:
-                self._begin_again()
+                self._memory.begin_again(lambda: self._save(wait=True), close=self.close)
                 continue
             if loop.micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
@@ -265,28 +267,27 @@ class Run:
         The averaged weights stand in the model meanwhile, if there are any. What is logged meanwhile
         becomes one line of metrics.jsonl. Randomness in here neither depends on training nor changes it.
         """
-        ema = self.state.ema
-        means = dict[int, dict[str, MeanOnDevice]]()
-        self._loop.evaluated = means.setdefault(0, {})
-        try:
-            with generators_restored(), self._parts.metrics.counting():
-                self._draws.seed_evaluation(self.state.epoch)
-                self._step.sync.share_statistics(ema.shadow if ema else {})
-                loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
-                if loader.forks:
-                    self._recorder.before_fork()
-                yield from evaluated_batches(
-                    loader, self._parts, self._loop,
-                    ranks=self._ranks, model=self.model, ema=ema, guard=self._memory, means=means,
-                )  # fmt: skip
-        finally:
-            self._loop.evaluated = None
+        ema, means = self.state.ema, dict[int, dict[str, MeanOnDevice]]()
+        is_due = self.plan.has_line(self.state.step, self._loop.done)
+        if is_due and not bool(self._parts.amp.halted):
+            self._flush()  # before the line of the evaluation
+        with beside_training(self.state, self._loop, self._parts.metrics):
+            self._loop.evaluated = means.setdefault(0, {})
+            self._draws.seed_evaluation(self.state.epoch)
+            self._step.sync.share_statistics(ema.shadow if ema else {})
+            loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
+            if loader.forks:
+                self._recorder.before_fork()
+            yield from evaluated_batches(
+                loader, self._parts, self._loop,
+                ranks=self._ranks, model=self.model, ema=ema, guard=self._memory, means=means,
+            )  # fmt: skip
         figures = self._parts.metrics.figures(gathered_means(means, self._ranks))
         self._parts.bad.report()
-        self._preempt_if_asked()
+        if not self._loop.is_partial:  # else at the end of the step: gradients are in no checkpoint
+            self._preempt_if_asked()
         if figures:
             self._record(figures)
-        self.state.window.restart_clock()
 
     def close(self) -> None:
         """Wait for the checkpoint under way, stop the workers, release the folder. `epochs` does it."""
@@ -305,19 +306,19 @@ class Run:
         if self._loop.asks_to_stop and self._ranks.world == 1:
             self._agree_to_stop()
         if self.state.step >= self._loop.next_event or micro.ends_epoch:
-            self._at_event(ends_epoch=micro.ends_epoch)
+            self._at_event(micro)
         self._preempt_if_asked()
 
-    def _at_event(self, *, ends_epoch: bool) -> None:
+    def _at_event(self, micro: MicroBatch) -> None:
         """What is due between two steps now and then: a line, a checkpoint, the end."""
         step = self.state.step
-        if step % self.plan.log_every == 0 or ends_epoch or step == self.plan.total_steps:
+        if self.plan.has_line(step, micro):
             self._flush()
             if self.state.step != step:
                 return  # rolled back
         # At the end of an epoch the checkpoint waits for the evaluation: it may be the best.
         due = step % self.plan.save_every == 0 or self.state.best.step == step
-        if due and not ends_epoch and not self._is_over:
+        if due and not micro.ends_epoch and not self._is_over:
             self._save()  # which may go back, too
         self._loop.next_event = self.plan.next_event(self.state.step)
 
@@ -338,10 +339,13 @@ class Run:
     def _record(self, figures: dict[str, float]) -> None:
         """Write the line of an evaluation; the best so far gets a checkpoint when the loop's body is done."""
         self.state.metrics = figures
-        self.state.best.see(figures, step=self.state.step)
+        if self._loop.is_partial:
+            self.progress.say(BETWEEN_PARTS)
+        else:
+            self.state.best.see(figures, step=self.state.step)
         self._parts.schedule.note(figures)
         self._recorder.write_evaluation(figures)
-        if self.state.best.step != self.state.step:
+        if self._loop.is_partial or self.state.best.step != self.state.step:
             return
         if self._loop.done is not None:
             self._loop.next_event = self.state.step
@@ -351,7 +355,10 @@ class Run:
     def _end_epoch(self) -> None:
         """The loop's body is done with an epoch, or with what of it belongs to the run."""
         state, say = self.state, self.progress.say
+        step = state.step
         self._end_batch()  # of a body that left with `break`
+        if state.step < step:
+            return  # rolled back, and the rest of that epoch comes next
         self._agree_to_stop()
         if state.position < state.data_length and not self._is_over:
             raise RuntimeError("the loop left `for ... in run.batches()` before its end")
@@ -362,14 +369,6 @@ class Run:
         if due or state.best.step == state.step:
             self._save()
         self._preempt_if_asked()
-
-    def _begin_again(self) -> None:
-        """Memory ran out: the global batch under way comes again, in smaller micro-batches."""
-        try:
-            self._memory.begin_again(lambda: self._save(wait=True))
-        except MicroBatchHalved:
-            self.close()
-            raise
 
     def _preempt_if_asked(self) -> None:
         """A point where the run may stop; all ranks pass the same ones and stop at the same."""

@@ -247,6 +247,20 @@ def test_what_helps_becomes_the_cause() -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "kind"),
+    [(FILE, "transform"), ("/venv/lib/python3.11/site-packages/PIL/Image.py", "few workers")],
+)
+def test_more_workers_help_and_a_line_of_the_user_stays_the_cause(file: str, kind: str) -> None:
+    asleep = ["main", "worker", "transform", "sleep", file, 7, "main", 5.0]
+    findings = findings_of(Trial([trainer(*MODEL, waited=8.0)], [worker(asleep)]))
+    assert (findings.causes[0].kind, findings.causes[0].where) == ("transform", f"{file}:7")
+    more = next(one for one in remedies_for(findings) if one.kind == "few workers")
+    causes = told_by_trials(findings.causes, [Tried(more, Gain(4.0, 3.5, 4.5))])
+    assert (causes[0].kind, causes[0].where) == (kind, f"{file}:7")
+    assert causes[0].text.endswith("; more workers help")
+
+
+@pytest.mark.parametrize(
     ("times", "kind"), [(5.1, "threads"), (1.2, "threads"), (1.0, "transform")]
 )
 def test_one_pair_of_runs_refutes_only_what_it_shows(times: float, kind: str) -> None:

@@ -128,7 +128,7 @@ def test_a_precision_whose_loss_leaves_the_others_is_refused() -> None:
     found = search(machine)
     assert "precision" not in found.choice
     (step,) = (one for one in found.steps if one.lever == "precision")
-    refused = "refused: the loss of the first steps differs by 10% from that in fp32"
+    refused = "refused: the loss of the first steps differs by 10% from that of the run as it is"
     assert step.note == refused
     machine.losses["bf16"] = float("nan")
     assert "precision" not in search(machine).choice

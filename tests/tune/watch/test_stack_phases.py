@@ -109,3 +109,12 @@ def test_a_worker_that_was_forked_shows_no_line_of_the_trainer() -> None:
     library = (f"{SITE}/torchvision/datasets/folder.py", "pil_loader")
     found = seen(TRAIN, LOADER, WORKER, library)
     assert found.place == Place(library[0], 2, "pil_loader")
+
+
+def test_two_files_with_the_same_function() -> None:
+    """Code objects are equal whatever file they are of."""
+    for file in (f"{SITE}/timm/read.py", "/home/me/read.py", f"{SITE}/timm/read.py"):
+        found = seen(TRAIN, LOADER, (file, "one_of_two"))
+        assert found.place == Place(
+            *((TRAIN[0], 2, TRAIN[1]) if SITE in file else (file, 2, "one_of_two"))
+        )

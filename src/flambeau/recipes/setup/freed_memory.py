@@ -20,8 +20,19 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _NEVER = 2**31 - 1  # bytes that are free at the end of the heap, from which on they are given back
 _LARGEST = 2**30  # bytes of a block, from which on it is mapped by itself and given back
 _LARGEST_BEFORE = 2**25  # that older versions of the library take
-KEEP_FREED = {"MALLOC_TRIM_THRESHOLD_": f"{_NEVER}", "MALLOC_MMAP_THRESHOLD_": f"{_LARGEST}"}
-"""Environment variables that do the same for a script that cannot be changed."""
+# Where they refuse the one, the other alone does harm: each block of 128 KiB is mapped anew.
+KEEP_FREED = {"MALLOC_TRIM_THRESHOLD_": f"{_NEVER}", "MALLOC_MMAP_THRESHOLD_": f"{_LARGEST_BEFORE}"}
+"""Environment variables that do so for a script that cannot be changed; blocks up to 32 MiB are kept."""
+
+
+def can_keep_freed() -> bool:
+    """Whether this process has the C library of GNU.
+
+    Example:
+        >>> keep_freed_memory() <= can_keep_freed()
+        True
+    """
+    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt")  # musl has none
 
 
 def keep_freed_memory() -> bool:
@@ -35,11 +46,9 @@ def keep_freed_memory() -> bool:
     Example:
         >>> is_kept = keep_freed_memory()
     """
-    if sys.platform != "linux":
+    if not can_keep_freed():
         return False
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):  # musl has none
-        return False
     takes = bool(libc.mallopt(_MMAP_THRESHOLD, _LARGEST))
     takes = takes or bool(libc.mallopt(_MMAP_THRESHOLD, _LARGEST_BEFORE))
     return takes and bool(libc.mallopt(_TRIM_THRESHOLD, _NEVER))

@@ -13,9 +13,16 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
+from flambeau.train.loop.evaluation_metrics import EvaluationMetrics
 from flambeau.train.loop.memory_guard import MemoryGuard
+from flambeau.train.loop.resumable_state import ResumableState
 from flambeau.train.loop.run_parts import RunParts
 from flambeau.train.loop.transient_state import TransientState
+
+BETWEEN_PARTS = (
+    "an evaluation between the micro-batches of a step chooses no best weights: evaluate after "
+    "run.step(loss), where run.state.step has changed"
+)
 
 
 def evaluated_batches(
@@ -63,6 +70,23 @@ def generators_restored() -> Iterator[None]:
         yield
     finally:
         set_rng_state(generators)
+
+
+@contextlib.contextmanager
+def beside_training(
+    state: ResumableState, loop: TransientState, metrics: EvaluationMetrics
+) -> Iterator[None]:
+    """The generators, the time and what is logged inside are not those of the training.
+
+    Args:
+        state, loop: of the run.
+        metrics: count what is logged inside.
+    """
+    try:
+        with generators_restored(), metrics.counting(), state.window.paused():
+            yield
+    finally:
+        loop.evaluated = None
 
 
 @contextlib.contextmanager

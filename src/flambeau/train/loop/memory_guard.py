@@ -148,11 +148,14 @@ class MemoryGuard:
                 "let it make smaller ones and raise accumulate, or give Run the Dataset"
             ) from error
 
-    def begin_again(self, save: Callable[[], object]) -> None:
+    def begin_again(
+        self, save: Callable[[], object], close: Callable[[], object] = lambda: None
+    ) -> None:
         """Give the global batch under way up, and let it begin again in smaller micro-batches.
 
         Args:
             save: writes a checkpoint of the run as it stands then, and waits for it.
+            close: gives back what the run holds, where this rank leaves.
 
         Raises:
             InputError: one sample per process does not fit.
@@ -174,6 +177,8 @@ class MemoryGuard:
         )
         if self._ranks.world > 1:
             self._leave(text, table, fitting)
+            close()
+            raise MicroBatchHalved
         self._take_back()
         state.micro_batch = now.micro_batch_size
         loader.set_micro_batches(now.micro_batch_size)
@@ -187,7 +192,7 @@ class MemoryGuard:
         """All that the unfinished global batch has left."""
         state, loop, start = self._state, self._loop, self._start
         loop.stream = loop.micro = None
-        loop.is_short = loop.is_open = False
+        loop.is_short = loop.is_open = loop.is_partial = False
         loop.unfinished.clear()
         state.position, state.order_crc = start.position, start.order_crc
         state.window.take_back(start.num_losses, start.total_samples)
@@ -201,7 +206,7 @@ class MemoryGuard:
         release_memory()
 
     def _leave(self, text: str, table: str, fitting: MicroBatches) -> None:
-        """Let all ranks be started again; this one has learned that they need smaller micro-batches."""
+        """Say and note that all ranks are to be started again, and need smaller micro-batches."""
         self._parts.progress.say_from_any_rank(
             f"rank {self._ranks.rank}: {text}; all processes go on from the newest checkpoint when they are "
             f"started again ({self._why})"
@@ -210,7 +215,6 @@ class MemoryGuard:
         self._note(fitting)
         if self._ranks.watch is not None:
             self._ranks.watch.fail(text, OUT_OF_MEMORY, wish=fitting.as_json())
-        raise MicroBatchHalved
 
     def _heed(self, text: str) -> None:
         """Another rank has left; called on the first one, in the thread of its watchdog."""

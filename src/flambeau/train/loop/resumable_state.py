@@ -27,7 +27,7 @@ from flambeau.train.checkpoints.metrics_log import json_numbers
 from flambeau.train.checkpoints.published_weights import Best, Result
 from flambeau.train.loop.step_metrics import StepMetrics
 
-_SCALE_FLOOR = 2.0**-20
+SCALE_FLOOR = 2.0**-20
 """An fp16 loss scale below it: no step has worked for long. Chosen, untested."""
 
 
@@ -154,7 +154,7 @@ class ResumableState:
         row: dict[str, Any] = {**figures}
         if self.amp.precision == "fp16":
             row["loss_scale"] = self.amp.loss_scale()
-            halted = halted or int(row["loss_scale"] < _SCALE_FLOOR)
+            halted = halted or int(row["loss_scale"] < SCALE_FLOOR)
         rates = [group["lr"] for group in self.optimizer.param_groups]
         row["learning_rate"] = max(rates)
         if len(set(rates)) > 1:

@@ -1,9 +1,10 @@
 """Figures of the steps between two log points, kept on the device and read once."""
 
+import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -159,8 +160,17 @@ class StepMetrics:
         self.restart_clock()
         return row, int(halted)
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what happens inside out of the figures that depend on wall time."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._start += self._clock() - start
+
     def restart_clock(self) -> None:
-        """Leave what happened until now (an evaluation, a pause) out of the figures."""
+        """Leave what happened until now out of the figures."""
         self._waited_before += self.wait_s
         self.wait_s, self._start = 0.0, self._clock()
 
@@ -171,8 +181,8 @@ class StepMetrics:
 
     @property
     def empty(self) -> bool:
-        """Nothing was counted since the last line."""
-        return not self.losses and not self.logged and not self._settled
+        """No loss was counted since the last line; values that were logged since then wait for the next."""
+        return not self.losses and not self._settled
 
     def state_dict(self) -> dict[str, Any]:
         """What is counted so far, so that a resumed run writes the same next line."""

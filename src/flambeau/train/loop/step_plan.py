@@ -1,5 +1,6 @@
 """The length of a run in steps, and at which of them something is due."""
 
+from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.train.settings.durations import parse_duration
 
 
@@ -38,6 +39,12 @@ class StepPlan:
         """The steps of a run that are beyond its duration."""
         more = parse_duration(extend or "0st", name="extend")
         return more.steps(steps_per_epoch=self.steps_per_epoch)
+
+    def has_line(self, step: int, last: MicroBatch | None) -> bool:
+        """Whether metrics.jsonl has a line of `step`, which `last` has ended; None if none has just ended."""
+        if last is None:
+            return False
+        return last.ends_epoch or step % self.log_every == 0 or step == self.total_steps
 
     def next_event(self, step: int) -> int:
         """The next step after `step` at which the loop has something to do."""

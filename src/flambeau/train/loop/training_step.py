@@ -73,6 +73,7 @@ class TrainingStep:
                 raise RuntimeError(_NO_GRADIENT) from error
             loss.detach_()  # a loop may keep it, and with it what the pass has not yet freed
             raise
+        self.loop.is_partial = not micro.ends_batch
         self.sync.after_part()
         losses = state.window.add_loss(loss, micro.size)
         state.position = micro.position

@@ -25,6 +25,7 @@ class TransientState:
         asks_to_stop: this process has called `run.stop()`, and the others may not know it yet.
         evaluated: the means of an evaluation under way.
         is_guarded: the loop is inside `run.halving()`, so what it counts may be taken back.
+        is_partial: gradients of a part of the global batch are there, and not of all.
         is_open: a global batch has begun so, and its backward passes are not all done.
         is_short: memory has run out there; the batch is to come again.
         unfinished: counts what was logged of it, once it is done.
@@ -41,6 +42,7 @@ class TransientState:
     asks_to_stop: bool = False
     evaluated: dict[str, MeanOnDevice] | None = None
     is_guarded: bool = False
+    is_partial: bool = False
     is_open: bool = False
     is_short: bool = False
     unfinished: list[Callable[[], object]] = field(default_factory=list)
@@ -63,6 +65,6 @@ class TransientState:
         self.halted_steps.zero_()
         self.next_event, self.saved_step = next_event, saved_step
         self.stream = self.micro = self.done = self.evaluated = None
-        self.asks_to_stop = self.is_open = self.is_short = False
+        self.asks_to_stop = self.is_partial = self.is_open = self.is_short = False
         self.unfinished.clear()
         self.num_samples = 0

@@ -24,11 +24,18 @@ class Cause:
     text: str
 
 
-def shown(where: str) -> str:
-    """FILE:LINE as short as it can be opened from here; of a package from its own folder on."""
+def of_package(where: str) -> str:
+    """FILE:LINE from the folder of its installed package on; '' of anything else."""
     for folder in ("/site-packages/", "/dist-packages/"):
         if folder in where:
             return where.rpartition(folder)[2]
+    return ""
+
+
+def shown(where: str) -> str:
+    """FILE:LINE as short as it can be opened from here; of a package from its own folder on."""
+    if package := of_package(where):
+        return package
     relative = os.path.relpath(where)
     return where if relative.startswith("..") else relative
 

@@ -337,7 +337,7 @@ def page_fault_share(trial: Trial) -> float:
 def _of_page_faults(trial: Trial) -> list[Cause]:
     share, trainer = page_fault_share(trial), trial.trainers[0]
     text = (
-        f"memory that is freed goes back to the system and comes back in each step, by "
+        "memory comes anew from the system in each step, as when what is freed goes back, by "
         f"{trainer.get('faults', 0) / trainer['steps']:.0f} page faults: {percent(share)} of the time"
     )
     return [Cause("page faults", share, "", text)]

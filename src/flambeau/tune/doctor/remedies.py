@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
-from flambeau.recipes.setup.freed_memory import KEEP_FREED
-from flambeau.tune.doctor.cause_text import Cause, shown
+from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
+from flambeau.tune.doctor.cause_text import Cause, of_package, shown
 from flambeau.tune.doctor.causes import (
     SLOWS_ALL,
     Findings,
@@ -211,9 +211,9 @@ def _for_process(findings: Findings) -> list[Remedy]:
             Remedy("no checkpoints", how, {"no_saves": True}, _saved(shares["checkpoint"]), "checkpoint",
                    at_most=False, is_bound=True)
         )  # fmt: skip
-    if (share := page_fault_share(trial)) >= _WORTH_TRYING:
+    if (share := page_fault_share(trial)) >= _WORTH_TRYING and can_keep_freed():
         words = " ".join(f"{name}={value}" for name, value in KEEP_FREED.items())
-        how = f"{words} in the environment; or keep_freed_memory() of flambeau.recipes.setup.freed_memory"
+        how = f"keep_freed_memory() of flambeau.recipes.setup.freed_memory; or {words} in the environment"
         kept, gain = {"keep_freed": True}, _saved(share)
         found.append(Remedy("keep freed memory", how, kept, gain, "page faults", at_most=False))
     ranks = max(1, len(trial.trainers))
@@ -361,9 +361,10 @@ def told_by_trials(
         elif kind == "few workers":
             waits = next((c for c in found if c.kind in _READERS), None)
             if waits is not None and share >= waits.share / 2:
-                found.remove(waits)
+                # The user's own line can be written anew, so it stays the cause.
+                kind = kind if of_package(waits.where) else waits.kind
                 text = f"{waits.text}; more workers help"
-                found.append(Cause(kind, waits.share, waits.where, text))
+                found[found.index(waits)] = Cause(kind, waits.share, waits.where, text)
     # These slow down whatever else is seen, so they come first; and where leaving them did not help, last.
     refuted = {
         one.remedy.kind

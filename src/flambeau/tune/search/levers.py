@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
-from flambeau.recipes.setup.freed_memory import KEEP_FREED
+from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
 
 _MICRO_BATCHES = 2, 4, 8  # parts of a forward pass; chosen
 _WAITS = (
@@ -167,19 +167,19 @@ def levers_of_script(device: torch.device) -> list[Lever]:
     def numbers(name: str, *values: int) -> tuple[Setting, ...]:
         return tuple(Setting(f"{value}", change={name: value}) for value in values)
 
-    precisions = {"bf16": "bfloat16", "fp16": "float16"}
-    rounding = tuple(
-        Setting(name, change={"tf32": True} if name == "tf32" else {"autocast": precisions[name]})
-        for name in _precisions(device)
-        if name != "fp16"  # which needs a scaler in the script
-    )
     is_cuda = device.type == "cuda"
+    keeps_freed = Setting("yes", environment=KEEP_FREED)
+    tf32, bf16 = (
+        Setting("tf32", change={"tf32": True}),
+        Setting("bf16", change={"autocast": "bfloat16"}),
+    )
+    rounding = () if not native_bf16(device) else (tf32, bf16) if is_cuda else (bf16,)
     found = [
         Lever("threads", _threads(device)),
         Lever("workers", numbers("workers", *map(int, _worker_counts(None)))),
         switch("persistent workers", "persistent"),
         Lever("prefetch", numbers("prefetch", 4, 8)),
-        Lever("keep freed memory", () if is_cuda else (Setting("yes", environment=KEEP_FREED),)),
+        Lever("keep freed memory", (keeps_freed,) if can_keep_freed() and not is_cuda else ()),
         *([switch("pin memory", "pin")] if is_cuda else []),
         Lever(
             "optimizer",
@@ -200,12 +200,6 @@ def levers_of_script(device: torch.device) -> list[Lever]:
 
 def _can_compile(device: torch.device) -> bool:
     return device.type == "cuda" or shutil.which("g++") is not None
-
-
-def _precisions(device: torch.device) -> list[str]:
-    if device.type == "cuda":
-        return ["tf32", "bf16", "fp16"] if native_bf16(device) else ["fp16"]
-    return ["bf16"] if native_bf16(device) else []
 
 
 def _worker_counts(run: AsItIs | None) -> list[str]:

@@ -26,6 +26,7 @@ from flambeau.tune.watch.plan import Plan
 _LOSS_LINES = 3  # of metrics.jsonl, ten steps each
 _LOG_EVERY = "10"
 _SMALL = 2**20  # bytes; chosen
+_SCRIPTS = (".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".cfg", ".ini")
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,14 @@ class Trials:
 
 
 def _files_in(command: Sequence[str]) -> bytes:
-    """What the small files that a command names say: an edited script or config is another one."""
+    """What the scripts and configs that a command names say: an edited one is another one.
+
+    A log or a checkpoint, which each trial writes anew, is none of them.
+    """
     told = b""
     for path in (Path(name) for word in command for name in (word, word.partition("=")[2])):
         with suppress(OSError):  # too long for a name
-            if path.is_file() and path.stat().st_size < _SMALL:
+            if path.suffix in _SCRIPTS and path.is_file() and path.stat().st_size < _SMALL:
                 told += hashlib.sha256(path.read_bytes()).digest()
     return told
 

@@ -198,8 +198,9 @@ class Search:
             was, now = math.fsum(full[:count]), math.fsum(tried.losses[:count])
             off = abs(now - was) / max(abs(was), 1e-9)
             if not off <= self._loss_bound:
+                other = "in fp32" if self._reference else "of the run as it is"
                 return (
-                    f"refused: the loss of the first steps differs by {off:.0%} from that in fp32"
+                    f"refused: the loss of the first steps differs by {off:.0%} from that {other}"
                 )
         if lever.costs_start and gain.times > 1:
             extra = tried.start_s - base.start_s

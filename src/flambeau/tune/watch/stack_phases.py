@@ -127,6 +127,7 @@ class Activity(NamedTuple):
 
 
 class _Tag(NamedTuple):
+    code: CodeType  # kept alive, so that nothing else gets its number
     phase: str
     kind: str
     is_user: bool
@@ -134,8 +135,9 @@ class _Tag(NamedTuple):
 
 
 _Stack = tuple[int, ...]
-_tags: dict[CodeType, _Tag] = {}
-# Phase, kind, and which frame is the place, of a stack: numbers of its code, which `_tags` keeps alive.
+# By number, for code of the same text is equal whatever file it is of.
+_tags: dict[int, _Tag] = {}
+# Phase, kind, and which frame is the place, of a stack of such numbers.
 _known: dict[_Stack, tuple[str, str, int | None]] = {}
 
 
@@ -164,7 +166,7 @@ def _of_stack(codes: Sequence[CodeType]) -> tuple[str, str, int | None]:
     library: int | None = None
     is_own = False  # code of the user's, and no step() of an optimizer that the user has written
     for number, code in enumerate(codes):
-        tag = _tags.get(code) or _tag_of(code)
+        tag = _tags.get(id(code)) or _tag_of(code)
         if tag.is_user:
             is_own = code.co_name != "step"
         if tag.phase == "worker":  # what is around was going on in the trainer when it forked
@@ -190,7 +192,7 @@ def _place(frame: FrameType) -> Place:
 def user_line(frame: FrameType | None) -> Place | None:
     """The innermost line of the user's, from a frame outwards."""
     while frame is not None:
-        if (_tags.get(frame.f_code) or _tag_of(frame.f_code)).is_user:
+        if (_tags.get(id(frame.f_code)) or _tag_of(frame.f_code)).is_user:
             return _place(frame)
         frame = frame.f_back
     return None
@@ -205,7 +207,7 @@ def _tag_of(code: CodeType) -> _Tag:
         phase = "evaluation"
     if is_user and not kind:
         kind = next((kind for pattern, kind in _USER_KINDS if pattern.search(name)), "")
-    _tags[code] = tag = _Tag(phase, kind, is_user, is_library)
+    _tags[id(code)] = tag = _Tag(code, phase, kind, is_user, is_library)
     return tag
 
 
