@@ -79,7 +79,7 @@ def some_samples(
 
 def _layout(batch: Any) -> tuple[_Layout, int]:
     """Whether each tensor holds all samples, or lists have an item per sample; and how many samples."""
-    tensors = list(_tensors(batch))
+    tensors = list(tensors_in_batch(batch))
     if not tensors:
         raise InputError(
             f"a batch of the loader is a {type(batch).__name__} without a tensor, whose first dimension "
@@ -91,12 +91,12 @@ def _layout(batch: Any) -> tuple[_Layout, int]:
     lengths = {len(c) for c in columns if _is_list(c) or (isinstance(c, Tensor) and c.dim())}
     # As default_collate makes them: all samples in each tensor, and a string for each in a list.
     stacked = all(t.dim() and len(t) == size for t in tensors) and all(
-        len(c) == size for c in lists if not any(True for _ in _tensors(c))
+        len(c) == size for c in lists if not any(True for _ in tensors_in_batch(c))
     )
     if _is_list(batch) and _are_rows(columns):
         unclear = stacked and all(isinstance(v, Tensor) for c in columns for v in values_of(c))
         return ("unclear", size) if unclear else ("rows", len(batch))
-    is_listed = len(lengths) == 1 and any(True for c in lists for _ in _tensors(c))
+    is_listed = len(lengths) == 1 and any(True for c in lists for _ in tensors_in_batch(c))
     if not is_listed or not all(_is_list(c) or isinstance(c, Tensor) for c in columns):
         return "tensors", size
     return ("unclear", size) if stacked else ("columns", lengths.pop())
@@ -121,11 +121,12 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
+def tensors_in_batch(batch: Any) -> Iterator[Tensor]:
+    """All tensors in nested containers."""
     if isinstance(batch, Tensor):
         yield batch
     for value in values_of(batch):
-        yield from _tensors(value)
+        yield from tensors_in_batch(value)
 
 
 def rebuilt(batch: Any, values: Sequence[Any]) -> Any:

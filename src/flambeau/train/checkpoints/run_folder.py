@@ -32,7 +32,6 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.weights = path / "model.safetensors"
         self.result = path / "result.json"
-        self.bad_images = path / "bad_images.txt"
         self.events = path / "events.jsonl"
         self._lock = RunLock(path)
         self._new_config: bytes | None = None

@@ -56,13 +56,12 @@ def open_training_data(run: RunFacts) -> Source:
 
 
 def sample_difference(
-    left: Source, right: Source, *, seconds: float = READING_S, batch: int = 0, seed: int = 0
+    left: Source, right: Source, *, batch: int = 0, seed: int = 0
 ) -> SampleDifference | None:
     """The first difference between two sources; None where none was found in the time.
 
     Args:
         left, right: the images.
-        seconds: for reading them.
         batch: samples per step of both runs, to tell the step at which a difference is seen first; 0 if they
             are not drawn in an order of (seed, epoch).
         seed: of both runs.
@@ -80,7 +79,7 @@ def sample_difference(
         f"{left.classes[int(left.labels[number])]} and {right.classes[int(right.labels[number])]}"
         for number in numbers[:_MOST]
     }
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + READING_S
     for number in range(len(left)):
         if time.monotonic() > deadline or len(texts) >= _MOST:
             break

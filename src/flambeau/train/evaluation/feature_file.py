@@ -57,7 +57,6 @@ def feature_file(
     *,
     about: Mapping[str, str] | None = None,
     force: bool = False,
-    disk: Disk | None = None,
 ) -> Iterator[Add]:
     """Write a file that is there when all of it is; after an error nothing has changed.
 
@@ -66,7 +65,6 @@ def feature_file(
         num_images: N, or more: the file gets as many rows as are added.
         about: metadata of a safetensors file.
         force: replace a file.
-        disk: all file operations go through it.
 
     Yields:
         A function that takes the arrays of the next images. Floating-point ones become float32, others int64.
@@ -77,7 +75,7 @@ def feature_file(
         OSError: the disk is full or failing.
     """
     refuse_existing(path, suffixes=SUFFIXES, force=force, remedy="--force")
-    disk = disk or Disk()
+    disk = Disk()
     with replacing(path, disk=disk) as temporary:
         file = disk.create(temporary)
         table: _Table | None = None

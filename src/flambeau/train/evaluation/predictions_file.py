@@ -43,7 +43,7 @@ def refuse_existing(
 
 @contextlib.contextmanager
 def predictions_file(
-    path: Path, *, top: int, force: bool = False, disk: Disk | None = None
+    path: Path, *, top: int, force: bool = False
 ) -> Iterator[Callable[[str, str | None, Ranking], None]]:
     """Write a CSV file, which is there when all of it is; after an error nothing has changed.
 
@@ -54,7 +54,6 @@ def predictions_file(
         path: NAME.csv, in a folder that exists.
         top: how many classes each row names.
         force: replace a file.
-        disk: all file operations go through it.
 
     Yields:
         A function that takes the path of an image, its label (None if it is not known) and its ranking.
@@ -64,7 +63,7 @@ def predictions_file(
         OSError: the disk is full or failing.
     """
     refuse_existing(path, suffixes=SUFFIXES, force=force)
-    disk = disk or Disk()
+    disk = Disk()
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     with replacing(path, disk=disk) as temporary:

@@ -25,17 +25,10 @@ class StepMetrics:
         device: of the training.
         in_parts: a step has the same parts for any number of ranks, so what is counted is added up part by
             part, in their order.
-        clock: seconds, for the metrics that depend on wall time.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        *,
-        in_parts: bool = False,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.device, self._clock, self._in_parts = device, clock, in_parts
+    def __init__(self, device: torch.device, *, in_parts: bool = False) -> None:
+        self.device, self._in_parts = device, in_parts
         self._by_part: dict[tuple[int, int], dict[str, MeanOnDevice]] = {}
         self._early: dict[tuple[int, int], dict[str, list[float]]] = {}
         self.losses: list[Tensor] = []
@@ -47,7 +40,7 @@ class StepMetrics:
         self._sizes: list[int] = []
         self._settled: list[tuple[float, int]] = []
         self._ends: list[int] = []
-        self._start = clock()
+        self._start = time.perf_counter()
 
     def add_loss(self, loss: Tensor, num_samples: int) -> list[Tensor]:
         """Count the mean loss of a micro-batch, 0-d; returns all losses so far, float32 without a graph."""
@@ -147,7 +140,7 @@ class StepMetrics:
         halted, *values = torch.cat(figures).tolist()
         losses, logged = values[: len(self.losses)], values[len(self.losses) :]
         counted = [*self._settled, *zip(losses, self._sizes, strict=True)]
-        seconds = max(self._clock() - self._start, 1e-9)
+        seconds = max(time.perf_counter() - self._start, 1e-9)
         samples = sum(size for _, size in counted)
         row = {}
         if samples:
@@ -163,16 +156,16 @@ class StepMetrics:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leave what happens inside out of the figures that depend on wall time."""
-        start = self._clock()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self._start += self._clock() - start
+            self._start += time.perf_counter() - start
 
     def restart_clock(self) -> None:
         """Leave what happened until now out of the figures."""
         self._waited_before += self.wait_s
-        self.wait_s, self._start = 0.0, self._clock()
+        self.wait_s, self._start = 0.0, time.perf_counter()
 
     @property
     def total_wait_s(self) -> float:

@@ -1,7 +1,7 @@
 """What `flambeau verify` says of a file of weights: whole or not, what unpickling it would run, NaNs."""
 
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,16 +142,23 @@ def report_weights(path: Path) -> WeightsReport:
 
 def _npz(path: Path) -> WeightsReport:
     report = WeightsReport(path, "npz", checksums=_has_checksums(path))
+    value = _count_read(report, lambda: with_tensors(read_npz(path)))
+    if value is not None:
+        names = {item.name: None for item in value.values() if isinstance(item, Foreign)}
+        report.not_read = tuple(names)
+    return report
+
+
+def _count_read(report: WeightsReport, read: Callable[[], Any]) -> Any:
+    """What has been read, counted in the report; None where it is damaged."""
     try:
-        value = with_tensors(read_npz(path))
+        value = read()
         report.convertible, tensors = bool(weights_in(value)), tensors_in(value)
     except ValueError as error:
-        report.damaged.append(str(error).removeprefix(f"{path}: "))
-        return report
-    names = {item.name: None for item in value.values() if isinstance(item, Foreign)}
-    report.not_read = tuple(names)
+        report.damaged.append(str(error).removeprefix(f"{report.path}: "))
+        return None
     _count(report, tensors.items())
-    return report
+    return value
 
 
 def _pickle(path: Path) -> WeightsReport:
@@ -168,15 +175,8 @@ def _pickle(path: Path) -> WeightsReport:
     report.checksums = _has_checksums(path)
     report.not_read = contents.not_read
     report.weights_only = contents.weights_only
-    if damaged:
-        return report
-    try:
-        value = with_tensors(contents.value)
-        report.convertible, tensors = bool(weights_in(value)), tensors_in(value)
-    except ValueError as error:
-        report.damaged.append(str(error).removeprefix(f"{path}: "))
-        return report
-    _count(report, tensors.items())
+    if not damaged:
+        _count_read(report, lambda: with_tensors(contents.value))
     return report
 
 

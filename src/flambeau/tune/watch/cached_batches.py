@@ -1,10 +1,11 @@
 """The ceiling of a model: the first batches again and again, at no cost."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor
+from flambeau.data.loading.batch_samples import tensors_in_batch
+from flambeau.data.loading.workers.transport import over_tensors
 
 
 class CachedBatches:
@@ -43,30 +44,13 @@ class CachedBatches:
 
     def _handed_out(self, loader: Any, batch: Any) -> Any:
         """The batch itself, or a copy for a script that changes its batches."""
-        if loader not in self._are_changed and any(leaf._version for leaf in _leaves(batch)):
+        if loader not in self._are_changed and any(
+            leaf._version for leaf in tensors_in_batch(batch)
+        ):
             self._are_changed.add(loader)
         return _copy(batch) if loader in self._are_changed else batch
 
 
-def _leaves(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _leaves(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from _leaves(value)
-
-
 def _copy(batch: Any) -> Any:
     """Tensors are new ones; what else is in it is the same."""
-    if isinstance(batch, Tensor):
-        return batch.detach().clone()
-    if isinstance(batch, dict):
-        return type(batch)({key: _copy(value) for key, value in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_copy(value) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_copy(value) for value in batch)
-    return batch
+    return over_tensors(batch, lambda tensor: tensor.detach().clone())

@@ -56,13 +56,9 @@ class LoaderClock:
             return {}
         return {
             "num_workers": loader.num_workers,
-            "batch_size": loader.batch_size,
             "pin_memory": bool(loader.pin_memory),
             "persistent_workers": bool(loader.persistent_workers),
-            "prefetch_factor": loader.prefetch_factor,
             "place": self.lines.get(loader),
-            "data_set": type(loader.dataset).__name__,
-            "collate": getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__),
         }
 
 

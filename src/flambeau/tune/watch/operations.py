@@ -1,10 +1,7 @@
 """What the operations of a few steps are, by torch's own profiler: small ones, memory-bound ones, kernels."""
 
-import gzip
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,7 +65,7 @@ class Operations:
         }
         device_us = sum(event.self_device_time_total for event in events)
         if trace is not None:
-            _write_trace(seen, Path(trace))
+            seen.export_chrome_trace(trace)  # compressed where it ends in .gz
 
         def seconds(names: Iterable[str]) -> float:
             return sum(sum(per_step[name]) for name in names) / 1e6
@@ -100,11 +97,3 @@ def undisturbed(times: Sequence[float], steps: int) -> list[float]:
     if left:
         return [sum(times) / len(times)] * max(1, round(len(times) / steps))
     return [min(times[number::calls]) for number in range(calls)]
-
-
-def _write_trace(seen: profile, file: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder) / "trace.json"
-        seen.export_chrome_trace(str(plain))
-        content = plain.read_bytes()
-    file.write_bytes(gzip.compress(content, 6) if file.suffix == ".gz" else content)

@@ -20,7 +20,7 @@ from flambeau.tune.watch.loader_clock import LoaderClock
 from flambeau.tune.watch.operations import Operations
 from flambeau.tune.watch.plan import Plan, write_whole
 from flambeau.tune.watch.stack_sampler import Seen, StackSampler
-from flambeau.tune.watch.thread_state import page_faults, run_delay, threads_of_process
+from flambeau.tune.watch.thread_state import page_faults
 from flambeau.tune.watch.waiting_calls import WaitingCalls
 
 _LOOKED_AT = 5  # steps whose waiting calls are counted; chosen
@@ -146,9 +146,9 @@ class StepWatch:
     def _window_file(self) -> Path:
         return self._folder / f"{self._pid}.window"
 
-    def _clock(self) -> tuple[float, float, int, float, int, float]:
-        loaders, delay = self.loaders, run_delay(self._threads["main"][1])
-        return loaders.waited_s, loaders.started_s, loaders.batches, delay, *page_faults()
+    def _clock(self) -> tuple[float, float, int, int, float]:
+        loaders = self.loaders
+        return loaders.waited_s, loaders.started_s, loaders.batches, *page_faults()
 
     def _close_window(self) -> None:
         self._window_file.unlink(missing_ok=True)
@@ -160,7 +160,7 @@ class StepWatch:
             seconds = dict(self._sampler.seconds)
         times = self._times
         elapsed, steps = times[-1] - times[0], len(times) - 1
-        waited, started, batches, delayed, faults, system = (
+        waited, started, batches, faults, system = (
             now - then for now, then in zip(self._clock(), self._clock_then, strict=True)
         )
         graphs, breaks = compile_counts()
@@ -168,7 +168,7 @@ class StepWatch:
             "graphs": graphs, "graphs_in_window": graphs - self._graphs_then, "graph_breaks": breaks,
             "steps": steps, "seconds": elapsed, "step_s": elapsed / max(steps, 1),
             "times": [later - earlier for earlier, later in itertools.pairwise(times)][:10_000],
-            "waited_s": waited, "started_s": started, "batches": batches, "run_delay_s": delayed,
+            "waited_s": waited, "started_s": started, "batches": batches,
             "faults": faults, "system_s": system,
             "until_window_s": self._opened - self._began,
             "seen": as_rows(seconds),
@@ -187,14 +187,14 @@ class StepWatch:
         write_whole(
             self._folder / f"{self._pid}.json",
             self._result | {
-                "pid": self._pid, "rank": int(os.environ.get("RANK", "0")),
+                "rank": int(os.environ.get("RANK", "0")),
                 "world": int(os.environ.get("WORLD_SIZE", "1")),
                 "loader": self.loaders.loader_facts(),
-                "threads": torch.get_num_threads(), "process_threads": threads_of_process(),
+                "threads": torch.get_num_threads(),
                 "anomaly": torch.is_anomaly_enabled(),
                 "optimizer": optimizer_facts(optimizer),
                 "device": device_of(optimizer), **_device_memory(device_of(optimizer)),
-                "python": sys.version.split()[0], "torch": torch.__version__,
+                "torch": torch.__version__,
             },
         )  # fmt: skip
 
@@ -225,7 +225,6 @@ def optimizer_facts(optimizer: Optimizer | None) -> dict[str, Any]:
         "is_torchs": type(optimizer).__module__.startswith("torch.optim"),
         "can_fuse": "fused" in group,
         "fused": bool(group.get("fused")),
-        "foreach": group.get("foreach"),
         "has_convolutions": any(p.ndim == 4 for p in group["params"]),
         "tensors": sum(len(one["params"]) for one in optimizer.param_groups),
     }

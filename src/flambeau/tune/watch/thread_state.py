@@ -70,18 +70,6 @@ def threads_of_process() -> int:
         return 1
 
 
-def run_delay(thread: int) -> float:
-    """Seconds for which a thread of this process was ready and had no CPU; 0 where nobody counts.
-
-    Args:
-        thread: its number in the kernel.
-    """
-    try:
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
 OWN_THREADS = "flambeau-doctor"
 """The name of each thread that watches."""
 

@@ -65,7 +65,7 @@ def _watch(folder: Path, parent: int, main: threading.Thread) -> None:
             opened, times_then = time.monotonic(), run_times()
         if is_open or was_open:
             told = {
-                "parent": parent, "seen": as_rows(dict(sampler.seconds)),
+                "seen": as_rows(dict(sampler.seconds)),
                 "process_threads": threads_of_process(),
                 "busy_threads": busy_threads(times_then, run_times(), time.monotonic() - opened),
             }  # fmt: skip

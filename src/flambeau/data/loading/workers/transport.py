@@ -47,7 +47,7 @@ def to_send(batch: Any, *, workers: int) -> Any:
     In a container 64 MiB of /dev/shm are usual, and a worker that writes beyond dies of a bus error.
     Values go through a pipe, which costs two more copies.
     """
-    return batch if has_room(batch, workers=workers) else _over_tensors(batch, _Piped.of)
+    return batch if has_room(batch, workers=workers) else over_tensors(batch, _Piped.of)
 
 
 def has_room(batch: Any, *, workers: int) -> bool:
@@ -63,9 +63,7 @@ def has_room(batch: Any, *, workers: int) -> bool:
 
 
 def _bytes_of(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    return value.nbytes if isinstance(value, np.ndarray) else 0
+    return value.nbytes if isinstance(value, Tensor | np.ndarray) else 0
 
 
 def received(batch: Any) -> Any:
@@ -79,10 +77,11 @@ def pinned(batch: Any) -> Any:
     Torch's allocator takes such memory back once no tensor uses it and the copies from it are done, and
     gives it out again: after the first batches nothing is allocated any more.
     """
-    return _over_tensors(batch, lambda t: t if t.is_pinned() else t.pin_memory())
+    return over_tensors(batch, lambda t: t if t.is_pinned() else t.pin_memory())
 
 
-def _over_tensors(batch: Any, work: Callable[[Tensor], Any]) -> Any:
+def over_tensors(batch: Any, work: Callable[[Tensor], Any]) -> Any:
+    """A copy of nested containers with `work` done to their tensors."""
     return _mapped(batch, lambda value: work(value) if isinstance(value, Tensor) else value)
 
 
