@@ -4,7 +4,7 @@
 
 On 2 and 4 ranks (gloo) a step of as many parts as ranks, whose gradients are exchanged after the backward
 pass (`Run(parts=N)`), beside DDP's, which overlaps (`Run()`); on one process four parts beside four
-micro-batches. Both keep a model of their own in the same processes and take blocks of steps in turn; a round
+micro-batches. Freed memory is kept in the process, as `flambeau train` does. Both keep a model of their own in the same processes and take blocks of steps in turn; a round
 is the ratio of one block to the mean of the two around it. Median, smallest and largest ratio of all rounds;
 of several ranks the clock is rank 0's.
 """
@@ -35,6 +35,7 @@ from flambeau.parallel.fixed_parts import FixedParts
 from flambeau.parallel.gradient_sync import GradientSync, SingleProcess
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.models.small_convnet import SmallConvNet
+from flambeau.recipes.setup.freed_memory import keep_freed_memory
 from provenance import commit, cpu_model, record  # beside this script
 
 BLOCK = {"small_convnet": 12, "resnet18": 3}  # steps
@@ -102,6 +103,7 @@ def seconds(step: Callable[[], None], steps: int) -> float:
 
 def measure(rank: int, job: Job, rounds: int, port: int, answer: Any) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()  # as `flambeau train` does
     if job.world > 1:
         dist.init_process_group(
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=job.world
@@ -157,7 +159,7 @@ def main() -> None:
                 **job._asdict(), "beside": "DDP" if world > 1 else "accumulation of 4",
                 "ratio": round(statistics.median(ratios), 4),
                 "low": round(min(ratios), 4), "high": round(max(ratios), 4),
-                "usual_step_ms": round(1000 * statistics.median(usual_s), 2),
+                "keeps_freed_memory": True, "usual_step_ms": round(1000 * statistics.median(usual_s), 2),
                 "rounds": options.rounds, "torch": torch.__version__,
                 "python": platform.python_version(), "cpu": cpu_model(), "commit": commit(),
             }  # fmt: skip
