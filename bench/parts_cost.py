@@ -4,9 +4,9 @@
 
 On 2 and 4 ranks (gloo) a step of as many parts as ranks, whose gradients are exchanged after the backward
 pass (`Run(parts=N)`), beside DDP's, which overlaps (`Run()`); on one process four parts beside four
-micro-batches. Freed memory is kept in the process, as `flambeau train` does. Both keep a model of their own in the same processes and take blocks of steps in turn; a round
-is the ratio of one block to the mean of the two around it. Median, smallest and largest ratio of all rounds;
-of several ranks the clock is rank 0's.
+micro-batches. Freed memory is kept in the process, as `flambeau train` does. Both keep a model of their own
+in the same processes and take blocks of steps in turn; a round is the ratio of one block to the mean of the
+two around it. Median, smallest and largest ratio of all rounds; of several ranks the clock is rank 0's.
 """
 
 import os

@@ -194,7 +194,8 @@ class Run:
                 loop.stream = self._recorder.shown(self._parts.stream(state.epoch, state.position))
             micro = next(loop.stream)
             window.wait_s += time.perf_counter() - start
-            loop.micro, loop.num_samples, state.micro = micro, micro.size, micro._replace(data=None)
+            loop.micro, loop.num_samples = micro, micro.size
+            state.micro = MicroBatch(None, *micro[1:])  # without its data
             loop.part_of = state.step, micro.draw
             self._draws.seed(state.epoch, micro)
             self._ranks.beat("in the forward pass")
