@@ -52,8 +52,8 @@ def kinds(folder: Path) -> list[tuple[int, str]]:
     return [(row["step"], "train" if "train_loss" in row else "val") for row in rows(folder)]
 
 
-def losses(folder: Path) -> list[tuple[int, float]]:
-    return [(row["step"], row["train_loss"]) for row in rows(folder) if "train_loss" in row]
+def figures(folder: Path, name: str) -> list[tuple[int, float]]:
+    return [(row["step"], row[name]) for row in rows(folder) if name in row]
 
 
 @pytest.mark.parametrize("stop_at", [4, 12, 24])
@@ -74,7 +74,7 @@ def test_a_stop_in_an_evaluation_at_a_step_with_a_line(tmp_path: Path, stop_at: 
     with pytest.raises(SystemExit):
         go(tmp_path / "stopped", stop_at)
     go(tmp_path / "stopped")
-    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+    assert figures(tmp_path / "stopped", "train_loss") == figures(tmp_path / "whole", "train_loss")
 
 
 @pytest.mark.parametrize("at", [4, 6])
@@ -160,10 +160,110 @@ def test_an_evaluation_between_the_micro_batches_of_a_step(
         return dict(run.model.state_dict())
 
     whole = go(tmp_path / "whole")
-    assert "between the micro-batches of a step chooses no best weights" in capfd.readouterr().err
+    told = "between the micro-batches of a step chooses no best weights"
+    assert capfd.readouterr().err.count(told) == 1
     with pytest.raises((SystemExit, Kill)):
         go(tmp_path / "ended", end_in=2)
     again = go(tmp_path / "ended")
     for name, tensor in whole.items():
         torch.testing.assert_close(again[name], tensor, rtol=0, atol=0)
-    assert losses(tmp_path / "ended") == losses(tmp_path / "whole")
+    for name in (
+        "train_loss",
+        "val_loss",
+    ):  # the evaluation in which the stop is asked for is whole
+        assert figures(tmp_path / "ended", name) == figures(tmp_path / "whole", name)
+
+
+class Slow:
+    """A metric that takes long to put together."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def update(self, values: Tensor) -> None:
+        self.count += len(values)
+
+    def compute(self) -> float:
+        time.sleep(1.0)
+        return float(self.count)
+
+    def reset(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def test_what_a_metric_takes_is_not_time_of_training(tmp_path: Path) -> None:
+    run = start(
+        tmp_path / "run", duration="8st", metrics={"seen": Slow()}, best="seen", best_mode="max"
+    )
+    for _ in run.epochs():
+        for batch in run.batches():
+            run.step(loss_of(run, batch))
+            if run.state.step == 4:
+                for _, y in run.evaluate(data(8)):
+                    run.log(seen=y)
+    assert figures(tmp_path / "run", "seen") == [(4, 8.0)]
+    assert all(rate > 2 * 16 / 1.0 for _, rate in figures(tmp_path / "run", "images_per_s"))
+
+
+def test_a_lost_loss_scale_is_no_matter_of_an_evaluation(tmp_path: Path) -> None:
+    """The run goes back between two bodies, not within one."""
+    run = start(
+        tmp_path / "run",
+        duration="1ep",
+        precision="fp16",
+        on_nan="rollback",
+        checkpoint_every="3st",
+    )
+    within = []
+    for _ in run.epochs():
+        for batch in run.batches():
+            if run.state.step == 7 and not run.state.rollbacks:
+                run.state.amp.load_state_dict(
+                    {"scale": torch.tensor(2.0**-21), "growth_tracker": torch.tensor(0)}
+                )
+            run.step(F.cross_entropy(run.model(batch[0]).float(), batch[1]))
+            step = run.state.step
+            if step % 4 == 0:
+                for _ in evaluate(run):
+                    pass
+            within.append((step, run.state.step))
+    assert run.state.rollbacks == 1
+    assert all(before == after for before, after in within)
+    assert [step for step, _ in figures(tmp_path / "run", "val_loss")] == [4, 8, 12]
+
+
+def test_memory_that_runs_out_before_an_evaluation(tmp_path: Path) -> None:
+    """The body goes on to its evaluation, which must not take the batch for one of its own."""
+    run, is_short = start(tmp_path / "run", duration="4st"), True
+    for _ in run.epochs():
+        for batch in run.batches():
+            with run.halving():
+                if len(batch[0]) > 2:
+                    raise torch.OutOfMemoryError("made up")
+                run.step(loss_of(run, batch))
+            if run.state.step % 4 == 0:
+                for _ in run.evaluate(data(8)):
+                    assert not is_short
+                    run.log(val_loss=0.5)
+            is_short = False
+    assert run.state.step == 4
+    assert figures(tmp_path / "run", "val_loss") == [(0, 0.5), (4, 0.5)]
+
+
+def test_a_line_of_the_body_after_an_evaluation_counts_samples_of_its_batch(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", duration="4st")
+    for _ in run.epochs():
+        for batch in run.batches():
+            for _ in run.evaluate(data(6)):
+                run.log(val_loss=0.5)
+            run.step(loss_of(run, batch))
+            run.log(
+                seen=batch[1].float() * 0 + 1
+            )  # one for each of 4 samples, where the other had 2
+    assert figures(tmp_path / "run", "seen") == [(4, 1.0)]

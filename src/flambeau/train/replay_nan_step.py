@@ -11,7 +11,6 @@ from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.fit_classifier import Training, set_up
 from flambeau.train.loop.nan_guard import BadStep, explain
-from flambeau.train.loop.resumable_state import SCALE_FLOOR
 from flambeau.train.settings.config_file import from_stored
 
 
@@ -80,12 +79,7 @@ def _run_to(training: Training, bad: BadStep) -> list[str]:
                 set_rng_state(generators)
             run.step(compute())
             if run.state.step == bad.step:
-                amp = run.state.amp
-                if not findings and amp.loss_scale() < SCALE_FLOOR:
-                    findings = [
-                        "gradients are infinite in fp16 with the smallest scale of the loss"
-                    ]
-                if not findings and bool(amp.halted):
+                if not findings and run.state.is_bad:
                     findings = ["a gradient or its norm is NaN or infinite"]
                 return findings
     raise InputError(f"the run has no step {bad.step}")

@@ -194,9 +194,8 @@ class Run:
                 loop.stream = self._recorder.shown(self._parts.stream(state.epoch, state.position))
             micro = next(loop.stream)
             window.wait_s += time.perf_counter() - start
-            loop.micro, loop.num_samples = micro, micro.size
+            loop.begin(micro, step=state.step)
             state.micro = MicroBatch(None, *micro[1:])  # without its data
-            loop.part_of = state.step, micro.draw
             self._draws.seed(state.epoch, micro)
             self._ranks.beat("in the forward pass")
             self._step.sync.before_batch(micro)
@@ -268,27 +267,29 @@ class Run:
         The averaged weights stand in the model meanwhile, if there are any. What is logged meanwhile
         becomes one line of metrics.jsonl. Randomness in here neither depends on training nor changes it.
         """
-        ema, means = self.state.ema, dict[int, dict[str, MeanOnDevice]]()
-        is_due = self.plan.has_line(self.state.step, self._loop.done)
-        if is_due and not bool(self._parts.amp.halted):
+        ema, loop, means = self.state.ema, self._loop, dict[int, dict[str, MeanOnDevice]]()
+        if loop.is_short:
+            return  # the batch comes again, and then this
+        if self.plan.has_line(self.state.step, loop.done) and not self.state.is_bad:
             self._flush()  # before the line of the evaluation
-        with beside_training(self.state, self._loop, self._parts.metrics):
-            self._loop.evaluated = means.setdefault(0, {})
-            self._draws.seed_evaluation(self.state.epoch)
-            self._step.sync.share_statistics(ema.shadow if ema else {})
-            loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
-            if loader.forks:
-                self._recorder.before_fork()
-            yield from evaluated_batches(
-                loader, self._parts, self._loop,
-                ranks=self._ranks, model=self.model, ema=ema, guard=self._memory, means=means,
-            )  # fmt: skip
-        figures = self._parts.metrics.figures(gathered_means(means, self._ranks))
-        self._parts.bad.report()
-        if not self._loop.is_partial:  # else at the end of the step: gradients are in no checkpoint
-            self._preempt_if_asked()
-        if figures:
-            self._record(figures)
+        with self.state.window.paused():
+            with beside_training(loop, self._parts.metrics):
+                loop.evaluated = means.setdefault(0, {})
+                self._draws.seed_evaluation(self.state.epoch)
+                self._step.sync.share_statistics(ema.shadow if ema else {})
+                loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
+                if loader.forks:
+                    self._recorder.before_fork()
+                yield from evaluated_batches(
+                    loader, self._parts, loop,
+                    ranks=self._ranks, model=self.model, ema=ema, guard=self._memory, means=means,
+                )  # fmt: skip
+            figures = self._parts.metrics.figures(gathered_means(means, self._ranks))
+            self._parts.bad.report()
+            if not loop.is_partial:  # else at the end of the step: gradients are in no checkpoint
+                self._preempt_if_asked()
+            if figures:
+                self._record(figures)
 
     def close(self) -> None:
         """Wait for the checkpoint under way, stop the workers, release the folder. `epochs` does it."""
@@ -340,10 +341,10 @@ class Run:
     def _record(self, figures: dict[str, float]) -> None:
         """Write the line of an evaluation; the best so far gets a checkpoint when the loop's body is done."""
         self.state.metrics = figures
-        if self._loop.is_partial:
-            self.progress.say(BETWEEN_PARTS)
-        else:
+        if not self._loop.is_partial:
             self.state.best.see(figures, step=self.state.step)
+        elif self._options.best in figures:
+            self.progress.say_once(BETWEEN_PARTS)
         self._parts.schedule.note(figures)
         self._recorder.write_evaluation(figures)
         if self._loop.is_partial or self.state.best.step != self.state.step:
@@ -355,8 +356,7 @@ class Run:
 
     def _end_epoch(self) -> None:
         """The loop's body is done with an epoch, or with what of it belongs to the run."""
-        state, say = self.state, self.progress.say
-        step = state.step
+        state, say, step = self.state, self.progress.say, self.state.step
         self._end_batch()  # of a body that left with `break`
         if state.step < step:
             return  # rolled back, and the rest of that epoch comes next

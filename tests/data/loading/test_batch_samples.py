@@ -4,6 +4,7 @@ from collections import UserDict, namedtuple
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from flambeau.data.loading.batch_samples import count_samples, is_tensor_per_sample, some_samples
 from flambeau.data.loading.user_dataloader import UserDataLoader
-from flambeau.data.loading.workers.transport import received, to_send
+from flambeau.data.loading.workers.transport import has_room, received, to_send
 from flambeau.errors import InputError
 
 Pair = namedtuple("Pair", ["image", "label"])
@@ -202,3 +203,8 @@ def test_two_tensors_of_all_samples_are_cut_by_samples(batch_size: int) -> None:
 )
 def test_which_lists_hold_a_tensor_per_sample(batch: Any, expected: int, listed: Any) -> None:
     assert is_tensor_per_sample(batch, expected) is listed
+
+
+def test_a_batch_with_a_sparse_tensor_has_room() -> None:
+    """It has no nbytes."""
+    assert has_room((torch.eye(3).to_sparse(), np.zeros(3)), workers=2)

@@ -15,7 +15,6 @@ from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.loop.evaluation_metrics import EvaluationMetrics
 from flambeau.train.loop.memory_guard import MemoryGuard
-from flambeau.train.loop.resumable_state import ResumableState
 from flambeau.train.loop.run_parts import RunParts
 from flambeau.train.loop.transient_state import TransientState
 
@@ -58,8 +57,8 @@ def evaluated_batches(
             for data in guard.evaluated_parts(micro, loader):
                 ranks.beat("evaluating")
                 yield data
-            if not is_sharded and ranks.stops_next:
-                break
+            if not is_sharded and ranks.stops_next and not loop.is_partial:
+                break  # the run stops, and its figures are not recorded
 
 
 @contextlib.contextmanager
@@ -73,20 +72,21 @@ def generators_restored() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def beside_training(
-    state: ResumableState, loop: TransientState, metrics: EvaluationMetrics
-) -> Iterator[None]:
-    """The generators, the time and what is logged inside are not those of the training.
+def beside_training(loop: TransientState, metrics: EvaluationMetrics) -> Iterator[None]:
+    """The generators and what is logged inside are not those of the training, nor is its batch.
 
     Args:
-        state, loop: of the run.
+        loop: of the run.
         metrics: count what is logged inside.
     """
+    kept = loop.num_samples, loop.is_open, loop.unfinished
+    loop.is_open, loop.unfinished = False, []
     try:
-        with generators_restored(), metrics.counting(), state.window.paused():
+        with generators_restored(), metrics.counting():
             yield
     finally:
         loop.evaluated = None
+        loop.num_samples, loop.is_open, loop.unfinished = kept
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ class ProgressBar:
         """Whether a cell shows the bar, and may show more."""
         self._line: LiveLine | None = None
         self._figures: _Figures | None = None
-        self._due, self._lines = 0.0, 0
+        self._due, self._lines, self._said = 0.0, 0, set[str]()
         self.listener: Callable[[Mapping[str, Any]], None] | None = None
         """Takes what happens, as a program wants it."""
         self.events: EventsLog | None = None
@@ -106,6 +106,12 @@ class ProgressBar:
         """Tell what happens to the run: a line of its own on standard error, and one in its folder."""
         self.show(text)
         self.tell_folder(text)
+
+    def say_once(self, text: str) -> None:
+        """The same for what may happen again and again."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
 
     def say_from_any_rank(self, text: str) -> None:
         """The same for what happens to one process alone, of which no other knows."""

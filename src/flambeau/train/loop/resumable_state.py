@@ -27,7 +27,7 @@ from flambeau.train.checkpoints.metrics_log import json_numbers
 from flambeau.train.checkpoints.published_weights import Best, Result
 from flambeau.train.loop.step_metrics import StepMetrics
 
-SCALE_FLOOR = 2.0**-20
+_SCALE_FLOOR = 2.0**-20
 """An fp16 loss scale below it: no step has worked for long. Chosen, untested."""
 
 
@@ -148,13 +148,18 @@ class ResumableState:
             meta=meta,
         )
 
+    @property
+    def is_bad(self) -> bool:
+        """A step was not finite, or none works any more in fp16; waits for the device."""
+        return bool(self.amp.halted) or self.amp.loss_scale() < _SCALE_FLOOR
+
     def read_window(self, halted_steps: Tensor) -> tuple[dict[str, Any], int]:
         """The line of the steps since the last one, and how many of them are undone; waits for the device."""
         figures, halted = self.window.read(halted_steps)
         row: dict[str, Any] = {**figures}
         if self.amp.precision == "fp16":
             row["loss_scale"] = self.amp.loss_scale()
-            halted = halted or int(row["loss_scale"] < SCALE_FLOOR)
+            halted = halted or int(row["loss_scale"] < _SCALE_FLOOR)
         rates = [group["lr"] for group in self.optimizer.param_groups]
         row["learning_rate"] = max(rates)
         if len(set(rates)) > 1:

@@ -160,7 +160,8 @@ class StepMetrics:
         try:
             yield
         finally:
-            self._start += time.perf_counter() - start
+            now = time.perf_counter()
+            self._start = min(self._start + now - start, now)  # it may have begun anew inside
 
     def restart_clock(self) -> None:
         """Leave what happened until now out of the figures."""

@@ -47,6 +47,11 @@ class TransientState:
     is_short: bool = False
     unfinished: list[Callable[[], object]] = field(default_factory=list)
 
+    def begin(self, micro: MicroBatch, *, step: int) -> None:
+        """A batch is handed to the loop, after `step` steps."""
+        self.micro, self.num_samples = micro, micro.size
+        self.part_of = step, micro.draw
+
     def count(self, work: Callable[[], object]) -> None:
         """Count something of the batch under way: now, or when it is done, if it may be taken back."""
         if self.is_guarded:

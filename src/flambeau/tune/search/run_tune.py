@@ -26,7 +26,7 @@ from flambeau.tune.watch.plan import Plan
 _LOSS_LINES = 3  # of metrics.jsonl, ten steps each
 _LOG_EVERY = "10"
 _SMALL = 2**20  # bytes; chosen
-_SCRIPTS = (".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".cfg", ".ini")
+_SCRIPTS = ("", ".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".cfg", ".ini")
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,8 @@ def _files_in(command: Sequence[str]) -> bytes:
     told = b""
     for path in (Path(name) for word in command for name in (word, word.partition("=")[2])):
         with suppress(OSError):  # too long for a name
-            if path.suffix in _SCRIPTS and path.is_file() and path.stat().st_size < _SMALL:
+            is_script = path.suffix in _SCRIPTS or os.access(path, os.X_OK)
+            if is_script and path.is_file() and path.stat().st_size < _SMALL:
                 told += hashlib.sha256(path.read_bytes()).digest()
     return told
 

@@ -63,7 +63,9 @@ def has_room(batch: Any, *, workers: int) -> bool:
 
 
 def _bytes_of(value: Any) -> int:
-    return value.nbytes if isinstance(value, Tensor | np.ndarray) else 0
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()  # sparse ones have no nbytes
+    return value.nbytes if isinstance(value, np.ndarray) else 0
 
 
 def received(batch: Any) -> Any:
