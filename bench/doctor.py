@@ -280,7 +280,9 @@ def main() -> int:
             print(error, file=sys.stderr)
             failed.append(job.path.stem)
             continue
-        command = f"python bench/doctor.py {job.path.stem} --pairs {told.pairs}"
+        program, *words = shlex.split(told.doctor)
+        doctor = shlex.quote(shlex.join([Path(program).name, *words]))
+        command = f"python bench/doctor.py {job.path.stem} --doctor {doctor} --pairs {told.pairs}"
         record(rows[-1] | origin | {"command": command}, __file__, keep=told.record)
     print(table(rows), *(f"{name} failed" for name in failed), sep="\n")
     return int(bool(failed) or not all(map(is_good, rows)))

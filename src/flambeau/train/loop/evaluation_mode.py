@@ -73,7 +73,7 @@ def generators_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def beside_training(loop: TransientState, metrics: EvaluationMetrics) -> Iterator[None]:
-    """The generators and what is logged inside are not those of the training, nor is its batch.
+    """Training finds its generators, and the batch whose values it logs, as they were before.
 
     Args:
         loop: of the run.
