@@ -45,6 +45,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.pluginmanager.register(importlib.import_module("shared_fixtures"))
 
 
+@pytest.hookimpl(optionalhook=True)  # where that plugin is missing
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are cores: a quarter of the time the tests of processes only wait."""
     return len(os.sched_getaffinity(0)) + 1

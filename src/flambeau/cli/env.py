@@ -155,6 +155,8 @@ def _extras() -> dict[str, list[str] | str]:
 
     from packaging.requirements import Requirement
 
+    if _version("flambeau") is None:  # a checkout on Python's path
+        return {}
     wanted = [Requirement(line) for line in metadata.requires("flambeau") or []]
     found: dict[str, list[str] | str] = {}
     for extra in metadata.metadata("flambeau").get_all("Provides-Extra") or []:

@@ -19,6 +19,7 @@ from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, nearest
 from flambeau.html_table import html_table
+from flambeau.recipes.setup.float32_precision import float32_precision_kept
 from flambeau.recipes.training.auroc import AUROC
 from flambeau.recipes.training.calibration_error import CalibrationError
 from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
@@ -150,18 +151,14 @@ def _process_restored() -> Iterator[None]:
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn, threads = torch.backends.cudnn, torch.get_num_threads()
     switches = cudnn.benchmark, cudnn.deterministic
-    products = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]  # type: ignore[attr-defined]
-    precisions = [product.fp32_precision for product in products]
     try:
-        with generators_restored():
+        with generators_restored(), float32_precision_kept():
             yield
     finally:
         torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         cudnn.benchmark, cudnn.deterministic = switches
         torch.set_num_threads(threads)
-        for product, precision in zip(products, precisions, strict=True):
-            product.fp32_precision = precision
 
 
 def load(

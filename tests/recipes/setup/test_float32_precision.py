@@ -21,11 +21,11 @@ def _put_back() -> Iterator[None]:
         pass
     assert float32_precision() == DEFAULTS
     yield
+    BACKENDS.cuda.matmul.allow_tf32 = False
+    BACKENDS.cudnn.allow_tf32 = True
     BACKENDS.cuda.matmul.fp32_precision = "none"
     BACKENDS.cudnn.conv.fp32_precision = "tf32"
     BACKENDS.cudnn.rnn.fp32_precision = "tf32"
-    assert not BACKENDS.cuda.matmul.allow_tf32  # the older getters agree again
-    assert BACKENDS.cudnn.allow_tf32
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
@@ -35,6 +35,20 @@ def test_all_three_kinds_are_set(precision: str) -> None:
     assert BACKENDS.cuda.matmul.fp32_precision == precision
     assert BACKENDS.cudnn.conv.fp32_precision == precision
     assert BACKENDS.cudnn.rnn.fp32_precision == precision
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_the_older_getters_agree(precision: str) -> None:
+    """`torch.export` asks for them, and they raise where the families differ."""
+    with float32_precision_as(precision):  # type: ignore[arg-type]
+        assert BACKENDS.cuda.matmul.allow_tf32 is (precision == "tf32")
+        assert BACKENDS.cudnn.allow_tf32 is (precision == "tf32")
+        assert (
+            torch.get_float32_matmul_precision() == {"ieee": "highest", "tf32": "high"}[precision]
+        )
+        torch.export.export(torch.nn.Conv2d(1, 1, 1), (torch.ones(1, 1, 2, 2),))
+    assert not BACKENDS.cuda.matmul.allow_tf32
+    assert BACKENDS.cudnn.allow_tf32
 
 
 def test_the_block_puts_back_what_was_there_also_after_an_error() -> None:

@@ -2,8 +2,8 @@
 
 CUDA 上的 float32 乘法用全精度还是 TF32：只用一套开关来设置、读取和恢复。
 
-Source: torch.backends.*.fp32_precision (torch 2.9 and later). The older family (allow_tf32 and
-set_float32_matmul_precision) is left alone: after mixing the two, the older getters raise RuntimeError.
+Source: torch.backends.*.fp32_precision (torch 2.9 and later). The older family (allow_tf32) is set to the
+same first: where the two differ its getters raise RuntimeError, and torch.export and torch.compile ask them.
 
 TF32 keeps float32's range and 10 bits of its mantissa; sums stay in float32. It exists on NVIDIA GPUs from
 Ampere on and does nothing elsewhere. Not needed under autocast, which leaves few products in float32.
@@ -50,10 +50,9 @@ def set_float32_precision(precision: Precision) -> None:
     """
     if precision not in ("ieee", "tf32"):
         raise ValueError(f"precision must be 'ieee' or 'tf32', got {precision!r}")
-    for kind in _KINDS:
-        # One by one: what is set for all backends does not reach a kind that has a setting of its own,
-        # and convolution and rnn have one from the start.
-        _backend(kind).fp32_precision = precision
+    # One by one: what is set for all backends does not reach a kind that has a setting of its own,
+    # and convolution and rnn have one from the start.
+    _set(dict.fromkeys(_KINDS, precision))
 
 
 @contextmanager
@@ -71,13 +70,34 @@ def float32_precision_as(precision: Precision) -> Iterator[None]:
         ...     float32_precision()["convolution"]
         'ieee'
     """
+    with float32_precision_kept():
+        set_float32_precision(precision)
+        yield
+
+
+@contextmanager
+def float32_precision_kept() -> Iterator[None]:
+    """After the block float32 is computed as before, whatever was set in it.
+
+    Example:
+        >>> with float32_precision_kept():
+        ...     set_float32_precision("ieee")
+        >>> float32_precision()["convolution"]
+        'tf32'
+    """
     before = {kind: _backend(kind).fp32_precision for kind in _KINDS}
-    set_float32_precision(precision)
     try:
         yield
     finally:
-        for kind, value in before.items():
-            _backend(kind).fp32_precision = value
+        _set(before)
+
+
+def _set(values: dict[str, str]) -> None:
+    # The older switches first: they write the newer ones, too.
+    torch.backends.cuda.matmul.allow_tf32 = values["matmul"] == "tf32"
+    torch.backends.cudnn.allow_tf32 = values["convolution"] == "tf32"
+    for kind, value in values.items():
+        _backend(kind).fp32_precision = value
 
 
 def _backend(kind: str) -> Any:
