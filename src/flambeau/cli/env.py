@@ -155,9 +155,10 @@ def _extras() -> dict[str, list[str] | str]:
 
     from packaging.requirements import Requirement
 
-    if _version("flambeau") is None:  # a checkout on Python's path
+    try:
+        wanted = [Requirement(line) for line in metadata.requires("flambeau") or []]
+    except metadata.PackageNotFoundError:  # a checkout on Python's path
         return {}
-    wanted = [Requirement(line) for line in metadata.requires("flambeau") or []]
     found: dict[str, list[str] | str] = {}
     for extra in metadata.metadata("flambeau").get_all("Provides-Extra") or []:
         if extra not in _OF_DEVELOPERS:
