@@ -38,6 +38,12 @@ _LONGEST = (
 )  # fmt: skip
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Only tests of a GPU see one (`pytest -m gpu -n 0`, or tools/gpu_check): the others are of the CPU."""
+    if "gpu" not in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """What tests share, but not where pytest-xdist only hands them out: torch takes 4 s to load."""
     if not session.config.pluginmanager.hasplugin("dsession"):

@@ -89,7 +89,7 @@ def assert_equal(folder: Path, expected: Path) -> None:
     torch.testing.assert_close(state, state_of_it, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Path, precision: str) -> None:
     train(tmp_path / "whole", precision=precision)
     for stop_at in (3, 6, None):
@@ -191,7 +191,8 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_step(tmp_path: Path)
         run = Run(folder, model, optimizer, data, **settings | options)
         for _ in run.epochs():
             for images, targets in run.batches():
-                run.step(cross_entropy(model(images), targets))
+                with run.halving():
+                    run.step(cross_entropy(model(images), targets))
         return copy.deepcopy(model.state_dict())
 
     expected = learn(tmp_path / "halves", accumulate=4)

@@ -246,7 +246,8 @@ def test_values_are_right_on_cuda_while_the_device_is_busy(pinned: bool, depth: 
 @needs_cuda
 def test_the_host_does_not_wait_for_the_device() -> None:
     batches = [torch.ones(1 << 22).pin_memory() for _ in range(6)]
-    list(prefetch_to_device(batches, "cuda"))  # memory and kernels are there now
+    for batch in prefetch_to_device(batches, "cuda"):  # memory and kernels are there then
+        batch.add_(1)
     torch.cuda.synchronize()
     start = time.perf_counter()
     torch.cuda._sleep(1 << 30)  # about half a second of the computing stream
@@ -259,6 +260,17 @@ def test_the_host_does_not_wait_for_the_device() -> None:
     asked = time.perf_counter() - start
     torch.cuda.synchronize()
     assert asked < 0.5 * (time.perf_counter() - start)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_epochs_use_the_same_memory_again() -> None:
+    batches = [torch.ones(1 << 22) for _ in range(4)]
+    for epoch in range(30):
+        list(prefetch_to_device(batches, "cuda"))
+        if epoch == 2:
+            reserved = torch.cuda.memory_reserved()
+    assert torch.cuda.memory_reserved() == reserved
 
 
 @pytest.mark.parametrize("device", AHEAD)

@@ -1,6 +1,7 @@
 """Predicted peaks against torch's profiler, which sees every allocation of a real step."""
 
 import copy
+import gc
 import itertools
 from functools import partial
 from typing import Any
@@ -286,7 +287,7 @@ def test_an_exception_leaves_no_hooks() -> None:
 @pytest.mark.gpu
 @needs_cuda
 def test_cuda_peak() -> None:
-    model, x = conv_net().cuda(), torch.ones(64, 3, 16, 16, device="cuda")
+    model, x = conv_net().cuda(), torch.ones(4096, 3, 16, 16, device="cuda")
     least = least_possible(model, x)
     plan = fit(model, x, least)
     optimizer = momentum(list(model.parameters()))
@@ -296,4 +297,8 @@ def test_cuda_peak() -> None:
         output.mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert plan.peak_bytes == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)
+    peak = torch.cuda.max_memory_allocated()
+    del model, optimizer, x, output
+    gc.collect()
+    kept = torch.cuda.memory_allocated()  # of other tests, and cuBLAS's workspace
+    assert plan.peak_bytes == pytest.approx(peak - kept, rel=0.1)

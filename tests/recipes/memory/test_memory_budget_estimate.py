@@ -1,6 +1,7 @@
 """Estimates against torch's profiler, which sees every allocation of a real step, and saved_tensors_hooks."""
 
 import copy
+import gc
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -198,7 +199,7 @@ def test_refused() -> None:
 @pytest.mark.gpu
 @needs_cuda
 def test_cuda_peak() -> None:
-    model, x = conv_net().cuda(), torch.ones(64, 3, 16, 16, device="cuda")
+    model, x = conv_net().cuda(), torch.ones(4096, 3, 16, 16, device="cuda")
     estimate = estimate_memory(model, (x,))
     optimizer = AdamW(model.parameters())
     for _ in range(2):
@@ -207,7 +208,11 @@ def test_cuda_peak() -> None:
         output.mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert estimate.peak == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)
+    peak = torch.cuda.max_memory_allocated()
+    del model, optimizer, x, output
+    gc.collect()
+    kept = torch.cuda.memory_allocated()  # of other tests, and cuBLAS's workspace
+    assert estimate.peak == pytest.approx(peak - kept, rel=0.1)
 
 
 # ---------------------------------------------------------------- by module

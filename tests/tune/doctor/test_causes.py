@@ -9,13 +9,8 @@ from flambeau.tune.doctor.causes import findings_of
 from flambeau.tune.doctor.compile_lines import graph_breaks_line
 from flambeau.tune.doctor.machine_watch import MachineWatch
 from flambeau.tune.doctor.paired_test import Gain, gain_of
-from flambeau.tune.doctor.remedies import (
-    Remedy,
-    Tried,
-    remedies_for,
-    told_by_trials,
-    try_remedies,
-)
+from flambeau.tune.doctor.remedies import Remedy, remedies_for
+from flambeau.tune.doctor.remedy_trials import Tried, told_by_trials, try_remedies
 from flambeau.tune.doctor.shares import shares_of
 from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.watch.plan import Plan
@@ -159,6 +154,45 @@ def test_a_device_that_waits_for_python(device_s: float, cause: str) -> None:
     assert first(one)[0] == cause
 
 
+def on_gpu(device_s: float, *rows: list[Any], **other: Any) -> dict[str, Any]:
+    """A step of a tenth of a second, of which the GPU computes so much."""
+    operations = {
+        "count": 90,
+        "seconds": 0.05,
+        "small_s": 0,
+        "memory_bound_s": 0,
+        "device_s": device_s,
+    }
+    return trainer(*rows, device="cuda", operations=operations, **other)
+
+
+def test_what_the_host_waits_for_while_its_gpu_computes_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of a step in `.item()`: the time of the kernels that were asked for before."""
+    monkeypatch.setattr("flambeau.tune.doctor.remedies.native_bf16", lambda device: True)
+    rows = row("forward", 2.0), row("backward", 3.0), row("", 5.0, line=30)
+    calls = [[FILE, 30, ".item()", 1.0, 0.05, 0]]
+    busy = on_gpu(0.092, *rows, waiting_calls=calls)
+    causes = findings_of(Trial([busy], [])).causes
+    assert (causes[0].kind, causes[0].share) == ("model", pytest.approx(0.92))
+    (sync,) = (one for one in causes if one.kind == "sync")
+    assert sync.share == pytest.approx(0.08) and "computes 92 % of the time" in sync.text
+    assert names(busy)["skip waiting calls"] == pytest.approx(1 / 0.92)
+    idle = on_gpu(0.06, *rows, waiting_calls=calls)
+    assert first(idle) == ("sync", f"{FILE}:30")
+    assert names(idle)["skip waiting calls"] == pytest.approx(1 / 0.6)
+    # Half of what it computes is the most that a smaller dtype saves, whatever Python takes to start it.
+    assert names(idle)["tf32"] == pytest.approx(1 / 0.7)
+
+
+def test_a_gpu_that_waits_for_data_does_not_wait_for_python() -> None:
+    one = on_gpu(0.05, *MODEL, waited=4.5)
+    causes = findings_of(Trial([one], [worker(row("worker", 5.0, waits="sleep"))])).causes
+    assert causes[0].share == pytest.approx(0.45) and "waits for data 45 %" in causes[0].text
+    assert "small steps" not in {cause.kind for cause in causes}
+
+
 def test_the_rank_that_waits_least_is_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flambeau.tune.doctor.causes.usable_cpus", lambda: 8)
     quick = trainer(row("forward", 2.0), row("backward", 8.0))
@@ -217,7 +251,7 @@ def test_fp16_is_chosen_where_its_trials_are_faster(monkeypatch: pytest.MonkeyPa
         times = {"float16": 2.0, None: 1.0}[plan.change.get("autocast")]
         return Trial([trainer(*MODEL) | {"step_s": 0.1 / times}])
 
-    monkeypatch.setattr("flambeau.tune.doctor.remedies.run_trial", run)
+    monkeypatch.setattr("flambeau.tune.doctor.remedy_trials.run_trial", run)
     remedies = remedies_for(findings_of(Trial([trainer(*MODEL, device="cuda")], [])))
     assert "bf16" not in {one.name for one in remedies}
     tried = try_remedies(
@@ -316,8 +350,8 @@ def test_the_largest_gains_get_their_pairs_first(monkeypatch: pytest.MonkeyPatch
         tried.extend([name] if name else [])
         return Trial([trainer(*MODEL) | {"step_s": 1 / speeds.get(name, 1.0)}])
 
-    monkeypatch.setattr("flambeau.tune.doctor.remedies.run_trial", run)
-    monkeypatch.setattr("flambeau.tune.doctor.remedies.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("flambeau.tune.doctor.remedy_trials.run_trial", run)
+    monkeypatch.setattr("flambeau.tune.doctor.remedy_trials.time.monotonic", lambda: clock[0])
     remedies = [Remedy(name, "", {"name": name}, 1.0, "model") for name in speeds]
     found = try_remedies(
         [], remedies, Plan(), rounds=2, enough_s=100, limit_s=10, say=lambda text: None

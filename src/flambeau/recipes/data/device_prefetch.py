@@ -9,6 +9,7 @@ Not for data that is on the device already, nor worth it where a batch takes mic
 """
 
 import copy
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, TypeVar
@@ -99,12 +100,20 @@ class _Upload:
         return batch
 
 
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One for all epochs: each stream has memory of its own, which no other can use again."""
+    return torch.cuda.Stream(device)
+
+
 class _CudaUpload(_Upload):
     """On a side stream, with an event after each batch for the computing stream to wait for."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.stream = torch.cuda.Stream(device)
+        self.stream = _side_stream(
+            torch.cuda.current_device() if device.index is None else device.index
+        )
 
     def start(self, batch: T) -> tuple[T, Any]:
         with torch.cuda.stream(self.stream):

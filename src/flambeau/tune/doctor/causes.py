@@ -1,5 +1,6 @@
 """What a training loses its time to, out of one watched run."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from flambeau.tune.doctor.shares import (
     DataWork,
     by_line,
     data_work,
+    device_share,
     mean_shares,
     rows_of,
     shares_of,
@@ -21,13 +23,17 @@ from flambeau.tune.doctor.trial import Trial
 _WORTH_A_WORD = 0.03  # share of the time below which nothing is said; chosen
 _LARGE = 0.12  # from which on a cause comes before the model's own work; chosen
 _UNEVEN = 0.1  # share of a step by which a rank may take longer than another; chosen
-_DEVICE_BUSY = 0.6  # share of a step below which a device has too little to do; chosen
+_DEVICE_WAITS = 0.4  # share of a step from which on a GPU has too little to do; chosen
 _START_S = 3e-6  # of Python and dispatch per operation: a step of 3171 small ones took 7.9 ms (2 CPUs, EPYC)
 _MOST_OF_A_FAULT_S = 5e-6  # of the kernel's time, per page fault; 2e-6 measured (EPYC, virtual)
 _SLEEP = 0.3  # share of the time of workers that use no CPU, from which on many of them are of use; chosen
 _FULL = 0.9
 _OWN = ("python", "")
 SLOWS_ALL = ("debug mode", "threads")
+_OF_HOST = (
+    "read", "decode", "transform", "collate", "send", "pin", "worker start", "many workers", "sync", "python",
+    "copy",
+)  # fmt: skip
 _DATA_KINDS = {
     "read": "reading files", "decode": "decoding", "transform": "the transform", "collate": "collating",
     "send": "sending batches between processes", "pin": "copying into page-locked memory",
@@ -72,6 +78,14 @@ def findings_of(trial: Trial) -> Findings:
         *_of_threads(trial),
         *_of_page_faults(trial),
         *_of_machine(trial),
+    ]
+    # What the host waits for or does while its GPU computes costs nothing.
+    idle = 1 - device_share(trial)
+    causes = [
+        dataclasses.replace(cause, share=min(cause.share, idle))
+        if cause.kind in _OF_HOST
+        else cause
+        for cause in causes
     ]
     slow = {cause.where for cause in causes if cause.kind == "slow rank"} - {""}
     causes = [
@@ -170,6 +184,8 @@ def _of_lines(trial: Trial, lines: dict[str, float]) -> list[Cause]:
             f"{percent(total)} of the time goes to calls that wait for the device, "
             f"{calls:.0f} in a step, most{line_with_source(where).lstrip(',')}"
         )
+        if busy := device_share(trial):
+            text += f"; it computes {percent(busy)} of the time"
         found.append(Cause("sync", total, where, text))
     own = {
         where: seconds / trainer["seconds"]
@@ -263,13 +279,17 @@ def _of_model(trial: Trial, shares: dict[str, float]) -> list[Cause]:
     trainer = trial.trainers[0]
     operations = trainer.get("operations", {})
     count = operations.get("count", 0)
-    busy = operations.get("device_s", 0) / trainer["step_s"]
-    if 0 < busy < _DEVICE_BUSY:
-        text = (
-            f"the device computes {percent(busy)} of the time and waits for Python to start operations: "
-            "larger batches, or torch.compile"
-        )
-        return [Cause("small steps", share, "", text)]
+    busy = device_share(trial)
+    if busy:
+        known = ("data", "worker start", "communication", "evaluation", "checkpoint", "compile")
+        gap = 1 - busy - sum(shares[phase] for phase in known)
+        if gap > _DEVICE_WAITS:
+            text = (
+                f"the GPU computes {percent(busy)} of the time and waits for Python to start operations "
+                f"{percent(gap)} of it: larger batches, or torch.compile"
+            )
+            return [Cause("small steps", gap, "", text)]
+        share = busy
     if not busy and count and _are_small(trainer, operations):
         whole = share + shares["optimizer"] + shares["python"]
         text = (
@@ -278,7 +298,7 @@ def _of_model(trial: Trial, shares: dict[str, float]) -> list[Cause]:
             "than the computing; larger batches, or torch.compile"
         )
         return [Cause("small steps", whole, "", text)]
-    text = f"the model computes {percent(share)} of the time"
+    text = f"the {'GPU' if busy else 'model'} computes {percent(share)} of the time"
     bound = operations.get("memory_bound_s", 0) / max(operations.get("seconds", 0), 1e-9)
     if bound > 0.3:
         text += f"; {percent(bound)} of that in operations bound by memory, such as batch norm"

@@ -1,10 +1,7 @@
-"""What could be changed, what it would give at most, and what it gives: measured in pairs of runs."""
+"""What could be changed, and what it would give at most."""
 
-import dataclasses
 import math
 import shutil
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,27 +9,18 @@ import torch
 
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
-from flambeau.tune.doctor.cause_text import Cause, of_package, shown
+from flambeau.tune.doctor.cause_text import shown
 from flambeau.tune.doctor.causes import (
     SLOWS_ALL,
     Findings,
-    in_order,
     page_fault_share,
     profiler_runs,
 )
-from flambeau.tune.doctor.paired_test import Gain, gain_of
-from flambeau.tune.doctor.trial import run_trial
-from flambeau.tune.watch.plan import Plan
+from flambeau.tune.doctor.shares import device_share
 
 _MOST_WORKERS = 16
 _CACHED = 8  # batches
 _WORTH_TRYING = 0.04  # share of the time that a change could save; chosen
-_NO_HOPE = 1.01  # a first pair below this is not tried again
-_CLEAR = 1.5  # a gain that, seen in each pair, is believed without a test; chosen
-_SOME = 1.1  # a mean gain below which a test refutes a cause on a busy machine, too; chosen
-_FIRST_SHARE = (
-    0.6  # of the time, for the first pairs; the rest is for those that have shown a gain; chosen
-)
 
 
 @dataclass(frozen=True)
@@ -58,15 +46,6 @@ class Remedy:
     is_bound: bool = False
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A remedy and what came of it; `gain` is None where its trial failed, for the reason in `failure`."""
-
-    remedy: Remedy
-    gain: Gain | None
-    failure: str = ""
-
-
 def remedies_for(findings: Findings) -> list[Remedy]:
     """What is worth a trial: first what would slow down all else, then the most promising.
 
@@ -82,6 +61,11 @@ def remedies_for(findings: Findings) -> list[Remedy]:
     return sorted(found, key=lambda one: (one.kind not in SLOWS_ALL, -one.predicted, one.is_bound))
 
 
+def _idle(findings: Findings) -> float:
+    """The most that can be saved of what the host does or waits for: a GPU may compute meanwhile."""
+    return 1 - device_share(findings.trial)
+
+
 def _saved(share: float) -> float:
     """How many times as fast a step is without this share of it."""
     return 1 / max(1 - share, 0.02)
@@ -94,8 +78,9 @@ def _loader_line(findings: Findings) -> str:
 
 def _for_data(findings: Findings) -> list[Remedy]:
     shares, work = findings.shares, findings.work
-    waits, start = shares["data"], shares["worker start"]
-    whole = waits + start
+    idle = _idle(findings)
+    waits, start = min(shares["data"], idle), min(shares["worker start"], idle)
+    whole = min(waits + start, idle)
     loader = findings.trial.trainers[0]["loader"]
     if whole < _WORTH_TRYING or not loader:
         return []
@@ -155,7 +140,7 @@ def _other_workers(now: int, findings: Findings) -> list[int]:
 
 
 def _for_waits(findings: Findings) -> list[Remedy]:
-    share = sum(findings.waiting_lines.values())
+    share = min(sum(findings.waiting_lines.values()), _idle(findings))
     if share < 0.02:
         return []
     lines = sorted(findings.waiting_lines, key=lambda one: -findings.waiting_lines[one])
@@ -233,8 +218,10 @@ def _for_process(findings: Findings) -> list[Remedy]:
 
 def _for_model(findings: Findings) -> list[Remedy]:
     shares, first = findings.shares, findings.trial.trainers[0]
-    share = shares["forward"] + shares["backward"]
-    if share < 0.3:
+    # On a GPU what it computes, where that is known, and not for how long Python starts it.
+    share = device_share(findings.trial) or shares["forward"] + shares["backward"]
+    started = max(share, shares["forward"] + shares["backward"])
+    if started < 0.3:
         return []
     device, found = torch.device(first["device"]), []
     if native_bf16(device):
@@ -249,7 +236,7 @@ def _for_model(findings: Findings) -> list[Remedy]:
         found += _for_cuda(share, has_convolutions=bool(first["optimizer"].get("has_convolutions")))
     if shares["compile"] == 0 and (device.type == "cuda" or shutil.which("g++")):
         how = "model.compile(), or model = torch.compile(model)"
-        found.append(Remedy("compile", how, {"compile": True}, _saved(share / 3), "model"))
+        found.append(Remedy("compile", how, {"compile": True}, _saved(started / 3), "model"))
     return found
 
 
@@ -270,129 +257,3 @@ def _for_cuda(share: float, *, has_convolutions: bool) -> list[Remedy]:
             Remedy("cudnn.benchmark", how, {"cudnn_benchmark": True}, _saved(share / 4), "model")
         )
     return found
-
-
-# ---------------------------------------------------------------- trials
-
-
-def try_remedies(
-    command: Sequence[str],
-    remedies: Sequence[Remedy],
-    plan: Plan,
-    *,
-    rounds: int,
-    enough_s: float,
-    limit_s: float,
-    say: Callable[[str], None],
-) -> list[Tried]:
-    """Run the script with each remedy between two runs without it, in turn.
-
-    Args:
-        command: the script.
-        remedies: the most promising first; those for which no time is left are not tried.
-        plan: of a trial without a change.
-        rounds: pairs per remedy; one that shows no gain at the first is not tried again.
-        enough_s: no new trial begins after so many seconds, and no first pair of a remedy late in them.
-        limit_s: of one run.
-        say: takes a line on what goes on.
-    """
-    start = time.monotonic()
-    pairs: dict[str, list[tuple[float, float]]] = {one.name: [] for one in remedies}
-    failures: dict[str, str] = {}
-    before = None
-    for number in range(rounds):
-        share = _FIRST_SHARE if number == 0 < rounds - 1 else 1.0
-        # The largest gains are tried again first, for it is they that are to be sure.
-        for remedy in sorted(remedies, key=lambda one: -_seen(pairs[one.name])):
-            hopeless = number and _seen(pairs[remedy.name]) < _NO_HOPE
-            late = time.monotonic() > start + share * enough_s
-            if remedy.name in failures or hopeless or late:
-                continue
-            say(f"trying {remedy.name}, {number + 1} of {rounds}")
-            if before is None:
-                before = run_trial(command, plan, limit_s=limit_s)
-            changed = dataclasses.replace(plan, change=remedy.change)
-            with_it = run_trial(command, changed, limit_s=limit_s)
-            after = run_trial(command, plan, limit_s=limit_s)
-            if with_it.failure is not None:
-                failures[remedy.name] = with_it.failure
-            elif before.failure is None and after.failure is None:
-                # The two runs around it: a machine that slows down, does so for both.
-                base = math.sqrt(before.step_s * after.step_s)
-                pairs[remedy.name].append((base, with_it.step_s))
-            before = after
-    return [
-        _tried(remedy, pairs[remedy.name], failures.get(remedy.name, "")) for remedy in remedies
-    ]
-
-
-def _seen(pairs: Sequence[tuple[float, float]]) -> float:
-    """The largest gain of a remedy so far; 0 where it has not been tried."""
-    return max((base / with_it for base, with_it in pairs), default=0.0)
-
-
-def _tried(remedy: Remedy, pairs: Sequence[tuple[float, float]], failure: str) -> Tried:
-    if failure or not pairs:
-        return Tried(remedy, None, failure or "no time was left")
-    before, after = zip(*pairs, strict=True)
-    return Tried(remedy, gain_of(before, after))
-
-
-def told_by_trials(
-    causes: Sequence[Cause], tried: Sequence[Tried], *, was_busy: bool = False
-) -> list[Cause]:
-    """Causes as the trials show them: what helps is what was missing.
-
-    Args:
-        causes: of the watched run.
-        tried: what was changed.
-        was_busy: other programs took CPUs, so that a single pair of runs refutes nothing. They take more from
-            a script with fewer threads.
-    """
-    found, measured = list(causes), []
-    for one in tried:
-        if one.gain is None or one.remedy.is_bound or not _is_clear(one.gain):
-            continue
-        share, kind = 1 - 1 / one.gain.times, one.remedy.kind
-        if kind in _SEEN_BY_TRIALS:
-            text = next((c.text for c in found if c.kind == kind), _TEXTS.get(kind, ""))
-            found = [c for c in found if c.kind != kind]
-            measured.append(Cause(kind, share, "", text))
-        elif kind == "few workers":
-            waits = next((c for c in found if c.kind in _READERS), None)
-            if waits is not None and share >= waits.share / 2:
-                # The user's own line can be written anew, so it stays the cause.
-                kind = kind if of_package(waits.where) else waits.kind
-                text = f"{waits.text}; more workers help"
-                found[found.index(waits)] = Cause(kind, waits.share, waits.where, text)
-    # These slow down whatever else is seen, so they come first; and where leaving them did not help, last.
-    refuted = {
-        one.remedy.kind
-        for one in tried
-        if one.gain is not None
-        and _refutes(one.gain, was_busy=was_busy)
-        and one.remedy.kind in _SEEN_BY_TRIALS
-    }
-    rest = in_order([c for c in found if c.kind not in refuted])
-    return in_order(measured) + rest + [c for c in found if c.kind in refuted]
-
-
-def _is_clear(gain: Gain) -> bool:
-    """Faster by the test, or in each pair by more than any noise, for a few pairs make a weak test."""
-    return gain.verdict == "faster" or gain.least >= _CLEAR
-
-
-def _refutes(gain: Gain, *, was_busy: bool) -> bool:
-    if _is_clear(gain):
-        return False
-    if was_busy:  # where pairs differ much, a test says nothing
-        return gain.is_tested and gain.times < _SOME
-    return gain.is_tested or gain.times < _NO_HOPE
-
-
-_SEEN_BY_TRIALS = ("threads", "many workers", "debug mode")
-_READERS = ("read", "decode", "transform", "collate")
-_TEXTS = {
-    "threads": "more threads run than there are CPUs, and wait for each other",
-    "many workers": "there are more workers than CPUs to run them",
-}

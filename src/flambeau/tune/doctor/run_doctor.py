@@ -10,7 +10,8 @@ from flambeau.tune.doctor.cause_text import Cause, percent
 from flambeau.tune.doctor.causes import Findings, findings_of
 from flambeau.tune.doctor.compile_lines import graph_breaks_line
 from flambeau.tune.doctor.one_thread import BUSY, watched_on_one_thread
-from flambeau.tune.doctor.remedies import Tried, remedies_for, told_by_trials, try_remedies
+from flambeau.tune.doctor.remedies import remedies_for
+from flambeau.tune.doctor.remedy_trials import Tried, told_by_trials, try_remedies
 from flambeau.tune.doctor.shares import shares_of
 from flambeau.tune.doctor.trial import run_trial
 from flambeau.tune.watch.plan import Plan

@@ -74,6 +74,13 @@ def mean_shares(trial: Trial) -> dict[str, float]:
     return {phase: sum(one[phase] for one in each) / len(each) for phase in PHASES}
 
 
+def device_share(trial: Trial) -> float:
+    """Share of the time in which the GPU of the first rank computes; 0 where that is not known, or no GPU."""
+    trainer = trial.trainers[0]
+    computes_s: float = trainer.get("operations", {}).get("device_s", 0.0)
+    return min(1.0, computes_s / trainer["step_s"])
+
+
 @dataclass(frozen=True)
 class DataWork:
     """What making a batch consists of, wherever that is done.

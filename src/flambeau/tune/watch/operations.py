@@ -17,6 +17,9 @@ _MEMORY_BOUND = (
 )  # fmt: skip
 
 
+_COPIES = ("Memcpy HtoD", "Memcpy DtoH")  # during which a device computes nothing
+
+
 class Operations:
     """Some steps under the profiler; nothing if the script has one of its own running."""
 
@@ -63,7 +66,13 @@ class Operations:
         zeroed = {
             name: len(each) / _STEPS for name, each in times.items() if name.endswith("zero_")
         }
-        device_us = sum(event.self_device_time_total for event in events)
+        on_device = [
+            (event.time_range.start, event.time_range.end)
+            for event in seen.events()
+            if event.device_type.name != "CPU"
+            and not event.is_user_annotation
+            and not event.name.startswith(_COPIES)
+        ]
         if trace is not None:
             seen.export_chrome_trace(trace)  # compressed where it ends in .gz
 
@@ -74,8 +83,25 @@ class Operations:
         bound = [n for n in per_step if any(part in n for part in _MEMORY_BOUND)]
         return {
             "count": len(events) / _STEPS, "seconds": seconds(per_step), "small_s": seconds(small),
-            "memory_bound_s": seconds(bound), "device_s": device_us / 1e6 / _STEPS, "zeroed": zeroed,
+            "memory_bound_s": seconds(bound), "device_s": covered(on_device) / 1e6 / _STEPS, "zeroed": zeroed,
         }  # fmt: skip
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """How much of a line these intervals cover: streams of a device compute at the same time.
+
+    Args:
+        intervals: start and end of each, in any order.
+
+    Example:
+        >>> covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0)])
+        4.0
+    """
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def undisturbed(times: Sequence[float], steps: int) -> list[float]:
