@@ -130,7 +130,7 @@ def train_as_a_rank(folder: Path, stop_at: int | None) -> None:
     train(folder, stop_at=stop_at, parts=4)
 
 
-@pytest.mark.parametrize("plan", [[(2, None)], [(4, 3), (1, 6), (3, None)]])
+@pytest.mark.parametrize("plan", [[(4, 3), (1, 6), (3, None)]])
 def test_parts_have_the_same_bits_in_other_processes(
     tmp_path: Path, plan: Sequence[tuple[int, int | None]]
 ) -> None:

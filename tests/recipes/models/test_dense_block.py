@@ -26,7 +26,8 @@ def run(block: nn.Module, x: Tensor) -> list[Tensor]:
     torch.manual_seed(1)  # dropout
     x = x.clone(memory_format=torch.preserve_format).requires_grad_()
     out = block(x)
-    weights = torch.arange(out.numel(), dtype=torch.float64).cos().view(out.shape).to(out.dtype)
+    weights = torch.arange(out.numel(), dtype=torch.float64, device=out.device).cos()
+    weights = weights.view(out.shape).to(out.dtype)
     (out * weights).sum().backward()
     grads = [p.grad for p in block.parameters() if p.grad is not None]
     assert x.grad is not None

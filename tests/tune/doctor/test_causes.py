@@ -113,6 +113,14 @@ def test_copies_to_the_device_are_no_waiting_lines() -> None:
     assert first(one) == ("copy", f"{FILE}:21")
 
 
+def test_the_line_of_a_copy_is_not_told_as_python_again() -> None:
+    calls = [[FILE, 21, "copy to cuda, not pinned", 1.0, 0.05, 2**20]]
+    rows = row("", 5.0, line=21), row("", 1.0, line=22)
+    causes = findings_of(Trial([trainer(*MODEL, *rows, waiting_calls=calls)], [])).causes
+    places = [(cause.kind, cause.where) for cause in causes if cause.kind in ("copy", "python")]
+    assert places == [("copy", f"{FILE}:21"), ("python", f"{FILE}:22")]
+
+
 @pytest.mark.parametrize(
     ("phase", "cause"),
     [("", "python"), ("optimizer", "optimizer"), ("evaluation", "evaluation"),

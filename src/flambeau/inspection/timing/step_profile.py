@@ -27,6 +27,7 @@ from flambeau.inspection.timing.training_steps import Steps
 _WARM_UP = 3  # steps that count for nothing; chosen
 _STEPS = 20  # that are timed, at most
 _ENOUGH_S = 10.0  # of timed steps; two are made in any case
+_OF_THE_PROFILER = "Activity Buffer Request"  # has a time on the device, too
 _TRACED = 3  # steps that torch.profiler sees: each has thousands of operations
 MODULE = "module "
 """Before the name of a module, in ranges of the profiler."""
@@ -207,7 +208,7 @@ def _operations(seen: profile, *, on_device: bool) -> tuple[OperationTime, ...]:
     found = [
         OperationTime(name, time_us / 1e6 / _TRACED, time_us / all_us, count / _TRACED)
         for name, time_us, count in rows
-        if time_us > 0
+        if time_us > 0 and name != _OF_THE_PROFILER
     ]
     return tuple(sorted(found, key=lambda one: -one.self_s))
 

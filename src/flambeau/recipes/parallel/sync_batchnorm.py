@@ -215,6 +215,11 @@ class _Intercept(TorchFunctionMode):
             wide = x if x.numel() else x.float()
             world = dist.get_world_size(self.group)
             y = TorchFunction.apply(wide, weight, bias, *running, eps, momentum, self.group, world)
+            if not x.numel():  # torch leaves this rank without gradients: theirs are zeros
+                for parameter in (weight, bias):
+                    if parameter is not None:
+                        y = y + parameter.view(1, -1, *[1] * (x.dim() - 2))
+                y = y + wide
         else:
             counts = counted is not False and x.numel() > 0
             y = _Normalise.apply(x, weight, bias, running, momentum, eps, self.group, counts)

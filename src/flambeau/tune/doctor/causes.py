@@ -159,9 +159,7 @@ def waiting_lines(trial: Trial) -> dict[str, float]:
     trainer = trial.trainers[0]
     seen = by_line(rows_of(trainer), _OWN)
     found: dict[str, float] = {}
-    for file, line, what, _, seconds, _ in trainer.get("waiting_calls", ()):
-        if what.startswith("copy to"):
-            continue
+    for file, line, _, _, seconds, _ in _calls(trainer, are_copies=False):
         where = f"{file}:{line}"
         found[where] = min(1.0, found.get(where, 0.0) + seconds / trainer["step_s"])
     return {
@@ -170,27 +168,32 @@ def waiting_lines(trial: Trial) -> dict[str, float]:
     }
 
 
+def _calls(trainer: dict[str, Any], *, are_copies: bool) -> list[list[Any]]:
+    """Of the calls that make the host wait those that copy to a device, or the others."""
+    calls = trainer.get("waiting_calls", ())
+    return [call for call in calls if call[2].startswith("copy to") is are_copies]
+
+
 def _of_lines(trial: Trial, lines: dict[str, float]) -> list[Cause]:
     """The user's own Python between the parts of a step, and in it what waits for the device."""
     trainer = trial.trainers[0]
     found = []
     total = sum(lines.values())
+    copies = {f"{file}:{line}" for file, line, *_ in _calls(trainer, are_copies=True)}
     if total >= _WORTH_A_WORD:
         where = max(lines, key=lambda line: lines[line])
-        calls = sum(
-            calls for _, _, what, calls, _, _ in trainer["waiting_calls"] if "copy" not in what
-        )
+        calls = sum(call[3] for call in _calls(trainer, are_copies=False))
         text = (
             f"{percent(total)} of the time goes to calls that wait for the device, "
             f"{calls:.0f} in a step, most{line_with_source(where).lstrip(',')}"
         )
         if busy := device_share(trial):
-            text += f"; it computes {percent(busy)} of the time"
+            text += f"; the GPU computes {percent(busy)} of the time"
         found.append(Cause("sync", total, where, text))
     own = {
         where: seconds / trainer["seconds"]
         for where, seconds in by_line(rows_of(trainer), _OWN).items()
-        if where not in lines
+        if where not in lines and where not in copies
     }
     share = sum(own.values())
     if own:
@@ -238,12 +241,11 @@ def _of_phases(trial: Trial, shares: dict[str, float]) -> list[Cause]:
 def _of_copies(trial: Trial) -> list[Cause]:
     trainer = trial.trainers[0]
     found = []
-    for file, line, what, _, seconds, copied in trainer.get("waiting_calls", ()):
-        if what.startswith("copy to"):
-            share, where = min(1.0, seconds / trainer["step_s"]), f"{file}:{line}"
-            much = f"{what} of {copied / 2**20:.1f} MiB in a step"
-            text = f"{much} takes {percent(share)} of the time{at_line(where)}"
-            found.append(Cause("copy", share, where, text))
+    for file, line, what, _, seconds, copied in _calls(trainer, are_copies=True):
+        share, where = min(1.0, seconds / trainer["step_s"]), f"{file}:{line}"
+        much = f"{what} of {copied / 2**20:.1f} MiB in a step"
+        text = f"{much} takes {percent(share)} of the time{at_line(where)}"
+        found.append(Cause("copy", share, where, text))
     return found
 
 

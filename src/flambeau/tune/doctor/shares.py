@@ -78,7 +78,8 @@ def device_share(trial: Trial) -> float:
     """Share of the time in which the GPU of the first rank computes; 0 where that is not known, or no GPU."""
     trainer = trial.trainers[0]
     computes_s: float = trainer.get("operations", {}).get("device_s", 0.0)
-    return min(1.0, computes_s / trainer["step_s"])
+    step_s: float = trainer["step_s"]
+    return min(1.0, computes_s / step_s)
 
 
 @dataclass(frozen=True)
