@@ -231,6 +231,14 @@ def test_workers_that_mostly_wait_are_to_be_more() -> None:
     assert order.index("workers=4") < order.index("cached batches")
 
 
+def test_without_workers_nothing_is_sent() -> None:
+    def found(kind: str) -> dict[str, float]:
+        return names(trainer(*MODEL, waited=5.0), worker(row("worker", 9.0, kind=kind)))
+
+    assert found("send")["workers=0"] == pytest.approx(2.0)
+    assert "workers=0" not in found("transform")
+
+
 def test_only_what_could_help_is_tried() -> None:
     found = names(trainer(*MODEL, row("optimizer", 2.0)))
     assert found["fused optimizer"] == pytest.approx(1.25)

@@ -104,6 +104,9 @@ def _for_data(findings: Findings) -> list[Remedy]:
         how = f"DataLoader(num_workers={count}){line}"
         kind = "few workers" if count > workers else "many workers"
         found.append(Remedy(f"workers={count}", how, {"workers": count}, _saved(whole), kind))
+    if workers and work.shares.get("send", 0) > 0.3:
+        how = f"DataLoader(num_workers=0); or tensors for arrays, which go through shared memory{line}"
+        found.append(Remedy("workers=0", how, {"workers": 0}, _saved(whole), "send"))
     if workers and waits >= _WORTH_TRYING and work.idle > 0.2:
         how = f"DataLoader(prefetch_factor=8){line}"
         found.append(Remedy("prefetch=8", how, {"prefetch": 8}, _saved(waits), "data"))
