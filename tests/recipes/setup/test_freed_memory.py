@@ -49,6 +49,17 @@ def test_other_systems_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not keep_freed_memory()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there it is of use")
+@pytest.mark.parametrize("name", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_not_under_a_limit_of_the_process(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    import resource
+
+    limits = dict.fromkeys((resource.RLIMIT_AS, resource.RLIMIT_DATA), resource.RLIM_INFINITY)
+    limits[getattr(resource, name)] = 2**34
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], resource.RLIM_INFINITY))
+    assert not keep_freed_memory()
+
+
 def test_an_older_library_takes_a_smaller_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

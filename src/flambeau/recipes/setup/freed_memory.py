@@ -9,12 +9,15 @@ free. The next step gets the same pages again, one page fault for each 4 KiB, an
 much of that happens depends on where a small block happens to lie, so the same command may take one time or
 another.
 
-Not for a process that runs on for long after a peak and should become small again, and of no use with
-jemalloc or tcmalloc, on other systems than Linux, or for the memory of a GPU.
+Not for a process that runs on for long after a peak and should become small again, nor under `ulimit -v` or
+`-d`; of no use with jemalloc or tcmalloc, on other systems than Linux, or for the memory of a GPU.
 """
 
 import ctypes
 import sys
+
+if sys.platform == "linux":
+    import resource
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _NEVER = 2**31 - 1  # bytes that are free at the end of the heap, from which on they are given back
@@ -26,13 +29,18 @@ KEEP_FREED = {"MALLOC_TRIM_THRESHOLD_": f"{_NEVER}", "MALLOC_MMAP_THRESHOLD_": f
 
 
 def can_keep_freed() -> bool:
-    """Whether this process has the C library of GNU.
+    """Whether this process has the C library of GNU, and no limit of its own (`ulimit -v`, `-d`).
+
+    To such a limit counts what is kept, and oneDNN's code, which cannot use it, finds no room any more.
 
     Example:
         >>> keep_freed_memory() <= can_keep_freed()
         True
     """
-    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt")  # musl has none
+    if sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"):  # musl has none
+        return False
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return all(limit == resource.RLIM_INFINITY for limit in limits)
 
 
 def keep_freed_memory() -> bool:
@@ -41,7 +49,7 @@ def keep_freed_memory() -> bool:
     Call it before the first step. What a process holds is then close to the most that it ever needed.
 
     Returns:
-        Whether there is a C library that can, which is that of GNU.
+        Whether it can, see `can_keep_freed`.
 
     Example:
         >>> is_kept = keep_freed_memory()
