@@ -29,7 +29,7 @@ class BagOfWords(nn.Module):
 
 def main() -> None:
     told = job.begin(REMEDY)
-    # Gradients of 30 MB: whether the C library gives them back in each step is chance, and a cause of its own.
+    # Gradients of 30 MB: whether the C library gives them back in each step is chance, and another cause.
     keep_freed_memory()
     words, labels = torch.randint(0, WORDS, (20_000, 32)), torch.randint(0, 4, (20_000,)).tolist()
     texts = [{"input_ids": ids, "labels": y} for ids, y in zip(words, labels, strict=True)]
