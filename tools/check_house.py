@@ -51,6 +51,7 @@ EVERYTHING = frozenset(
     {
         "version",
         "errors",
+        "optional_packages",
         "file_signature",
         "user_code",
         "terminal",
@@ -83,6 +84,7 @@ class Floor:
 FLOORS = {
     "version.py": Floor(frozenset(), packages=frozenset()),
     "errors.py": Floor(frozenset(), packages=frozenset()),
+    "optional_packages.py": Floor(frozenset({"errors"}), packages=frozenset()),
     "file_signature.py": Floor(frozenset(), packages=frozenset()),
     "user_code.py": Floor(frozenset({"errors", "recipes"})),
     "terminal.py": Floor(frozenset()),
@@ -90,7 +92,17 @@ FLOORS = {
     "recipes": Floor(frozenset(), packages=frozenset({"torch"})),
     "report": Floor(frozenset({"report"}), packages=frozenset()),
     "data": Floor(
-        frozenset({"errors", "file_signature", "user_code", "terminal", "recipes", "data"})
+        frozenset(
+            {
+                "errors",
+                "optional_packages",
+                "file_signature",
+                "user_code",
+                "terminal",
+                "recipes",
+                "data",
+            }
+        )
     ),
     "parallel": Floor(
         frozenset(

@@ -13,6 +13,7 @@ from typing import Any
 from flambeau.cli.machine.nvidia_driver import cuda_version, visible_uuids
 from flambeau.cli.table import print_json, print_table
 from flambeau.errors import InputError
+from flambeau.optional_packages import extra
 
 HELP = "show what runs on the GPUs, whose it is, and which one is cuda:0 here"
 
@@ -47,12 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
     """The library of the driver, started; what it raises inside becomes a message."""
-    try:
-        import pynvml
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "flambeau gpus needs the package nvidia-ml-py\nInstall it: pip install 'flambeau[gpu]'"
-        ) from error
+    pynvml: Any = extra("pynvml", what="flambeau gpus")
     try:
         pynvml.nvmlInit()
         try:

@@ -14,7 +14,6 @@ from typing import Any
 
 from flambeau.data.images.stand_ins import why_unreadable
 from flambeau.data.pack.salvage_records import Found
-from flambeau.data.sources.optional_packages import extra
 from flambeau.data.sources.tables.arrow_file import (
     Batch,
     arrow_batches,
@@ -26,6 +25,7 @@ from flambeau.data.sources.tables.arrow_file import (
 from flambeau.data.sources.tables.columns import Columns, choose_columns
 from flambeau.data.sources.tables.parquet_file import joined_batches, open_table, row_batches
 from flambeau.errors import DamagedData
+from flambeau.optional_packages import extra
 
 # Small images would stand in the statistics once more, as the least and the greatest value of a page.
 _PARQUET: dict[str, Any] = {

@@ -25,8 +25,8 @@ from flambeau.data.pack.table_files import open_table_writer
 from flambeau.data.sources.arrays.tensorstore_file import write_store
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.lmdb_file import image_key
-from flambeau.data.sources.optional_packages import extra
 from flambeau.data.sources.source import Source
+from flambeau.optional_packages import extra
 from flambeau.recipes.data.lmdb_records import LMDBWriter
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.recipes.data.tar_shards import TarWriter

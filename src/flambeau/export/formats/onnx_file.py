@@ -1,6 +1,5 @@
 """model.onnx, one file with its weights, for ONNX Runtime and whatever else reads ONNX."""
 
-import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from flambeau.export.formats.classifier import Classifier
 from flambeau.export.formats.quiet import quiet
 from flambeau.export.formats.traced_program import example_call, traced_program
 from flambeau.export.served_model import ServedModel
+from flambeau.optional_packages import extra
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 INPUTS, OUTPUTS = ["pixels", "full_size"], ["logits", "probabilities"]
@@ -91,16 +91,11 @@ def open_onnx(path: Path, threads: int) -> Classifier:
 
 
 def require(package: str) -> Any:
-    """Import a package of the extra `export`.
+    """Import a package of the extra `export`, without what it warns of.
 
     Raises:
         InputError: it is not installed.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module(package)
-    except ImportError as error:
-        raise InputError(
-            f"--format onnx needs {package}: {error}\nInstall it: pip install 'flambeau[export]'"
-        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return extra(package, what="--format onnx")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from flambeau.errors import InputError
+from flambeau.optional_packages import extra
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.train.evaluation.predictions_file import refuse_existing
 
@@ -36,13 +36,7 @@ def check_plot(path: Path, *, force: bool, remedy: str = "force=True") -> None:
     Raises:
         InputError: matplotlib is missing, another ending, or the file exists and not `force`.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            "a picture of the confusion matrix needs matplotlib\n"
-            'Install it with: pip install "flambeau[plot]"'
-        ) from error
+    extra("matplotlib", what="a picture of the confusion matrix")
     refuse_existing(path, suffixes=_SUFFIXES, force=force, remedy=remedy)
 
 

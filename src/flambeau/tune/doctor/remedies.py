@@ -20,6 +20,7 @@ from flambeau.tune.doctor.shares import device_share
 
 _MOST_WORKERS = 16
 _CACHED = 8  # batches
+_OR_TENSORS = ", or batches of tensors, which go through shared memory"
 _WORTH_TRYING = 0.04  # share of the time that a change could save; chosen
 
 
@@ -101,12 +102,9 @@ def _for_data(findings: Findings) -> list[Remedy]:
             )
         )  # fmt: skip
     for count in _other_workers(workers, findings):
-        how = f"DataLoader(num_workers={count}){line}"
-        kind = "few workers" if count > workers else "many workers"
+        how = f"DataLoader(num_workers={count}){'' if count else _OR_TENSORS}{line}"
+        kind = "few workers" if count > workers else "many workers" if count else "send"
         found.append(Remedy(f"workers={count}", how, {"workers": count}, _saved(whole), kind))
-    if workers and work.shares.get("send", 0) > 0.3:
-        how = f"DataLoader(num_workers=0); or tensors for arrays, which go through shared memory{line}"
-        found.append(Remedy("workers=0", how, {"workers": 0}, _saved(whole), "send"))
     if workers and waits >= _WORTH_TRYING and work.idle > 0.2:
         how = f"DataLoader(prefetch_factor=8){line}"
         found.append(Remedy("prefetch=8", how, {"prefetch": 8}, _saved(waits), "data"))
@@ -128,7 +126,7 @@ def _reads_images(findings: Findings) -> bool:
 
 
 def _other_workers(now: int, findings: Findings) -> list[int]:
-    """Numbers worth a trial: as many as are needed, where CPUs are left for them or they mostly wait."""
+    """Numbers worth a trial: what is needed, if CPUs are left or they mostly wait; 0 if they mostly send."""
     cpus = usable_cpus()
     whole = min(0.95, findings.shares["data"] + findings.shares["worker start"])
     needed = max(now + 1, math.ceil(max(now, 1) / (1 - whole)))
@@ -139,6 +137,8 @@ def _other_workers(now: int, findings: Findings) -> list[int]:
         found.append(min(needed, cpus))
     if now > cpus:
         found.append(cpus)
+    if now and findings.work.shares.get("send", 0) > 0.3:
+        found.append(0)
     return [count for count in dict.fromkeys(found) if count != now]
 
 

@@ -30,8 +30,8 @@ from flambeau.data.sources.arrays.npy_pth import (
     open_while,
     read_at,
 )
-from flambeau.data.sources.optional_packages import extra
 from flambeau.errors import InputError
+from flambeau.optional_packages import extra
 
 _REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
 _HEAP = struct.Struct("<5s3xQ")  # III.E: signature and version, size

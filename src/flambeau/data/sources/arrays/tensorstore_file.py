@@ -35,8 +35,8 @@ from flambeau.data.sources.arrays.npy_pth import (
     damaged,
 )
 from flambeau.data.sources.fingerprint import sampled_content, size_of
-from flambeau.data.sources.optional_packages import extra
 from flambeau.errors import InputError, json_object, why_no_json
+from flambeau.optional_packages import extra
 
 _METADATA = {"zarr3": "zarr.json", "zarr": ".zarray", "n5": "attributes.json"}  # by driver
 _MAX_METADATA = 1 << 24  # bytes of a file of it; lists of class names are in it

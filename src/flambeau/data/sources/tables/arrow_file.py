@@ -18,9 +18,9 @@ from flambeau.data.sources.arrays.npy_pth import open_while, read_at
 from flambeau.data.sources.class_names import chosen_labels, named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import joined, split_texts
-from flambeau.data.sources.optional_packages import extra
 from flambeau.data.sources.tables.columns import Columns, choose_columns
 from flambeau.errors import DamagedData, InputError, unreadable
+from flambeau.optional_packages import extra
 
 _MAGIC = b"ARROW1"  # of a file with a footer
 _NO_LABEL = -1  # what Hugging Face writes in the place of a label that is not told

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flambeau.data.sources.optional_packages import extra
 from flambeau.errors import DamagedData, InputError
+from flambeau.optional_packages import extra
 
 # In lower case; of several the first counts.
 _IMAGES = ("image", "img", "images", "jpg", "jpeg", "png", "webp", "image_bytes", "encoded")

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS
-from flambeau.data.sources.optional_packages import extra
 from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.data.sources.tables.arrow_file import ArrowSource
 from flambeau.errors import DamagedData, InputError, json_object
+from flambeau.optional_packages import extra
 
 _MAX_FACTS = 1 << 24  # bytes of a .json of a saved folder
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.data.sources.data_home import data_home
-from flambeau.data.sources.optional_packages import extra
 from flambeau.data.sources.tables.arrow_file import ArrowSource, damaged_table
 from flambeau.data.sources.tables.columns import Columns, choose_columns
 from flambeau.errors import DamagedData, InputError, unreadable
+from flambeau.optional_packages import extra
 from flambeau.terminal import CountBar
 
 ROWS = 16  # that are unpacked at once: memory for as many of the largest images

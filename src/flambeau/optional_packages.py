@@ -1,0 +1,35 @@
+"""Packages that only some commands and formats need: imported when they are used, or named."""
+
+import importlib
+from types import ModuleType
+
+from flambeau.errors import InputError
+
+_EXTRAS = {
+    "pyarrow": "hf", "datasets": "hf", "onnx": "export", "onnxscript": "export", "onnxruntime": "export",
+    "matplotlib": "plot", "pynvml": "gpu",
+}  # fmt: skip
+_FORMATS = "formats"  # the extra of all others
+_INSTALLED_AS = {"pynvml": "nvidia-ml-py"}
+
+
+def extra(module: str, *, what: str) -> ModuleType:
+    """A package that an extra of flambeau installs.
+
+    Args:
+        module: its name, to import.
+        what: what needs it, for the message.
+
+    Raises:
+        InputError: it is not installed, or does not work; the message holds the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name in (package, module)
+        raise InputError(
+            f"{what} needs the package {_INSTALLED_AS.get(package, package)}"
+            f"{'' if is_missing else f', which is there and cannot be imported: {error}'}\n"
+            f"Install it: pip install 'flambeau[{_EXTRAS.get(package, _FORMATS)}]'"
+        ) from error

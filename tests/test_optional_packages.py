@@ -1,0 +1,48 @@
+"""Packages that are missing, or there and broken: one message, with the command that installs them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from flambeau.errors import InputError
+from flambeau.optional_packages import extra
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "group"),
+    [
+        ("lmdb", "lmdb", "formats"),
+        ("pyarrow.parquet", "pyarrow", "hf"),
+        ("onnxruntime.quantization", "onnxruntime", "export"),
+        ("matplotlib", "matplotlib", "plot"),
+        ("pynvml", "nvidia-ml-py", "gpu"),
+    ],
+)
+def test_a_missing_package(
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str, group: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
+    monkeypatch.delitem(sys.modules, module if "." in module else "", raising=False)
+    with pytest.raises(InputError) as refused:
+        extra(module, what="this")
+    assert str(refused.value) == (
+        f"this needs the package {package}\nInstall it: pip install 'flambeau[{group}]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("raise ImportError('libfoo.so.1: cannot open it')", "libfoo.so.1: cannot open it"),
+    ],
+)
+def test_a_package_that_does_not_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, reason: str
+) -> None:
+    (tmp_path / "broken_package.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="needs the package broken_package, which is there") as no:
+        extra("broken_package", what="this")
+    assert reason in str(no.value)
