@@ -48,7 +48,7 @@ def main() -> None:
         loader = job.Cached(loader)
     model = job.small_convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    for epoch in range(100):
+    for epoch in range(1000):
         total = 0.0
         for images, labels in loader:
             loss = F.cross_entropy(model(images), labels)
