@@ -34,7 +34,7 @@ def trainer(*rows: list[Any], waited: float = 0.0, **other: Any) -> dict[str, An
             "name": "AdamW", "tensors": 10, "fused": False, "can_fuse": True, "is_torchs": True,
             "has_convolutions": True,
         },
-        "operations": {"count": 100, "seconds": 0.09, "small_s": 0.01, "memory_bound_s": 0.01},
+        "operations": {"count": 100, "seconds": 0.09, "small_s": 0.01, "memory_bound": 0.1},
         **other,
     }  # fmt: skip
 
@@ -135,7 +135,7 @@ def test_nothing_but_the_model() -> None:
 
 
 def test_many_small_operations() -> None:
-    small = {"count": 100, "seconds": 0.0005, "small_s": 0.0004, "memory_bound_s": 0}
+    small = {"count": 100, "seconds": 0.0005, "small_s": 0.0004, "memory_bound": 0}
     assert first(trainer(*MODEL, operations=small))[0] == "small steps"
     # Views and wrappers are many, too, where a few convolutions take the time.
     assert first(trainer(*MODEL, operations=small | {"small_s": 0.0001}))[0] == "model"
@@ -144,7 +144,7 @@ def test_many_small_operations() -> None:
 @pytest.mark.parametrize(("fastest", "cause"), [(0.016, "small steps"), (0.1, "model")])
 def test_many_operations_on_a_busy_machine(fastest: float, cause: str) -> None:
     """Some were interrupted in each step that was profiled; the fastest step of the window was not."""
-    interrupted = {"count": 3171, "seconds": 0.012, "small_s": 0.003, "memory_bound_s": 0}
+    interrupted = {"count": 3171, "seconds": 0.012, "small_s": 0.003, "memory_bound": 0}
     one = trainer(*MODEL, operations=interrupted, times=[0.22, fastest, 0.3])
     assert first(one)[0] == cause
 
@@ -155,11 +155,17 @@ def test_a_device_that_waits_for_python(device_s: float, cause: str) -> None:
         "count": 9000,
         "seconds": 0.05,
         "small_s": 0.05,
-        "memory_bound_s": 0,
+        "memory_bound": 0,
         "device_s": device_s,
     }
     one = trainer(*MODEL, operations=operations)
     assert first(one)[0] == cause
+
+
+def test_operations_bound_by_memory_are_told() -> None:
+    operations = {"count": 100, "seconds": 0.09, "small_s": 0.01, "memory_bound": 0.4}
+    (cause,) = findings_of(Trial([trainer(*MODEL, operations=operations)], [])).causes
+    assert cause.text.endswith("; 40 % of that in operations bound by memory, such as batch norm")
 
 
 def on_gpu(device_s: float, *rows: list[Any], **other: Any) -> dict[str, Any]:
@@ -168,7 +174,7 @@ def on_gpu(device_s: float, *rows: list[Any], **other: Any) -> dict[str, Any]:
         "count": 90,
         "seconds": 0.05,
         "small_s": 0,
-        "memory_bound_s": 0,
+        "memory_bound": 0,
         "device_s": device_s,
     }
     return trainer(*rows, device="cuda", operations=operations, **other)

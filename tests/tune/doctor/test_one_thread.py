@@ -27,7 +27,7 @@ def trainer(*rows: list[Any], step_s: float, **other: Any) -> dict[str, Any]:
         "steps": round(10 / step_s), "seconds": 10.0, "step_s": step_s, "batches": 100, "waited_s": 2.0,
         "started_s": 0.0, "seen": list(rows), "rank": 0, "world": 1, "anomaly": False, "threads": 2,
         "process_threads": 4, "device": "cpu", "loader": {}, "optimizer": {}, "times": [step_s],
-        "operations": {"count": 100, "seconds": 0.01, "small_s": 0.0, "memory_bound_s": 0.0},
+        "operations": {"count": 100, "seconds": 0.01, "small_s": 0.0, "memory_bound": 0.0},
         "waiting_calls": [[FILE, 21, ".item()", 60.0, 0.001, 0]],
         **other,
     }  # fmt: skip

@@ -1,5 +1,8 @@
 """Operations of three steps, by torch's profiler, and what other programs on the CPU do to their times."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -21,7 +24,7 @@ def test_operations_are_counted_per_step() -> None:
     found = found_in(30, 8)
     assert found["count"] > 30
     assert 0 < found["small_s"] <= found["seconds"] < 1
-    assert found["device_s"] == 0
+    assert found["device_s"] == 0 and 0 < found["memory_bound"] < 1
 
 
 def test_a_call_that_lost_its_cpu_once_counts_as_in_the_other_steps() -> None:
@@ -45,6 +48,31 @@ def test_streams_that_compute_at_the_same_time_count_once(
     assert covered(intervals) == expected
 
 
+def test_on_a_gpu_kernels_count_and_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the kernels' time is batch norm, which the host starts as quickly as the rest."""
+
+    def event(name: str, device: str, start: float, end: float, *kernels: tuple[str, float]) -> Any:
+        return SimpleNamespace(
+            name=name, device_type=SimpleNamespace(name=device), self_cpu_time_total=1.0,
+            time_range=SimpleNamespace(start=start, end=end), is_user_annotation=False,
+            kernels=[SimpleNamespace(name=kernel, duration=us) for kernel, us in kernels],
+        )  # fmt: skip
+
+    copy = "Memcpy HtoD (Pageable -> Device)"
+    events = [
+        event("aten::copy_", "CPU", 0, 1, (copy, 600.0)),
+        event("aten::convolution", "CPU", 1, 2, ("conv", 300.0)),
+        event("aten::batch_norm", "CPU", 2, 3, ("norm", 300.0)),
+        event(copy, "CUDA", 0, 600), event("conv", "CUDA", 600, 900), event("norm", "CUDA", 900, 1200),
+    ]  # fmt: skip
+    operations = Operations()
+    seen = SimpleNamespace(stop=lambda: None, events=lambda: events)
+    monkeypatch.setattr(operations, "_profile", seen)
+    found = operations.found(None)
+    assert found["memory_bound"] == 0.5
+    assert found["device_s"] == pytest.approx(600e-6 / 3)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_what_a_gpu_computes_is_not_what_is_copied_to_it() -> None:
@@ -61,6 +89,7 @@ def test_what_a_gpu_computes_is_not_what_is_copied_to_it() -> None:
         operations.goes_on()
     events[1].record()
     torch.cuda.synchronize()
-    found = operations.found(None)["device_s"]
+    found = operations.found(None)
     products = events[0].elapsed_time(events[1]) / 1000 / 3
-    assert 0.3 * products < found < 0.99 * products
+    assert 0.3 * products < found["device_s"] < 0.99 * products
+    assert found["memory_bound"] < 0.1  # of kernels, and of no copy

@@ -301,7 +301,7 @@ def _of_model(trial: Trial, shares: dict[str, float]) -> list[Cause]:
         )
         return [Cause("small steps", whole, "", text)]
     text = f"the {'GPU' if busy else 'model'} computes {percent(share)} of the time"
-    bound = operations.get("memory_bound_s", 0) / max(operations.get("seconds", 0), 1e-9)
+    bound = operations.get("memory_bound", 0.0)
     if bound > 0.3:
         text += f"; {percent(bound)} of that in operations bound by memory, such as batch norm"
     return [Cause("model", share, "", text)]

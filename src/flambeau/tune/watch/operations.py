@@ -1,7 +1,7 @@
 """What the operations of a few steps are, by torch's own profiler: small ones, memory-bound ones, kernels."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,11 +80,35 @@ class Operations:
             return sum(sum(per_step[name]) for name in names) / 1e6
 
         small = [n for n, each in per_step.items() if sum(each) < _SMALL_US * len(each)]
-        bound = [n for n in per_step if any(part in n for part in _MEMORY_BOUND)]
         return {
             "count": len(events) / _STEPS, "seconds": seconds(per_step), "small_s": seconds(small),
-            "memory_bound_s": seconds(bound), "device_s": covered(on_device) / 1e6 / _STEPS, "zeroed": zeroed,
+            "memory_bound": memory_bound(_kernel_times(events) or {n: seconds([n]) for n in per_step}),
+            "device_s": covered(on_device) / 1e6 / _STEPS, "zeroed": zeroed,
         }  # fmt: skip
+
+
+def _kernel_times(events: Iterable[Any]) -> dict[str, float]:
+    """By operation what a GPU computes for it; empty without one."""
+    found: dict[str, float] = defaultdict(float)
+    for event in events:
+        for kernel in event.kernels:
+            if not kernel.name.startswith(_COPIES):
+                found[event.name] += kernel.duration
+    return found
+
+
+def memory_bound(times: Mapping[str, float]) -> float:
+    """The share of operations whose time is that of moving their bytes.
+
+    Args:
+        times: by operation.
+
+    Example:
+        >>> memory_bound({"aten::batch_norm": 1.0, "aten::convolution": 3.0})
+        0.25
+    """
+    bound = sum(t for name, t in times.items() if any(part in name for part in _MEMORY_BOUND))
+    return bound / max(sum(times.values()), 1e-9)
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
