@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gc
 import importlib
 import math
+import re
 import signal
 import sys
 from collections import Counter
@@ -40,7 +41,7 @@ _LONGEST = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Only tests of a GPU see one (`pytest -m gpu -n 0`, or tools/gpu_check): the others are of the CPU."""
-    if "gpu" not in config.option.markexpr:
+    if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 

@@ -235,7 +235,7 @@ def test_pictures(flambeau: Any, root: Path, monkeypatch: pytest.MonkeyPatch) ->
         "c.bmp: the name of this file must end with .png or .pdf or .svg",
     )
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    refused(flambeau(*command, "--plot c.png"), 'pip install "flambeau[plot]"')
+    refused(flambeau(*command, "--plot c.png"), "pip install 'flambeau[plot]'")
     assert not Path("c.png").exists()
 
 

@@ -268,6 +268,7 @@ def test_epochs_use_the_same_memory_again() -> None:
     batches = [torch.ones(1 << 22) for _ in range(4)]
     for epoch in range(30):
         list(prefetch_to_device(batches, "cuda"))
+        torch.cuda.synchronize()  # only then is the memory of copies under way free again
         if epoch == 2:
             reserved = torch.cuda.memory_reserved()
     assert torch.cuda.memory_reserved() == reserved

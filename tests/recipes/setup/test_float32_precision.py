@@ -21,7 +21,8 @@ def _put_back() -> Iterator[None]:
         pass
     assert float32_precision() == DEFAULTS
     yield
-    BACKENDS.cuda.matmul.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    BACKENDS.mkldnn.matmul.fp32_precision = "none"
     BACKENDS.cudnn.allow_tf32 = True
     BACKENDS.cuda.matmul.fp32_precision = "none"
     BACKENDS.cudnn.conv.fp32_precision = "tf32"
@@ -37,18 +38,27 @@ def test_all_three_kinds_are_set(precision: str) -> None:
     assert BACKENDS.cudnn.rnn.fp32_precision == precision
 
 
+def all_switches() -> tuple[object, ...]:
+    return (
+        float32_precision(), BACKENDS.mkldnn.matmul.fp32_precision, torch.get_float32_matmul_precision(),
+        BACKENDS.cuda.matmul.allow_tf32, BACKENDS.cudnn.allow_tf32,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
-def test_the_older_getters_agree(precision: str) -> None:
-    """`torch.export` asks for them, and they raise where the families differ."""
+@pytest.mark.parametrize("before", [None, "highest", "high", "medium"])
+def test_the_older_getters_agree(precision: str, before: str | None) -> None:
+    """`torch.export` and `torch.compile` ask for them, and they raise where the families differ."""
+    if before is not None:
+        torch.set_float32_matmul_precision(before)
+    switches = all_switches()
     with float32_precision_as(precision):  # type: ignore[arg-type]
-        assert BACKENDS.cuda.matmul.allow_tf32 is (precision == "tf32")
-        assert BACKENDS.cudnn.allow_tf32 is (precision == "tf32")
-        assert (
-            torch.get_float32_matmul_precision() == {"ieee": "highest", "tf32": "high"}[precision]
-        )
+        is_tf32 = precision == "tf32"
+        assert BACKENDS.cuda.matmul.allow_tf32 is is_tf32
+        assert BACKENDS.cudnn.allow_tf32 is is_tf32
+        assert torch.get_float32_matmul_precision() == ("high" if is_tf32 else "highest")
         torch.export.export(torch.nn.Conv2d(1, 1, 1), (torch.ones(1, 1, 2, 2),))
-    assert not BACKENDS.cuda.matmul.allow_tf32
-    assert BACKENDS.cudnn.allow_tf32
+    assert all_switches() == switches
 
 
 def test_the_block_puts_back_what_was_there_also_after_an_error() -> None:

@@ -151,15 +151,7 @@ def test_many_operations_on_a_busy_machine(fastest: float, cause: str) -> None:
 
 @pytest.mark.parametrize(("device_s", "cause"), [(0.03, "small steps"), (0.09, "model")])
 def test_a_device_that_waits_for_python(device_s: float, cause: str) -> None:
-    operations = {
-        "count": 9000,
-        "seconds": 0.05,
-        "small_s": 0.05,
-        "memory_bound": 0,
-        "device_s": device_s,
-    }
-    one = trainer(*MODEL, operations=operations)
-    assert first(one)[0] == cause
+    assert first(on_gpu(device_s, *MODEL))[0] == cause
 
 
 def test_operations_bound_by_memory_are_told() -> None:
@@ -168,15 +160,14 @@ def test_operations_bound_by_memory_are_told() -> None:
     assert cause.text.endswith("; 40 % of that in operations bound by memory, such as batch norm")
 
 
-def on_gpu(device_s: float, *rows: list[Any], **other: Any) -> dict[str, Any]:
-    """A step of a tenth of a second, of which the GPU computes so much."""
+def on_gpu(
+    device_s: float, *rows: list[Any], active_s: float = 0.0, **other: Any
+) -> dict[str, Any]:
+    """A step of a tenth of a second, of which the GPU computes so much, and is active a bit longer."""
     operations = {
-        "count": 90,
-        "seconds": 0.05,
-        "small_s": 0,
-        "memory_bound": 0,
-        "device_s": device_s,
-    }
+        "count": 90, "seconds": 0.05, "small_s": 0, "memory_bound": 0, "device_s": device_s,
+        "active_s": active_s or device_s,
+    }  # fmt: skip
     return trainer(*rows, device="cuda", operations=operations, **other)
 
 
@@ -204,6 +195,39 @@ def test_a_gpu_that_waits_for_data_does_not_wait_for_python() -> None:
     one = on_gpu(0.05, *MODEL, waited=4.5)
     causes = findings_of(Trial([one], [worker(row("worker", 5.0, waits="sleep"))])).causes
     assert causes[0].share == pytest.approx(0.45) and "waits for data 45 %" in causes[0].text
+    assert "small steps" not in {cause.kind for cause in causes}
+
+
+def test_a_gpu_that_copies_or_waits_for_other_processes_does_not_wait_for_python() -> None:
+    """Active for nine tenths of a step, four of which it computes."""
+    causes = findings_of(Trial([on_gpu(0.04, *MODEL, active_s=0.09)], [])).causes
+    assert [cause.kind for cause in causes] == ["model"] and causes[0].share == pytest.approx(0.4)
+
+
+def test_of_several_ranks_the_gpu_that_computes_least_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other one waits in an exchange for the rank that waits for data."""
+    monkeypatch.setattr("flambeau.tune.doctor.remedies.native_bf16", lambda device: True)
+    ranks = [on_gpu(0.09, *MODEL, waited=1.0), on_gpu(0.04, *MODEL, waited=6.0) | {"rank": 1}]
+    busy = worker(row("worker", 5.0, kind="decode", line=12))
+    found = findings_of(Trial(ranks, [busy]))
+    assert found.causes[0].kind == "decode" and found.causes[0].share == pytest.approx(0.35)
+    assert "cached batches" in {one.name for one in remedies_for(found)}
+
+
+def test_profiled_steps_that_are_much_longer_than_others_say_nothing() -> None:
+    one = on_gpu(0.2, *MODEL, waited=4.0)
+    causes = findings_of(Trial([one], [worker(row("worker", 5.0, kind="decode", line=12))])).causes
+    assert (causes[0].kind, causes[0].share) == ("decode", pytest.approx(0.4))
+
+
+def test_work_in_the_line_of_a_copy_is_told() -> None:
+    calls = [[FILE, 21, "copy to cuda, not pinned", 1.0, 0.002, 2**20]]
+    rows = row("", 5.0, line=21), row("forward", 2.0), row("backward", 3.0)
+    causes = findings_of(Trial([on_gpu(0.3 * 0.1, *rows, waiting_calls=calls)], [])).causes
+    assert (causes[0].kind, causes[0].where) == ("python", f"{FILE}:21")
+    assert causes[0].share == pytest.approx(0.48)
     assert "small steps" not in {cause.kind for cause in causes}
 
 

@@ -2,15 +2,16 @@
 
 CUDA 上的 float32 乘法用全精度还是 TF32：只用一套开关来设置、读取和恢复。
 
-Source: torch.backends.*.fp32_precision (torch 2.9 and later). The older family (allow_tf32) is set to the
-same first: where the two differ its getters raise RuntimeError, and torch.export and torch.compile ask them.
+Source: torch.backends.*.fp32_precision (torch 2.9 and later). The older family (allow_tf32 and
+set_float32_matmul_precision) is set to the same: where the two differ its getters raise RuntimeError, and
+torch.export and torch.compile ask them.
 
 TF32 keeps float32's range and 10 bits of its mantissa; sums stay in float32. It exists on NVIDIA GPUs from
 Ampere on and does nothing elsewhere. Not needed under autocast, which leaves few products in float32.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import torch
@@ -52,7 +53,11 @@ def set_float32_precision(precision: Precision) -> None:
         raise ValueError(f"precision must be 'ieee' or 'tf32', got {precision!r}")
     # One by one: what is set for all backends does not reach a kind that has a setting of its own,
     # and convolution and rnn have one from the start.
-    _set(dict.fromkeys(_KINDS, precision))
+    word = {"ieee": "highest", "tf32": "high"}[precision]
+    on_cpu = _cpu_matmul()
+    if on_cpu != "none":  # 'high' and 'medium' have set it, and the older getters want it to fit
+        on_cpu = precision
+    _set(dict.fromkeys(_KINDS, precision), word=word, on_cpu=on_cpu)
 
 
 @contextmanager
@@ -85,19 +90,28 @@ def float32_precision_kept() -> Iterator[None]:
         >>> float32_precision()["convolution"]
         'tf32'
     """
-    before = {kind: _backend(kind).fp32_precision for kind in _KINDS}
+    before, on_cpu = {kind: _backend(kind).fp32_precision for kind in _KINDS}, _cpu_matmul()
+    word: str | None = None
+    with suppress(RuntimeError):  # where the families differ already
+        word = torch.get_float32_matmul_precision()
     try:
         yield
     finally:
-        _set(before)
+        _set(before, word=word, on_cpu=on_cpu)
 
 
-def _set(values: dict[str, str]) -> None:
-    # The older switches first: they write the newer ones, too.
-    torch.backends.cuda.matmul.allow_tf32 = values["matmul"] == "tf32"
+def _set(values: dict[str, str], *, word: str | None, on_cpu: str) -> None:
+    """Both families; `word` is the older one's for matmul, and writes what a CPU does, too."""
+    if word is not None:  # the older family first: it writes the newer one
+        torch.set_float32_matmul_precision(word)
     torch.backends.cudnn.allow_tf32 = values["convolution"] == "tf32"
+    torch.backends.mkldnn.matmul.fp32_precision = on_cpu  # type: ignore[attr-defined]
     for kind, value in values.items():
         _backend(kind).fp32_precision = value
+
+
+def _cpu_matmul() -> str:
+    return str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
 
 
 def _backend(kind: str) -> Any:

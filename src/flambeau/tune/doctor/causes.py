@@ -1,6 +1,7 @@
 """What a training loses its time to, out of one watched run."""
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from flambeau.tune.doctor.compile_lines import compiled_anew
 from flambeau.tune.doctor.shares import (
     PHASES,
     DataWork,
+    active_share,
     by_line,
     data_work,
     device_share,
@@ -32,7 +34,7 @@ _OWN = ("python", "")
 SLOWS_ALL = ("debug mode", "threads")
 _OF_HOST = (
     "read", "decode", "transform", "collate", "send", "pin", "worker start", "many workers", "sync", "python",
-    "copy",
+    "copy", "page faults",
 )  # fmt: skip
 _DATA_KINDS = {
     "read": "reading files", "decode": "decoding", "transform": "the transform", "collate": "collating",
@@ -179,7 +181,9 @@ def _of_lines(trial: Trial, lines: dict[str, float]) -> list[Cause]:
     trainer = trial.trainers[0]
     found = []
     total = sum(lines.values())
-    copies = {f"{file}:{line}" for file, line, *_ in _calls(trainer, are_copies=True)}
+    copies: dict[str, float] = defaultdict(float)  # which are told by themselves
+    for file, line, _, _, seconds, _ in _calls(trainer, are_copies=True):
+        copies[f"{file}:{line}"] += seconds / trainer["step_s"]
     if total >= _WORTH_A_WORD:
         where = max(lines, key=lambda line: lines[line])
         calls = sum(call[3] for call in _calls(trainer, are_copies=False))
@@ -191,9 +195,9 @@ def _of_lines(trial: Trial, lines: dict[str, float]) -> list[Cause]:
             text += f"; the GPU computes {percent(busy)} of the time"
         found.append(Cause("sync", total, where, text))
     own = {
-        where: seconds / trainer["seconds"]
+        where: max(0.0, seconds / trainer["seconds"] - copies[where])
         for where, seconds in by_line(rows_of(trainer), _OWN).items()
-        if where not in lines and where not in copies
+        if where not in lines
     }
     share = sum(own.values())
     if own:
@@ -284,7 +288,8 @@ def _of_model(trial: Trial, shares: dict[str, float]) -> list[Cause]:
     busy = device_share(trial)
     if busy:
         known = ("data", "worker start", "communication", "evaluation", "checkpoint", "compile")
-        gap = 1 - busy - sum(shares[phase] for phase in known)
+        idle = 1 - active_share(trial)
+        gap = idle - sum(shares[phase] for phase in known) - min(idle, shares["python"])
         if gap > _DEVICE_WAITS:
             text = (
                 f"the GPU computes {percent(busy)} of the time and waits for Python to start operations "

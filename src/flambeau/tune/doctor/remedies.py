@@ -199,7 +199,8 @@ def _for_process(findings: Findings) -> list[Remedy]:
             Remedy("no checkpoints", how, {"no_saves": True}, _saved(shares["checkpoint"]), "checkpoint",
                    at_most=False, is_bound=True)
         )  # fmt: skip
-    if (share := page_fault_share(trial)) >= _WORTH_TRYING and can_keep_freed():
+    share = min(page_fault_share(trial), _idle(findings))
+    if share >= _WORTH_TRYING and can_keep_freed():
         words = " ".join(f"{name}={value}" for name, value in KEEP_FREED.items())
         how = f"keep_freed_memory() of flambeau.recipes.setup.freed_memory; or {words} in the environment"
         kept, gain = {"keep_freed": True}, _saved(share)

@@ -12,6 +12,7 @@ PHASES = (
     "checkpoint", "compile",
 )  # fmt: skip
 """What a step's time is divided into."""
+_PLAUSIBLE = 1.2  # of what a GPU computes in a profiled step to a step of the window; chosen
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,22 @@ def mean_shares(trial: Trial) -> dict[str, float]:
 
 
 def device_share(trial: Trial) -> float:
-    """Share of the time in which the GPU of the first rank computes; 0 where that is not known, or no GPU."""
-    trainer = trial.trainers[0]
-    computes_s: float = trainer.get("operations", {}).get("device_s", 0.0)
-    step_s: float = trainer["step_s"]
-    return min(1.0, computes_s / step_s)
+    """Share of the time in which a GPU computes, of all ranks the least; 0 without one.
+
+    And 0 where it is not known: three steps were profiled, and if they are much longer than others, they say
+    nothing of a usual one.
+    """
+    shares = [_on_device(trainer, "device_s") for trainer in trial.trainers]
+    return 0.0 if max(shares) > _PLAUSIBLE else min(1.0, *shares)
+
+
+def active_share(trial: Trial) -> float:
+    """Likewise, but also with copies from and to the host and exchanges with other processes."""
+    return min(1.0, *(_on_device(trainer, "active_s") for trainer in trial.trainers))
+
+
+def _on_device(trainer: Mapping[str, Any], name: str) -> float:
+    return float(trainer.get("operations", {}).get(name, 0.0) / trainer["step_s"])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What the operations of a few steps are, by torch's own profiler: small ones, memory-bound ones, kernels."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,14 @@ _MEMORY_BOUND = (
 )  # fmt: skip
 
 
-_COPIES = ("Memcpy HtoD", "Memcpy DtoH")  # during which a device computes nothing
+# Of what runs on a GPU, that which computes nothing: copies from and to the host, and kernels that exchange
+# with other processes, which also wait for them.
+_NO_COMPUTING = ("Memcpy HtoD", "Memcpy DtoH", "nccl")
+_BOUND_KERNELS = (
+    "triton_poi",
+    "triton_red",
+    "triton_per",
+)  # of torch.compile: by element, and sums
 
 
 class Operations:
@@ -67,12 +74,11 @@ class Operations:
             name: len(each) / _STEPS for name, each in times.items() if name.endswith("zero_")
         }
         on_device = [
-            (event.time_range.start, event.time_range.end)
+            (event.name, event.time_range.start, event.time_range.end)
             for event in seen.events()
-            if event.device_type.name != "CPU"
-            and not event.is_user_annotation
-            and not event.name.startswith(_COPIES)
+            if event.device_type.name != "CPU" and not event.is_user_annotation
         ]
+        computing = [one for one in on_device if not one[0].startswith(_NO_COMPUTING)]
         if trace is not None:
             seen.export_chrome_trace(trace)  # compressed where it ends in .gz
 
@@ -82,33 +88,25 @@ class Operations:
         small = [n for n, each in per_step.items() if sum(each) < _SMALL_US * len(each)]
         return {
             "count": len(events) / _STEPS, "seconds": seconds(per_step), "small_s": seconds(small),
-            "memory_bound": memory_bound(_kernel_times(events) or {n: seconds([n]) for n in per_step}),
-            "device_s": covered(on_device) / 1e6 / _STEPS, "zeroed": zeroed,
+            "memory_bound": _bound_on_device(events, computing) if computing else (
+                seconds(filter(_is_bound, per_step)) / max(seconds(per_step), 1e-9)
+            ),
+            "device_s": covered(one[1:] for one in computing) / 1e6 / _STEPS,
+            "active_s": covered(one[1:] for one in on_device) / 1e6 / _STEPS, "zeroed": zeroed,
         }  # fmt: skip
 
 
-def _kernel_times(events: Iterable[Any]) -> dict[str, float]:
-    """By operation what a GPU computes for it; empty without one."""
-    found: dict[str, float] = defaultdict(float)
-    for event in events:
-        for kernel in event.kernels:
-            if not kernel.name.startswith(_COPIES):
-                found[event.name] += kernel.duration
-    return found
+def _is_bound(operation: str) -> bool:
+    return any(part in operation for part in _MEMORY_BOUND)
 
 
-def memory_bound(times: Mapping[str, float]) -> float:
-    """The share of operations whose time is that of moving their bytes.
-
-    Args:
-        times: by operation.
-
-    Example:
-        >>> memory_bound({"aten::batch_norm": 1.0, "aten::convolution": 3.0})
-        0.25
-    """
-    bound = sum(t for name, t in times.items() if any(part in name for part in _MEMORY_BOUND))
-    return bound / max(sum(times.values()), 1e-9)
+def _bound_on_device(events: Iterable[Any], computing: Sequence[tuple[str, float, float]]) -> float:
+    """The share of what a GPU computes that moves bytes: kernels of such operations, and of torch.compile."""
+    kernels = [kernel for event in events if _is_bound(event.name) for kernel in event.kernels]
+    bound: float = sum(one.duration for one in kernels if not one.name.startswith(_NO_COMPUTING))
+    bound += sum(end - start for name, start, end in computing if name.startswith(_BOUND_KERNELS))
+    total = sum(end - start for _, start, end in computing)
+    return min(1.0, bound / max(total, 1e-9))
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
