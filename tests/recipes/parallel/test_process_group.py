@@ -133,12 +133,15 @@ def test_timeout(start_ranks, tmp_path: Path) -> None:
 
 
 def fail_beside_a_collective(done: Path) -> tuple[float, bool]:
-    start = time.monotonic()
+    start, joined = time.monotonic(), done.with_name("joined")
     try:
         with process_group(device="cpu", timeout_s=60) as (place, _):
             if place.rank == 1:
+                joined.touch()
                 stay_away(done)
             else:
+                stay_away(joined)  # if this rank left earlier, the other could not join
+                start = time.monotonic()
                 work = dist.all_reduce(torch.zeros(1), async_op=True)
                 raise KeyError(str(work.is_completed()))
     except KeyError as error:
