@@ -218,6 +218,8 @@ def used():
     lines = open("/proc/self/status").read().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmData:")))
 
+# Where oneDNN finds no memory for its code once, it makes none in that thread any more, whatever is free.
+torch.backends.mkldnn.enabled = False
 torch.ones(()).requires_grad_().backward()
 resource.setrlimit(resource.RLIMIT_DATA, (used() + int(sys.argv[1]) * 2**20, resource.RLIM_INFINITY))
 sys.exit(main(sys.argv[2:]))
@@ -236,7 +238,7 @@ def test_with_a_real_limit(run_python: RunPython, make_images: Any, tmp_path: Pa
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.search(
-        r"micro-batches of 32 -> 16 samples, .* \(.*can't allocate memory", done.stderr
+        r"micro-batches of 32 -> 16 samples, .* \(.*(can't|Cannot) allocate memory", done.stderr
     )
     noted = json.loads((tmp_path / "run" / "micro_batches.json").read_text())
     assert noted["step"] == 1 and 2 <= noted["training"] <= 16

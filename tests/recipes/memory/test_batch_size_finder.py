@@ -40,6 +40,7 @@ def test_a_real_failure_of_the_allocator_is_one() -> None:
         RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GB)"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("could not create a primitive"),
+        RuntimeError("posix_memalign failed:Cannot allocate memory (12)"),
         MemoryError(),
     ],
 )

@@ -25,6 +25,7 @@ import torch
 # Of errors that are not torch.OutOfMemoryError: of the CPU, of Apple's MPS, of CUDA and its libraries.
 _WORDS = (
     "can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc", "_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",  # of the C library
     "could not create a primitive", "could not create a memory",  # oneDNN, which has no other words for it
 )  # fmt: skip
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of mallopt(3)

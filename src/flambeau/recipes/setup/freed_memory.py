@@ -16,9 +16,6 @@ Not for a process that runs on for long after a peak and should become small aga
 import ctypes
 import sys
 
-if sys.platform == "linux":
-    import resource
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _NEVER = 2**31 - 1  # bytes that are free at the end of the heap, from which on they are given back
 _LARGEST = 2**30  # bytes of a block, from which on it is mapped by itself and given back
@@ -39,6 +36,8 @@ def can_keep_freed() -> bool:
     """
     if sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"):  # musl has none
         return False
+    import resource  # Unix alone has it
+
     limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     return all(limit == resource.RLIM_INFINITY for limit in limits)
 
