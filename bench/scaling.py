@@ -16,6 +16,7 @@ import ctypes
 import multiprocessing
 import os
 import platform
+import shutil
 import socket
 import statistics
 import subprocess
@@ -152,7 +153,9 @@ def carried_bytes() -> int:
 
 
 def leave_network() -> bool:
-    """Move to a network of our own, in which nobody else talks; False where that is not allowed."""
+    """Move to a network of our own, in which nobody else talks; False where that cannot be done."""
+    if shutil.which("ip") is None:  # of iproute2: without it this one would stay down
+        return False
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_NETWORK):
         return False

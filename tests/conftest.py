@@ -77,8 +77,14 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, None, None]:
-    """And what the tests of a file have imported: each `gc.collect()` of others would look through it."""
+    """And what the tests of a file have imported: each `gc.collect()` of others would look through it.
+
+    A GPU's memory is given back after each test: that of one which fills it is missing in other processes.
+    """
     yield
+    if item.get_closest_marker("gpu") and (torch := sys.modules.get("torch")):
+        gc.collect()
+        torch.cuda.empty_cache()
     if nextitem is None or nextitem.path != item.path:
         _freeze()
 

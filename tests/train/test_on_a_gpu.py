@@ -1,6 +1,7 @@
 """Whole runs on a GPU: equal bits, no waiting, out of memory, and `train` as a user types it."""
 
 import copy
+import gc
 import json
 import subprocess
 import sys
@@ -196,6 +197,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_step(tmp_path: Path)
         return copy.deepcopy(model.state_dict())
 
     expected = learn(tmp_path / "halves", accumulate=4)
+    gc.collect()
     torch.cuda.empty_cache()
     # A quarter GiB each for weights, their gradients and those of the next micro-batch; the activations of
     # 128 samples, of which there are three copies in the backward pass, need twice that each.

@@ -124,6 +124,31 @@ def test_a_script_that_makes_no_step(tmp_path: Path, text: str, message: str) ->
     assert re.search(message, trial.failure.replace("\n", " "))
 
 
+STEPS = """
+import sys, torch
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(4):
+    weight.square().sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ("", "the script ended after 4 steps, too few to time them: let it train longer"),
+        ("sys.exit('no disk')", "ended with code 1 before enough steps.*no disk"),
+    ],
+)
+def test_a_script_of_few_steps(tmp_path: Path, end: str, message: str) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(STEPS + end)
+    trial = run(file)
+    assert trial.failure is not None and not trial.trainers
+    assert re.fullmatch(f".*{message}.*", trial.failure.replace("\n", " "))
+
+
 def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(

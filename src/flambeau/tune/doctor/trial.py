@@ -24,6 +24,8 @@ _STARTUP = Path(startup.__file__).parent
 _LAST_LINES = 12
 _LOOK_EVERY_S = 0.05
 _OTHERS_S = 60.0  # that ranks wait for each other's results
+_EXIT_S = 5.0  # that a script takes to end when it has made its last step; chosen
+_TRAINERS = "[0-9]*[0-9].json"
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def run_trial(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
                     process.wait(5)
                 _remove_saved(folder)
         trial = Trial(
-            sorted(_read_all(folder, "[0-9]*[0-9].json"), key=lambda one: one["rank"]),
+            sorted(_read_all(folder, _TRAINERS), key=lambda one: one["rank"]),
             _read_all(folder, "*.worker.json"),
             machine=machine,
             whole_s=time.monotonic() - began,
@@ -125,13 +127,15 @@ def _wait(
             looked = now
         if machine.is_out_of_memory:
             return
-        done = [file for file in folder.glob("[0-9]*.json") if file.stem.isdigit()]
+        done = _read_all(folder, _TRAINERS)
         if not done:
             continue
         first_done = first_done or now
         training = len(list(folder.glob("*.trains")))
-        world = json.loads(done[0].read_text(encoding="utf-8"))["world"]
-        if len(done) >= max(training, min(world, os.cpu_count() or 1)):
+        if len(done) >= max(training, min(done[0]["world"], os.cpu_count() or 1)):
+            if not any("steps" in one for one in done):  # so it ends, and its code will tell
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_EXIT_S)
             return
         if now - first_done > _OTHERS_S:
             return
@@ -150,6 +154,10 @@ def _failure(process: "subprocess.Popen[bytes]", folder: Path, log: Path, limit_
     code = process.returncode
     last = b"\n".join(log.read_bytes().splitlines()[-_LAST_LINES:]).decode(errors="replace")
     said = f"; it said last:\n{last}" if last.strip() else ", and said nothing"
+    made = [one["made"] for one in _read_all(folder, _TRAINERS)]
+    if made and code in (0, None, -signal.SIGKILL):
+        few = f"the script ended after {max(made)} steps, too few to time them"
+        return f"{few}: let it train longer"
     if list(folder.glob("*.trains")):
         how = "" if not code else f" with code {code}"
         return f"the script ended{how} before enough steps were made to time them{said}"

@@ -204,6 +204,7 @@ class StepWatch:
             return
         if self._stage == self._in_window and len(self._times) > 1:
             self._close_window()
+        self._result["made"] = 1 + self._count  # which does not count the first
         self._finish()
 
 
