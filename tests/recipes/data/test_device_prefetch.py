@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from flambeau.recipes.data import device_prefetch
 from flambeau.recipes.data.device_prefetch import prefetch_to_device
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -192,7 +193,7 @@ def test_order_of_events_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         log.append(f"copy {self.numel()} to {device}, non_blocking={non_blocking}")
         return self
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: copying)
+    monkeypatch.setattr(device_prefetch, "_side_stream", lambda device: copying)
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
     monkeypatch.setattr(Tensor, "is_pinned", lambda self: self.numel() == 1)
@@ -222,6 +223,14 @@ def test_order_of_events_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     next(batches)
     assert log == ["computing waits for 2", "2 used on computing"]
 
+    log.clear()
+    there = torch.ones(1)
+    upload = device_prefetch._CudaUpload(torch.device("cuda:0"))
+    upload.device = there.device
+    batch, copied = upload.start([there, 5])
+    assert upload.finish(batch, copied)[0] is there
+    assert log == ["on copying", "off copying"]  # and nobody waits
+
 
 @pytest.mark.gpu
 @needs_cuda
@@ -240,6 +249,15 @@ def test_values_are_right_on_cuda_while_the_device_is_busy(pinned: bool, depth: 
         del batch
     expected = torch.stack([batch.double().sum() for batch in batches])
     torch.testing.assert_close(torch.stack(sums).cpu(), expected, rtol=1e-9, atol=1e-6)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_what_is_on_the_device_stays() -> None:
+    there = [torch.ones(3, device="cuda") for _ in range(3)]
+    got = list(prefetch_to_device([(x, x.cpu()) for x in there], "cuda"))
+    assert all(mine is theirs for (mine, _), theirs in zip(got, there, strict=True))
+    assert all(moved.device == there[0].device for _, moved in got)
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@
 Source: own, with torch's CUDA streams; their rules are in torch's note "CUDA semantics", sections on
 streams and on pinned memory buffers.
 
-Not for data that is on the device already, nor worth it where a batch takes microseconds to copy.
+Not worth it where a batch takes microseconds to copy. What is on the device already stays as it is.
 """
 
 import copy
@@ -110,29 +110,35 @@ class _CudaUpload(_Upload):
     """On a side stream, with an event after each batch for the computing stream to wait for."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.stream = _side_stream(
-            torch.cuda.current_device() if device.index is None else device.index
-        )
+        index = torch.cuda.current_device() if device.index is None else device.index
+        super().__init__(torch.device("cuda", index))
+        self.stream = _side_stream(index)
 
     def start(self, batch: T) -> tuple[T, Any]:
+        copies: list[Tensor] = []
         with torch.cuda.stream(self.stream):
-            moved = _map(batch, self._copy)
-        return moved, self.stream.record_event()
+            moved = _map(batch, functools.partial(self._copy, copies))
+        return moved, (copies, self.stream.record_event()) if copies else None
 
-    def _copy(self, t: Tensor) -> Tensor:
+    def _copy(self, copies: list[Tensor], t: Tensor) -> Tensor:
+        if t.device == self.device:
+            return t
         # A copy from pageable memory would block the host. The allocator of pinned memory itself keeps the
         # source from being reused before the copy has read it.
         if t.device.type == "cpu" and not t.is_pinned():
             t = t.pin_memory()
-        return t.to(self.device, non_blocking=True)
+        copies.append(t.to(self.device, non_blocking=True))
+        return copies[-1]
 
     def finish(self, batch: T, copied: Any) -> T:
-        computing = torch.cuda.current_stream(self.device)
-        computing.wait_event(copied)  # on the device; the host goes on
-        # The memory belongs to the side stream's pool: without this it could be given to a later batch
-        # while the computing stream still reads it.
-        _map(batch, lambda t: t.record_stream(computing))
+        if copied is not None:
+            copies, event = copied
+            computing = torch.cuda.current_stream(self.device)
+            computing.wait_event(event)  # on the device; the host goes on
+            for copy_ in copies:
+                # The memory belongs to the side stream's pool: without this it could be given to a later
+                # batch while the computing stream still reads it.
+                copy_.record_stream(computing)
         return batch
 
 
@@ -140,12 +146,12 @@ def _map(batch: Any, function: Callable[[Tensor], Any]) -> Any:
     """A copy of a nest of containers with `function` applied to its tensors."""
     if isinstance(batch, Tensor):
         return function(batch)
-    if isinstance(batch, MutableMapping):
-        new = copy.copy(batch)  # keeps the type, and what a defaultdict knows
-        new.update({key: _map(value, function) for key, value in batch.items()})
-        return new
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_map(value, function) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(_map(value, function) for value in batch)
+    if isinstance(batch, MutableMapping):  # last: to ask an abstract class costs most
+        new = copy.copy(batch)  # keeps the type, and what a defaultdict knows
+        new.update({key: _map(value, function) for key, value in batch.items()})
+        return new
     return batch

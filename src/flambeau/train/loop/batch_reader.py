@@ -1,5 +1,6 @@
 """What a run reads its batches with, for training and for evaluation, and how they reach the device."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -147,10 +148,15 @@ class BatchReader:
         """The same micro-batches with their data on the device, copied beside the computation."""
         if self._device.type == "cpu":
             return stream
-        # Without its data: the prefetcher moves whatever tensors it finds in a tuple.
-        pairs = ((micro._replace(data=None), micro.data) for micro in stream)
-        moved = prefetch_to_device(pairs, self._device)
-        return (micro._replace(data=data) for micro, data in moved)
+        ahead: deque[MicroBatch] = deque()  # without their data
+
+        def data() -> Iterator[Any]:
+            for micro in stream:
+                ahead.append(micro._replace(data=None))
+                yield micro.data
+
+        moved = prefetch_to_device(data(), self._device)
+        return (ahead.popleft()._replace(data=data) for data in moved)
 
     def again(
         self, loader: Loader | UserDataLoader, steps_before: int
