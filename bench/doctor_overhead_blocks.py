@@ -3,17 +3,15 @@
     python bench/doctor_overhead_blocks.py [--blocks N] [--record]
 
 bench/doctor_overhead.py compares processes, as a user runs them; on a machine that others use, two processes
-differ by more than the watch costs. Here the step's hook, the clock around the DataLoader and the thread that
-looks at stacks are there in every other block of steps, and the ratio of neighboring blocks is taken. The
-figures are medians over the pairs, with the middle half of them, of wall time and of the CPU time of the
-process with all its threads.
+differ by more than the watch costs. Here the step's hook, the clock around the DataLoader and the looks at
+the stack are there in every other block of steps, and the ratio of neighboring blocks is taken. The figures
+are medians over the pairs, with the middle half of them, of wall time and of the CPU time of the process with
+all its threads.
 """
 
 import argparse
 import statistics
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +22,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Dataset
 
+from flambeau.tune.watch.interrupt_sampler import sampler_of
 from flambeau.tune.watch.loader_clock import watch_loaders
 from flambeau.tune.watch.plan import Plan
-from flambeau.tune.watch.stack_sampler import StackSampler
 from flambeau.tune.watch.step_watch import StepWatch
 from provenance import commit, cpu_model, record  # beside this script
 
@@ -64,11 +62,9 @@ class Training:
     def block(self, *, is_watched: bool) -> tuple[float, float]:
         """Microseconds of a step: of wall time, and of CPU time."""
         batches = self.clocked if is_watched else self.bare
-        own = {"main": (threading.get_ident(), threading.get_native_id())}
-        sampler, interval = StackSampler(lambda: own), sys.getswitchinterval()
+        sampler = sampler_of(dict)
         if is_watched:
             hook = register_optimizer_step_post_hook(self.watch.on_step)
-            sys.setswitchinterval(0.0005)
             sampler.start()
         began, began_cpu = time.perf_counter(), time.process_time()
         for _ in range(STEPS):
@@ -79,8 +75,6 @@ class Training:
         wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
         if is_watched:
             sampler.stop()
-            sampler.join()
-            sys.setswitchinterval(interval)
             hook.remove()
         return 1e6 * wall / STEPS, 1e6 * cpu / STEPS
 

@@ -80,6 +80,38 @@ def test_a_slow_data_set_is_found_by_its_line(script: Path, workers: int) -> Non
     assert sorted(file.name for file in script.parent.iterdir()) == ["last.pt", "train.py"]
 
 
+SHORT_STEPS = """
+import time, torch
+from pathlib import Path
+from torch import nn
+torch.set_num_threads(1)
+model = nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(4, 8)
+own, began = 0.0, time.thread_time()
+for step in range(10_000_000):
+    model(x).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    then = time.thread_time()
+    for number in range(4000):
+        pass
+    own += time.thread_time() - then
+    if step % 100 == 99:
+        Path("new").write_text(f"{own / (time.thread_time() - began)}")
+        Path("new").replace("own")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not tell")
+def test_short_pieces_of_python_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train.py"
+    file.write_text(SHORT_STEPS)
+    trial = run(file, plan=Plan(warmup_steps=3, warmup_s=0.3, steps=8, seconds=3.0))
+    assert mean_shares(trial)["python"] == pytest.approx(float(Path("own").read_text()), abs=0.25)
+
+
 def test_a_change_is_made_and_the_script_does_not_know(script: Path) -> None:
     plain = run(script, 0, plan=Plan(**SHORT))
     cached = run(script, 0, plan=Plan(**SHORT, change={"cached": 4}))

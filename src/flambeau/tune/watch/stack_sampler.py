@@ -13,7 +13,13 @@ from flambeau.tune.watch.thread_state import OWN_THREADS, waits_for
 
 INTERVAL_S = 0.020
 """Between two looks, on average: a fixed time might fall in with steps of that length; chosen."""
-_KERNEL_ASKED = ("", "worker", "data", "python", "evaluation")
+KERNEL_ASKED = "", "worker", "data", "python", "evaluation"
+"""Phases in which it counts what a thread sleeps for."""
+_SWITCH_S = 0.0005  # after which Python gives way to a thread that looks; chosen
+
+Threads = Callable[[], Mapping[str, tuple[int, int]]]
+"""Those to look at, asked anew at each look: by name, Python's and the kernel's number."""
+Truth = Callable[[], bool]
 
 
 class Seen(NamedTuple):
@@ -29,16 +35,13 @@ class StackSampler(threading.Thread):
     """Counts seconds by what a thread does meanwhile.
 
     Args:
-        threads: those to look at, asked anew at each look: by name, Python's and the kernel's number.
+        threads: those to look at.
         is_on: whether seconds count now.
         evaluates: whether it is an evaluation that goes on, whatever the stack says.
     """
 
     def __init__(
-        self,
-        threads: Callable[[], Mapping[str, tuple[int, int]]],
-        is_on: Callable[[], bool] = lambda: True,
-        evaluates: Callable[[], bool] = lambda: False,
+        self, threads: Threads, is_on: Truth = lambda: True, evaluates: Truth = lambda: False
     ) -> None:
         super().__init__(name=OWN_THREADS, daemon=True)
         self.seconds: dict[tuple[str, Seen], float] = defaultdict(float)
@@ -46,9 +49,11 @@ class StackSampler(threading.Thread):
         self._threads, self._is_on, self._evaluates = threads, is_on, evaluates
         self._runs = threading.Lock()  # held until the end: to wait for it costs less than an Event
         self._runs.acquire()
+        self._switched = sys.getswitchinterval()
 
     def run(self) -> None:
         """Look until `stop`."""
+        sys.setswitchinterval(min(self._switched, _SWITCH_S))
         draw = random.Random(0)
         last = time.perf_counter()
         while not self._runs.acquire(timeout=INTERVAL_S * (0.5 + draw.random())):
@@ -60,17 +65,34 @@ class StackSampler(threading.Thread):
     def stop(self) -> None:
         """No look begins any more."""
         self._runs.release()
+        self.join(1.0)
+        sys.setswitchinterval(self._switched)
 
     def _look(self, seconds: float) -> None:
-        for name, (python_id, kernel_id) in self._threads().items():
-            activity = _activity_in(python_id)
-            if activity is None:
-                continue
-            phase, kind, place = activity
-            if phase not in ("checkpoint", "compile") and self._evaluates():
-                phase = "evaluation"
-            waits = waits_for(kernel_id) if phase in _KERNEL_ASKED else ""
-            self.seconds[name, Seen(phase, kind, waits, place)] += seconds
+        for name, numbers in self._threads().items():
+            if (seen := look_at(*numbers, self._evaluates())) is not None:
+                self.seconds[name, seen] += seconds
+
+
+def look_at(thread: int, kernel_id: int, evaluates: bool) -> Seen | None:
+    """What another thread does; None if it has ended.
+
+    Args:
+        thread: Python's number of it.
+        kernel_id: the kernel's.
+        evaluates: an evaluation goes on, whatever the stack says.
+    """
+    activity = _activity_in(thread)
+    if activity is None:
+        return None
+    phase = phase_of(activity.phase, evaluates)
+    waits = waits_for(kernel_id) if phase in KERNEL_ASKED else ""
+    return Seen(phase, activity.kind, waits, activity.place)
+
+
+def phase_of(phase: str, evaluates: bool) -> str:
+    """The phase that a stack tells, or evaluation where the loaders tell that."""
+    return "evaluation" if evaluates and phase not in ("checkpoint", "compile") else phase
 
 
 def _activity_in(thread: int) -> Activity | None:

@@ -3,7 +3,6 @@
 import atexit
 import itertools
 import os
-import sys
 import threading
 import time
 import weakref
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from flambeau.tune.watch.compile_counts import compile_counts
+from flambeau.tune.watch.interrupt_sampler import InterruptSampler, sampler_of
 from flambeau.tune.watch.loader_clock import LoaderClock
 from flambeau.tune.watch.operations import Operations
 from flambeau.tune.watch.plan import Plan, write_whole
@@ -52,7 +52,8 @@ class StepWatch:
         self._stage: Callable[[float], None] = self._warm_up
         self._count, self._began, self._opened = 0, 0.0, 0.0
         self._times: list[float] = []
-        self._sampler: StackSampler | None = None
+        self._timed, self._end = 0, 0.0  # whose steps are timed, by `id`, and until when
+        self._sampler: StackSampler | InterruptSampler | None = None
         self._waits, self._operations = WaitingCalls(), Operations()
         self._result: dict[str, Any] = {}
 
@@ -70,6 +71,12 @@ class StepWatch:
 
     def on_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         """An optimizer has made a step; its arguments are of no interest."""
+        if id(optimizer) == self._timed:  # in the window; as little as possible
+            now = time.perf_counter()
+            self._times.append(now)
+            if now >= self._end:
+                self._in_window(now)
+            return
         first = self._optimizer
         if first is None:
             self._first_step(optimizer)
@@ -78,6 +85,7 @@ class StepWatch:
         if mine is None:  # the script has made another one, as for a second stage
             self._optimizer = weakref.ref(optimizer)
             mine = optimizer
+            self._timed = id(mine) if self._timed else 0
         if mine is optimizer:
             now = time.perf_counter()
             self._count += 1
@@ -96,21 +104,20 @@ class StepWatch:
         plan = self._plan
         if self._count < plan.warmup_steps or now - self._began < plan.warmup_s:
             return
-        if self._plan.watches:
-            self._sampler = StackSampler(
-                lambda: self._threads, evaluates=lambda: self.loaders.evaluates
-            )
-            self._switched = sys.getswitchinterval()
-            sys.setswitchinterval(min(self._switched, 0.0005))  # so that it looks when it wants to
+        if plan.watches:
+            self._sampler = sampler_of(
+                lambda: self._threads, evaluates=lambda: self.loaders.evaluates,
+                interrupts=not compile_counts()[0],  # Dynamo would compile the look, too
+            )  # fmt: skip
             self._sampler.start()
         self._clock_then, self._graphs_then = self._clock(), compile_counts()[0]
         self._window_file.touch()
         self._stage = self._in_window
+        self._timed = id(self._optimizer and self._optimizer())
         self._opened = time.perf_counter()
-        self._times = [self._opened]
+        self._times, self._end = [self._opened], self._opened + plan.seconds
 
     def _in_window(self, now: float) -> None:
-        self._times.append(now)
         elapsed, steps, plan = now - self._opened, len(self._times) - 1, self._plan
         if elapsed < plan.seconds or (steps < plan.steps and elapsed < 4 * plan.seconds):
             return
@@ -155,10 +162,9 @@ class StepWatch:
         seconds = {}
         if self._sampler is not None:
             self._sampler.stop()
-            self._sampler.join(1.0)
-            sys.setswitchinterval(self._switched)
             seconds = dict(self._sampler.seconds)
-        times = self._times
+        times, self._timed = self._times, 0
+        self._count += len(times) - 1
         elapsed, steps = times[-1] - times[0], len(times) - 1
         waited, started, batches, faults, system = (
             now - then for now, then in zip(self._clock(), self._clock_then, strict=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch.utils.data import get_worker_info
 
+from flambeau.tune.watch.interrupt_sampler import sampler_of
 from flambeau.tune.watch.plan import write_whole
-from flambeau.tune.watch.stack_sampler import StackSampler
 from flambeau.tune.watch.step_watch import as_rows
 from flambeau.tune.watch.thread_state import (
     OWN_THREADS,
@@ -33,44 +33,51 @@ def watch_worker(folder: Path, parent: int) -> None:
         parent: process number of the training that it reads for.
     """
     forget_files()
+    watch = _WorkerWatch(folder, parent)
+    threading.Thread(target=watch.run, name=OWN_THREADS, daemon=True).start()
+
+
+class _WorkerWatch:
+    """Made in the main thread, which a worker reads in; the rest goes on in another one."""
+
+    def __init__(self, folder: Path, parent: int) -> None:
+        self._window = folder / f"{parent}.window"
+        self._file = folder / f"{os.getpid()}.worker.json"
+        self._is_open = False
+        self._sampler = sampler_of(_threads_of_worker, lambda: self._is_open)
+
+    def run(self) -> None:
+        began = time.monotonic()
+        while get_worker_info() is None:
+            if time.monotonic() - began > _KNOWN_AFTER_S:
+                return
+            time.sleep(0.02)
+        self._sampler.start()
+        opened, times_then = 0.0, run_times()
+        while True:
+            was_open, self._is_open = self._is_open, self._window.exists()
+            if self._is_open and not was_open:
+                opened, times_then = time.monotonic(), run_times()
+            if self._is_open or was_open:
+                told = {
+                    "seen": as_rows(dict(self._sampler.seconds)),
+                    "process_threads": threads_of_process(),
+                    "busy_threads": busy_threads(
+                        times_then, run_times(), time.monotonic() - opened
+                    ),
+                }
+                write_whole(self._file, told)
+            time.sleep(_WRITTEN_EVERY_S if self._is_open else 0.1)
+
+
+def _threads_of_worker() -> dict[str, tuple[int, int]]:
     main = threading.main_thread()
-    threading.Thread(
-        target=_watch, args=(folder, parent, main), name=OWN_THREADS, daemon=True
-    ).start()
-
-
-def _watch(folder: Path, parent: int, main: threading.Thread) -> None:
-    began = time.monotonic()
-    while get_worker_info() is None:
-        if time.monotonic() - began > _KNOWN_AFTER_S:
-            return
-        time.sleep(0.02)
-    window, file = folder / f"{parent}.window", folder / f"{os.getpid()}.worker.json"
-    is_open = False
-
-    def threads() -> dict[str, tuple[int, int]]:
-        found = {
-            thread.name: (thread.ident or 0, thread.native_id or 0)
-            for thread in threading.enumerate()
-            if thread.name.startswith("QueueFeederThread")
-        }
-        return {"main": (main.ident or 0, main.native_id or 0), **found}
-
-    sampler = StackSampler(threads, lambda: is_open)
-    sampler.start()
-    opened, times_then = 0.0, run_times()
-    while sampler.is_alive():
-        was_open, is_open = is_open, window.exists()
-        if is_open and not was_open:
-            opened, times_then = time.monotonic(), run_times()
-        if is_open or was_open:
-            told = {
-                "seen": as_rows(dict(sampler.seconds)),
-                "process_threads": threads_of_process(),
-                "busy_threads": busy_threads(times_then, run_times(), time.monotonic() - opened),
-            }  # fmt: skip
-            write_whole(file, told)
-        time.sleep(_WRITTEN_EVERY_S if is_open else 0.1)
+    feeders = {
+        thread.name: (thread.ident or 0, thread.native_id or 0)
+        for thread in threading.enumerate()
+        if thread.name.startswith("QueueFeederThread")
+    }
+    return {"main": (main.ident or 0, main.native_id or 0), **feeders}
 
 
 def busy_threads(then: Mapping[int, float], now: Mapping[int, float], elapsed_s: float) -> int:
