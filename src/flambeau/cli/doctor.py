@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     scratch = Path(tempfile.mkdtemp(prefix="flambeau-doctor-"))
     try:
-        command = command_of(arguments.rest, scratch)
+        command = command_of(arguments.rest, scratch, verb="doctor")
         found = diagnose(command, options, say=lambda text: say(f"doctor: {text}"))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -121,12 +121,13 @@ def _options(arguments: argparse.Namespace) -> "Options":
     )  # fmt: skip
 
 
-def command_of(words: Sequence[str], scratch: Path) -> list[str]:
+def command_of(words: Sequence[str], scratch: Path, *, verb: str) -> list[str]:
     """What is run, by the words behind the command's own flags.
 
     Args:
         words: `-- COMMAND ...`, or arguments of `flambeau train`.
         scratch: an empty folder, in which runs of `flambeau train` go.
+        verb: doctor or tune, for messages.
 
     Raises:
         InputError: they are neither.
@@ -137,10 +138,10 @@ def command_of(words: Sequence[str], scratch: Path) -> list[str]:
         before, words = words[:at], words[at + 1 :]
         if before:
             raise InputError(
-                f"unknown flag {before[0]} before the --; flambeau doctor --help lists all"
+                f"unknown flag {before[0]} before the --; flambeau {verb} --help lists all"
             )
         if not words:
-            raise InputError("nothing to run behind --: flambeau doctor -- python train.py ...")
+            raise InputError(f"nothing to run behind --: flambeau {verb} -- python train.py ...")
         if words[0] not in ("train", "flambeau"):
             return [sys.executable, *words] if words[0].endswith(".py") else words
         words = words[1 + (words[:2] == ["flambeau", "train"]) :]
@@ -150,7 +151,7 @@ def command_of(words: Sequence[str], scratch: Path) -> list[str]:
     for flag in ("--out", "--fresh", "--dry-run", "--json-lines"):
         if any(word == flag or word.startswith(f"{flag}=") for word in words):
             raise InputError(
-                f"leave {flag} out: doctor trains in a folder of its own, and removes it"
+                f"leave {flag} out: {verb} trains in a folder of its own, and removes it"
             )
     return [sys.executable, "-m", "flambeau", "train", *words, "--out", f"{scratch}/run", "--fresh"]
 

@@ -136,7 +136,7 @@ def _levers(
 def _command(words: Sequence[str]) -> tuple[list[str], bool]:
     """What is run, and whether that is `flambeau train`, which gets a folder of its own in each trial."""
     with tempfile.TemporaryDirectory() as place:
-        command = command_of(words, Path(place))
+        command = command_of(words, Path(place), verb="tune")
     is_train = command[1:4] == ["-m", "flambeau", "train"]
     return (command[:-3] if is_train else command), is_train
 

@@ -101,7 +101,7 @@ def test_a_training_of_flambeau(
 
 def test_what_is_run(tmp_path: Path) -> None:
     def command(*words: str) -> list[str]:
-        return doctor.command_of(words, tmp_path)
+        return doctor.command_of(words, tmp_path, verb="tune")
 
     assert command("--", "torchrun", "train.py") == ["torchrun", "train.py"]
     assert command("--", "train.py", "--lr", "1") == [sys.executable, "train.py", "--lr", "1"]
@@ -115,16 +115,16 @@ def test_what_is_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--"], "nothing to run behind --"),
+        (["--"], "nothing to run behind --: flambeau tune --"),
         (["--modle", "resnet18"], "unknown flag --modle; did you mean '--model'"),
         (["--modle", "--", "train.py"], "unknown flag --modle before the --"),
-        (["--out", "here"], "leave --out out"),
+        (["--out", "here"], "leave --out out: tune trains in a folder of its own"),
         (["--batch-size", "many"], "--batch-size: must be a whole number, 'auto', or 'auto:N'"),
     ],
 )
 def test_words_that_are_none(tmp_path: Path, words: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        doctor.command_of(words, tmp_path)
+        doctor.command_of(words, tmp_path, verb="tune")
 
 
 @pytest.mark.parametrize(

@@ -295,6 +295,23 @@ def test_workers_are_tried_where_they_could_help(
     assert f"{workers}" not in known(levers).get("workers", [])  # as it is
 
 
+def test_what_the_model_does_is_tried_first_where_data_are_there_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flambeau.tune.search.levers.usable_cpus", lambda: 16)
+    monkeypatch.setattr("flambeau.tune.search.levers.native_bf16", lambda device: True)
+
+    def names(data_wait: float) -> list[str]:
+        run = AsItIs(64, 1, 4, data_wait)
+        found = known(levers_of_train([], objective="throughput", device=CUDA, run=run))
+        counts = {0.3: ["0", "1", "2", "8", "16", "32"], 0.01: ["0", "1", "2", "8"]}
+        assert found["workers"] == counts[data_wait]
+        return [name for name in found if name in ("workers", "precision", "compile")]
+
+    assert names(0.3) == ["workers", "precision", "compile"]
+    assert names(0.01) == ["precision", "compile", "workers"]
+
+
 @pytest.mark.parametrize(("smaller", "chosen"), [(0.5, True), (1.1, False)])
 def test_a_smaller_forward_pass_is_chosen_where_it_is_faster(smaller: float, chosen: bool) -> None:
     levers = levers_of_train([], objective="memory", device=CPU, run=AsItIs(64))

@@ -11,9 +11,7 @@ from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
 
 _MICRO_BATCHES = 2, 4, 8  # parts of a forward pass; chosen
-_WAITS = (
-    0.02  # share of waiting below which more workers are not tried; they could save no more; chosen
-)
+_WAITS = 0.02  # share of waiting below which more workers could save no more than that; chosen
 _LARGER_BATCHES = 2, 4  # times the samples of a step; chosen
 
 Choice = Mapping[str, str]
@@ -93,7 +91,7 @@ def levers_of_train(
         device: of the run.
         run: as it is; None where it is not known.
     """
-    levers = _all_of_train(objective, device, counts=_worker_counts(run))
+    levers = _all_of_train(objective, device, run)
     if run is not None and not _is_given("parts", given):  # which cut a step already
         levers += _of_batch(objective, run)
     free = [one for one in levers if not any(_is_given(name, given) for name in _flags_of(one))]
@@ -109,7 +107,7 @@ def _flags_of(lever: Lever) -> set[str]:
     return words | {lever.name}
 
 
-def _all_of_train(objective: str, device: torch.device, *, counts: Sequence[str]) -> list[Lever]:
+def _all_of_train(objective: str, device: torch.device, run: AsItIs | None) -> list[Lever]:
     # `auto` takes bf16 where that is native, else fp16 on a GPU and fp32 on a CPU.
     others = {"cuda": ["tf32", "fp16"]} if native_bf16(device) else {"cuda": ["fp32"]}
     values = others.get(device.type, ["fp32"] if native_bf16(device) else [])
@@ -117,14 +115,16 @@ def _all_of_train(objective: str, device: torch.device, *, counts: Sequence[str]
     rounding = Lever("precision", _flags("precision", *values), is_rounding=True, reference=full)
     if objective == "memory":
         return [rounding, Lever("recompute", _flags("recompute", "*"))]
+    compiled = _flags("compile", "default") if _can_compile(device) else ()
     # Threads first: too many for the CPUs there are cost most of all, and nothing else shows its worth then.
     found = [
         Lever("threads", _threads(device)),
-        Lever("workers", _flags("workers", *counts)),
+        Lever("workers", _flags("workers", *_worker_counts(run))),
         rounding,
+        Lever("compile", compiled, costs_start=True),
     ]
-    if _can_compile(device):
-        found.append(Lever("compile", _flags("compile", "default"), costs_start=True))
+    if _is_fed(run):  # what the model does is worth more trials than its data
+        found.append(found.pop(1))
     return found
 
 
@@ -202,19 +202,20 @@ def _can_compile(device: torch.device) -> bool:
     return device.type == "cuda" or shutil.which("g++") is not None
 
 
+def _is_fed(run: AsItIs | None) -> bool:
+    """It hardly waits for data."""
+    return run is not None and run.data_wait is not None and run.data_wait < _WAITS
+
+
 def _worker_counts(run: AsItIs | None) -> list[str]:
-    """0, and powers of two up to twice the CPUs, but for the number there is; none where they cannot help."""
-    if (
-        run is not None
-        and run.workers == 0
-        and run.data_wait is not None
-        and run.data_wait < _WAITS
-    ):
-        return []
+    """0, and powers of two up to twice the CPUs, but for the number there is and those that cannot help."""
     counts = [0]
     while (count := max(1, 2 * counts[-1])) <= 2 * usable_cpus():
         counts.append(count)
-    return [f"{count}" for count in counts if run is None or count != run.workers]
+    now, most = None if run is None else run.workers, counts[-1]
+    if now is not None and _is_fed(run):
+        most = 2 * now  # for a model that other levers have made faster
+    return [f"{count}" for count in counts if count != now and count <= most]
 
 
 def _threads(device: torch.device) -> tuple[Setting, ...]:

@@ -139,22 +139,28 @@ class InterruptSampler:
         if self._is_over:
             return
         now, used = time.perf_counter(), time.thread_time()
-        elapsed, idle = now - self._last, now - self._last - (used - self._last_used)
+        elapsed, used_since = now - self._last, used - self._last_used
         self._last, self._last_used = now, used
-        states, self._states = self._states, []
-        if self._is_on():
-            activity = activity_of(frame)
-            activity = activity._replace(phase=phase_of(activity.phase, self._evaluates()))
-            self._seconds[activity] += elapsed
-            self._waits[activity].update(states)
-            if activity.phase in KERNEL_ASKED and idle > _IDLE * elapsed:
-                self._asked_until = now + _ASKED_FOR_S
-                self._asked.set()
-            for name, numbers in self._threads().items():
-                if name != "main" and (seen := look_at(*numbers, self._evaluates())) is not None:
-                    self._of_others[name, seen] += elapsed
+        # What goes wrong here, such as at the end of the stack, must not come up in the midst of the script.
+        with suppress(Exception):
+            if self._is_on():
+                self._count(frame, elapsed, is_idle=elapsed - used_since > _IDLE * elapsed)
         # Never at a fixed time, which might fall in with the steps.
         self._timer.set(INTERVAL_S * (0.5 + self._draw.random()))
+
+    def _count(self, frame: FrameType | None, elapsed: float, *, is_idle: bool) -> None:
+        states, self._states = self._states, []
+        evaluates = self._evaluates()
+        activity = activity_of(frame)
+        activity = activity._replace(phase=phase_of(activity.phase, evaluates))
+        self._seconds[activity] += elapsed
+        self._waits[activity].update(states)
+        if is_idle and activity.phase in KERNEL_ASKED:
+            self._asked_until = self._last + _ASKED_FOR_S
+            self._asked.set()
+        for name, numbers in self._threads().items():
+            if name != "main" and (seen := look_at(*numbers, evaluates)) is not None:
+                self._of_others[name, seen] += elapsed
 
     def _ask_kernel(self) -> None:
         while self._asked.wait() and not self._is_over:
