@@ -84,9 +84,9 @@ class StepWatch:
         mine = first()
         if mine is None:  # the script has made another one, as for a second stage
             self._optimizer = weakref.ref(optimizer)
-            mine = optimizer
-            self._timed = id(mine) if self._timed else 0
-        if mine is optimizer:
+            self._timed = id(optimizer) if self._timed else 0
+            self.on_step(optimizer, _, __)
+        elif mine is optimizer:
             now = time.perf_counter()
             self._count += 1
             self._stage(now)
