@@ -82,7 +82,8 @@ def pytest_runtest_teardown(
     A GPU's memory is given back after each test: that of one which fills it is missing in other processes.
     """
     yield
-    if item.get_closest_marker("gpu") and (torch := sys.modules.get("torch")):
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
     if nextitem is None or nextitem.path != item.path:

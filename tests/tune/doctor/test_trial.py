@@ -199,6 +199,29 @@ def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_doctor_that_is_ended_ends_the_script(tmp_path: Path, number: signal.Signals) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(
+        f"import os, time\nopen({f'{tmp_path}/pid'!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)"
+    )
+    doctor = subprocess.Popen(
+        [sys.executable, "-m", "flambeau", "doctor", "--", sys.executable, f"{file}"],
+        stderr=subprocess.DEVNULL, env=os.environ | {"TMPDIR": f"{tmp_path}"},
+    )  # fmt: skip
+    try:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert doctor.poll() is None
+            time.sleep(0.05)
+        doctor.send_signal(number)
+        assert doctor.wait(60) == 128 + number
+    finally:
+        doctor.kill()
+    script = Path(f"/proc/{(tmp_path / 'pid').read_text()}")
+    assert not script.exists() or "\nState:\tZ" in (script / "status").read_text()
+    assert not list(tmp_path.glob("flambeau-doctor-*"))
+
+
 def test_a_command_that_there_is_not() -> None:
     with pytest.raises(InputError, match="no-such-program: No such file"):
         run_trial(["no-such-program"], QUICK, limit_s=5)

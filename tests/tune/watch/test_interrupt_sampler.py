@@ -75,7 +75,7 @@ def test_shares_of_short_pieces() -> None:
 
 
 def asleep() -> None:
-    time.sleep(0.01)
+    time.sleep(0.05)  # long beside what a busy machine lets it wait for a CPU
 
 
 def test_the_kernel_is_asked_what_a_sleep_is() -> None:

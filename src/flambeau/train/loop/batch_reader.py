@@ -148,7 +148,8 @@ class BatchReader:
         """The same micro-batches with their data on the device, copied beside the computation."""
         if self._device.type == "cpu":
             return stream
-        ahead: deque[MicroBatch] = deque()  # without their data
+        # Data alone: the prefetcher walks through all that it gets in search of tensors.
+        ahead: deque[MicroBatch] = deque()
 
         def data() -> Iterator[Any]:
             for micro in stream:

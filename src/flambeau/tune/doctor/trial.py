@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from flambeau.errors import InputError
 from flambeau.tune.doctor.machine_watch import MachineWatch
@@ -26,6 +27,7 @@ _LOOK_EVERY_S = 0.05
 _OTHERS_S = 60.0  # that ranks wait for each other's results
 _EXIT_S = 5.0  # that a script takes to end when it has made its last step; chosen
 _TRAINERS = "[0-9]*[0-9].json"
+_ENDING = signal.SIGTERM, signal.SIGHUP
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def run_trial(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
         machine = MachineWatch(folder)
         began = time.monotonic()
         log = folder / "output"
-        with log.open("wb") as output:
+        with log.open("wb") as output, _signals_raise():
             process = _start(command, folder, output)
             try:
                 _wait(process, folder, machine, end=began + limit_s)
@@ -98,6 +100,26 @@ def run_trial(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
                 f"{_gib(machine.most_bytes)} of {_gib(machine.limit_bytes)} of memory were in use"
             )
         return Trial([], [], trial.alone_per_s, machine, trial.whole_s, failure)
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what runs, as Ctrl-C does: it has a session of its own, and gets none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _raise_exit)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _raise_exit(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _start(command: Sequence[str], folder: Path, output: Any) -> "subprocess.Popen[bytes]":
@@ -127,13 +149,15 @@ def _wait(
             looked = now
         if machine.is_out_of_memory:
             return
-        done = _read_all(folder, _TRAINERS)
+        done = list(folder.glob(_TRAINERS))
         if not done:
             continue
         first_done = first_done or now
         training = len(list(folder.glob("*.trains")))
-        if len(done) >= max(training, min(done[0]["world"], os.cpu_count() or 1)):
-            if not any("steps" in one for one in done):  # so it ends, and its code will tell
+        world = json.loads(done[0].read_text(encoding="utf-8"))["world"]
+        if len(done) >= max(training, min(world, os.cpu_count() or 1)):
+            results = _read_all(folder, _TRAINERS)
+            if not any("steps" in one for one in results):  # so it ends, and its code will tell
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_EXIT_S)
             return
