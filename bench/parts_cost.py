@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from flambeau.data.loading.micro_batch import MicroBatch
-from flambeau.parallel.ddp import Replicas
-from flambeau.parallel.fixed_parts import FixedParts
-from flambeau.parallel.gradient_sync import GradientSync, SingleProcess
+from flambeau.parallel.gradient_sync.ddp import Replicas
+from flambeau.parallel.gradient_sync.fixed_parts import FixedParts
+from flambeau.parallel.gradient_sync.interface import GradientSync
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.models.small_convnet import SmallConvNet
 from flambeau.recipes.setup.freed_memory import keep_freed_memory
@@ -63,7 +63,7 @@ def a_model(name: str) -> tuple[nn.Module, Tensor]:
     return SmallConvNet(1, 10, width=32), torch.randn(16, 1, 28, 28)
 
 
-def stepper(job: Job, sync_of: Callable[[nn.Module], GradientSync]) -> Callable[[], None]:
+def stepper(job: Job, sync_of: Callable[[nn.Module], GradientSync | None]) -> Callable[[], None]:
     """A function that makes one step of a model of its own."""
     model, images = a_model(job.model)
     targets = torch.arange(16) % 10
@@ -71,7 +71,8 @@ def stepper(job: Job, sync_of: Callable[[nn.Module], GradientSync]) -> Callable[
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     own = job.parts // job.world
     is_fixed = isinstance(sync, FixedParts)
-    sync.start_epoch()
+    if sync is not None:
+        sync.start_epoch()
 
     def step() -> None:
         for part in range(1, own + 1):
@@ -79,11 +80,14 @@ def stepper(job: Job, sync_of: Callable[[nn.Module], GradientSync]) -> Callable[
                 None, NO_INDICES, 16, 16 * job.parts, part, part == own, False, 0, (), True, part,
                 dealt=job.parts if is_fixed else 0,
             )  # fmt: skip
-            sync.before_batch(micro)
+            if sync is not None:
+                sync.before_batch(micro)
             weight = 1 / own if not is_fixed else 1 / job.parts
             (cross_entropy(model(images), targets) * weight).backward()
-            sync.after_part()
-        sync.after_backward()
+            if sync is not None:
+                sync.after_part()
+        if sync is not None:
+            sync.after_backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -109,7 +113,7 @@ def measure(rank: int, job: Job, rounds: int, port: int, answer: Any) -> None:
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=job.world
         )
     ranks = Ranks(rank, job.world, dist.group.WORLD if job.world > 1 else None)
-    usual = stepper(job, lambda m: Replicas(m, ranks) if job.world > 1 else SingleProcess())
+    usual = stepper(job, lambda m: Replicas(m, ranks) if job.world > 1 else None)
     parts = stepper(job, lambda m: FixedParts(m, ranks, parts=job.parts))
     steps = BLOCK[job.model]
     for step in (usual, parts):

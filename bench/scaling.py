@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from flambeau.parallel.ddp import COMPRESSIONS
+from flambeau.parallel.gradient_sync.ddp import COMPRESSIONS
 from flambeau.train.run import Run
 from provenance import commit, cpu_model, device_model, record  # beside this script
 

@@ -131,11 +131,10 @@ STOREYS = {
             "network_interface.py",
             "preemption.py",
             "shard_layout.py",
-            "gradient_sync.py",
             "watchdog",
         },
         {"ranks.py", "launcher"},
-        {"ddp.py", "fixed_parts.py", "fsdp.py"},
+        {"gradient_sync"},
     ],
     "train": [
         {"settings"},

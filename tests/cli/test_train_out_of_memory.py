@@ -195,7 +195,7 @@ def test_auto_where_nothing_fits(
     train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trial of the model itself is let through."""
-    monkeypatch.setattr("flambeau.train.build.largest_batch.largest_batch", lambda *_, **__: None)
+    monkeypatch.setattr("flambeau.train.build.auto_batch_size.largest_batch", lambda *_, **__: None)
     answer = train("run", "--batch-size auto:8")
     assert answer.code == 2
     assert "out of memory, with 2 samples at once\nUse a smaller --image-size" in answer.err

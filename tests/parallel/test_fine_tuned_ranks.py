@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.data.sources.open_data import open_sources
-from flambeau.parallel import fsdp
+from flambeau.parallel.gradient_sync import fsdp
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.fit_classifier import fit, set_up

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from flambeau.parallel.fsdp import shard_model
+from flambeau.parallel.gradient_sync.fsdp import shard_model
 from flambeau.parallel.ranks import FailedElsewhere, join_ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.train.checkpoints import checkpointer
@@ -131,7 +131,7 @@ def test_all_go_back_to_the_same_checkpoint(
     start_ranks: StartRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loss is bad on one rank alone. Expected is a run that had half the rate from there on."""
-    monkeypatch.setattr("flambeau.parallel.ddp._POWER_SGD_START", 2)
+    monkeypatch.setattr("flambeau.parallel.gradient_sync.ddp._POWER_SGD_START", 2)
 
     def work() -> dict[str, Any]:
         return {
@@ -226,7 +226,7 @@ def test_powersgd_forgets_what_was_not_finite(
     start_ranks: StartRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In fp16 a gradient that overflows is skipped, and the next ones are good again."""
-    monkeypatch.setattr("flambeau.parallel.ddp._POWER_SGD_START", 2)
+    monkeypatch.setattr("flambeau.parallel.gradient_sync.ddp._POWER_SGD_START", 2)
 
     def work() -> tuple[list[Tensor], float]:
         torch.manual_seed(7)

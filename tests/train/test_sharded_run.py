@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from flambeau.parallel.fsdp import shard_model
+from flambeau.parallel.gradient_sync.fsdp import shard_model
 from flambeau.parallel.ranks import join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.train.run import Run

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _loss(left: Path, right: Path, *, as_json: bool) -> int:
-    from flambeau.train.compare.metric_lines import compare_lines, markdown_table
+    from flambeau.train.compare.line_difference import compare_lines, markdown_table
     from flambeau.train.compare.recorded_facts import read_facts
 
     paths = [read_facts(path).folder.metrics for path in (left, right)]

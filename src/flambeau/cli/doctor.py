@@ -157,7 +157,7 @@ def command_of(words: Sequence[str], scratch: Path, *, verb: str) -> list[str]:
 
 
 def _print(found: "Diagnosis") -> None:
-    from flambeau.tune.doctor.cause_text import percent
+    from flambeau.tune.doctor.formatting import percent
     from flambeau.tune.doctor.shares import PHASES
 
     trial, shares = found.findings.trial, found.findings.shares

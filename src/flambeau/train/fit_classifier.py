@@ -26,7 +26,8 @@ from flambeau.recipes.setup.seeding import seed_everything
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.plateau import ReduceOnPlateau
-from flambeau.train.build.class_balance import balanced_sampler
+from flambeau.train.build.auto_batch_size import find_micro_batch
+from flambeau.train.build.class_weights import balanced_sampler
 from flambeau.train.build.compiled_model import compiled, warm_up
 from flambeau.train.build.data import DataFacts, datasets
 from flambeau.train.build.device import pick_device, use_float32, use_threads
@@ -37,7 +38,6 @@ from flambeau.train.build.fine_tuning import (
     recompute_parts,
     report,
 )
-from flambeau.train.build.largest_batch import find_micro_batch
 from flambeau.train.build.model import check_training, make_model, normalizer
 from flambeau.train.build.optimizer import new_optimizer
 from flambeau.train.build.rounded_model import rounded
@@ -319,7 +319,7 @@ def new_model(
 
     model = ranks.each(make)
     if shards:
-        from flambeau.parallel.fsdp import shard_model
+        from flambeau.parallel.gradient_sync.fsdp import shard_model
 
         shard_model(model, ranks, pick_device(settings.device))
     return model, lines

@@ -26,7 +26,6 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from flambeau.data.loading.micro_batch import MicroBatch
-from flambeau.parallel.gradient_sync import SingleProcess
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
@@ -99,9 +98,7 @@ class Run:
                 written, self.state, parts, draws=self._draws, ranks=self._ranks, options=told
             )
             self._memory = MemoryGuard(written, self.state, self._loop, parts, ranks=self._ranks)
-            self._step = TrainingStep(
-                self.state, self._loop, parts.schedule, SingleProcess(), self._ranks.world
-            )
+            self._step = TrainingStep(self.state, self._loop, parts.schedule, self._ranks.world)
             self._recorder = Recorder(
                 self.folder, self.state, ranks=self._ranks, options=told, plan=self.plan,
                 compiled=model is not parts.model, progress=self.progress,
@@ -183,11 +180,13 @@ class Run:
         of a run that was never stopped. Between two steps it writes what is due, and raises as `epochs` says.
         """
         state, loop, window = self.state, self._loop, self.state.window
+        sync, watch = self._step.sync, self._ranks.watch
         self._end_batch()  # of a body that left an earlier `run.batches()`
-        self._step.sync.start_epoch()
+        self._step.start_epoch()
         while state.position < state.data_length and not self._is_over:
             start = time.perf_counter()
-            self._ranks.beat("waiting for data")
+            if watch is not None:
+                watch.beat("waiting for data")
             if loop.stream is None:
                 self._recorder.before_fork()
                 # In no variable here, which would keep its workers when the run ends in this generator.
@@ -197,8 +196,10 @@ class Run:
             loop.begin(micro, step=state.step)
             state.micro = MicroBatch(None, *micro[1:])  # without its data
             self._draws.seed(state.epoch, micro)
-            self._ranks.beat("in the forward pass")
-            self._step.sync.before_batch(micro)
+            if watch is not None:
+                watch.beat("in the forward pass")
+            if sync is not None:
+                sync.before_batch(micro)
             yield micro.data
             if loop.is_short:
                 self._memory.begin_again(lambda: self._save(wait=True), close=self.close)
@@ -232,9 +233,7 @@ class Run:
         """
         micro = self._loop.micro
         if micro is None:
-            raise RuntimeError(
-                "run.step(loss) belongs in `for ... in run.batches()`, once per batch"
-            )
+            raise RuntimeError("run.step(loss) belongs in `for ... in run.batches()`, once a batch")
         self._loop.micro = None
         self._ranks.beat("in backward and the optimizer's step")
         self._step(loss, micro)
@@ -276,7 +275,7 @@ class Run:
             with beside_training(loop, self._parts.metrics):
                 loop.evaluated = means.setdefault(0, {})
                 self._draws.seed_evaluation(self.state.epoch)
-                self._step.sync.share_statistics(ema.shadow if ema else {})
+                self._step.share_statistics()
                 loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
                 if loader.forks:
                     self._recorder.before_fork()

@@ -19,7 +19,7 @@ from flambeau.recipes.memory.batch_size_finder import is_out_of_memory
 from flambeau.recipes.training.lr_range import LRCurve
 from flambeau.terminal import columns
 from flambeau.train.build.auto_settings import resolve
-from flambeau.train.build.class_balance import class_lines
+from flambeau.train.build.class_weights import class_lines
 from flambeau.train.build.data import DataFacts, check_unchanged, open_data
 from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.checkpoints.published_weights import finished

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
 from flambeau.errors import InputError
-from flambeau.parallel.fsdp import Shards, shard_model
+from flambeau.parallel.gradient_sync.fsdp import Shards, shard_model
 from flambeau.parallel.ranks import FailedElsewhere, join_ranks
 from flambeau.parallel.shard_layout import Layout, Piece, unsharded, weights_bytes
 from flambeau.recipes.checkpoints.atomic_checkpoint import (

@@ -112,16 +112,16 @@ class UserDataLoader:
                     set_epoch(epoch)
             source = itertools.islice(self._read(epoch), position, None)
             while group := list(itertools.islice(source, self._accumulate)):
-                listed = [self._is_listed(b, n) for n, b in enumerate(group, start=position)]
-                sizes = [
-                    len(batch) if is_listed else count_samples(batch)
-                    for batch, is_listed in zip(group, listed, strict=True)
-                ]
-                # DistributedSampler gives all ranks as many.
-                total = sum(sizes) * (self._world if is_share else 1)
+                sized, total = [], 0
+                for number, batch in enumerate(group, start=position):
+                    is_listed = self._is_listed(batch, number)
+                    whole = len(batch) if is_listed else count_samples(batch)
+                    sized.append((batch, whole, is_listed))
+                    total += whole
+                if is_share:  # DistributedSampler gives all ranks as many
+                    total *= self._world
                 stop = position + len(group)
-                parts = zip(group, sizes, listed, strict=True)
-                for part, (batch, whole, is_listed) in enumerate(parts, start=1):
+                for part, (batch, whole, is_listed) in enumerate(sized, start=1):
                     position += 1
                     data, size, all_have = (
                         (batch, whole, True) if is_share else self._share(batch, whole, is_listed)

@@ -11,7 +11,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.ranks import local_world
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.training.schedules import linear_scaled_lr
-from flambeau.train.build.class_balance import class_weights
+from flambeau.train.build.class_weights import class_weights
 from flambeau.train.build.data import DataFacts, model_file_sha256, teacher_sha256
 from flambeau.train.build.device import pick_device
 from flambeau.train.build.model import SMALL, TINY, input_channels, pretrained_normalization

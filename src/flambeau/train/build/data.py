@@ -16,7 +16,7 @@ from flambeau.data.sources.source import PixelKind, Source, content_sample, pixe
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
-from flambeau.train.build.class_balance import class_weights
+from flambeau.train.build.class_weights import class_weights
 from flambeau.train.build.device import pick_device
 from flambeau.train.checkpoints.json_file import dataset_facts
 from flambeau.train.checkpoints.published_weights import published

@@ -17,7 +17,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged
 from flambeau.recipes.data.sample_order import sample_order
 from flambeau.recipes.setup.environment import environment
 from flambeau.recipes.training.metrics import correct
-from flambeau.train.build.class_balance import balanced_sampler
+from flambeau.train.build.class_weights import balanced_sampler
 from flambeau.train.build.data import DataFacts, reopen_data
 from flambeau.train.build.device import pick_device, use_float32
 from flambeau.train.checkpoints.checkpointer import Restored

@@ -6,7 +6,7 @@ from typing import Any
 
 from flambeau.errors import InputError
 from flambeau.train.checkpoints.checkpointer import Restored
-from flambeau.train.compare.metric_lines import MetricLines, compare_lines
+from flambeau.train.compare.line_difference import MetricLines, compare_lines
 from flambeau.train.compare.recorded_facts import (
     Difference,
     RunFacts,

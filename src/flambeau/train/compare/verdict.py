@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from flambeau.train.compare.metric_lines import FigureDifference
+from flambeau.train.compare.line_difference import FigureDifference
 from flambeau.train.compare.recorded_facts import Difference, RunFacts
 from flambeau.train.compare.run_comparison import RunComparison
 

@@ -42,15 +42,14 @@ class BatchDraws:
         """Seed the generators for a batch."""
         if epoch != self._epoch:
             self._epoch, self._epoch_seed = epoch, mix(self._seed + epoch + 1)
-        self._set(mix(self._epoch_seed + micro.draw))
+        seed = mix(self._epoch_seed + micro.draw)
+        for generator in self._generators:
+            generator.manual_seed(seed)
 
     def seed_evaluation(self, epoch: int) -> None:
         """Seed the generators for the evaluation after an epoch."""
-        self._set(mix(self._seed + epoch))
-
-    def _set(self, seed: int) -> None:
         for generator in self._generators:
-            generator.manual_seed(seed)
+            generator.manual_seed(mix(self._seed + epoch))
 
 
 class BatchReader:

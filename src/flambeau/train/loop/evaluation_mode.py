@@ -13,10 +13,10 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
-from flambeau.train.loop.evaluation_metrics import EvaluationMetrics
 from flambeau.train.loop.memory_guard import MemoryGuard
 from flambeau.train.loop.run_parts import RunParts
 from flambeau.train.loop.transient_state import TransientState
+from flambeau.train.loop.user_metrics import EvaluationMetrics
 
 BETWEEN_PARTS = (
     "an evaluation between the micro-batches of a step chooses no best weights: evaluate after "

@@ -158,7 +158,9 @@ def schedule_of(
 def _checked(schedule: Callable[[int], float], step: int) -> float:
     """What a function of the user's gives for a step."""
     value = schedule(step)
-    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
+    # An abstract class takes a microsecond to ask.
+    is_number = type(value) is float or isinstance(value, numbers.Real)
+    if not is_number or not 0 <= value < math.inf:
         raise InputError(
             "schedule must give a factor of the learning rate, a number of at least 0; for step "
             f"{step} it gave {value!r:.100}"

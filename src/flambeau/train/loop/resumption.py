@@ -70,5 +70,6 @@ class Resumption:
         self.loop.stream = None
         why = guard.roll_back(steps_before, self.recorder, self.go_to)
         self.recorder.begin_extension(self.parts.schedule)
-        step.sync.roll_back()
+        if step.sync is not None:
+            step.sync.roll_back()
         self.parts.progress.say(why)

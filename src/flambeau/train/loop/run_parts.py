@@ -13,9 +13,9 @@ from flambeau.data.loading.loader import Loader
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.errors import InputError
-from flambeau.parallel.ddp import Replicas
-from flambeau.parallel.fixed_parts import FixedParts
-from flambeau.parallel.gradient_sync import GradientSync, SingleProcess
+from flambeau.parallel.gradient_sync.ddp import Replicas
+from flambeau.parallel.gradient_sync.fixed_parts import FixedParts
+from flambeau.parallel.gradient_sync.interface import GradientSync
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout, is_sharded
 from flambeau.recipes.training.amp_step import AmpStep
@@ -24,17 +24,17 @@ from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.checkpoints.published_weights import Best
 from flambeau.train.checkpoints.run_identity import identity
 from flambeau.train.loop.batch_reader import BatchReader
-from flambeau.train.loop.evaluation_metrics import EvaluationMetrics
 from flambeau.train.loop.lr_schedule import LRSchedule
 from flambeau.train.loop.progress_bar import ProgressBar
 from flambeau.train.loop.rank_checks import BadReports
 from flambeau.train.loop.resumable_state import ResumableState
 from flambeau.train.loop.step_metrics import StepMetrics
 from flambeau.train.loop.step_plan import StepPlan
+from flambeau.train.loop.user_metrics import EvaluationMetrics
 from flambeau.train.settings.run_options import RunOptions
 
 if TYPE_CHECKING:
-    from flambeau.parallel.fsdp import Shards
+    from flambeau.parallel.gradient_sync.fsdp import Shards
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _check_ready_batches(
 def _shards(
     model: nn.Module, optimizer: Optimizer, options: RunOptions, ranks: Ranks
 ) -> "tuple[Shards, Layout]":
-    from flambeau.parallel.fsdp import Shards  # imports what only sharded models need
+    from flambeau.parallel.gradient_sync.fsdp import Shards  # imports what only sharded models need
 
     if options.parts is not None:
         raise InputError(
@@ -249,7 +249,7 @@ def make_state(
 
 def share_model(
     parts: RunParts, options: RunOptions, ranks: Ranks, *, say: Callable[[str], None]
-) -> GradientSync:
+) -> GradientSync | None:
     """Let the processes share the model as it is now, from which it will go on; all of them call it.
 
     A line names options that do nothing here.
@@ -267,4 +267,4 @@ def share_model(
         return Replicas(parts.model, ranks, compression=options.compression)
     if options.compression != "none":
         say(f"compression = {options.compression!r} has no effect in one process")
-    return SingleProcess()
+    return None

@@ -42,17 +42,21 @@ class StepMetrics:
         self._ends: list[int] = []
         self._start = time.perf_counter()
 
-    def add_loss(self, loss: Tensor, num_samples: int) -> list[Tensor]:
-        """Count the mean loss of a micro-batch, 0-d; returns all losses so far, float32 without a graph."""
+    def add_loss(self, loss: Tensor, num_samples: int, *, ends_step: bool = True) -> list[Tensor]:
+        """Count the mean loss of a micro-batch, 0-d; returns all losses so far, float32 without a graph.
+
+        Args:
+            loss: 0-d.
+            num_samples: of the micro-batch.
+            ends_step: it is the last of its step; how many a step has may change from one to the next.
+        """
         detached = loss.detach()
         self.losses.append(detached if detached.dtype is torch.float32 else detached.float())
         self._sizes.append(num_samples)
         self.total_samples += num_samples
+        if self._in_parts and ends_step:
+            self._ends.append(len(self._settled) + len(self.losses))
         return self.losses
-
-    def end_step(self) -> None:
-        """All losses of a step are counted; how many there are may change from step to step."""
-        self._ends.append(len(self._settled) + len(self.losses))
 
     def take_back(self, num_losses: int, total_samples: int) -> None:
         """Forget the losses since there were so many, and so many samples were counted."""

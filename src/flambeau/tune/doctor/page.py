@@ -2,7 +2,7 @@
 
 from flambeau.report.markup import escaped, table
 from flambeau.report.page import page_head
-from flambeau.tune.doctor.cause_text import percent
+from flambeau.tune.doctor.formatting import percent
 from flambeau.tune.doctor.remedy_trials import Tried
 from flambeau.tune.doctor.run_doctor import Diagnosis
 from flambeau.tune.doctor.shares import PHASES, shares_of

@@ -9,13 +9,13 @@ import torch
 
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
-from flambeau.tune.doctor.cause_text import shown
 from flambeau.tune.doctor.causes import (
     SLOWS_ALL,
     Findings,
     page_fault_share,
     profiler_runs,
 )
+from flambeau.tune.doctor.formatting import shown
 from flambeau.tune.doctor.shares import device_share
 
 _MOST_WORKERS = 16

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flambeau.tune.doctor.cause_text import Cause, of_package
 from flambeau.tune.doctor.causes import in_order
+from flambeau.tune.doctor.formatting import Cause, of_package
 from flambeau.tune.doctor.paired_test import Gain, gain_of
 from flambeau.tune.doctor.remedies import Remedy
 from flambeau.tune.doctor.trial import run_trial

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.errors import InputError
-from flambeau.tune.doctor.cause_text import Cause, percent
 from flambeau.tune.doctor.causes import Findings, findings_of
 from flambeau.tune.doctor.compile_lines import graph_breaks_line
+from flambeau.tune.doctor.formatting import Cause, percent
 from flambeau.tune.doctor.one_thread import BUSY, watched_on_one_thread
 from flambeau.tune.doctor.remedies import remedies_for
 from flambeau.tune.doctor.remedy_trials import Tried, told_by_trials, try_remedies

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from flambeau.data.loading.micro_batch import MicroBatch
-from flambeau.parallel.ddp import Replicas
+from flambeau.parallel.gradient_sync.ddp import Replicas
 from flambeau.parallel.ranks import Ranks
 
 pytestmark = [

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from flambeau.data.loading.batch_plan import BatchLayout, BatchPart, BatchPlan
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
-from flambeau.parallel.fixed_parts import FixedParts
+from flambeau.parallel.gradient_sync.fixed_parts import FixedParts
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
-from flambeau.parallel.gradient_sync import buffer_versions
+from flambeau.parallel.gradient_sync.interface import buffer_versions
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.parallel.fixed_order_sum import FixedOrderSum, parts_of
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flambeau.errors import InputError
-from flambeau.train.compare.metric_lines import MetricLines, compare_lines, markdown_table
+from flambeau.train.compare.line_difference import MetricLines, compare_lines, markdown_table
 
 
 def row(step: int, loss: float | None, **more: Any) -> dict[str, Any]:

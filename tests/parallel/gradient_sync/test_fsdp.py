@@ -14,7 +14,7 @@ from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
-from flambeau.parallel.fsdp import Shards, shard_model, units
+from flambeau.parallel.gradient_sync.fsdp import Shards, shard_model, units
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.ema import EMA

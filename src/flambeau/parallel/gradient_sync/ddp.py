@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
-from flambeau.parallel.gradient_sync import buffer_versions
+from flambeau.parallel.gradient_sync.interface import buffer_versions
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 

@@ -42,23 +42,6 @@ class GradientSync(Protocol):
         """Forget what is kept of earlier gradients: the run goes back to a checkpoint."""
 
 
-class SingleProcess:
-    """A `GradientSync` of one process: there is nothing to do."""
-
-    def start_epoch(self) -> None: ...
-
-    def before_batch(self, micro: MicroBatch) -> None: ...
-
-    def after_part(self) -> None: ...
-
-    def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
-        return ()
-
-    def share_statistics(self, also: Mapping[str, Tensor]) -> None: ...
-
-    def roll_back(self) -> None: ...
-
-
 def buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Identity and version of each buffer but the statistics of normalisation layers: they change on a write.
 

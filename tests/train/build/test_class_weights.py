@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from flambeau.errors import InputError
-from flambeau.train.build.class_balance import balanced_sampler, class_lines, class_weights
+from flambeau.train.build.class_weights import balanced_sampler, class_lines, class_weights
 from flambeau.train.build.data import DataFacts
 from flambeau.train.loss import TrainingLoss
 from flambeau.train.settings.resolved_settings import ResolvedSettings

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
-from flambeau.parallel.gradient_sync import buffer_versions
+from flambeau.parallel.gradient_sync.interface import buffer_versions
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout, Piece
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
