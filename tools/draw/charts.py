@@ -32,7 +32,7 @@ class Chart:
 
 CHARTS = {
     "trainer-overhead": Chart(
-        "trainer_overhead", "c2be74d", "ratio", ("ratio_p25", "ratio_p75"),
+        "trainer_overhead", "1100420", "ratio", ("ratio_p25", "ratio_p75"),
         "Processor time of a step of a tiny network, against the bare loop",
         {
             "bare": "bare loop", "bare with fused SGD": "bare loop, fused SGD",
