@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from flambeau.cli import doctor
 from flambeau.cli.command import main
@@ -89,14 +90,23 @@ def test_changes_are_tried(script: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_training_of_flambeau(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workers: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["doctor", "--no-trials", "--seconds", "0.5", "--json", "--batch-size", "32"]) == 0
+    for number in range(64):
+        file = Path(f"photos/{number % 2}/{number}.jpg")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (4 * number, 0, 0)).save(file)
+    words = ["doctor", "--no-trials", "--seconds", "0.5", "--json", "photos", "--batch-size", "8"]
+    assert main([*words, "--workers", workers, "--epochs", "100"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["shares"]["backward"] > 0
-    assert list(tmp_path.iterdir()) == []  # its run was in a folder that is gone
+    assert list(tmp_path.iterdir()) == [Path("photos").absolute()]  # its own run is gone
 
 
 def test_what_is_run(tmp_path: Path) -> None:

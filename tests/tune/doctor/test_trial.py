@@ -30,7 +30,7 @@ SHORT: dict[str, Any] = {
 }
 QUICK = Plan(warmup_steps=3, warmup_s=0.1, steps=8, seconds=0.7)
 SCRIPT = """
-import sys, time, torch
+import sys, time, weakref, torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 class Slow(Dataset):
@@ -42,7 +42,9 @@ class Slow(Dataset):
 def main():
     model = nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in DataLoader(Slow(), batch_size=4, num_workers=int(sys.argv[1])):
+    batches = iter(DataLoader(Slow(), batch_size=4, num_workers=int(sys.argv[1])))
+    batches.mine = weakref.ref(batches)  # as scripts may, and flambeau's own workers do
+    for x, y in batches:
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()

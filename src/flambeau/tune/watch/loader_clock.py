@@ -66,7 +66,8 @@ class LoaderClock:
 class _TimedBatches:
     """An iterator of a DataLoader; every other attribute is that one's."""
 
-    __slots__ = ("_batches", "_clock", "_loader", "_next", "_start_s")
+    # What is read at each step is in slots; scripts may set what they like, and refer to it weakly.
+    __slots__ = ("__dict__", "__weakref__", "_batches", "_clock", "_loader", "_next", "_start_s")
 
     def __init__(
         self, batches: Iterator[Any], loader: DataLoader[Any], clock: LoaderClock, start_s: float
