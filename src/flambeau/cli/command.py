@@ -128,13 +128,16 @@ def _on_ctrl_c(_: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def check(words: Sequence[str]) -> None:
+def check(words: Sequence[str]) -> argparse.Namespace:
     """Refuse what is no command line of flambeau, without running it; `--help` in it is answered.
+
+    Returns:
+        What was read, by the names of flags.
 
     Raises:
         InputError: with the message that the command would give.
     """
-    _parse(list(words))
+    return _parse(list(words))
 
 
 def _dispatch(words: list[str]) -> int:

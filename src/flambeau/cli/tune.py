@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.command import check
 from flambeau.cli.doctor import command_of
 from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file
@@ -69,10 +70,12 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.tune.search.run_tune import tune, tuned_toml
 
     device = _value_of("--device", given) or from_file.get("device", "auto")
-    levers_of = _levers(given if is_train else None, options.objective, device)
+    data_at = _folder_at(command, from_file.get("data")) if is_train else None
+    folder = None if data_at is None else command[data_at]
+    levers_of = _levers(given if is_train else None, options.objective, device, folder)
     found = tune(
         command, levers_of, options, is_train=is_train, journal=file.with_suffix(".jsonl"),
-        say=lambda text: say(f"tune: {text}"),
+        say=lambda text: say(f"tune: {text}"), data_at=data_at,
     )  # fmt: skip
     if is_train:
         file.write_text(f"{FIRST_LINE}\n{tuned_toml(found, from_file)}", encoding="utf-8")
@@ -118,8 +121,30 @@ def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
     return {} if file is None else read_config(Path(file))
 
 
+def _folder_at(command: list[str], from_file: str | None) -> int | None:
+    """Where the folder of images stands in a command of `flambeau train`; None where they are no folder.
+
+    Args:
+        command: gets the folder of the settings' file, if it names none itself.
+        from_file: DATA by that file.
+    """
+    given = command[4:]
+    data = getattr(check(["train", *given]), "data", None)
+    if data is None and from_file is not None:
+        command.insert(4, from_file)
+        given, data = command[4:], from_file
+    if data is None or not Path(data).is_dir():
+        return None
+
+    def is_data(at: int) -> bool:  # and no value of a flag, such as --out
+        other = [*given[:at], "another", *given[at + 1 :]]
+        return getattr(check(["train", *other]), "data", None) == "another"
+
+    return 4 + next(at for at, word in enumerate(given) if word == data and is_data(at))
+
+
 def _levers(
-    given: Sequence[str] | None, objective: str, device: str
+    given: Sequence[str] | None, objective: str, device: str, folder: str | None
 ) -> "Callable[[AsItIs | None], list[Lever]]":
     """Levers by what the first trial has told: of `flambeau train`, or of a script (`given` is None)."""
     import torch
@@ -130,7 +155,9 @@ def _levers(
     place = default_device() if device == "auto" else torch.device(device)
     if given is None:
         return lambda _: levers_of_script(place)
-    return lambda run: levers_of_train(given, objective=objective, device=place, run=run)
+    return lambda run: levers_of_train(
+        given, objective=objective, device=place, run=run, folder=folder
+    )
 
 
 def _command(words: Sequence[str]) -> tuple[list[str], bool]:

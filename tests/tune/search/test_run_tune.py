@@ -1,21 +1,26 @@
 """Trials are noted, taken up again, and end as a file that `flambeau train --config` takes."""
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from flambeau.cli.command import main
 from flambeau.cli.tune import FIRST_LINE
+from flambeau.data.sources.open_data import open_sources
 from flambeau.errors import InputError
 from flambeau.train.settings.config_file import read_config
 from flambeau.train.settings.settings import Settings
 from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.search import run_tune
 from flambeau.tune.search.levers import AsItIs, Lever, Setting, levers_of_train
+from flambeau.tune.search.packed_copy import PackedCopies
 from flambeau.tune.search.run_tune import Options, tune, tuned_toml
 from flambeau.tune.search.search import Found
 from flambeau.tune.watch.plan import Plan
@@ -184,7 +189,7 @@ def test_the_command_takes_device_and_settings_from_a_file(
     Path("mine.toml").write_text('model = "tiny_convnet"\ndevice = "cuda"\n')
     asked: list[torch.device] = []
 
-    def levers(given: Sequence[str], *, objective: str, device: torch.device, run: Any) -> Any:
+    def levers(given: Sequence[str], *, device: torch.device, **_: Any) -> Any:
         asked.append(device)
         return [WORKERS]
 
@@ -194,6 +199,70 @@ def test_the_command_takes_device_and_settings_from_a_file(
     assert read_config(Path("tuned.toml")) == tuned
     assert main(["tune", "--config=mine.toml", "--device", "cpu"]) == 0
     assert [device.type for device in asked] == ["cuda", "cpu"]
+
+
+def test_copies_of_a_folder_are_tried_where_the_run_waits_and_only_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Packing is real, the trials are not: from a copy each step takes half as long."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(12):
+        file = Path(f"my photos/{number % 2}/{number}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (80, 60), (20 * number, 0, 0)).save(file)
+    read: list[str] = []
+
+    def run(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
+        folder = Path(command[command.index("--out") + 1])
+        folder.mkdir()
+        lines = ["batch_size = 8", "accumulate = 1", "workers = 0", "image_size = 28"]
+        (folder / "config.toml").write_text("\n".join(lines))
+        rows = [{"train_loss": 2.0, "data_wait": 0.5}] * 3
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        data = command[command.index("train") + 1]
+        train, _ = open_sources(Path(data))
+        read.append(f"{Image.open(io.BytesIO(train.read(0))).size} {data}")
+        step_s = 0.1 if data == "my photos" else 0.05
+        return Trial([{"step_s": step_s, "until_window_s": 1.0, "until_first_s": 4.0}])
+
+    monkeypatch.setattr(run_tune, "run_trial", run)
+    # A --out of the same name is no DATA, and one in the file counts as well as one in the command.
+    Path("mine.toml").write_text('data = "my photos"\n')
+    for words in (["my photos"], ["--config", "mine.toml"]):
+        read.clear()
+        words += ["--model", "my photos", "--batch-size", "8", "--workers", "0"]
+        words += ["--precision", "fp32", "--compile", "none"]
+        assert main(["tune", "--json", *words]) == 0
+        told = json.loads(capsys.readouterr().out)
+        tried = {one["value"]: one for one in told["tried"] if one["lever"] == "packed copy"}
+        assert tried.keys() == {"same pixels", "resized to 32"}
+        assert all(one["times"] == pytest.approx(2) and not one["chosen"] for one in tried.values())
+        note = "faster; flambeau pack 'my photos' 'my photos.tfrecord' --resize 32"
+        assert tried["resized to 32"]["note"] == note
+        sizes = {line.partition(") ")[0] for line in read if ".tfrecord" in line}
+        assert sizes == {"(80, 60", "(42, 32"}
+    left = {"my photos", "mine.toml", "tuned.toml", "tuned.jsonl"}
+    assert {file.name for file in tmp_path.iterdir()} == left
+
+
+def test_a_copy_that_cannot_be_made_is_an_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    copies = PackedCopies(folder, tmp_path, limit_s=60.0)
+    assert str(copies.copy(())).startswith("packing failed: ")  # no image is there
+    (folder / "a").mkdir()
+    Image.new("RGB", (8, 8)).save(folder / "a" / "0.png")
+    late = PackedCopies(folder, tmp_path, limit_s=0.01)
+    assert late.copy(()) == "packing takes more than 0 s"
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=100))
+    assert PackedCopies(folder, tmp_path, limit_s=60.0).copy(()) == (
+        "a copy might take more than 25% of the free disk"
+    )
+    for one in (copies, late):
+        one.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["photos"]
 
 
 @pytest.mark.parametrize(

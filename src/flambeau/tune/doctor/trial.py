@@ -74,7 +74,7 @@ def run_trial(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
         machine = MachineWatch(folder)
         began = time.monotonic()
         log = folder / "output"
-        with log.open("wb") as output, _signals_raise():
+        with log.open("wb") as output, signals_raise():
             process = _start(command, folder, output)
             try:
                 _wait(process, folder, machine, end=began + limit_s)
@@ -103,8 +103,8 @@ def run_trial(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
 
 
 @contextmanager
-def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what runs, as Ctrl-C does: it has a session of its own, and gets none."""
+def signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what runs inside, as Ctrl-C does: what has a session of its own gets none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

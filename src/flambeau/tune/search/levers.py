@@ -1,18 +1,22 @@
 """What can be set for speed: of `flambeau train` by its flags, of any script from outside."""
 
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from flambeau.data.images.native.kernel import kernel
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
 
 _MICRO_BATCHES = 2, 4, 8  # parts of a forward pass; chosen
 _WAITS = 0.02  # share of waiting below which more workers could save no more than that; chosen
 _LARGER_BATCHES = 2, 4  # times the samples of a step; chosen
+_LARGER_SIDE = 8 / 7  # of images that are stored for crops: 256 for 224, as is usual
 
 Choice = Mapping[str, str]
 """Levers that are set, by name, with their values; what is not in it is as the user has it."""
@@ -28,6 +32,8 @@ class Setting:
         change: of a script, see `watch/changes.py`.
         environment: variables.
         samples: of a step, in those of a step as it is: what a larger batch costs is counted per sample.
+        packs: flags of `flambeau pack`: the trial reads such a copy of its data; None where it reads them.
+        advice: what to do for it, where it is no setting of the same training: it is told, and never chosen.
     """
 
     value: str
@@ -35,6 +41,8 @@ class Setting:
     change: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     samples: float = 1.0
+    packs: tuple[str, ...] | None = None
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,6 @@ class Lever:
         is_rounding: results differ by more than rounding of float32, so the loss is looked at.
         reference: full precision, whose loss is the one that those of all levers are compared with.
         costs_start: the run takes longer until its first step, which has to pay for itself.
-        is_suggestion: with it the training is another one, so it is measured and told, and never chosen.
     """
 
     name: str
@@ -55,7 +62,6 @@ class Lever:
     is_rounding: bool = False
     reference: Setting | None = None
     costs_start: bool = False
-    is_suggestion: bool = False
 
     def setting(self, value: str) -> Setting:
         """The position of this value."""
@@ -72,16 +78,23 @@ class AsItIs:
         accumulate: forward passes of a step.
         workers: processes that read; None where it is not known.
         data_wait: share of the time in which it waits for data; None likewise.
+        image_size: pixels of a side; None likewise.
     """
 
     batch_size: int
     accumulate: int = 1
     workers: int | None = None
     data_wait: float | None = None
+    image_size: int | None = None
 
 
 def levers_of_train(
-    given: Sequence[str], *, objective: str, device: torch.device, run: AsItIs | None = None
+    given: Sequence[str],
+    *,
+    objective: str,
+    device: torch.device,
+    run: AsItIs | None = None,
+    folder: str | None = None,
 ) -> list[Lever]:
     """Levers of `flambeau train` that the user has not set.
 
@@ -90,8 +103,11 @@ def levers_of_train(
         objective: throughput or memory.
         device: of the run.
         run: as it is; None where it is not known.
+        folder: of its images; None where they are no folder.
     """
     levers = _all_of_train(objective, device, run)
+    if run is not None and folder is not None and objective == "throughput":
+        levers.append(Lever("packed copy", _packed(run, folder)))
     if run is not None and not _is_given("parts", given):  # which cut a step already
         levers += _of_batch(objective, run)
     free = [one for one in levers if not any(_is_given(name, given) for name in _flags_of(one))]
@@ -142,12 +158,32 @@ def _of_batch(objective: str, run: AsItIs) -> list[Lever]:
     levers = [Lever("micro-batch", micro, is_rounding=True)]
     if objective == "throughput":
         larger = [
-            Setting(f"{size}", words=_batch_words(size, run.accumulate), samples=times)
+            Setting(
+                f"{size}",
+                words=_batch_words(size, run.accumulate),
+                samples=times,
+                advice="another training, so it is not chosen",
+            )
             for times in _LARGER_BATCHES
             for size in [run.batch_size * times]
         ]
-        levers.append(Lever("batch", tuple(larger), is_suggestion=True))
+        levers.append(Lever("batch", tuple(larger)))
     return levers
+
+
+def _packed(run: AsItIs, folder: str) -> tuple[Setting, ...]:
+    """The same images in one file, and smaller ones, where the run waits for them."""
+    if run.data_wait is None or _is_fed(run):
+        return ()
+    copies: dict[str, tuple[str, ...]] = {"same pixels": ("--segments",) if kernel() else ()}
+    if run.image_size is not None:
+        side = f"{round(run.image_size * _LARGER_SIDE)}"
+        copies[f"resized to {side}"] = ("--resize", side)
+    file = f"{Path(folder).resolve().name}.tfrecord"
+    return tuple(
+        Setting(value, packs=flags, advice=shlex.join(["flambeau", "pack", folder, file, *flags]))
+        for value, flags in copies.items()
+    )
 
 
 def _batch_words(size: int, accumulate: int) -> tuple[str, ...]:

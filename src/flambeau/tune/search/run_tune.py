@@ -20,6 +20,7 @@ from flambeau.train.settings.field_checks import allowed_types
 from flambeau.train.settings.settings import FIELDS
 from flambeau.tune.doctor.trial import Trial, run_trial
 from flambeau.tune.search.levers import AsItIs, Choice, Lever, Setting
+from flambeau.tune.search.packed_copy import PackedCopies
 from flambeau.tune.search.search import Found, Measured, Search
 from flambeau.tune.watch.plan import Plan
 
@@ -59,6 +60,7 @@ class Trials:
         command: of the script; of `flambeau train` without `--out`.
         is_train: it is `flambeau train`, which has flags and a folder with its losses.
         options: of the search.
+        data_at: where in the command the folder of images stands, of which copies may be tried.
         journal: the file; a line per trial.
         say: takes lines on what goes on.
     """
@@ -69,10 +71,15 @@ class Trials:
         options: Options,
         *,
         is_train: bool,
+        data_at: int | None,
         journal: Path,
         say: Callable[[str], None],
     ) -> None:
-        self._command, self._is_train = list(command), is_train
+        self._command, self._is_train, self._data_at = list(command), is_train, data_at
+        self.copies: PackedCopies | None = None
+        if data_at is not None:
+            folder = Path(command[data_at])
+            self.copies = PackedCopies(folder, journal.parent, limit_s=options.limit_s)
         self.levers: dict[str, Lever] = {}
         """By name; a trial may set those that are in it."""
         self.newest: AsItIs | None = None
@@ -111,6 +118,13 @@ class Trials:
 
     def _run(self, choice: Choice) -> dict[str, Any]:
         settings = self._settings(choice)
+        command = list(self._command)
+        for flags in (one.packs for one in settings if one.packs is not None):
+            assert self.copies is not None and self._data_at is not None
+            copy = self.copies.copy(flags)
+            if isinstance(copy, str):
+                return _row(Trial([], failure=copy)) | {"losses": [], "run": None}
+            command[self._data_at] = f"{copy}"
         words = [word for one in settings for word in one.words]
         change = {name: value for one in settings for name, value in one.change.items()}
         environment = {name: value for one in settings for name, value in one.environment.items()}
@@ -122,7 +136,7 @@ class Trials:
         )  # fmt: skip
         scratch = Path(tempfile.mkdtemp(prefix="flambeau-tune-"))
         try:
-            command = [*self._command, *words]
+            command += words
             if self._is_train:
                 command += ["--out", f"{scratch}/run"]
                 if "--log-every" not in self._command:
@@ -196,7 +210,9 @@ def _as_it_is(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] 
         return None
     # The first line has the warm-up in it.
     waits = [line["data_wait"] for line in lines[1:] if "data_wait" in line]
-    return numbers | {"data_wait": min(waits, default=None)}
+    return numbers | {
+        "data_wait": min(waits, default=None), "image_size": settings.get("image_size"),
+    }  # fmt: skip
 
 
 def tune(
@@ -207,6 +223,7 @@ def tune(
     is_train: bool,
     journal: Path,
     say: Callable[[str], None],
+    data_at: int | None = None,
 ) -> Found:
     """Find the best setting of levers.
 
@@ -217,11 +234,27 @@ def tune(
         is_train: what it is.
         journal: file with a line per trial.
         say: takes lines on what goes on.
+        data_at: where in the command the folder of images stands, of which copies may be tried.
 
     Raises:
         InputError: the script makes no step as it is.
     """
-    trials = Trials(command, options, is_train=is_train, journal=journal, say=say)
+    trials = Trials(command, options, is_train=is_train, data_at=data_at, journal=journal, say=say)
+    try:
+        return _search(trials, levers_of, options, journal=journal, say=say)
+    finally:
+        if trials.copies is not None:
+            trials.copies.close()
+
+
+def _search(
+    trials: Trials,
+    levers_of: Callable[[AsItIs | None], Sequence[Lever]],
+    options: Options,
+    *,
+    journal: Path,
+    say: Callable[[str], None],
+) -> Found:
     began = time.monotonic()
     first = trials.measure({})
     if first.cost is None:

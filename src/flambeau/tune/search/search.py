@@ -189,8 +189,9 @@ class Search:
         """Why a value is not taken although it may be better."""
         if gain is None:
             return tried.failure or base.failure
-        if lever.is_suggestion:
-            return f"per sample, {gain.verdict}; another training, so it is not chosen"
+        if setting.advice:
+            per_sample = "per sample, " if setting.samples != 1 else ""
+            return f"{per_sample}{gain.verdict}; {setting.advice}"
         may_differ = lever.is_rounding and setting != lever.reference
         if may_differ and gain.verdict == "faster" and tried.losses:
             full = self._losses_in_full_precision() or base.losses
