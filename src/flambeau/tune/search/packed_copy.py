@@ -7,8 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from flambeau.tune.doctor.trial import signals_raise
-
 _SHARE_OF_DISK = 0.25  # of what is free; chosen
 
 
@@ -47,15 +45,11 @@ class PackedCopies:
             return f"a copy might take more than {_SHARE_OF_DISK:.0%} of the free disk"
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix=".flambeau-tune-", dir=self._place))
-        file = (
-            self._folder / f"{len(self._made)}.tfrecord"
-        )  # which keeps names: the same are held out
+        # This format keeps the names of images, so that the same ones are held out.
+        file = self._folder / f"{len(self._made)}.tfrecord"
         command = [sys.executable, "-m", "flambeau", "pack", f"{self._data}", f"{file}", *flags]
         try:
-            with signals_raise():
-                done = subprocess.run(
-                    command, capture_output=True, timeout=self._limit_s, check=False
-                )
+            done = subprocess.run(command, capture_output=True, timeout=self._limit_s, check=False)
         except subprocess.TimeoutExpired:
             return f"packing takes more than {self._limit_s:.0f} s"
         if done.returncode:

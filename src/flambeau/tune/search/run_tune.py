@@ -18,7 +18,7 @@ from flambeau.errors import InputError
 from flambeau.train.settings.config_file import as_toml, load_toml
 from flambeau.train.settings.field_checks import allowed_types
 from flambeau.train.settings.settings import FIELDS
-from flambeau.tune.doctor.trial import Trial, run_trial
+from flambeau.tune.doctor.trial import Trial, run_trial, signals_raise
 from flambeau.tune.search.levers import AsItIs, Choice, Lever, Setting
 from flambeau.tune.search.packed_copy import PackedCopies
 from flambeau.tune.search.search import Found, Measured, Search
@@ -240,11 +240,12 @@ def tune(
         InputError: the script makes no step as it is.
     """
     trials = Trials(command, options, is_train=is_train, data_at=data_at, journal=journal, say=say)
-    try:
-        return _search(trials, levers_of, options, journal=journal, say=say)
-    finally:
-        if trials.copies is not None:
-            trials.copies.close()
+    with signals_raise():
+        try:
+            return _search(trials, levers_of, options, journal=journal, say=say)
+        finally:
+            if trials.copies is not None:
+                trials.copies.close()
 
 
 def _search(
