@@ -137,6 +137,9 @@ def test_nothing_but_the_model() -> None:
 def test_many_small_operations() -> None:
     small = {"count": 100, "seconds": 0.0005, "small_s": 0.0004, "memory_bound": 0}
     assert first(trainer(*MODEL, operations=small))[0] == "small steps"
+    waiting = findings_of(Trial([trainer(*MODEL, waited=8.0, operations=small)], [])).causes
+    (told,) = [cause.text for cause in waiting if cause.kind == "small steps"]
+    assert told.startswith("20 ms of a step are 100 operations of 5 us: ")  # the rest is waiting
     # Views and wrappers are many, too, where a few convolutions take the time.
     assert first(trainer(*MODEL, operations=small | {"small_s": 0.0001}))[0] == "model"
 

@@ -300,7 +300,7 @@ def _of_model(trial: Trial, shares: dict[str, float]) -> list[Cause]:
     if not busy and count and _are_small(trainer, operations):
         whole = share + shares["optimizer"] + shares["python"]
         text = (
-            f"a step of {1000 * trainer['step_s']:.2g} ms is {count:.0f} operations of "
+            f"{1000 * whole * trainer['step_s']:.2g} ms of a step are {count:.0f} operations of "
             f"{1e6 * operations['seconds'] / count:.0f} us: Python and the starts of operations take longer "
             "than the computing; larger batches, or torch.compile"
         )
