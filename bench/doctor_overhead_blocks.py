@@ -3,8 +3,9 @@
     python bench/doctor_overhead_blocks.py [--blocks N] [--record]
 
 bench/doctor_overhead.py compares processes, as a user runs them; on a machine that others use, two processes
-differ by more than the watch costs. Here the step's hook, the clock around the DataLoader and the looks at
-the stack are there in every other block of steps, and the ratio of neighboring blocks is taken. The figures
+differ by more than the watch costs. Here every other block of steps, three seconds, is watched: by the step's
+hook, the clock around the DataLoader and the looks at the stack, in slices with pauses between them, as all
+very short steps are. The ratio of neighboring blocks is taken. The figures
 are medians over the pairs, with the middle half of them, of wall time and of the CPU time of the process with
 all its threads.
 """
@@ -19,16 +20,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.data import DataLoader, Dataset
 
-from flambeau.tune.watch.interrupt_sampler import sampler_of
 from flambeau.tune.watch.loader_clock import watch_loaders
 from flambeau.tune.watch.plan import Plan
 from flambeau.tune.watch.step_watch import StepWatch
 from provenance import commit, cpu_model, record  # beside this script
 
-STEPS = 2000
+STEPS, WINDOW_S = 12_000, 2.5  # 3 s in a window of 5, twice as long for steps so short
 
 
 class Ready(Dataset[tuple[Tensor, Tensor]]):
@@ -47,41 +47,47 @@ class Training:
     """A model, its optimizer, and loaders that were made without and with the clock around them."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 10))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.bare: Iterator[Any] = iter(DataLoader(Ready(), batch_size=None))
-        clock = watch_loaders({}, folder)
+        self.clock = watch_loaders({}, folder)
         self.clocked: Iterator[Any] = iter(DataLoader(Ready(), batch_size=None))
-        endless = Plan(
-            watches=False, warmup_steps=1, warmup_s=0, seconds=1e9
-        )  # its window never ends
-        self.watch = StepWatch(folder, endless, clock, lambda: None)
-        self.watch.on_step(self.optimizer, None, None)  # its first step, and the one of the warm-up
-        self.watch.on_step(self.optimizer, None, None)
 
     def block(self, *, is_watched: bool) -> tuple[float, float]:
         """Microseconds of a step: of wall time, and of CPU time."""
-        batches = self.clocked if is_watched else self.bare
-        sampler = sampler_of(dict)
-        if is_watched:
-            hook = register_optimizer_step_post_hook(self.watch.on_step)
-            sampler.start()
+        if not is_watched:
+            return self._timed(self.bare)
+        plan = Plan(warmup_steps=100, warmup_s=0, seconds=WINDOW_S)
+        watch = StepWatch(self.folder, plan, self.clock, lambda: None)
+        watch.install()
+        while not (windows := list(self.folder.glob("*.window"))):
+            self._step(self.clocked)
+        figures = self._timed(self.clocked)
+        assert windows[0].exists(), "the window has ended before the block"
+        while not (results := list(self.folder.glob("[0-9]*[0-9].json"))):
+            self._step(self.clocked)
+        results[0].unlink()
+        _global_optimizer_post_hooks.clear()
+        return figures
+
+    def _timed(self, batches: Iterator[Any]) -> tuple[float, float]:
         began, began_cpu = time.perf_counter(), time.process_time()
         for _ in range(STEPS):
-            x, y = next(batches)
-            self.optimizer.zero_grad()
-            nn.functional.cross_entropy(self.model(x), y).backward()
-            self.optimizer.step()
+            self._step(batches)
         wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
-        if is_watched:
-            sampler.stop()
-            hook.remove()
         return 1e6 * wall / STEPS, 1e6 * cpu / STEPS
+
+    def _step(self, batches: Iterator[Any]) -> None:
+        x, y = next(batches)
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=60, help="pairs of blocks")
+    parser.add_argument("--blocks", type=int, default=40, help="pairs of blocks")
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     told = parser.parse_args()
     torch.set_num_threads(1)

@@ -114,6 +114,47 @@ def test_short_pieces_of_python_are_seen(tmp_path: Path, monkeypatch: pytest.Mon
     assert mean_shares(trial)["python"] == pytest.approx(float(Path("own").read_text()), abs=0.25)
 
 
+TINY_STEPS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+torch.set_num_threads(1)
+class Ready(Dataset):
+    x = torch.randn(4, 8)
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        return self.x
+model = nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer.register_step_post_hook(lambda *_: None)  # which torch goes through with the watch's
+while True:
+    for x in DataLoader(Ready(), batch_size=None):
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_of_very_short_steps_a_quarter_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train.py"
+    file.write_text(TINY_STEPS)
+    trial = run(file, plan=Plan(warmup_steps=100, warmup_s=0.5, steps=8, seconds=3.0))
+    (trainer,) = trial.trainers
+    assert 1.0 < trainer["seconds"] < 3.0  # of six
+    assert trainer["steps"] == trainer["batches"]
+    assert trainer["step_s"] == pytest.approx(trainer["seconds"] / trainer["steps"])
+    assert len(trainer["times"]) == min(trainer["steps"], 10_000)
+    assert max(trainer["times"]) < 0.5  # no pause is a step
+    seen = sum(row[-1] for row in trainer["seen"] if row[0] == "main")
+    assert 0.6 * trainer["seconds"] < seen < 1.2 * trainer["seconds"]
+    shares = mean_shares(trial)
+    assert shares["data"] > 0.02 and shares["backward"] > 0.1
+
+
 def test_a_change_is_made_and_the_script_does_not_know(script: Path) -> None:
     plain = run(script, 0, plan=Plan(**SHORT))
     cached = run(script, 0, plan=Plan(**SHORT, change={"cached": 4}))

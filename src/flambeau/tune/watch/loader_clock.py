@@ -37,6 +37,8 @@ class LoaderClock:
         lines: where each loader was made.
         is_inside: of a loader, whose own loaders do not count.
         evaluates: the last batch was asked for without gradients.
+        is_paused: nothing counts.
+        when_paused: called for each batch then.
     """
 
     thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
@@ -49,6 +51,8 @@ class LoaderClock:
     )
     is_inside: bool = False
     evaluates: bool = False
+    is_paused: bool = False
+    when_paused: Callable[[], None] = lambda: None
 
     def loader_facts(self) -> dict[str, Any]:
         """Of the loader that gave the last batch; nothing without one."""
@@ -82,6 +86,9 @@ class _TimedBatches:
     # What each step runs through is not in the processor's caches: the fewer objects it touches, the better.
     def __next__(self) -> Any:
         clock = self._clock
+        if clock.is_paused:
+            clock.when_paused()
+            return self._next()
         if clock.is_inside or get_ident() != clock.thread:
             return self._next()
         if not is_grad_enabled():

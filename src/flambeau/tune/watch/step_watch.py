@@ -2,6 +2,7 @@
 
 import atexit
 import itertools
+import math
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from flambeau.tune.watch.compile_counts import compile_counts
 from flambeau.tune.watch.interrupt_sampler import InterruptSampler, sampler_of
@@ -25,12 +27,17 @@ from flambeau.tune.watch.waiting_calls import WaitingCalls
 
 _LOOKED_AT = 5  # steps whose waiting calls are counted; chosen
 _LOOKED_AT_S = 3.0  # and no more than so many seconds of them
+_SHORT_S = 0.0005  # steps below it, of which the watch would take more than 1 %; chosen
+_SLICE_S, _PAUSE_S = 0.25, 0.75  # of such steps some are watched, and then none; chosen
+_LONGER = 2  # times the seconds of the window, for as many looks; chosen
 
 
 class StepWatch:
     """Counts the steps of the first optimizer that makes one; gradient accumulation is inside of a step.
 
-    The stages, each begun by a step: warm-up, window, waiting calls, operations, over.
+    The stages, each begun by a step: warm-up, window, waiting calls, operations, over. Of very short
+    steps a quarter is watched, in slices of a window that is twice as long: the hook, the clock and the looks
+    cost about 4 us a step.
 
     Args:
         folder: of the trial, where the results go, and a file that says that the window is open.
@@ -51,15 +58,19 @@ class StepWatch:
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._stage: Callable[[float], None] = self._warm_up
         self._count, self._began, self._opened = 0, 0.0, 0.0
-        self._times: list[float] = []
+        self._times: list[float] = []  # of the slice under way; the first is its beginning
+        self._slices: list[list[float]] = []
         self._timed, self._end = 0, 0.0  # whose steps are timed, by `id`, and until when
+        self._is_short, self._resumes = False, 0.0
+        self._clocked = [0.0] * 5
         self._sampler: StackSampler | InterruptSampler | None = None
         self._waits, self._operations = WaitingCalls(), Operations()
         self._result: dict[str, Any] = {}
 
     def install(self) -> None:
         """Steps of any optimizer come here from now on."""
-        register_optimizer_step_post_hook(self.on_step)
+        self._hook: RemovableHandle | None = register_optimizer_step_post_hook(self.on_step)
+        self.loaders.when_paused = self._in_pause
         atexit.register(self._at_exit)
 
     def restart_in_fork(self) -> None:
@@ -105,21 +116,31 @@ class StepWatch:
         if self._count < plan.warmup_steps or now - self._began < plan.warmup_s:
             return
         if plan.watches:
+            self._is_short = (now - self._began) / self._count < _SHORT_S
             self._sampler = sampler_of(
-                lambda: self._threads, evaluates=lambda: self.loaders.evaluates,
+                lambda: self._threads, lambda: not self.loaders.is_paused,
+                evaluates=lambda: self.loaders.evaluates,
                 interrupts=not compile_counts()[0],  # Dynamo would compile the look, too
             )  # fmt: skip
             self._sampler.start()
-        self._clock_then, self._graphs_then = self._clock(), compile_counts()[0]
+        self._graphs_then = compile_counts()[0]
         self._window_file.touch()
         self._stage = self._in_window
-        self._timed = id(self._optimizer and self._optimizer())
         self._opened = time.perf_counter()
-        self._times, self._end = [self._opened], self._opened + plan.seconds
+        self._begin_slice(self._opened)
 
     def _in_window(self, now: float) -> None:
-        elapsed, steps, plan = now - self._opened, len(self._times) - 1, self._plan
-        if elapsed < plan.seconds or (steps < plan.steps and elapsed < 4 * plan.seconds):
+        if self.loaders.is_paused:
+            return
+        if not self._times:
+            self._begin_slice(now)
+            return
+        elapsed, plan = now - self._opened, self._plan
+        seconds = plan.seconds * (_LONGER if self._is_short else 1)
+        steps = len(self._times) - 1 + sum(len(one) - 1 for one in self._slices)
+        if elapsed < seconds or (steps < plan.steps and elapsed < 4 * seconds):
+            if self._is_short:
+                self._pause(now)
             return
         self._close_window()
         if plan.watches:
@@ -128,6 +149,37 @@ class StepWatch:
             self._stage = self._in_waits
         else:
             self._finish()
+
+    def _begin_slice(self, now: float) -> None:
+        self._times, self._clock_then = [now], self._clock()
+        self._timed = id(self._optimizer and self._optimizer())
+        self._end = now + (_SLICE_S if self._is_short else self._plan.seconds)
+
+    def _end_slice(self) -> None:
+        self._slices.append(self._times)
+        pairs = zip(self._clocked, self._clock(), self._clock_then, strict=True)
+        self._clocked = [total + now - then for total, now, then in pairs]
+        self._times, self._timed = [], 0
+
+    def _pause(self, now: float) -> None:
+        """Leave the next steps alone, if batches of a DataLoader will tell when that ends."""
+        has_batches = self.loaders.batches > self._clock_then[2]
+        self._end_slice()
+        if has_batches:
+            self.loaders.is_paused, self._resumes = True, now + _PAUSE_S
+        else:
+            self._begin_slice(now)
+
+    def _in_pause(self) -> None:
+        """A batch is asked for, so no step of an optimizer goes through its hooks now."""
+        if threading.get_ident() != self.loaders.thread:
+            return
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        elif time.perf_counter() >= self._resumes:
+            self._hook = register_optimizer_step_post_hook(self.on_step)
+            self.loaders.is_paused = False
 
     def _in_waits(self, now: float) -> None:
         count, began = self._looked_from
@@ -163,17 +215,18 @@ class StepWatch:
         if self._sampler is not None:
             self._sampler.stop()
             seconds = dict(self._sampler.seconds)
-        times, self._timed = self._times, 0
-        self._count += len(times) - 1
-        elapsed, steps = times[-1] - times[0], len(times) - 1
-        waited, started, batches, faults, system = (
-            now - then for now, then in zip(self._clock(), self._clock_then, strict=True)
-        )
+        if len(self._times) > 1:
+            self._end_slice()
+        elapsed = math.fsum(one[-1] - one[0] for one in self._slices)
+        times = [later - one for s in self._slices for one, later in itertools.pairwise(s)]
+        steps = len(times)
+        self._count += steps
+        waited, started, batches, faults, system = self._clocked
         graphs, breaks = compile_counts()
         self._result |= {
             "graphs": graphs, "graphs_in_window": graphs - self._graphs_then, "graph_breaks": breaks,
             "steps": steps, "seconds": elapsed, "step_s": elapsed / max(steps, 1),
-            "times": [later - earlier for earlier, later in itertools.pairwise(times)][:10_000],
+            "times": times[:10_000],
             "waited_s": waited, "started_s": started, "batches": batches,
             "faults": faults, "system_s": system,
             "until_window_s": self._opened - self._began,
@@ -208,7 +261,7 @@ class StepWatch:
         """A script that ends before its steps were counted has told what there was."""
         if os.getpid() != self._pid or self._stage == self._over or self._optimizer is None:
             return
-        if self._stage == self._in_window and len(self._times) > 1:
+        if self._stage == self._in_window and (self._slices or len(self._times) > 1):
             self._close_window()
         self._result["made"] = 1 + self._count  # which does not count the first
         self._finish()
