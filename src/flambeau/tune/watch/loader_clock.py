@@ -37,8 +37,8 @@ class LoaderClock:
         lines: where each loader was made.
         is_inside: of a loader, whose own loaders do not count.
         evaluates: the last batch was asked for without gradients.
-        is_paused: nothing counts.
-        when_paused: called for each batch then.
+        pause: batches that do not count any more; then `after_pause` is called.
+        after_pause: takes what comes next.
     """
 
     thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
@@ -51,8 +51,8 @@ class LoaderClock:
     )
     is_inside: bool = False
     evaluates: bool = False
-    is_paused: bool = False
-    when_paused: Callable[[], None] = lambda: None
+    pause: int = 0
+    after_pause: Callable[[], None] = lambda: None
 
     def loader_facts(self) -> dict[str, Any]:
         """Of the loader that gave the last batch; nothing without one."""
@@ -86,8 +86,10 @@ class _TimedBatches:
     # What each step runs through is not in the processor's caches: the fewer objects it touches, the better.
     def __next__(self) -> Any:
         clock = self._clock
-        if clock.is_paused:
-            clock.when_paused()
+        if clock.pause:
+            clock.pause -= 1
+            if not clock.pause:
+                clock.after_pause()
             return self._next()
         if clock.is_inside or get_ident() != clock.thread:
             return self._next()

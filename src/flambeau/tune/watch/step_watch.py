@@ -29,6 +29,7 @@ _LOOKED_AT = 5  # steps whose waiting calls are counted; chosen
 _LOOKED_AT_S = 3.0  # and no more than so many seconds of them
 _SHORT_S = 0.0005  # steps below it, of which the watch would take more than 1 %; chosen
 _SLICE_S, _PAUSE_S = 0.25, 0.75  # of such steps some are watched, and then none; chosen
+_UNASKED = 100  # batches until it looks whether that is over; chosen
 _LONGER = 2  # times the seconds of the window, for as many looks; chosen
 
 
@@ -70,7 +71,7 @@ class StepWatch:
     def install(self) -> None:
         """Steps of any optimizer come here from now on."""
         self._hook: RemovableHandle | None = register_optimizer_step_post_hook(self.on_step)
-        self.loaders.when_paused = self._in_pause
+        self.loaders.after_pause = self._after_pause
         atexit.register(self._at_exit)
 
     def restart_in_fork(self) -> None:
@@ -118,7 +119,7 @@ class StepWatch:
         if plan.watches:
             self._is_short = (now - self._began) / self._count < _SHORT_S
             self._sampler = sampler_of(
-                lambda: self._threads, lambda: not self.loaders.is_paused,
+                lambda: self._threads, lambda: not self.loaders.pause,
                 evaluates=lambda: self.loaders.evaluates,
                 interrupts=not compile_counts()[0],  # Dynamo would compile the look, too
             )  # fmt: skip
@@ -130,7 +131,7 @@ class StepWatch:
         self._begin_slice(self._opened)
 
     def _in_window(self, now: float) -> None:
-        if self.loaders.is_paused:
+        if self.loaders.pause:
             return
         if not self._times:
             self._begin_slice(now)
@@ -166,20 +167,24 @@ class StepWatch:
         has_batches = self.loaders.batches > self._clock_then[2]
         self._end_slice()
         if has_batches:
-            self.loaders.is_paused, self._resumes = True, now + _PAUSE_S
+            self.loaders.pause, self._resumes = 1, now + _PAUSE_S
         else:
             self._begin_slice(now)
 
-    def _in_pause(self) -> None:
+    def _after_pause(self) -> None:
         """A batch is asked for, so no step of an optimizer goes through its hooks now."""
+        self.loaders.pause = 1
         if threading.get_ident() != self.loaders.thread:
             return
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-        elif time.perf_counter() >= self._resumes:
+        if time.perf_counter() < self._resumes:
+            self.loaders.pause = _UNASKED
+            if self._hook is not None:
+                self._hook.remove()
+                self._hook = None
+            return
+        if self._hook is None:
             self._hook = register_optimizer_step_post_hook(self.on_step)
-            self.loaders.is_paused = False
+        self.loaders.pause = 0
 
     def _in_waits(self, now: float) -> None:
         count, began = self._looked_from
