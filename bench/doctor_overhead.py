@@ -3,9 +3,9 @@
     python bench/doctor_overhead.py [--rounds N] [--record]
 
 The step is that of a small MLP of 256 samples on one thread, about 250 us, in a plain loop that times blocks
-of 4000 steps, a second, itself: of so short steps the watch takes a quarter of each second. Each round runs
-the same loop bare, under `flambeau doctor`'s watch, and by `traceml run` with `trace_step` around each step,
-in turn; the figures of a run are the medians of its blocks, of wall time and of CPU time of the training
+of 10000 steps itself, 2.5 seconds: of so short steps a fifth is watched, half a second at a time. Each round
+runs the same loop bare, under `flambeau doctor`'s watch, and by `traceml run` with `trace_step` around each
+step, in turn; the figures of a run are the medians of its blocks, of wall time and of CPU time of the training
 process with all its threads, which other programs disturb less. One JSON line per contender: the medians over
 the rounds of its ratios to the bare run of the same round.
 """
@@ -27,7 +27,7 @@ from flambeau.tune.doctor.trial import run_trial
 from flambeau.tune.watch.plan import Plan
 from provenance import commit, cpu_model, record  # beside this script
 
-WARM_UP_S, SECONDS = 3.0, 12.0
+WARM_UP_S, SECONDS = 3.0, 18.0
 SCRIPT = """
 import contextlib, json, statistics, sys, time
 import torch
@@ -58,11 +58,11 @@ for number, (x, y) in enumerate(DataLoader(Ready(), batch_size=None), start=1):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    if number % 4000 == 0:
+    if number % 10_000 == 0:
         now, cpu_now = time.perf_counter(), time.process_time()
         if now - began > warm_up_s:
-            blocks.append((now - start) / 4000)
-            cpu_blocks.append((cpu_now - cpu_start) / 4000)
+            blocks.append((now - start) / 10_000)
+            cpu_blocks.append((cpu_now - cpu_start) / 10_000)
         start, cpu_start = now, cpu_now
         if now - began > warm_up_s + seconds:
             break

@@ -136,7 +136,7 @@ while True:
 """
 
 
-def test_of_very_short_steps_a_quarter_is_watched(
+def test_of_very_short_steps_a_fifth_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -144,7 +144,7 @@ def test_of_very_short_steps_a_quarter_is_watched(
     file.write_text(TINY_STEPS)
     trial = run(file, plan=Plan(warmup_steps=100, warmup_s=0.5, steps=8, seconds=3.0))
     (trainer,) = trial.trainers
-    assert 1.0 < trainer["seconds"] < 3.0  # of six
+    assert 0.9 < trainer["seconds"] < 2.5  # of six
     assert trainer["steps"] == trainer["batches"]
     assert trainer["step_s"] == pytest.approx(trainer["seconds"] / trainer["steps"])
     assert len(trainer["times"]) == min(trainer["steps"], 10_000)

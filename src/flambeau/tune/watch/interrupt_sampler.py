@@ -28,6 +28,7 @@ _FROM_END = 3  # of the real-time signals; who takes one takes the first or the 
 _MONOTONIC, _TO_THREAD = 1, 4  # CLOCK_MONOTONIC, SIGEV_THREAD_ID of Linux
 _IDLE = 0.25  # share of the time between two looks from which on the kernel is asked; chosen
 _ASKED_FOR_S = 0.5  # from then on; chosen
+_PAUSED_S = 5 * INTERVAL_S  # between two looks while seconds do not count; chosen
 
 
 class _Event(ctypes.Structure):
@@ -104,7 +105,7 @@ class InterruptSampler:
         self._asked = threading.Event()
         self._asked_until = 0.0
         self._last, self._last_used = time.perf_counter(), time.thread_time()
-        self._is_over = False
+        self._is_over = self._was_on = False
         # The handler stays: a signal that is on its way when the timer stops would end the process.
         signal.signal(number, self._look)
         signal.siginterrupt(number, False)  # calls of the kernel go on, where they can
@@ -126,7 +127,7 @@ class InterruptSampler:
     def start(self) -> None:
         """Look until `stop`."""
         threading.Thread(target=self._ask_kernel, name=OWN_THREADS, daemon=True).start()
-        self._last = time.perf_counter()
+        self._last, self._was_on = time.perf_counter(), True
         self._timer.set(INTERVAL_S)
 
     def stop(self) -> None:
@@ -143,10 +144,12 @@ class InterruptSampler:
         self._last, self._last_used = now, used
         # What goes wrong here, such as at the end of the stack, must not come up in the midst of the script.
         with suppress(Exception):
-            if self._is_on():
+            was_on, self._was_on = self._was_on, self._is_on()
+            if was_on and self._was_on:
                 self._count(frame, elapsed, is_idle=elapsed - used_since > _IDLE * elapsed)
         # Never at a fixed time, which might fall in with the steps.
-        self._timer.set(INTERVAL_S * (0.5 + self._draw.random()))
+        seconds = INTERVAL_S if self._was_on else _PAUSED_S
+        self._timer.set(seconds * (0.5 + self._draw.random()))
 
     def _count(self, frame: FrameType | None, elapsed: float, *, is_idle: bool) -> None:
         states, self._states = self._states, []

@@ -28,7 +28,7 @@ from flambeau.tune.watch.waiting_calls import WaitingCalls
 _LOOKED_AT = 5  # steps whose waiting calls are counted; chosen
 _LOOKED_AT_S = 3.0  # and no more than so many seconds of them
 _SHORT_S = 0.0005  # steps below it, of which the watch would take more than 1 %; chosen
-_SLICE_S, _PAUSE_S = 0.25, 0.75  # of such steps some are watched, and then none; chosen
+_SLICE_S, _PAUSE_S = 0.5, 2.0  # of such steps some are watched, and then none; chosen
 _UNASKED = 100  # batches until it looks whether that is over; chosen
 _LONGER = 2  # times the seconds of the window, for as many looks; chosen
 
@@ -37,7 +37,7 @@ class StepWatch:
     """Counts the steps of the first optimizer that makes one; gradient accumulation is inside of a step.
 
     The stages, each begun by a step: warm-up, window, waiting calls, operations, over. Of very short
-    steps a quarter is watched, in slices of a window that is twice as long: the hook, the clock and the looks
+    steps a fifth is watched, in slices of a window that is twice as long: the hook, the clock and the looks
     cost about 4 us a step.
 
     Args:
