@@ -5,9 +5,9 @@
 The step is that of a small MLP of 256 samples on one thread, about 250 us, in a plain loop that times blocks
 of 10000 steps itself, 2.5 seconds: of so short steps a fifth is watched, half a second at a time. Each round
 runs the same loop bare, under `flambeau doctor`'s watch, and by `traceml run` with `trace_step` around each
-step, in turn; the figures of a run are the medians of its blocks, of wall time and of CPU time of the training
-process with all its threads, which other programs disturb less. One JSON line per contender: the medians over
-the rounds of its ratios to the bare run of the same round.
+step, in turn; the figures of a run are the medians of its blocks, of wall time and of CPU time of the process
+that trains with all its threads, which other programs disturb less. One JSON line per contender: the medians
+over the rounds of its ratios to the bare run of the same round.
 """
 
 import argparse
