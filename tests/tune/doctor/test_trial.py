@@ -15,6 +15,7 @@ import torch
 from flambeau.errors import InputError
 from flambeau.tune.doctor.causes import findings_of
 from flambeau.tune.doctor.marked_processes import processes_of
+from flambeau.tune.doctor.remedies import remedies_for
 from flambeau.tune.doctor.shares import mean_shares
 from flambeau.tune.doctor.trial import Trial, run_trial
 from flambeau.tune.watch.plan import Plan
@@ -153,6 +154,34 @@ def test_of_very_short_steps_a_fifth_is_watched(
     assert 0.6 * trainer["seconds"] < seen < 1.2 * trainer["seconds"]
     shares = mean_shares(trial)
     assert shares["data"] > 0.02 and shares["backward"] > 0.1
+
+
+GRADIENTS = """
+import sys, torch
+from torch import nn
+keeps, is_last = sys.argv[1:] == ["keeps"], sys.argv[1:] == ["last"]
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveMaxPool2d(1), nn.Flatten())
+if is_last:
+    model.to(memory_format=torch.channels_last)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.randn(8, 3, 32, 32)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=not keeps)
+"""
+
+
+@pytest.mark.parametrize("how", ["keeps", "last"])
+def test_what_is_set_already_is_not_proposed(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backward pass of a pooling fills with zeros, too, as gradients are that are not dropped."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train.py"
+    file.write_text(GRADIENTS)
+    proposed = {one.name for one in remedies_for(findings_of(run(file, how)))}
+    assert ("set_to_none" in proposed) is (how == "keeps")
+    assert ("channels_last" in proposed) is (how != "last")
 
 
 def test_a_change_is_made_and_the_script_does_not_know(script: Path) -> None:

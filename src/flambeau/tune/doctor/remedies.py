@@ -170,10 +170,7 @@ def _for_optimizer(findings: Findings) -> list[Remedy]:
 
 def _for_gradients(findings: Findings) -> list[Remedy]:
     """Gradients that are filled with zeros, which nobody needs, instead of being dropped."""
-    first = findings.trial.trainers[0]
-    zeroed = first.get("operations", {}).get("zeroed", {})
-    half = first["optimizer"].get("tensors", 0) / 2
-    if zeroed.get("aten::_foreach_zero_", 0) < 1 and zeroed.get("aten::zero_", 0) < max(half, 1):
+    if not findings.trial.trainers[0].get("keeps_gradients"):
         return []
     how = "optimizer.zero_grad(), without set_to_none=False"
     return [Remedy("set_to_none", how, {"set_to_none": True}, 1.1, "optimizer")]
@@ -231,13 +228,14 @@ def _for_model(findings: Findings) -> list[Remedy]:
     if native_bf16(device):
         how = "with torch.autocast(device.type, torch.bfloat16): around the forward pass"
         found.append(Remedy("bf16", how, {"autocast": "bfloat16"}, _saved(share / 2), "model"))
-    if first["optimizer"].get("has_convolutions"):
+    facts = first["optimizer"]
+    if facts.get("has_convolutions") and not facts.get("is_channels_last"):
         how = "model.to(memory_format=torch.channels_last), and the images"
         found.append(
             Remedy("channels_last", how, {"channels_last": True}, _saved(share / 4), "model")
         )
     if device.type == "cuda":
-        found += _for_cuda(share, has_convolutions=bool(first["optimizer"].get("has_convolutions")))
+        found += _for_cuda(share, has_convolutions=bool(facts.get("has_convolutions")))
     if shares["compile"] == 0 and (device.type == "cuda" or shutil.which("g++")):
         how = "model.compile(), or model = torch.compile(model)"
         found.append(Remedy("compile", how, {"compile": True}, _saved(started / 3), "model"))

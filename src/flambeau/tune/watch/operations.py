@@ -70,9 +70,6 @@ class Operations:
         for event in events:
             times[event.name].append(event.self_cpu_time_total)
         per_step = {name: undisturbed(each, _STEPS) for name, each in times.items()}
-        zeroed = {
-            name: len(each) / _STEPS for name, each in times.items() if name.endswith("zero_")
-        }
         on_device = [
             (event.name, event.time_range.start, event.time_range.end)
             for event in seen.events()
@@ -92,7 +89,7 @@ class Operations:
                 seconds(filter(_is_bound, per_step)) / max(seconds(per_step), 1e-9)
             ),
             "device_s": covered(one[1:] for one in computing) / 1e6 / _STEPS,
-            "active_s": covered(one[1:] for one in on_device) / 1e6 / _STEPS, "zeroed": zeroed,
+            "active_s": covered(one[1:] for one in on_device) / 1e6 / _STEPS,
         }  # fmt: skip
 
 

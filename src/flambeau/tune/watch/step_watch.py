@@ -66,6 +66,8 @@ class StepWatch:
         self._clocked = [0.0] * 5
         self._sampler: StackSampler | InterruptSampler | None = None
         self._waits, self._operations = WaitingCalls(), Operations()
+        self._gradient: weakref.ref[torch.Tensor] | None = None
+        self._keeps_gradients = False
         self._result: dict[str, Any] = {}
 
     def install(self) -> None:
@@ -187,6 +189,7 @@ class StepWatch:
         self.loaders.pause = 0
 
     def _in_waits(self, now: float) -> None:
+        self._note_gradient()
         count, began = self._looked_from
         if self._count - count < _LOOKED_AT and now - began < _LOOKED_AT_S:
             return
@@ -194,6 +197,15 @@ class StepWatch:
         self._note_waits()
         self._operations.start()
         self._stage = self._in_operations
+
+    def _note_gradient(self) -> None:
+        """Where the gradient is the tensor that it was a step before, it has been filled with zeros."""
+        optimizer = None if self._optimizer is None else self._optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        gradients = (p.grad for group in groups for p in group["params"] if p.grad is not None)
+        gradient, before = next(gradients, None), self._gradient and self._gradient()
+        self._keeps_gradients |= gradient is not None and gradient is before
+        self._gradient = None if gradient is None else weakref.ref(gradient)
 
     def _in_operations(self, _: float) -> None:
         if self._operations.goes_on():
@@ -257,6 +269,7 @@ class StepWatch:
                 "threads": torch.get_num_threads(),
                 "anomaly": torch.is_anomaly_enabled(),
                 "optimizer": optimizer_facts(optimizer),
+                "keeps_gradients": self._keeps_gradients,
                 "device": device_of(optimizer), **_device_memory(device_of(optimizer)),
                 "torch": torch.__version__,
             },
@@ -285,12 +298,15 @@ def optimizer_facts(optimizer: Optimizer | None) -> dict[str, Any]:
     if optimizer is None:
         return {}
     group = optimizer.param_groups[0]
+    convolutions = [p for p in group["params"] if p.ndim == 4]
+    is_channels_last = all(p.is_contiguous(memory_format=torch.channels_last) for p in convolutions)
     return {
         "name": type(optimizer).__name__,
         "is_torchs": type(optimizer).__module__.startswith("torch.optim"),
         "can_fuse": "fused" in group,
         "fused": bool(group.get("fused")),
-        "has_convolutions": any(p.ndim == 4 for p in group["params"]),
+        "has_convolutions": bool(convolutions),
+        "is_channels_last": is_channels_last,
         "tensors": sum(len(one["params"]) for one in optimizer.param_groups),
     }
 
