@@ -38,7 +38,7 @@ class LoaderClock:
         is_inside: of a loader, whose own loaders do not count.
         evaluates: the last batch was asked for without gradients.
         pause: batches that do not count any more; then `after_pause` is called.
-        after_pause: takes what comes next.
+        after_pause: takes whether a loader has ended, after which there may be no batch.
     """
 
     thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
@@ -52,7 +52,7 @@ class LoaderClock:
     is_inside: bool = False
     evaluates: bool = False
     pause: int = 0
-    after_pause: Callable[[], None] = lambda: None
+    after_pause: Callable[[bool], None] = lambda is_end: None
 
     def loader_facts(self) -> dict[str, Any]:
         """Of the loader that gave the last batch; nothing without one."""
@@ -89,8 +89,12 @@ class _TimedBatches:
         if clock.pause:
             clock.pause -= 1
             if not clock.pause:
-                clock.after_pause()
-            return self._next()
+                clock.after_pause(False)
+            try:
+                return self._next()
+            except StopIteration:
+                clock.after_pause(True)
+                raise
         if clock.is_inside or get_ident() != clock.thread:
             return self._next()
         if not is_grad_enabled():

@@ -16,6 +16,7 @@ class Plan:
         watches: stacks are looked at; else steps are timed only.
         warmup_steps, warmup_s: what comes before the window that is timed: so many steps and seconds.
         steps, seconds: of the window, so many at least; but it ends after four times the seconds.
+        short_s: steps below it are watched in slices, for the watch would take more than 1 % of them.
         change: what is done differently, by name; see `changes.py`.
         trace: where a time line of some steps is written; None for none.
     """
@@ -25,6 +26,7 @@ class Plan:
     warmup_s: float = 3.0
     steps: int = 20
     seconds: float = 10.0
+    short_s: float = 0.0005
     change: dict[str, Any] = dataclasses.field(default_factory=dict)
     trace: str | None = None
 

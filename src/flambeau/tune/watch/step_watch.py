@@ -27,8 +27,7 @@ from flambeau.tune.watch.waiting_calls import WaitingCalls
 
 _LOOKED_AT = 5  # steps whose waiting calls are counted; chosen
 _LOOKED_AT_S = 3.0  # and no more than so many seconds of them
-_SHORT_S = 0.0005  # steps below it, of which the watch would take more than 1 %; chosen
-_SLICE_S, _PAUSE_S = 0.5, 2.0  # of such steps some are watched, and then none; chosen
+_SLICE_S, _PAUSE_S = 0.5, 2.0  # of short steps some are watched, and then none; chosen
 _UNASKED = 100  # batches until it looks whether that is over; chosen
 _LONGER = 2  # times the seconds of the window, for as many looks; chosen
 
@@ -119,7 +118,7 @@ class StepWatch:
         if self._count < plan.warmup_steps or now - self._began < plan.warmup_s:
             return
         if plan.watches:
-            self._is_short = (now - self._began) / self._count < _SHORT_S
+            self._is_short = (now - self._began) / self._count < plan.short_s
             self._sampler = sampler_of(
                 lambda: self._threads, lambda: not self.loaders.pause,
                 evaluates=lambda: self.loaders.evaluates,
@@ -133,8 +132,9 @@ class StepWatch:
         self._begin_slice(self._opened)
 
     def _in_window(self, now: float) -> None:
-        if self.loaders.pause:
+        if self.loaders.pause and now < self._resumes:
             return
+        self.loaders.pause = 0
         if not self._times:
             self._begin_slice(now)
             return
@@ -173,12 +173,13 @@ class StepWatch:
         else:
             self._begin_slice(now)
 
-    def _after_pause(self) -> None:
+    def _after_pause(self, is_end: bool) -> None:
         """A batch is asked for, so no step of an optimizer goes through its hooks now."""
         self.loaders.pause = 1
         if threading.get_ident() != self.loaders.thread:
             return
-        if time.perf_counter() < self._resumes:
+        is_over = time.perf_counter() >= self._resumes
+        if not is_over and not is_end:
             self.loaders.pause = _UNASKED
             if self._hook is not None:
                 self._hook.remove()
@@ -186,7 +187,7 @@ class StepWatch:
             return
         if self._hook is None:
             self._hook = register_optimizer_step_post_hook(self.on_step)
-        self.loaders.pause = 0
+        self.loaders.pause = 0 if is_over else 1  # if no batch comes any more, steps will tell
 
     def _in_waits(self, now: float) -> None:
         self._note_gradient()
