@@ -70,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.tune.search.run_tune import tune, tuned_toml
 
     device = _value_of("--device", given) or from_file.get("device", "auto")
-    data_at = _folder_at(command, from_file.get("data")) if is_train else None
+    if is_train:
+        command = _with_data(command, from_file.get("data"))
+    data_at = _folder_at(command) if is_train else None
     folder = None if data_at is None else command[data_at]
     levers_of = _levers(given if is_train else None, options.objective, device, folder)
     found = tune(
@@ -121,24 +123,27 @@ def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
     return {} if file is None else read_config(Path(file))
 
 
-def _folder_at(command: list[str], from_file: str | None) -> int | None:
-    """Where the folder of images stands in a command of `flambeau train`; None where they are no folder.
+def _data_of(given: Sequence[str]) -> str | None:
+    """DATA among the arguments of `flambeau train`."""
+    return getattr(check(["train", *given]), "data", None)
 
-    Args:
-        command: gets the folder of the settings' file, if it names none itself.
-        from_file: DATA by that file.
-    """
+
+def _with_data(command: list[str], from_file: str | None) -> list[str]:
+    """A command of `flambeau train` that names its DATA itself, if the file of its settings does."""
+    if from_file is None or _data_of(command[4:]) is not None:
+        return command
+    return [*command[:4], from_file, *command[4:]]
+
+
+def _folder_at(command: Sequence[str]) -> int | None:
+    """Where the folder of images stands in a command of `flambeau train`; None where they are no folder."""
     given = command[4:]
-    data = getattr(check(["train", *given]), "data", None)
-    if data is None and from_file is not None:
-        command.insert(4, from_file)
-        given, data = command[4:], from_file
+    data = _data_of(given)
     if data is None or not Path(data).is_dir():
         return None
 
-    def is_data(at: int) -> bool:  # and no value of a flag, such as --out
-        other = [*given[:at], "another", *given[at + 1 :]]
-        return getattr(check(["train", *other]), "data", None) == "another"
+    def is_data(at: int) -> bool:  # and no value of a flag
+        return _data_of([*given[:at], "another", *given[at + 1 :]]) == "another"
 
     return 4 + next(at for at, word in enumerate(given) if word == data and is_data(at))
 

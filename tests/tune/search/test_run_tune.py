@@ -226,7 +226,7 @@ def test_copies_of_a_folder_are_tried_where_the_run_waits_and_only_told(
         return Trial([{"step_s": step_s, "until_window_s": 1.0, "until_first_s": 4.0}])
 
     monkeypatch.setattr(run_tune, "run_trial", run)
-    # A --out of the same name is no DATA, and one in the file counts as well as one in the command.
+    # A --model of the same name is no DATA, and DATA in the file counts as well as in the command.
     Path("mine.toml").write_text('data = "my photos"\n')
     for words in (["my photos"], ["--config", "mine.toml"]):
         read.clear()
@@ -254,13 +254,18 @@ def test_a_copy_that_cannot_be_made_is_an_answer(
     assert str(copies.copy(())).startswith("packing failed: ")  # no image is there
     (folder / "a").mkdir()
     Image.new("RGB", (8, 8)).save(folder / "a" / "0.png")
+    (folder / "a" / "1.png").write_bytes((folder / "a" / "0.png").read_bytes()[:40])
+    damaged = PackedCopies(folder, tmp_path, limit_s=60.0)
+    why = str(damaged.copy(("--encode", "jpeg")))
+    assert why.startswith(f"packing failed: {folder / 'a' / '1.png'}: ") and "Repair" in why
+    (folder / "a" / "1.png").unlink()
     late = PackedCopies(folder, tmp_path, limit_s=0.01)
     assert late.copy(()) == "packing takes more than 0 s"
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=100))
     assert PackedCopies(folder, tmp_path, limit_s=60.0).copy(()) == (
         "a copy might take more than 25% of the free disk"
     )
-    for one in (copies, late):
+    for one in (copies, damaged, late):
         one.close()
     assert [file.name for file in tmp_path.iterdir()] == ["photos"]
 

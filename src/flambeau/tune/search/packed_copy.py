@@ -53,8 +53,8 @@ class PackedCopies:
         except subprocess.TimeoutExpired:
             return f"packing takes more than {self._limit_s:.0f} s"
         if done.returncode:
-            last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            return f"packing failed: {last}"
+            said = done.stderr.decode(errors="replace").strip()
+            return f"packing failed: {said.rpartition('flambeau: ')[2]}"  # what, and what to do
         return next(path for path in (file, file.with_stem(f"{file.stem}_train")) if path.exists())
 
     def _fits(self) -> bool:

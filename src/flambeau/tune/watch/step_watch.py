@@ -37,7 +37,7 @@ class StepWatch:
 
     The stages, each begun by a step: warm-up, window, waiting calls, operations, over. Of very short
     steps a fifth is watched, in slices of a window that is twice as long: the hook, the clock and the looks
-    cost about 4 us a step.
+    cost about 5 us a step.
 
     Args:
         folder: of the trial, where the results go, and a file that says that the window is open.
