@@ -88,6 +88,7 @@ class Watchdog:
         self._detector = FailureDetector(member, self._progress, pace)
         self._thread = threading.Thread(target=self._run, name="flambeau watchdog", daemon=True)
         self._wake, self._is_explained = threading.Event(), threading.Event()
+        self._is_disconnected = threading.Event()
         # Written by the main thread.
         self._has_left = self._has_lost_peer = self._is_paused = False
         self._own_failure: tuple[str, int] | None = None
@@ -223,7 +224,10 @@ class Watchdog:
 
     def _at_exit(self) -> None:
         """Stop the thread before the interpreter ends: inside torch, it would abort the process."""
-        if not self._is_on or self._own_failure or self._failure is not None:
+        if not self._is_on:
+            return
+        if self._own_failure or self._failure is not None:
+            self._is_disconnected.wait(self._pace.store_s)
             return
         if self._world == 1 or self._is_paused:
             self.stop()
@@ -248,6 +252,7 @@ class Watchdog:
                 self._fail_job(failure, hold_s=4 * self._pace.poll_s)
         finally:
             client.close()
+            self._is_disconnected.set()
             self._stops.abandon()
             STACK_DUMP.disarm()
         if self._failure is not None:
