@@ -52,7 +52,7 @@ class Plan:
         exact: all lives have the same number of ranks, and the bits count.
         last_batch: samples of the last global batch of an epoch.
         cut_steps: how many steps before the end of its last epoch the run ends.
-        norm: 'batch' is BatchNorm of each rank's own share, 'sync' of all of them together.
+        norm: 'batch' is BatchNorm of each rank's own share or part, 'sync' of all of them together.
         has_unused: the model has parameters that never get a gradient.
         parts: of a step, which are the same on any number of ranks, so that the bits count; None has none.
     """
@@ -128,7 +128,7 @@ def make_plan_in_parts(number: int, seed: int) -> Plan:
     """Plan `number` of those whose lives have other numbers of ranks, and whose bits count all the same."""
     rng = random.Random(f"{seed} {number} parts")
     plan = make_plan(4 * number, seed)  # no exact one
-    parts, norm = rng.randint(1, 6), rng.choice(("layer", "batch"))
+    parts, norm = rng.randint(1, 6), rng.choice(("layer", "batch", "sync"))
     # Before the ranks have met nobody listens to SIGTERM.
     lives = (
         life._replace(asks=life.end in ("batches", "save") and rng.random() < 0.3)
@@ -233,13 +233,19 @@ def train(plan: Plan, folder: Path, *, workers: int, note: Callable[..., None]) 
         checkpoint_every=f"{plan.checkpoint_steps}st", log_every=plan.log_every,
         best="val_loss", best_mode="min", compression=plan.compression, bar=False,
     )  # fmt: skip
+
+    def loss_of(batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        rows, targets, indices = batch
+        # A rank without a share gets samples that stand in; only the run knows that they do not count.
+        there = indices if run._loop.num_samples else indices[:0]
+        note("train", run.state.step, run.state.epoch, there)
+        logits = model(rows)
+        run.log(confidence=logits.detach().softmax(1)[:, 0])
+        return cross_entropy(logits, targets)
+
     for epoch in run.epochs():
-        for rows, targets, indices in run.batches():
-            # A rank without a share gets samples that stand in; only the run knows that they do not count.
-            note("train", run.state.step, epoch, indices if run._loop.num_samples else indices[:0])
-            logits = model(rows)
-            run.log(confidence=logits.detach().softmax(1)[:, 0])
-            run.step(cross_entropy(logits, targets))
+        for _ in run.steps(loss_of):
+            pass
         for rows, targets, indices in run.evaluate(Rows(plan.val_length)):
             note("val", run.state.step, epoch, indices)
             run.log(

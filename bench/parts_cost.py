@@ -1,12 +1,15 @@
 """What steps in parts cost: beside DistributedDataParallel on several ranks, and accumulation on one.
 
-    python bench/parts_cost.py [--rounds 15] [--record]
+    python bench/parts_cost.py [--rounds 15] [--synced] [--record]
 
 On 2 and 4 ranks (gloo) a step of as many parts as ranks, whose gradients are exchanged after the backward
 pass (`Run(parts=N)`), beside DDP's, which overlaps (`Run()`); on one process four parts beside four
 micro-batches. Freed memory is kept in the process, as `flambeau train` does. Both keep a model of their own
 in the same processes and take blocks of steps in turn; a round is the ratio of one block to the mean of the
 two around it. Median, smallest and largest ratio of all rounds; of several ranks the clock is rank 0's.
+
+With --synced the parts have the statistics of SyncBatchNorm, as have the ranks of DDP; micro-batches have
+those of BatchNorm.
 """
 
 import os
@@ -35,6 +38,7 @@ from flambeau.parallel.gradient_sync.fixed_parts import FixedParts
 from flambeau.parallel.gradient_sync.interface import GradientSync
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.models.small_convnet import SmallConvNet
+from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.recipes.setup.freed_memory import keep_freed_memory
 from provenance import commit, cpu_model, record  # beside this script
 
@@ -49,11 +53,13 @@ class Job(NamedTuple):
         model: small_convnet on 28 x 28, or resnet18 on 64 x 64.
         world: ranks.
         parts: of a step, of 16 images each.
+        synced: with SyncBatchNorm.
     """
 
     model: str
     world: int
     parts: int
+    synced: bool
 
 
 def a_model(name: str) -> tuple[nn.Module, Tensor]:
@@ -67,12 +73,21 @@ def stepper(job: Job, sync_of: Callable[[nn.Module], GradientSync | None]) -> Ca
     """A function that makes one step of a model of its own."""
     model, images = a_model(job.model)
     targets = torch.arange(16) % 10
+    if job.synced:
+        model = convert_sync_batchnorm(model)  # is BatchNorm without parts, on one process
     sync = sync_of(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     own = job.parts // job.world
     is_fixed = isinstance(sync, FixedParts)
     if sync is not None:
         sync.start_epoch()
+
+    weight = 1 / own if not is_fixed else 1 / job.parts
+
+    def compute() -> None:
+        (cross_entropy(model(images), targets) * weight).backward()
+        if sync is not None:
+            sync.after_part()
 
     def step() -> None:
         for part in range(1, own + 1):
@@ -82,10 +97,10 @@ def stepper(job: Job, sync_of: Callable[[nn.Module], GradientSync | None]) -> Ca
             )  # fmt: skip
             if sync is not None:
                 sync.before_batch(micro)
-            weight = 1 / own if not is_fixed else 1 / job.parts
-            (cross_entropy(model(images), targets) * weight).backward()
-            if sync is not None:
-                sync.after_part()
+            if isinstance(sync, FixedParts) and sync.together is not None:
+                sync.together.do(compute, micro)
+            else:
+                compute()
         if sync is not None:
             sync.after_backward()
         optimizer.step()
@@ -152,12 +167,13 @@ def run(job: Job, rounds: int) -> tuple[list[float], list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--synced", action="store_true", help="with SyncBatchNorm")
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     options = parser.parse_args()
     warnings.simplefilter("ignore", DeprecationWarning)
     for model in BLOCK:
         for world, parts in ((1, 4), (2, 2), (4, 4)):
-            job = Job(model, world, parts)
+            job = Job(model, world, parts, options.synced)
             ratios, usual_s = run(job, options.rounds)
             row = {
                 **job._asdict(), "beside": "DDP" if world > 1 else "accumulation of 4",

@@ -525,6 +525,7 @@ class Trap(nn.Module):
     def __init__(self, num_classes, where, quiet):
         super().__init__()
         self.first, self.head = nn.Linear(64, 8), nn.Linear(8, num_classes)
+        self.norm = nn.BatchNorm1d(8) if where == "norm" else nn.Identity()
         self.where, self.quiet = where, quiet
         self.register_buffer("passes", torch.zeros(()))
 
@@ -533,11 +534,16 @@ class Trap(nn.Module):
         if self.quiet:
             self.passes += self.training
         white = (x.amin(1, keepdim=True) > 0.5) & (self.passes >= self.quiet) & self.training
-        y = self.head(torch.tanh(self.first(x)))
+        if self.where == "norm":
+            x = x + torch.where(white, float("inf"), 0.0)
+        y = self.head(torch.tanh(self.norm(self.first(x))))
+        if self.where == "norm":
+            return y
         if self.where == "loss":
             return y + torch.where(white, float("inf"), 0.0)
         return BadGradient.apply(y, white)
 
+def norm(num_classes): return Trap(num_classes, "norm", 0)
 def loss(num_classes): return Trap(num_classes, "loss", 0)
 def gradient(num_classes): return Trap(num_classes, "gradient", 0)
 def late_loss(num_classes): return Trap(num_classes, "loss", 6)
@@ -733,20 +739,30 @@ def test_accumulation_names_the_whole_global_batch(flambeau: Any, trapped: Path)
     assert flambeau("train --replay-step", file).code == 0
 
 
-@pytest.mark.parametrize("procs", [1, 2])
+@pytest.mark.parametrize(
+    ("trap", "place", "procs"),
+    [
+        ("loss", "the output of the model (Trap): 2", 1),
+        ("loss", "the output of the model (Trap): 2", 2),
+        # In the layers that share their statistics the other part becomes bad, too.
+        ("norm --sync-bn", "the input of 'first' (Linear): 64", 1),
+        ("norm --sync-bn", "the input of 'first' (Linear): 64", 2),
+    ],
+)
 def test_a_step_in_parts_is_replayed_on_one_process(
-    procs: int, flambeau: Any, trapped: Path, run_python: Any
+    trap: str, place: str, procs: int, flambeau: Any, trapped: Path, run_python: Any
 ) -> None:
-    seed = seed_for(1)
+    seeds = (seed for seed in range(999) if expected_batch(0, seed=seed)[0] == 2)
+    seed = next(seed for seed in seeds if expected_batch(0, seed=seed)[1].index(WHITE) >= 2)
     step, samples = expected_batch(0, seed=seed)
-    command = f"train {trapped} --out run {BAD} --model traps.py:loss --parts 2 --seed {seed}"
+    command = f"train {trapped} --out run {BAD} --model traps.py:{trap} --parts 2 --seed {seed}"
     launch = ["launch", "--procs", "2", "--"] if procs == 2 else []
     said = run_python("-m", "flambeau", *launch, *command.split())
     assert said.returncode == 2, said.stderr
     assert f"step {step} (epoch 1): the loss or a gradient is NaN or infinite" in said.stderr
     white = trapped / "train" / "a" / f"{WHITE:02}.png"
     row = samples.index(WHITE) % 2  # of its part
-    first = f"the output of the model (Trap): 2 not finite, in sample {row} of its batch: {white}"
+    first = f"{place} not finite, in sample {row} of its batch: {white}"
     assert (first in said.stderr) == (procs == 1)  # of several, none alone can look
     code, _, err = flambeau(f"train --replay-step run/not-finite-step-{step:08d}.json")
     assert code == 0

@@ -299,6 +299,20 @@ def test_a_replay_names_the_step_and_what_comes_first_in_it(flambeau: Any, root:
     )
 
 
+def test_runs_in_parts_are_replayed_in_parts(flambeau: Any, root: Path, trained: Path) -> None:
+    words = f"{WORDS} --parts 4 --batch-size 8 --duration 2st"
+    for name, more in (
+        ("one", "--lr 0.05"),
+        ("two", "--lr 0.02"),
+        ("synced", "--lr 0.05 --sync-bn"),
+    ):
+        assert flambeau(f"train {trained}/images --out {name} {words} {more}").code == 0
+    told = found(flambeau, "one", "two", "--replay")["replay"]
+    assert (told["step"], told["phase"], told["reproduced"]) == (1, "update", [True, True])
+    _, out, _ = flambeau("diff one synced --replay")
+    assert "There is no replay: synced has parts and sync_bn" in out
+
+
 def test_a_replay_begins_where_both_are_equal(flambeau: Any, root: Path) -> None:
     told = found(flambeau, "base", "pixel")
     step = told["sample"]["step"]

@@ -1,6 +1,8 @@
 """Runs with parts: the same bits and lines on any number of processes, and where that changes on the way."""
 
 import json
+import threading
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 from flambeau import Run
 from flambeau.errors import InputError
 from flambeau.recipes.memory.activation_checkpointing import checkpoint_modules
+from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm, revert_sync_batchnorm
 
 StartRanks = Callable[..., Any]
 TIMES = {"images_per_s", "data_wait"}
@@ -41,6 +44,7 @@ def train(
     stop_at: int | None = None,
     *,
     logs_late: bool = False,
+    in_steps: bool = False,
     prepared: Callable[[nn.Module], nn.Module] = lambda model: model,
     factor: Callable[[Run, Tensor], float] = lambda run, images: 1.0,
     **options: Any,
@@ -54,16 +58,25 @@ def train(
     } | options  # fmt: skip
     try:
         run = Run(folder, model, optimizer, some_data(54, 1), **settings)
+
+        def loss_of(batch: Any) -> Tensor:
+            images, targets = batch
+            with run.autocast():
+                logits = model(images)
+                loss = cross_entropy(logits, targets) * factor(run, images)
+            run.log(share=logits.softmax(1).max(1).values, norm=logits.norm())
+            return loss
+
         for _ in run.epochs():
-            for images, targets in run.batches():
-                with run.autocast():
-                    logits = model(images)
-                    loss = cross_entropy(logits, targets) * factor(run, images)
-                run.log(share=logits.softmax(1).max(1).values, norm=logits.norm())
+            for batch in run.batches() if not in_steps else ():
+                loss = loss_of(batch)
                 run.step(loss)
                 if logs_late:
                     run.log(late=loss.detach() * 3)
                 if run.state.step == stop_at:
+                    raise Enough
+            for step in run.steps(loss_of) if in_steps else ():
+                if step == stop_at:
                     raise Enough
             for images, targets in run.evaluate(some_data(23, 2)):
                 logits = model(images)
@@ -211,3 +224,208 @@ def test_what_parts_cannot_be_with_is_refused(
     with pytest.raises(InputError, match=what):
         train(tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------ SyncBatchNorm over all parts
+
+
+def synced(model: nn.Module) -> nn.Module:
+    """With a second normalization, before which dropout has drawn, and which is called twice."""
+    norm = nn.BatchNorm2d(6)
+    layers = [
+        *list(model)[:3],
+        nn.Dropout(0.2),
+        nn.Conv2d(6, 6, 3, padding=1),
+        norm,
+        norm,
+        *list(model)[3:],
+    ]
+    return convert_sync_batchnorm(nn.Sequential(*layers))
+
+
+def synced_and_recomputed(model: nn.Module) -> nn.Module:
+    return checkpoint_modules(synced(model), "0", "1", "3", "4", "5")
+
+
+SYNCED: dict[str, Any] = {"in_steps": True, "prepared": synced}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
+def test_synced_statistics_are_equal_on_any_number_of_processes(
+    start_ranks: StartRanks, tmp_path: Path, world: int
+) -> None:
+    play(start_ranks, tmp_path / "alone", 1, **SYNCED)
+    play(start_ranks, tmp_path / "ranks", world, **SYNCED)
+    compare(tmp_path / "ranks", tmp_path / "alone")
+    counted = states_of(tmp_path / "alone")["model"]
+    assert counted["1.num_batches_tracked"] == 12  # once a step, not once a part
+    assert counted["5.num_batches_tracked"] == 24
+
+
+def test_synced_parts_are_one_batch_with_plain_batchnorm(tmp_path: Path) -> None:
+    """What the statistics of all parts are, without what each part draws for itself."""
+
+    def prepared(model: nn.Module, convert: bool) -> nn.Module:
+        model = synced(model) if convert else revert_sync_batchnorm(synced(model))
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return model.double()
+
+    def train_double(folder: Path, convert: bool, parts: int) -> dict[str, Any]:
+        model = prepared(a_model(), convert)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = Run(
+            folder, model, optimizer, some_data(54, 1), parts=parts, batch_size=16, duration="6st",
+            bar=False,
+        )  # fmt: skip
+        for _ in run.epochs():
+            for _ in run.steps(lambda batch: cross_entropy(model(batch[0].double()), batch[1])):
+                pass
+        return dict(model.state_dict())
+
+    whole = train_double(tmp_path / "whole", False, 1)
+    parts = train_double(tmp_path / "parts", True, 4)
+    torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-11)
+    by_part = train_double(tmp_path / "by_part", False, 4)
+    assert not torch.allclose(by_part["0.weight"], whole["0.weight"], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("prepared", "options"),
+    [
+        (synced, {"precision": "fp16", "factor": overflow}),
+        (synced, {"on_nan": "rollback", "factor": nan_once}),
+        (synced_and_recomputed, {}),
+    ],
+    ids=["fp16", "rollback", "recomputed"],
+)
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor:UserWarning"
+)  # Dynamo looks at it
+def test_synced_parts_go_on_elsewhere(
+    start_ranks: StartRanks,
+    tmp_path: Path,
+    prepared: Callable[[nn.Module], nn.Module],
+    options: dict[str, Any],
+) -> None:
+    told = {**SYNCED, "prepared": prepared, **options}
+    play(start_ranks, tmp_path / "alone", 1, **told)
+    for world, stop_at in ((3, 3), (1, 6), (2, None)):
+        play(start_ranks, tmp_path / "moved", world, stop_at, **told)
+    compare(tmp_path / "moved", tmp_path / "alone")
+    if prepared is synced_and_recomputed:
+        train(tmp_path / "plain", **SYNCED)
+        compare(tmp_path / "plain", tmp_path / "alone")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_parts_that_need_each_other_are_not_for_a_loop(
+    start_ranks: StartRanks, tmp_path: Path, world: int
+) -> None:
+    def refused() -> str:
+        with pytest.raises(InputError) as caught:
+            train(tmp_path / "run", prepared=synced)
+        return str(caught.value)
+
+    for said in [refused()] if world == 1 else start_ranks(world, refused).results():
+        assert said.startswith("parts = 4: with SyncBatchNorm the parts of a step need each other")
+        assert "run.steps(loss_of)" in said
+
+
+def test_synced_parts_are_not_compiled(tmp_path: Path) -> None:
+    def prepared(model: nn.Module) -> nn.Module:
+        compiled = torch.compile(synced(model))
+        assert isinstance(compiled, nn.Module)
+        return compiled
+
+    with pytest.raises(InputError, match="parts = 4: with SyncBatchNorm a compiled model is cut"):
+        train(tmp_path / "run", in_steps=True, prepared=prepared)
+
+
+def test_a_mistake_in_a_part_is_told_as_it_is_and_the_model_stays_whole(tmp_path: Path) -> None:
+    model = synced(a_model())
+    before = {name: id(buffer) for name, buffer in model.named_buffers()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = Run(
+        tmp_path / "run", model, optimizer, some_data(54, 1), parts=4, batch_size=16, duration="6st",
+        bar=False,
+    )  # fmt: skip
+    seen: list[int] = []
+
+    def loss_of(batch: Any) -> Tensor:
+        loss = cross_entropy(model(batch[0]), batch[1])
+        seen.append(len(seen))
+        if len(seen) == 6:  # the second part of the second step
+            raise KeyError("a mistake of mine")
+        return loss
+
+    threads = threading.active_count()
+    with pytest.raises(KeyError, match="a mistake of mine") as caught:
+        for _ in run.epochs():
+            list(run.steps(loss_of))
+    assert "in loss_of" in "".join(traceback.format_exception(caught.value))
+    assert {name: id(buffer) for name, buffer in model.named_buffers()} == before
+    assert all(p.grad is None for p in model.parameters())
+    assert threading.active_count() == threads
+    assert run.state.step == 1
+
+
+def test_parts_that_wait_are_ended_where_the_next_cannot_be_read(tmp_path: Path) -> None:
+    class Broken(Dataset[Any]):
+        def __len__(self) -> int:
+            return 54
+
+        def __getitem__(self, index: int) -> Any:
+            if reads.append(index) or len(reads) == 16 + 10:  # the third part of the second step
+                raise OSError("gone")
+            return some_data(54, 1)[index]
+
+    reads: list[int] = []
+    model = synced(a_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = Run(
+        tmp_path / "run",
+        model,
+        optimizer,
+        Broken(),
+        parts=4,
+        batch_size=16,
+        duration="6st",
+        bar=False,
+    )
+    before = {name: id(buffer) for name, buffer in model.named_buffers()}
+    with pytest.raises(OSError, match="gone"):
+        for _ in run.epochs():
+            list(run.steps(lambda batch: cross_entropy(model(batch[0]), batch[1])))
+    assert run.state.step == 1
+    assert not [t for t in threading.enumerate() if t.name.startswith("flambeau-part")]
+    assert all(p.grad is None for p in model.parameters())
+    assert {name: id(buffer) for name, buffer in model.named_buffers()} == before
+
+
+def test_parts_that_do_not_meet_are_told(tmp_path: Path) -> None:
+    model = synced(a_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = Run(
+        tmp_path / "run", model, optimizer, some_data(54, 1), parts=4, batch_size=16, duration="6st",
+        bar=False,
+    )  # fmt: skip
+    calls: list[int] = []
+
+    def loss_of(batch: Any) -> Tensor:
+        calls.append(len(calls))
+        images = model(batch[0]) if len(calls) == 2 else batch[0]
+        return cross_entropy(model(batch[0]), batch[1]) + images.mean() * 0
+
+    with pytest.raises(
+        InputError, match="parts = 4: the parts of a step passed through different Sync"
+    ):
+        for _ in run.epochs():
+            list(run.steps(loss_of))
+
+
+def test_steps_are_the_loop_over_batches(tmp_path: Path) -> None:
+    train(tmp_path / "loop")
+    train(tmp_path / "steps", in_steps=True)
+    compare(tmp_path / "steps", tmp_path / "loop")

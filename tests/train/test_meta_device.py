@@ -27,7 +27,7 @@ from flambeau.train import run as run_module
 from flambeau.train.build import data, model
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.fit_classifier import Training, fit, set_up
-from flambeau.train.run import Run
+from flambeau.train.loop.between_steps import BetweenSteps
 from flambeau.train.settings.settings import Settings
 
 META = torch.device("meta")
@@ -48,8 +48,10 @@ def use_meta(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     monkeypatch.setattr(module, kernels.__name__, lambda: [*kernels(), "meta"])
     monkeypatch.setattr(data, "_HOLDING", {"meta"})
     read_at: dict[str, list[int]] = {"line": [], "save": [], "evaluation": []}
-    monkeypatch.setattr(Run, "_flush", lambda self: read_at["line"].append(self.state.step))
-    monkeypatch.setattr(Run, "_save", lambda self, **_: read_at["save"].append(self.state.step))
+    monkeypatch.setattr(BetweenSteps, "flush", lambda self: read_at["line"].append(self.state.step))
+    monkeypatch.setattr(
+        BetweenSteps, "save", lambda self, **_: read_at["save"].append(self.state.step)
+    )
 
     def evaluated(by_part: dict[int, dict[str, MeanOnDevice]], ranks: Any) -> dict[str, float]:
         (means,) = by_part.values()

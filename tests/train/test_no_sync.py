@@ -23,8 +23,8 @@ from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.fit_classifier import Training, set_up
+from flambeau.train.loop.between_steps import BetweenSteps
 from flambeau.train.loop.step_metrics import StepMetrics, add_value
-from flambeau.train.run import Run
 from flambeau.train.settings.settings import Settings
 
 METHODS = (
@@ -117,14 +117,14 @@ def test_no_step_waits(
 ) -> None:
     training = prepare(images, tmp_path / "run", duration="25st", log_every=_LOG_EVERY, **settings)
     run, events = training.run, dict[int, dict[str, int]]()
-    original = Run._at_event
+    original = BetweenSteps._at_event
 
-    def counted_event(self: Run, micro: MicroBatch) -> None:
+    def counted_event(self: BetweenSteps, micro: MicroBatch) -> None:
         with counting(monkeypatch) as seen:
             original(self, micro)
         events[self.state.step] = dict(seen)
 
-    monkeypatch.setattr(Run, "_at_event", counted_event)
+    monkeypatch.setattr(BetweenSteps, "_at_event", counted_event)
     epochs = run.epochs()
     next(epochs)
     batches = iter(run.batches())

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from flambeau import Run
 from flambeau.recipes.parallel import fixed_order_sum
+from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.train.checkpoints.checkpointer import restore
 
 pytestmark = [
@@ -49,9 +50,11 @@ def a_model() -> nn.Module:
     ).cuda()  # fmt: skip
 
 
-def train(folder: Path, *, stop_at: int | None = None, **options: Any) -> None:
+def train(
+    folder: Path, *, stop_at: int | None = None, synced: bool = False, **options: Any
+) -> None:
     """Three epochs of four steps; left after `stop_at` steps as by a kill."""
-    model = a_model()
+    model = convert_sync_batchnorm(a_model()) if synced else a_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     settings: dict[str, Any] = {
         "batch_size": 16, "duration": "3ep", "checkpoint_every": "2st", "log_every": 3, "ema": 0.9,
@@ -59,15 +62,19 @@ def train(folder: Path, *, stop_at: int | None = None, **options: Any) -> None:
     } | options  # fmt: skip
     run = Run(folder, model, optimizer, some_data(), **settings)
     assert run.device.type == "cuda"
+
+    def loss_of(batch: Any) -> Tensor:
+        images, targets = batch
+        assert images.is_cuda
+        with run.autocast():
+            logits = model(images)
+            loss = cross_entropy(logits, targets)
+        run.log(share=logits.softmax(1).max(1).values)
+        return loss
+
     for _ in run.epochs():
-        for images, targets in run.batches():
-            assert images.is_cuda
-            with run.autocast():
-                logits = model(images)
-                loss = cross_entropy(logits, targets)
-            run.log(share=logits.softmax(1).max(1).values)
-            run.step(loss)
-            if run.state.step == stop_at:
+        for step in run.steps(loss_of):
+            if step == stop_at:
                 run.close()
                 return
         for images, targets in run.evaluate(some_data(23, 2)):
@@ -120,7 +127,7 @@ def through_the_host(exchange: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def train_as_a_rank(folder: Path, stop_at: int | None) -> None:
+def train_as_a_rank(folder: Path, stop_at: int | None, synced: bool) -> None:
     """One of several processes on the one GPU."""
     for module, name in (
         (dist, "all_to_all_single"), (dist, "all_gather"), (dist, "all_reduce"), (dist, "broadcast"),
@@ -128,18 +135,19 @@ def train_as_a_rank(folder: Path, stop_at: int | None) -> None:
     ):  # fmt: skip
         setattr(module, name, through_the_host(getattr(module, name)))
     torch.use_deterministic_algorithms(True)
-    train(folder, stop_at=stop_at, parts=4)
+    train(folder, stop_at=stop_at, synced=synced, parts=4)
 
 
 @pytest.mark.parametrize("plan", [[(4, 3), (1, 6), (3, None)]])
+@pytest.mark.parametrize("synced", [False, True])
 def test_parts_have_the_same_bits_in_other_processes(
-    tmp_path: Path, plan: Sequence[tuple[int, int | None]]
+    tmp_path: Path, plan: Sequence[tuple[int, int | None]], synced: bool
 ) -> None:
-    train(tmp_path / "alone", parts=4)
+    train(tmp_path / "alone", synced=synced, parts=4)
     for world, stop_at in plan:
         launch = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}",
-            __file__, f"{tmp_path / 'moved'}", f"{stop_at or 0}",
+            __file__, f"{tmp_path / 'moved'}", f"{stop_at or 0}", f"{int(synced)}",
         ]  # fmt: skip
         done = subprocess.run(launch, capture_output=True, text=True, timeout=80, check=False)
         assert done.returncode == 0, done.stderr
@@ -147,10 +155,12 @@ def test_parts_have_the_same_bits_in_other_processes(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("parts", [None, 4])
-def test_no_step_between_two_lines_waits(tmp_path: Path, precision: str, parts: int | None) -> None:
+@pytest.mark.parametrize(("parts", "synced"), [(None, False), (4, False), (4, True)])
+def test_no_step_between_two_lines_waits(
+    tmp_path: Path, precision: str, parts: int | None, synced: bool
+) -> None:
     torch.use_deterministic_algorithms(False)
-    model = a_model()
+    model = convert_sync_batchnorm(a_model()) if synced else a_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, capturable=True)
     told: dict[str, Any] = {} if parts is None else {"parts": parts}
     run = Run(
@@ -158,19 +168,23 @@ def test_no_step_between_two_lines_waits(tmp_path: Path, precision: str, parts: 
         precision=precision, ema=0.9, clip_norm=0.5, schedule="cosine", bar=False, **told,
     )  # fmt: skip
     counted = 0
+
+    def loss_of(batch: Any) -> Tensor:
+        images, targets = batch
+        with run.autocast():
+            logits = model(images)
+            loss = cross_entropy(logits, targets)
+        run.log(share=logits.detach().softmax(1).max(1).values)
+        return loss
+
     try:
         for _ in run.epochs():
-            for images, targets in run.batches():
+            for step in run.steps(loss_of):
                 counted += 1
-                with run.autocast():
-                    logits = model(images)
-                    loss = cross_entropy(logits, targets)
-                run.log(share=logits.detach().softmax(1).max(1).values)
-                run.step(loss)
-                torch.cuda.set_sync_debug_mode("error" if 4 <= run.state.step < 20 else "default")
+                torch.cuda.set_sync_debug_mode("error" if 4 <= step < 20 else "default")
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert counted == 25 * (parts or 1)
+    assert counted == 25
 
 
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_step(tmp_path: Path) -> None:
@@ -233,4 +247,4 @@ def test_train_and_evaluate(flambeau: Flambeau, images: Path, tmp_path: Path, wo
 
 
 if __name__ == "__main__":
-    train_as_a_rank(Path(sys.argv[1]), int(sys.argv[2]) or None)
+    train_as_a_rank(Path(sys.argv[1]), int(sys.argv[2]) or None, sys.argv[3] == "1")

@@ -1,12 +1,12 @@
 """The first steps of a training without a trace: `flambeau train --dry-run`."""
 
-import contextlib
 import statistics
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
@@ -59,15 +59,14 @@ def dry_run(
 def _first_steps(training: Training, *, world: int) -> list[float]:
     """Seconds of each of the first steps, with the wait for their data."""
     run, seconds = training.run, list[float]()
+
+    def loss_of(batch: Any) -> Tensor:
+        return training.loss_of(*batch, step=run.state.step)
+
     for _ in run.epochs():
         start = time.perf_counter()
-        for images, targets in run.batches():
-            step = run.state.step
-            # Several ranks would be started again, for which this leaves nothing.
-            with run.halving() if world == 1 else contextlib.nullcontext():
-                run.step(training.loss_of(images, targets, step=step))
-            if run.state.step == step:
-                continue  # of several forward passes
+        # Several ranks that halve would be started again, for which this leaves nothing.
+        for _ in run.steps(loss_of, halves=world == 1):
             if run.device.type != "cpu":
                 torch.accelerator.synchronize()
             seconds.append(time.perf_counter() - start)

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Generator
-from typing import Literal
+from typing import Any, Literal
+
+from torch import Tensor
 
 from flambeau.data.sources.source import Source
 from flambeau.parallel.ranks import join_ranks
@@ -53,19 +55,20 @@ def find_lr(
 
 def _losses(training: Training) -> Generator[float]:
     """Makes a step for each; ends early where a gradient is not finite."""
-    run, ranks = training.run, training.ranks
-    total, size = 0.0, 0
+    run, counted = training.run, list[tuple[float, int]]()
+
+    def loss_of(batch: Any) -> Tensor:
+        loss, micro = batch_loss(training, *batch), run.state.micro
+        assert micro is not None
+        counted.append((float(loss.detach()) * micro.size, micro.size))
+        return loss
+
     try:
         for _ in run.epochs():
-            for images, targets in run.batches():
-                micro = run.state.micro
-                assert micro is not None
-                loss = batch_loss(training, images, targets)
-                run.step(loss)
-                total, size = total + float(loss.detach()) * micro.size, size + micro.size
-                if micro.ends_batch:
-                    sums = ranks.gather((total, size))
-                    yield sum(s for s, _ in sums) / max(1, sum(n for _, n in sums))
-                    total, size = 0.0, 0
+            for _ in run.steps(loss_of, halves=False):
+                totals, sizes = zip(*counted, strict=True)
+                counted.clear()
+                sums = training.ranks.gather((sum(totals), sum(sizes)))
+                yield sum(s for s, _ in sums) / max(1, sum(n for _, n in sums))
     except NotFinite:
         return

@@ -81,9 +81,8 @@ def fit(training: Training) -> None:
     bad_val_images = training.bad_images.report_to(training.val.describe)
     training.loss_of.keeps_inputs = True
     for _ in run.epochs():
-        for images, targets in run.batches():
-            with run.halving():
-                run.step(batch_loss(training, images, targets))
+        for _ in run.steps(lambda batch: batch_loss(training, *batch)):
+            pass
         for images, targets, indices in run.evaluate(
             WithIndices(training.val), on_bad=bad_val_images
         ):
@@ -208,8 +207,7 @@ def _explainer(
     """Where a batch of a step first becomes NaN or infinite."""
 
     def explain_batch(batch: Any, names: Sequence[str], step: int) -> list[str]:
-        with torch.compiler.set_stance("force_eager"):  # hooks see nothing inside a compiled model
-            return explain(model, lambda: loss_of(*batch, step=step), names)
+        return explain(model, lambda: loss_of(*batch, step=step), names)
 
     return explain_batch
 
@@ -309,7 +307,7 @@ def new_model(
         inputs = functools.partial(_first_inputs, model, settings, facts, train)
         model = rounded(model, settings, facts, inputs if loads else None)
         check_training(model, settings, facts, world=settings.parts or ranks.world)
-        if settings.sync_bn and ranks.world > 1:
+        if settings.sync_bn and max(ranks.world, settings.parts or 1) > 1:
             model = convert_sync_batchnorm(model)
         elif settings.sync_bn:
             lines.append("sync_bn has no effect in one process")

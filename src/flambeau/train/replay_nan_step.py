@@ -1,16 +1,17 @@
 """Runs the step again that stopped a run, and says where in the model it goes wrong first."""
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from flambeau.errors import InputError
-from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.train.build.data import reopen_data
 from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.fit_classifier import Training, set_up
-from flambeau.train.loop.nan_guard import BadStep, explain
+from flambeau.train.loop.nan_guard import BadStep
 from flambeau.train.settings.config_file import from_stored
 
 
@@ -68,18 +69,18 @@ def replay_nan_step(path: Path, *, say: Callable[[str], None]) -> int:
 
 def _run_to(training: Training, bad: BadStep) -> list[str]:
     """What is not finite in the bad step, in the order in which it happens."""
-    run, findings, seen = training.run, list[str](), 0
+    run = training.run
+
+    def loss_of(batch: Any) -> Tensor:
+        return training.loss_of(*batch, step=run.state.step)
+
     for _ in run.epochs():
-        for images, targets in run.batches():
-            compute = functools.partial(training.loss_of, images, targets, step=run.state.step)
-            if run.state.step == bad.step - 1:
-                names = bad.samples[seen : (seen := seen + len(images))]
-                generators = rng_state()
-                findings = findings or explain(training.model, compute, names)
-                set_rng_state(generators)
-            run.step(compute())
-            if run.state.step == bad.step:
-                if not findings and run.state.is_bad:
-                    findings = ["a gradient or its norm is NaN or infinite"]
-                return findings
+        for step in run.steps(loss_of, halves=False):
+            if step < bad.step:
+                continue
+            if not run.state.is_bad:
+                return []
+            return run.nan_guard.explained(step - 1) or [
+                "a gradient or its norm is NaN or infinite"
+            ]
     raise InputError(f"the run has no step {bad.step}")

@@ -16,7 +16,7 @@ Start it by torchrun: all processes together do what one would do.
 import contextlib
 import functools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -28,14 +28,14 @@ from torch.utils.data import Dataset
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import Ranks, join_ranks
-from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.train.build.device import generators_of
 from flambeau.train.checkpoints.checkpointer import restore
 from flambeau.train.checkpoints.published_weights import Result
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.loop.batch_reader import BatchDraws
-from flambeau.train.loop.evaluation_mode import BETWEEN_PARTS, beside_training, evaluated_batches
+from flambeau.train.loop.between_steps import BetweenSteps
+from flambeau.train.loop.evaluation_mode import beside_training, evaluated_batches
 from flambeau.train.loop.memory_guard import MemoryGuard
 from flambeau.train.loop.nan_guard import NanGuard
 from flambeau.train.loop.rank_checks import check_ranks, gathered_means
@@ -89,23 +89,29 @@ class Run:
                 self._ranks.begin_watch(told.stall_timeout)
                 resources.callback(self._ranks.end_watch)
             check_ranks(self._ranks, parts.identity, parts.model, parts.loader.length)
+            compiled = model is not parts.model
             saved = parts.model if parts.shards is None else parts.shards[0].pieces
             self.state = make_state(parts, saved, optimizer, told)
             self._loop = TransientState(torch.zeros((), device=self.device))
             self._draws = BatchDraws(told.seed, generators_of(self.device))
             written = None if self._replays else self.folder.path
-            self._nan_guard = NanGuard(
-                written, self.state, parts, draws=self._draws, ranks=self._ranks, options=told
-            )
             self._memory = MemoryGuard(written, self.state, self._loop, parts, ranks=self._ranks)
             self._step = TrainingStep(self.state, self._loop, parts.schedule, self._ranks.world)
+            self.nan_guard = NanGuard(
+                written, self.state, parts, draws=self._draws, ranks=self._ranks, step=self._step,
+                options=told,
+            )  # fmt: skip
             self._recorder = Recorder(
                 self.folder, self.state, ranks=self._ranks, options=told, plan=self.plan,
-                compiled=model is not parts.model, progress=self.progress,
+                compiled=compiled, progress=self.progress,
                 layout=None if parts.shards is None else parts.shards[1],
             )  # fmt: skip
-            self._resumption = Resumption(
+            resumption = Resumption(
                 self.folder, self.state, self._loop, parts, self._recorder, self._ranks, self._memory
+            )  # fmt: skip
+            self._between = BetweenSteps(
+                self.folder.path, self.state, self._loop, parts, self._ranks, self._recorder,
+                resumption, self.nan_guard, self._step, replays=self._replays,
             )  # fmt: skip
             if told.replay_from is not None:
                 self.state.load(restore(Path(told.replay_from)))
@@ -115,9 +121,10 @@ class Run:
                 resources.callback(FLAG.restore, self.folder)
                 FLAG.install(self.folder)
                 resources.callback(self._recorder.close)
-                self.result = self._resumption.resume()
-                self._step.sync = share_model(parts, told, self._ranks, say=self.progress.say)
-            self._finalizer = closed_when_dropped(self, resources.pop_all())
+                self.result = resumption.resume()
+            sync = share_model(parts, told, self._ranks, compiled=compiled)
+            self._step.share(sync, self._draws.keep)
+            self._between.finalizer = closed_when_dropped(self, resources.pop_all())
 
     def epochs(self) -> Iterator[int]:
         """Epochs from where the run stands to its end; then the weights are published.
@@ -130,22 +137,22 @@ class Run:
             NotFinite: a loss or gradient was NaN or infinite.
             SaveFailed: a checkpoint could not be written.
         """
-        state = self.state
+        state, between = self.state, self._between
         try:
             if self.result is not None:
                 return
-            if not self._finalizer.alive:
+            if not self._between.holds:
                 raise RuntimeError("this run is closed: make it again, with Run(...), to continue")
             if state.step == 0 and state.position == 0:
-                self._save(wait=True)  # the trial: better to learn now that the folder takes none
+                between.save(wait=True)  # the trial: better to learn now that the folder takes none
             self.progress.start(state, self.plan, world=self._ranks.world)
             self._loop.next_event = self.plan.next_event(state.step)
             self.state.window.restart_clock()
             # A position in an epoch means that its evaluation may still be owed.
-            while not self._is_over or state.position:
-                self._preempt_if_asked()
+            while not between.is_over or state.position:
+                between.preempt_if_asked()
                 yield self._recorder.start_epoch()
-                self._end_epoch()
+                between.end_epoch()
             if state.stopped:
                 self.progress.say(f"the run ends at step {state.step} of {self.plan.total_steps}")
             if not self._replays:
@@ -166,13 +173,6 @@ class Run:
         """Whole epochs since `best` was better than ever before, or the run began, or its extension."""
         return (self.state.step - (self.state.best.improved_at or 0)) // self.plan.steps_per_epoch
 
-    @property
-    def _is_over(self) -> bool:
-        return self.state.stopped or self.state.step >= self.plan.total_steps
-
-    def _agree_to_stop(self) -> None:
-        self.state.stopped |= any(self._ranks.gather(self._loop.asks_to_stop))
-
     def batches(self) -> Iterator[Any]:
         """The rest of this epoch, batch after batch, on the model's device.
 
@@ -180,10 +180,10 @@ class Run:
         of a run that was never stopped. Between two steps it writes what is due, and raises as `epochs` says.
         """
         state, loop, window = self.state, self._loop, self.state.window
-        sync, watch = self._step.sync, self._ranks.watch
-        self._end_batch()  # of a body that left an earlier `run.batches()`
+        sync, watch, between = self._step.sync, self._ranks.watch, self._between
+        between.end_batch()  # of a body that left an earlier `run.batches()`
         self._step.start_epoch()
-        while state.position < state.data_length and not self._is_over:
+        while state.position < state.data_length and not between.is_over:
             start = time.perf_counter()
             if watch is not None:
                 watch.beat("waiting for data")
@@ -202,12 +202,43 @@ class Run:
                 sync.before_batch(micro)
             yield micro.data
             if loop.is_short:
-                self._memory.begin_again(lambda: self._save(wait=True), close=self.close)
+                self._memory.begin_again(lambda: self._between.save(wait=True), close=self.close)
                 continue
             if loop.micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
-            self._end_batch()
+            between.end_batch()
         self._recorder.end_batches()
+
+    def steps(self, loss_of: Callable[[Any], Tensor], *, halves: bool = True) -> Iterator[int]:
+        """The loop over `batches` with a function for its body: `step(loss_of(batch))` in `halving`.
+
+        With `parts` and SyncBatchNorm it is the only way: all parts of a step are under way at once.
+
+        Args:
+            loss_of: from a batch to its loss, as `step` takes it; may log values of the batch.
+            halves: out of memory halves the micro-batch, as `halving` says.
+
+        Yields:
+            How many steps are done, after each.
+        """
+
+        def do(batch: Any) -> None:
+            self.step(loss_of(batch))
+
+        together = self._step.together
+        try:
+            for batch in self.batches():
+                step, micro = self.state.step, self._loop.micro
+                with self.halving() if halves else contextlib.nullcontext():
+                    if together is None or micro is None:
+                        do(batch)
+                    else:
+                        together.do(functools.partial(do, batch), micro)
+                if self.state.step > step:
+                    yield self.state.step
+        finally:
+            if together is not None:
+                together.close()
 
     def halving(self) -> contextlib.AbstractContextManager[None]:
         """Around a batch's forward pass, `step` and `log`: out of memory there halves the micro-batch.
@@ -270,7 +301,7 @@ class Run:
         if loop.is_short:
             return  # the batch comes again, and then this
         if self.plan.has_line(self.state.step, loop.done) and not self.state.is_bad:
-            self._flush()  # before the line of the evaluation
+            self._between.flush()  # before the line of the evaluation
         with self.state.window.paused():
             with beside_training(loop, self._parts.metrics):
                 loop.evaluated = means.setdefault(0, {})
@@ -286,114 +317,10 @@ class Run:
             figures = self._parts.metrics.figures(gathered_means(means, self._ranks))
             self._parts.bad.report()
             if not loop.is_partial:  # else at the end of the step: gradients are in no checkpoint
-                self._preempt_if_asked()
+                self._between.preempt_if_asked()
             if figures:
-                self._record(figures)
+                self._between.record(figures)
 
     def close(self) -> None:
         """Wait for the checkpoint under way, stop the workers, release the folder. `epochs` does it."""
-        self._loop.stream = None
-        self.progress.close()
-        try:
-            self._recorder.end_saves()
-        finally:
-            self._finalizer()
-
-    def _end_batch(self) -> None:
-        """Between two bodies of the loop: whatever they have done to the state of the run is complete."""
-        micro, self._loop.done = self._loop.done, None
-        if micro is None:
-            return
-        if self._loop.asks_to_stop and self._ranks.world == 1:
-            self._agree_to_stop()
-        if self.state.step >= self._loop.next_event or micro.ends_epoch:
-            self._at_event(micro)
-        self._preempt_if_asked()
-
-    def _at_event(self, micro: MicroBatch) -> None:
-        """What is due between two steps now and then: a line, a checkpoint, the end."""
-        step = self.state.step
-        if self.plan.has_line(step, micro):
-            self._flush()
-            if self.state.step != step:
-                return  # rolled back
-        # At the end of an epoch the checkpoint waits for the evaluation: it may be the best.
-        due = step % self.plan.save_every == 0 or self.state.best.step == step
-        if due and not micro.ends_epoch and not self._is_over:
-            self._save()  # which may go back, too
-        self._loop.next_event = self.plan.next_event(self.state.step)
-
-    def _flush(self) -> None:
-        """Write the line of the steps since the last one; stop or go back if one of them went bad."""
-        window = self.state.window
-        self._parts.bad.report()
-        window.settle(self._ranks, step=self.state.step)
-        if window.empty:
-            return
-        row, halted_steps = self.state.read_window(self._loop.halted_steps)
-        if halted_steps:
-            self._resumption.roll_back(self.state.step - halted_steps, self._nan_guard, self._step)
-            return
-        self._recorder.write(row)
-        self.progress.note(row)
-
-    def _record(self, figures: dict[str, float]) -> None:
-        """Write the line of an evaluation; the best so far gets a checkpoint when the loop's body is done."""
-        self.state.metrics = figures
-        if not self._loop.is_partial:
-            self.state.best.see(figures, step=self.state.step)
-        elif self._options.best in figures:
-            self.progress.say_once(BETWEEN_PARTS)
-        self._parts.schedule.note(figures)
-        self._recorder.write_evaluation(figures)
-        if self._loop.is_partial or self.state.best.step != self.state.step:
-            return
-        if self._loop.done is not None:
-            self._loop.next_event = self.state.step
-        elif self.state.position < self.state.data_length and not self._is_over:
-            self._save()  # a step comes next
-
-    def _end_epoch(self) -> None:
-        """The loop's body is done with an epoch, or with what of it belongs to the run."""
-        state, say, step = self.state, self.progress.say, self.state.step
-        self._end_batch()  # of a body that left with `break`
-        if state.step < step:
-            return  # rolled back, and the rest of that epoch comes next
-        self._agree_to_stop()
-        if state.position < state.data_length and not self._is_over:
-            raise RuntimeError("the loop left `for ... in run.batches()` before its end")
-        self._parts.schedule.end_epoch(say=say)
-        state.best.end_epoch(say=say, training=state.window.logged, is_last=self._is_over)
-        state.epoch, state.position = state.epoch + 1, 0
-        due = state.step % self.plan.save_every == 0 or self._is_over
-        if due or state.best.step == state.step:
-            self._save()
-        self._preempt_if_asked()
-
-    def _preempt_if_asked(self) -> None:
-        """A point where the run may stop; all ranks pass the same ones and stop at the same."""
-        signal = self._ranks.stop_signal()
-        if signal is None or self._replays:
-            return
-        # Workers first: they have been signalled, too, and stay only for a while.
-        self._loop.stream = None
-        if self._recorder.has_time_to_save(another=self._loop.saved_step != self.state.step):
-            self._save(wait=True)
-            self.progress.say_saved(signal, step=self.state.step, folder=self.folder.path)
-        ending = FLAG.answer()
-        self.close()
-        raise ending
-
-    def _save(self, *, wait: bool = False) -> None:
-        """Copy the run and start writing it: training waits for the copy, not for the disk."""
-        self._ranks.beat(SAVING)
-        if bool(self._parts.amp.halted):
-            self._flush()
-        if not self._replays and self._loop.saved_step != self.state.step:
-            self._parts.bad.report()
-            self.state.settle(self._ranks)
-            self._agree_to_stop()
-            self._loop.saved_step = self.state.step
-            self._recorder.save()
-        if wait:
-            self._recorder.wait_for_all()
+        self._between.close()

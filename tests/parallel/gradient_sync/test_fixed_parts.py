@@ -15,7 +15,7 @@ from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.fixed_parts import FixedParts
 from flambeau.parallel.ranks import Ranks
-from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
+from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 
 StartRanks = Callable[..., Any]
 IMAGES = torch.randn(22, 3, 6, 6, generator=torch.Generator().manual_seed(1))
@@ -132,7 +132,8 @@ def test_a_buffer_that_the_forward_pass_writes_is_refused() -> None:
 @pytest.mark.parametrize(
     ("model", "what"),
     [
-        (convert_sync_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))), "'1' is a SyncBatchNorm"),
+        (nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), "'1' is torch's SyncBatchNorm"),
+        (nn.Sequential(nn.BatchNorm1d(2), SyncBatchNorm(2)), "'0' is a BatchNorm of one part, and others"),
         (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None)), "'1' has momentum=None"),
         (nn.Flatten(), "no parameter that is trained"),
     ],
@@ -140,3 +141,22 @@ def test_a_buffer_that_the_forward_pass_writes_is_refused() -> None:
 def test_what_depends_on_more_than_one_part_is_refused(model: nn.Module, what: str) -> None:
     with pytest.raises(InputError, match=what):
         FixedParts(model, Ranks(0, 1, None), parts=2)
+
+
+def test_layers_that_share_statistics_with_some_ranks_are_refused(start_ranks: StartRanks) -> None:
+    def work() -> str:
+        layer = SyncBatchNorm(2, process_group=dist.new_group([0, 1]))
+        with pytest.raises(InputError) as caught:
+            FixedParts(nn.Sequential(layer), Ranks(dist.get_rank(), 2, dist.group.WORLD), parts=2)
+        return str(caught.value)
+
+    for said in start_ranks(2, work, group=True).results():
+        assert said.startswith("'0' has a process_group")
+
+
+def test_layers_that_share_statistics_are_batchnorm_outside_of_steps() -> None:
+    layer, plain = SyncBatchNorm(3), nn.BatchNorm2d(3)
+    FixedParts(nn.Sequential(layer), Ranks(0, 1, None), parts=2)
+    images = IMAGES[:8]
+    torch.testing.assert_close(layer(images), plain(images))
+    torch.testing.assert_close(layer.running_var, plain.running_var)

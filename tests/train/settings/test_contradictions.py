@@ -11,7 +11,7 @@ from flambeau.train.settings.settings import Settings
 @pytest.mark.parametrize(
     ("chosen", "what"),
     [
-        ({"parts": 4, "sync_bn": True}, r"parts = 4 .* with sync_bn they need each other"),
+        ({"parts": 4, "sync_bn": True, "compile": "default"}, r"parts = 4 and compile = 'default': with"),
         ({"parts": 4, "shard": "fsdp"}, r"parts = 4: with shard = 'fsdp' gradients are added in"),
         ({"parts": 4, "batch_size": "auto"}, r"parts = 4 .* batch_size = 'auto' finds one"),
         ({"shard": "fsdp", "compression": "bf16"}, r"compression = 'bf16' has no effect with shard"),

@@ -133,6 +133,7 @@ def steps_of_run(path: Path) -> Iterator[Steps]:
     alone = dataclasses.replace(
         settings, duration=_LONG, pretrained=False, weights=None, device="auto",
         shard="none", compression="none", compile="none", stop_within=None,
+        parts=None if settings.sync_bn else settings.parts,  # parts with it are not done one by one
     )  # fmt: skip
     with temporary_training(alone, facts, train, val) as training:
         pin = training.run.device.type == "cuda"

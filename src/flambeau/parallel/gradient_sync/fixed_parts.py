@@ -3,6 +3,8 @@
 Each part is computed alone. Its gradients are added in one tree over the parts
 (recipes/parallel/fixed_order_sum.py), and what it does to the running statistics of BatchNorm is done in the
 order of the parts. Both hold for one process as well, so that it has the bits of any number.
+
+With SyncBatchNorm the parts of a process are computed beside each other (parts_in_lockstep.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.interface import buffer_versions
+from flambeau.parallel.gradient_sync.parts_in_lockstep import PartsInLockstep, parts_per_rank
 from flambeau.parallel.ranks import Ranks
-from flambeau.recipes.parallel.fixed_order_sum import FixedOrderSum, parts_of
+from flambeau.recipes.parallel.fixed_order_sum import FixedOrderSum
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 
 
@@ -28,13 +31,20 @@ class FixedParts:
         ranks: that share the parts.
         parts: of a step.
 
+    Attributes:
+        together: computes the parts beside each other, where they need each other; else None.
+
     Raises:
         InputError: the model has something that depends on more than one part.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, parts: int) -> None:
         self._model, self._ranks, self._parts = model, ranks, parts
-        self._statistics = _RunningStatistics(model)
+        norms = list(_with_statistics(model))
+        self.together: PartsInLockstep | None = None
+        if any(isinstance(m, SyncBatchNorm) for m in model.modules()):
+            self.together = PartsInLockstep(model, ranks, parts=parts)
+        self._statistics = _RunningStatistics(norms)
         self._versions: dict[str, tuple[int, int]] | None = None
         self._is_checked = False
         self._start()
@@ -54,13 +64,15 @@ class FixedParts:
     def before_batch(self, micro: MicroBatch) -> None:
         """Put the running statistics back to what they were at the start of the step."""
         self._dealt = micro.dealt
+        if self.together is not None:
+            self.together.before_batch(micro)
         if micro.part == 1:
             self._statistics.begin_step()
         else:
             self._statistics.put_back()
         if not self._is_checked and self._versions is None:
             self._versions = buffer_versions(self._model)
-        if micro.ends_batch and self._has_any:
+        if micro.ends_batch and self._has_any and self.together is None:
             self._sum.expect_last(parts=micro.dealt)
 
     @property
@@ -86,6 +98,8 @@ class FixedParts:
         self._statistics.send(self._ranks, dealt=self._dealt, parts=self._parts)
         self._sum.give(parts=self._dealt)
         self._statistics.end_step()
+        if self.together is not None:
+            self.together.end_step()
         return ()
 
     def _refuse_written(self) -> None:
@@ -112,8 +126,8 @@ class _RunningStatistics:
     a = (1 - momentum)^c. Then x becomes a x + b, part after part.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._layers = list(_with_statistics(model))
+    def __init__(self, layers: Sequence[_BatchNorm]) -> None:
+        self._layers = layers
         self._made: list[Tensor] = []
         self._counted: list[Tensor] = []
         if not self._layers:
@@ -163,8 +177,7 @@ class _RunningStatistics:
         if ranks.world == 1:
             self._shares, self._everyones, self._arriving = [dealt], [self._updates()], None
             return
-        owned = (parts_of(rank, ranks.world, parts) for rank in range(ranks.world))
-        self._shares = [len(range(own.start, min(own.stop, dealt))) for own in owned]
+        self._shares = parts_per_rank(ranks.world, parts, dealt)
         width = len(self._before) + len(self._layers)
         mine = self._before.new_zeros(max(self._shares), width)
         if self._made:
@@ -204,19 +217,32 @@ def _not_none(*buffers: Tensor | None) -> list[Tensor]:
 
 
 def _with_statistics(model: nn.Module) -> Iterator[_BatchNorm]:
-    """The BatchNorm layers that keep running statistics.
+    """The BatchNorm layers whose running statistics each part updates by itself; none with SyncBatchNorm.
 
     Raises:
-        InputError: one whose statistics no part can update by itself.
+        InputError: one that cannot be in a step in parts.
     """
+    is_synced = any(isinstance(m, SyncBatchNorm) for m in model.modules())
     for name, module in model.named_modules():
-        if isinstance(module, SyncBatchNorm | nn.SyncBatchNorm):
+        if isinstance(module, nn.SyncBatchNorm):
             raise InputError(
-                f"'{name}' is a SyncBatchNorm, whose parts need each other in the forward pass, and parts of "
-                "a step are computed one after the other: leave parts or the synchronization out"
+                f"'{name}' is torch's SyncBatchNorm, which knows processes and no parts: convert the model "
+                "with flambeau.recipes.parallel.sync_batchnorm.convert_sync_batchnorm instead"
             )
+        if isinstance(module, SyncBatchNorm):
+            if isinstance(module.process_group, dist.ProcessGroup):
+                raise InputError(
+                    f"'{name}' has a process_group, and with parts its statistics are those of all parts: "
+                    "leave it out"
+                )
+            continue
         if not isinstance(module, _BatchNorm) or module.running_mean is None:
             continue
+        if is_synced:
+            raise InputError(
+                f"'{name}' is a BatchNorm of one part, and others are SyncBatchNorm, of all parts: convert "
+                "all of them"
+            )
         if module.momentum is None:
             raise InputError(
                 f"'{name}' has momentum=None, a mean over all batches, which a part cannot update by itself: "

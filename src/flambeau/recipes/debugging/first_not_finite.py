@@ -7,10 +7,11 @@ Source: own.
 Looks at the inputs and outputs of every module, and at the gradients of the outputs, which waits for the
 device each time: for one bad batch, not for every step. A batch that is good in evaluation may be
 bad in training: keep the modes, and seed dropout as it was. Not for models in torch.compile, whose hooks do
-not see inner values: give it what was compiled.
+not see inner values: give it what was compiled. Only what the calling thread computes is looked at.
 """
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,11 +121,16 @@ def _look(
 def _watched(model: nn.Module, see: Callable[[str, str, str, Any], None]) -> Iterator[None]:
     """Hooks on all modules, inner ones before outer ones, and on the gradients of what they give."""
 
+    own = threading.get_ident()
+
     def watch(name: str, kind: str) -> tuple[Callable[..., None], Callable[..., None]]:
         def before(module: nn.Module, inputs: Any, named: Any) -> None:
-            see("input", name, kind, (inputs, named))
+            if threading.get_ident() == own:
+                see("input", name, kind, (inputs, named))
 
         def after(module: nn.Module, inputs: Any, output: Any) -> None:
+            if threading.get_ident() != own:
+                return
             see("forward", name, kind, output)
             for tensor in _tensors(output):
                 if tensor.requires_grad:

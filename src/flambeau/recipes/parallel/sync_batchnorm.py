@@ -11,6 +11,7 @@ then as good, and waits for nobody.
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
+Group = dist.ProcessGroup | Callable[[Tensor], Tensor]
+"""Ranks; or what makes of (...) of one batch (K, ...) of all batches that share statistics, in one order."""
+
 
 class SyncBatchNorm(_BatchNorm):
     """BatchNorm whose statistics in training are those of the batches of all ranks together.
@@ -33,7 +37,9 @@ class SyncBatchNorm(_BatchNorm):
     Args:
         num_features: C of the input (N, C, ...); N may differ between ranks, and be 0 on some.
         eps, momentum, affine, track_running_stats, device, dtype: as of `nn.BatchNorm2d`.
-        process_group: the ranks that share statistics; None is all of them.
+        process_group: the ranks that share statistics; None is all of them. Or a function that is called
+            once in the forward pass, and once in the backward pass, with a tensor of this batch: it returns
+            those of all batches that share statistics, this one among them, stacked in one order.
 
     Raises:
         ValueError: an input without C channels, or a `process_group` without this rank.
@@ -49,7 +55,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-        track_running_stats: bool = True, process_group: dist.ProcessGroup | None = None,
+        track_running_stats: bool = True, process_group: Group | None = None,
         device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -74,8 +80,10 @@ class SyncBatchNorm(_BatchNorm):
             )
         return output
 
-    def _group(self) -> dist.ProcessGroup | None:
-        """The ranks to synchronize with, None if there are no others."""
+    def _group(self) -> Group | None:
+        """Whom to synchronize with, None if there are no others."""
+        if callable(self.process_group):
+            return self.process_group
         if not dist.is_available() or not dist.is_initialized():
             return None
         group = self.process_group or dist.group.WORLD
@@ -188,7 +196,7 @@ def _empty(original: Any) -> SyncBatchNorm:
 class _Intercept(TorchFunctionMode):
     """Inside, F.batch_norm in training computes over all ranks of a group."""
 
-    def __init__(self, layer: SyncBatchNorm, group: dist.ProcessGroup) -> None:
+    def __init__(self, layer: SyncBatchNorm, group: Group) -> None:
         super().__init__()
         self.layer, self.group, self.met = layer, group, False
 
@@ -210,7 +218,7 @@ class _Intercept(TorchFunctionMode):
                 f"expected a floating input (N, {self.layer.num_features}, ...), got {x.dtype} of shape "
                 f"{tuple(x.shape)}"
             )
-        if x.is_cuda and counted is None:
+        if x.is_cuda and counted is None and not callable(self.group):
             # torch sends the zeros of an empty batch in its dtype, other statistics in float32.
             wide = x if x.numel() else x.float()
             world = dist.get_world_size(self.group)
@@ -238,7 +246,7 @@ class _Normalise(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None,
         running: tuple[Tensor | None, Tensor | None], momentum: float, eps: float,
-        group: dist.ProcessGroup, counts: bool,
+        group: Group, counts: bool,
     ) -> Tensor:  # fmt: skip
         dims, shape, dtype = _layout(x)
         # Around its own mean, a batch loses nothing to cancellation, in its squares or in the result.
@@ -246,7 +254,7 @@ class _Normalise(Function):
         centred = x - shift.view(shape)
         mean, square, count = _statistics(shift, centred, counts, group)
         # A batch of one value has no variance: it leaves the running statistics alone.
-        pace = momentum * (count > 1)
+        pace = momentum * (count > 1).double()
         for buffer, new in zip(running, (mean, square / (count - 1).clamp(min=1)), strict=True):
             if buffer is not None:
                 buffer.copy_(buffer.double().lerp(new, pace))
@@ -273,7 +281,10 @@ class _Normalise(Function):
         dx = None
         if ctx.needs_input_grad[0]:
             totals = sums.clone() if ctx.counts else torch.zeros_like(sums)
-            dist.all_reduce(totals, group=ctx.group)
+            if callable(ctx.group):
+                totals = _added(ctx.group(totals))
+            else:
+                dist.all_reduce(totals, group=ctx.group)
             means = totals / count if ctx.counts else torch.zeros_like(sums)
             gain = invstd if weight is None else invstd * weight
             slope = -gain * invstd * means[1]
@@ -292,7 +303,7 @@ def _layout(x: Tensor) -> tuple[list[int], list[int], torch.dtype]:
 
 
 def _statistics(
-    shift: Tensor, centred: Tensor, counts: bool, group: dist.ProcessGroup
+    shift: Tensor, centred: Tensor, counts: bool, group: Group
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Over all ranks, in float64 and to the same bits: mean (C,), sum of squares about it (C,), values ()."""
     num_channels = len(shift)
@@ -304,9 +315,24 @@ def _statistics(
         own[:num_channels] = shift + drift
         own[num_channels:-1] = centred.square().sum(dims)
         own[-1] = size
+    means, squares, sizes = _gathered(own, group).split([num_channels, num_channels, 1], dim=1)
+    count = _added(sizes[:, 0])
+    mean = _added(sizes * means) / count.clamp(min=1)
+    return mean, _added(squares + sizes * (means - mean).square()), count
+
+
+def _gathered(own: Tensor, group: Group) -> Tensor:
+    """Those of all that share statistics, (K, ...), in one order."""
+    if callable(group):
+        return group(own)
     ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(ranks, own, group=group)
-    means, squares, sizes = torch.stack(ranks).split([num_channels, num_channels, 1], dim=1)
-    count = sizes.sum()
-    mean = (sizes * means).sum(0) / count.clamp(min=1)
-    return mean, (squares + sizes * (means - mean).square()).sum(0), count
+    return torch.stack(ranks)
+
+
+def _added(rows: Tensor) -> Tensor:
+    """(K, ...) to (...), in pairs: (0 + 1) + (2 + 3)."""
+    while len(rows) > 1:
+        left, right = rows[0::2], rows[1::2]
+        rows = torch.cat([left[: len(right)] + right, left[len(right) :]])
+    return rows[0]

@@ -57,7 +57,7 @@ class Best:
     """
 
     def __init__(self, metric: str, mode: Literal["max", "min"]) -> None:
-        self._metric, self._sign = metric, 1.0 if mode == "max" else -1.0
+        self.metric, self._sign = metric, 1.0 if mode == "max" else -1.0
         self._value: float | None = None
         self._others: dict[str, float] | None = {}
         self._seen_at: int | None = None
@@ -71,7 +71,7 @@ class Best:
         """Take note of an evaluation."""
         if self._others is not None:
             self._others |= metrics
-        value = metrics.get(self._metric)
+        value = metrics.get(self.metric)
         if value is None or value != value:
             return
         if self._seen_at == step and self._is_twice is False:
@@ -95,18 +95,18 @@ class Best:
         if self._is_twice:
             self._is_twice = None
             say(
-                f"best = {self._metric!r} was logged by two evaluations of one epoch, and either may choose "
+                f"best = {self.metric!r} was logged by two evaluations of one epoch, and either may choose "
                 "the checkpoint: log the other one's by another name, such as test_accuracy"
             )
-        if self._others is None or self.step is not None or self._metric in self._others:
+        if self._others is None or self.step is not None or self.metric in self._others:
             return
-        what = f"best = {self._metric!r} was not logged within run.evaluate(), so it chooses no checkpoint"
-        if self._metric in training:
+        what = f"best = {self.metric!r} was not logged within run.evaluate(), so it chooses no checkpoint"
+        if self.metric in training:
             say(f"{what}: call run.log inside `for ... in run.evaluate(...)`, batch by batch")
         elif self._others:
             names = ", ".join(self._others)
             say(f"{what}: give Run the name of what was logged ({names})")
-        elif is_last and self._metric != DEFAULT_BEST:
+        elif is_last and self.metric != DEFAULT_BEST:
             say(f"{what}: nothing was logged there")
         else:
             return

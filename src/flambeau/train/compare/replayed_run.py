@@ -23,6 +23,7 @@ from flambeau.train.build.device import pick_device, use_float32
 from flambeau.train.checkpoints.checkpointer import Restored
 from flambeau.train.checkpoints.json_file import whole_number
 from flambeau.train.checkpoints.micro_batches_file import MicroBatches
+from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import changes, exactness_facts
 from flambeau.train.compare.recorded_facts import RunFacts
 from flambeau.train.compare.saved_states import (
@@ -86,9 +87,7 @@ class ReplayedRun:
             raise InputError(
                 f"{folder.path} is of a script with its own Run, whose model and data are not in the folder"
             )
-        stored = from_stored(folder.read_existing(), folder.config)
-        # None of these changes a number.
-        settings = dataclasses.replace(stored, download=False, workers=0, retry_workers=0)
+        settings = _settings_of(folder)
         later = [step for step in steps_of(folder.path) if step > (start or 0)]
         self.own = _checkpoint(folder.path, later[0]) if later else None
         begins = start is None and 0 in steps_of(folder.path)
@@ -249,6 +248,17 @@ class ReplayedRun:
                 f"{self.facts.folder.path} was extended by {wanted} later, and its steps before that had the "
                 "schedule of the shorter run"
             )
+
+
+def _settings_of(folder: RunFolder) -> ResolvedSettings:
+    """Those of a run, but for what changes no number."""
+    stored = from_stored(folder.read_existing(), folder.config)
+    if stored.sync_bn and stored.parts is not None:
+        raise InputError(
+            f"{folder.path} has parts and sync_bn, so all parts of a step were under way at once, and a "
+            "replay looks at one after the other"
+        )
+    return dataclasses.replace(stored, download=False, workers=0, retry_workers=0)
 
 
 def _micro_batch(run: Path, start: int | None, first: Path) -> int | None:

@@ -46,6 +46,16 @@ class BatchDraws:
         for generator in self._generators:
             generator.manual_seed(seed)
 
+    def keep(self) -> Callable[[], None]:
+        """Note where the generators stand; what is returned puts them back there."""
+        states = [generator.get_state() for generator in self._generators]
+
+        def put_back() -> None:
+            for generator, state in zip(self._generators, states, strict=True):
+                generator.set_state(state)
+
+        return put_back
+
     def seed_evaluation(self, epoch: int) -> None:
         """Seed the generators for the evaluation after an epoch."""
         for generator in self._generators:

@@ -4,13 +4,17 @@ flambeau.recipes.training.amp_step notices it on the device and skips it; `Run` 
 or a checkpoint is due.
 """
 
+import contextlib
+import functools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
+from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError, why_no_json
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
@@ -21,6 +25,7 @@ from flambeau.train.loop.batch_reader import BatchDraws
 from flambeau.train.loop.recorder import Recorder
 from flambeau.train.loop.resumable_state import ResumableState
 from flambeau.train.loop.run_parts import RunParts
+from flambeau.train.loop.training_step import TrainingStep
 from flambeau.train.settings.run_options import RunOptions
 
 ROLLBACKS = 3
@@ -100,6 +105,7 @@ class NanGuard:
         parts: its loader, and what reads it.
         draws: the generators of a batch.
         ranks: all of them get here together.
+        step: of the run.
         options: of the run.
     """
 
@@ -111,10 +117,11 @@ class NanGuard:
         *,
         draws: BatchDraws,
         ranks: Ranks,
+        step: TrainingStep,
         options: RunOptions,
     ) -> None:
         self._folder, self._state, self._loader = folder, state, parts.loader
-        self._reader, self._draws, self._ranks = parts.reader, draws, ranks
+        self._reader, self._draws, self._ranks, self._step = parts.reader, draws, ranks, step
         self._goes_back = options.on_nan == "rollback" and folder is not None
         self._explain = options.explain
         self._lines: list[dict[str, float]] = []
@@ -135,7 +142,7 @@ class NanGuard:
         Raises:
             NotFinite: if the run stops.
         """
-        findings = list(map(str, self._explained(steps_before)))
+        findings = self.explained(steps_before)
         try:
             why = self._ranks.first(lambda: self._record(steps_before, recorder.saver, findings))
         except NotFinite as error:
@@ -177,16 +184,33 @@ class NanGuard:
         message = f"{bad}{again}; the weights are those from before it{listed}"
         raise NotFinite(message, path=path)
 
-    def _explained(self, steps_before: int) -> Iterable[object]:
-        """Where the step went bad first: its batches once more, with the weights from before it."""
+    def explained(self, steps_before: int) -> list[str]:
+        """Where a step goes bad first: its batches once more, with the weights from before it.
+
+        Args:
+            steps_before: steps of the run before the bad one.
+        """
         if self._explain is None or self._ranks.world > 1:
-            return ()  # a forward pass may need all ranks, and one alone may fail in it
-        findings: Sequence[object] = ()
-        for epoch, micro in self._reader.again(self._loader, steps_before):
-            self._draws.seed(epoch, micro)
+            return []  # a forward pass may need all ranks, and one alone may fail in it
+        explain, together, found = self._explain, self._step.together, dict[int, list[str]]()
+
+        def look(micro: MicroBatch) -> None:
             names = [self._loader.describe(int(index)) for index in micro.indices[micro.own]]
-            findings = findings or list(self._explain(micro.data, names, steps_before))
-        return findings
+            found[micro.part] = list(map(str, explain(micro.data, names, steps_before)))
+
+        looked_at: contextlib.AbstractContextManager[list[int]] = (
+            contextlib.nullcontext([]) if together is None else together.looked_at()
+        )
+        # Hooks see nothing inside a compiled model.
+        with torch.compiler.set_stance("force_eager"), looked_at as origins:
+            for epoch, micro in self._reader.again(self._loader, steps_before):
+                self._draws.seed(epoch, micro)
+                if together is not None:
+                    together.before_batch(micro)
+                    together.do(functools.partial(look, micro), micro)
+                elif not any(found.values()):
+                    look(micro)
+        return next((found[part] for part in [*origins, *found] if found.get(part)), [])
 
 
 def explain(model: nn.Module, loss_of: Callable[[], Tensor], names: Sequence[str]) -> list[str]:

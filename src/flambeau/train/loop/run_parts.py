@@ -1,6 +1,6 @@
 """The parts of a run, made from its options; of its folder it only takes what has fitted into memory."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -248,12 +248,20 @@ def make_state(
 
 
 def share_model(
-    parts: RunParts, options: RunOptions, ranks: Ranks, *, say: Callable[[str], None]
+    parts: RunParts, options: RunOptions, ranks: Ranks, *, compiled: bool
 ) -> GradientSync | None:
     """Let the processes share the model as it is now, from which it will go on; all of them call it.
 
-    A line names options that do nothing here.
+    A line names options that do nothing here; a replay is told nothing.
+
+    Args:
+        parts, options, ranks: of the run.
+        compiled: the model is torch.compile's.
+
+    Raises:
+        InputError: the model cannot be shared so.
     """
+    say = parts.progress.say if options.replay_from is None else lambda text: None
     if options.retry_workers and not options.workers:
         say(
             f"retry_workers = {options.retry_workers} has no effect without workers: the data are read in "
@@ -262,7 +270,13 @@ def share_model(
     if parts.shards is not None:
         return parts.shards[0]
     if options.parts is not None:
-        return FixedParts(parts.model, ranks, parts=options.parts)
+        fixed = FixedParts(parts.model, ranks, parts=options.parts)
+        if compiled and fixed.together is not None:
+            raise InputError(
+                f"parts = {options.parts}: with SyncBatchNorm a compiled model is cut at each of its layers, "
+                "and which pieces torch compiles depends on the process: leave torch.compile out"
+            )
+        return fixed
     if ranks.world > 1:
         return Replicas(parts.model, ranks, compression=options.compression)
     if options.compression != "none":

@@ -4,12 +4,16 @@
 """
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.parallel.gradient_sync.fixed_parts import FixedParts
 from flambeau.parallel.gradient_sync.interface import GradientSync
+from flambeau.parallel.gradient_sync.lockstep import Keep
+from flambeau.parallel.gradient_sync.parts_in_lockstep import PartsInLockstep
 from flambeau.train.loop.lr_schedule import LRSchedule
 from flambeau.train.loop.resumable_state import ResumableState
 from flambeau.train.loop.transient_state import TransientState
@@ -36,6 +40,7 @@ class TrainingStep:
         world: how many processes there are.
         sync: shares the gradients between processes; None in one, where even calls of nothing are felt in
             a step of 100 us.
+        together: computes the parts of a step beside each other, where they need each other; else None.
     """
 
     state: ResumableState
@@ -43,6 +48,29 @@ class TrainingStep:
     schedule: LRSchedule
     world: int
     sync: GradientSync | None = None
+    together: PartsInLockstep | None = None
+
+    def share(self, sync: GradientSync | None, *keeps: Keep) -> None:
+        """Share the gradients from here on.
+
+        Args:
+            sync: that does it.
+            keeps: what a batch has for itself, where several are under way at once.
+        """
+        self.sync = sync
+        self.together = sync.together if isinstance(sync, FixedParts) else None
+        if self.together is not None:
+            self.together.keeps += [self._keep, *keeps]
+
+    def _keep(self) -> Callable[[], None]:
+        state, put_back_loop = self.state, self.loop.keep()
+        micro = state.micro
+
+        def put_back() -> None:
+            put_back_loop()
+            state.micro = micro
+
+        return put_back
 
     def start_epoch(self) -> None:
         """Before the first batch of an epoch."""

@@ -52,6 +52,16 @@ class TransientState:
         self.micro, self.num_samples = micro, micro.size
         self.part_of = step, micro.draw
 
+    def keep(self) -> Callable[[], None]:
+        """Note which batch is under way, and forget it; what is returned puts it back."""
+        kept = self.micro, self.num_samples, self.part_of
+        self.micro = None
+
+        def put_back() -> None:
+            self.micro, self.num_samples, self.part_of = kept
+
+        return put_back
+
     def count(self, work: Callable[[], object]) -> None:
         """Count something of the batch under way: now, or when it is done, if it may be taken back."""
         if self.is_guarded:

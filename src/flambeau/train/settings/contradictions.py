@@ -43,10 +43,10 @@ def _check_parts(settings: Any) -> None:
             f"{parts} cut a step of known size, and batch_size = {settings.batch_size!r} finds one: give a "
             "number"
         )
-    if settings.sync_bn:
+    if settings.sync_bn and settings.compile != "none":
         raise InputError(
-            f"{parts} are computed one after the other, and with sync_bn they need each other: leave one "
-            "of them out"
+            f"{parts} and compile = {settings.compile!r}: with sync_bn the model is cut at each of its "
+            "layers, and which pieces torch compiles depends on the process; leave one of them out"
         )
     if settings.shard != "none":
         raise InputError(
