@@ -247,6 +247,16 @@ def synced_and_recomputed(model: nn.Module) -> nn.Module:
     return checkpoint_modules(synced(model), "0", "1", "3", "4", "5")
 
 
+def short_run(
+    folder: Path, model: nn.Module, *, data: Dataset[Any] | None = None, parts: int = 4
+) -> Run:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Run(
+        folder / "run", model, optimizer, data or some_data(54, 1), parts=parts, batch_size=16,
+        duration="6st", bar=False,
+    )  # fmt: skip
+
+
 SYNCED: dict[str, Any] = {"in_steps": True, "prepared": synced}
 
 
@@ -274,11 +284,7 @@ def test_synced_parts_are_one_batch_with_plain_batchnorm(tmp_path: Path) -> None
 
     def train_double(folder: Path, convert: bool, parts: int) -> dict[str, Any]:
         model = prepared(a_model(), convert)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = Run(
-            folder, model, optimizer, some_data(54, 1), parts=parts, batch_size=16, duration="6st",
-            bar=False,
-        )  # fmt: skip
+        run = short_run(folder, model, parts=parts)
         for _ in run.epochs():
             for _ in run.steps(lambda batch: cross_entropy(model(batch[0].double()), batch[1])):
                 pass
@@ -346,11 +352,7 @@ def test_synced_parts_are_not_compiled(tmp_path: Path) -> None:
 def test_a_mistake_in_a_part_is_told_as_it_is_and_the_model_stays_whole(tmp_path: Path) -> None:
     model = synced(a_model())
     before = {name: id(buffer) for name, buffer in model.named_buffers()}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = Run(
-        tmp_path / "run", model, optimizer, some_data(54, 1), parts=4, batch_size=16, duration="6st",
-        bar=False,
-    )  # fmt: skip
+    run = short_run(tmp_path, model)
     seen: list[int] = []
 
     def loss_of(batch: Any) -> Tensor:
@@ -404,13 +406,26 @@ def test_parts_that_wait_are_ended_where_the_next_cannot_be_read(tmp_path: Path)
     assert {name: id(buffer) for name, buffer in model.named_buffers()} == before
 
 
+def test_out_of_memory_in_a_part_ends_the_run(tmp_path: Path) -> None:
+    model = synced(a_model())
+    run = short_run(tmp_path, model)
+    calls: list[int] = []
+
+    def loss_of(batch: Any) -> Tensor:
+        logits = model(batch[0])
+        calls.append(len(calls))
+        if len(calls) == 7:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return cross_entropy(logits, batch[1])
+
+    with pytest.raises(InputError, match=r"out of memory in step 2: .* cannot be made smaller"):
+        for _ in run.epochs():
+            list(run.steps(loss_of))
+
+
 def test_parts_that_do_not_meet_are_told(tmp_path: Path) -> None:
     model = synced(a_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = Run(
-        tmp_path / "run", model, optimizer, some_data(54, 1), parts=4, batch_size=16, duration="6st",
-        bar=False,
-    )  # fmt: skip
+    run = short_run(tmp_path, model)
     calls: list[int] = []
 
     def loss_of(batch: Any) -> Tensor:

@@ -272,7 +272,7 @@ class Settings:
         "the same bits", group="processes", range=AT_LEAST_1,
     )  # fmt: skip
     sync_bn: bool = setting(
-        False, "normalise over the batch of all processes, not over each one's share",
+        False, "normalise over the batch of all processes or parts, not over each one's share",
         group="processes",
     )  # fmt: skip
     shard: str = setting(
