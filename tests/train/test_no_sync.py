@@ -122,7 +122,7 @@ def test_no_step_waits(
     def counted_event(self: BetweenSteps, micro: MicroBatch) -> None:
         with counting(monkeypatch) as seen:
             original(self, micro)
-        events[self.state.step] = dict(seen)
+        events[self._state.step] = dict(seen)
 
     monkeypatch.setattr(BetweenSteps, "_at_event", counted_event)
     epochs = run.epochs()

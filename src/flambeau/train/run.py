@@ -72,7 +72,7 @@ class Run:
         data: Dataset[Any] | Iterable[Any],
         **options: Unpack[RunKeywords],
     ) -> None:
-        self._options = told = RunOptions.of(options)
+        told = RunOptions.of(options)
         self.folder = RunFolder(Path(folder))
         self.model, self.optimizer = model, optimizer
         self._replays = told.replay_from is not None
@@ -110,9 +110,8 @@ class Run:
                 self.folder, self.state, self._loop, parts, self._recorder, self._ranks, self._memory
             )  # fmt: skip
             self._between = BetweenSteps(
-                self.folder.path, self.state, self._loop, parts, self._ranks, self._recorder,
-                resumption, self.nan_guard, self._step, replays=self._replays,
-            )  # fmt: skip
+                resumption, self.nan_guard, self._step, replays=self._replays
+            )
             if told.replay_from is not None:
                 self.state.load(restore(Path(told.replay_from)))
             else:
@@ -141,7 +140,7 @@ class Run:
         try:
             if self.result is not None:
                 return
-            if not self._between.holds:
+            if not between.holds:
                 raise RuntimeError("this run is closed: make it again, with Run(...), to continue")
             if state.step == 0 and state.position == 0:
                 between.save(wait=True)  # the trial: better to learn now that the folder takes none

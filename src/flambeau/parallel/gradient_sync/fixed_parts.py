@@ -17,7 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.interface import buffer_versions
-from flambeau.parallel.gradient_sync.parts_in_lockstep import PartsInLockstep, parts_per_rank
+from flambeau.parallel.gradient_sync.parts_in_lockstep import PartsInLockstep
+from flambeau.parallel.gradient_sync.rows_of_parts import RowsOfParts
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.parallel.fixed_order_sum import FixedOrderSum
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
@@ -174,25 +175,15 @@ class _RunningStatistics:
         """
         if not self._layers:
             return
-        if ranks.world == 1:
-            self._shares, self._everyones, self._arriving = [dealt], [self._updates()], None
-            return
-        self._shares = parts_per_rank(ranks.world, parts, dealt)
         width = len(self._before) + len(self._layers)
-        mine = self._before.new_zeros(max(self._shares), width)
-        if self._made:
-            mine[: len(self._made)] = self._updates()
-        self._everyones = [torch.empty_like(mine) for _ in self._shares]
-        self._arriving = dist.all_gather(self._everyones, mine, async_op=True)
+        mine = self._updates() if self._made else self._before.new_zeros(0, width)
+        self._rows = RowsOfParts(mine, ranks, parts=parts, dealt=dealt)
 
     def end_step(self) -> None:
         """Update them by all parts, in their order."""
         if not self._layers:
             return
-        if self._arriving is not None:
-            self._arriving.wait()
-        pairs = zip(self._everyones, self._shares, strict=True)
-        updates = torch.cat([rows[:share] for rows, share in pairs])
+        updates = self._rows.arrived()
         # A row per part; the tensors have one shape on any number of ranks, and so one order of operations.
         made, calls = updates.split([len(self._before), len(self._layers)], dim=1)
         keeps = (self._keeps**calls)[:, self._layer_of]

@@ -7,14 +7,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.lockstep import Lockstep, UnevenMeetings
+from flambeau.parallel.gradient_sync.rows_of_parts import RowsOfParts
 from flambeau.parallel.ranks import Ranks
-from flambeau.recipes.parallel.fixed_order_sum import parts_of
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 
 
@@ -45,13 +44,13 @@ class PartsInLockstep:
             layer.process_group = self._meet
         # Of all layers: a recomputation puts copies into them.
         self._holders = [m._buffers for m in model.modules() if m._buffers]
-        self._shares: list[int] | None = None
+        self._dealt: int | None = None  # parts of the step under way
         self._origins: list[int] | None = None
 
     def before_batch(self, micro: MicroBatch) -> None:
         """The first part of this rank updates the buffers of the model, the others copies of them."""
         if micro.part == 1:
-            self._shares = parts_per_rank(self._ranks.world, self._parts, micro.dealt)
+            self._dealt = micro.dealt
             self._first = [dict(holder) for holder in self._holders]
             self._starts = [_copies(layer._buffers) for layer in self._synced]
             return
@@ -96,12 +95,12 @@ class PartsInLockstep:
         """The model keeps the buffers that the first part has updated, as has the first part of each rank."""
         for holder, first in zip(self._holders, self._first, strict=True):
             holder.update(first)
-        self._shares = None
+        self._dealt = None
 
     def close(self) -> None:
         """No part follows for now; some of a step may wait for one that could not be read."""
         self._lockstep.close()
-        if self._shares is not None:
+        if self._dealt is not None:
             self.end_step()
 
     def _keep(self) -> Callable[[], None]:
@@ -120,7 +119,7 @@ class PartsInLockstep:
 
     def _meet(self, own: Tensor) -> Tensor:
         """Called by a layer with what belongs to its part: (...) to (K, ...) of all parts of the step."""
-        if self._shares is None:  # outside of training
+        if self._dealt is None:  # outside of training
             return own.unsqueeze(0)
         if not self._lockstep.is_running:
             raise InputError(
@@ -131,25 +130,13 @@ class PartsInLockstep:
         return self._lockstep.meet(own, self._of_all_parts)
 
     def _of_all_parts(self, own: list[Tensor]) -> Tensor:
-        shares, rank, world = self._shares, self._ranks.rank, self._ranks.world
-        assert shares is not None
+        assert self._dealt is not None
         mine = torch.stack(own)
         if self._origins == []:
             bad = ~torch.isfinite(mine).flatten(1).all(1)
             self._origins += [part + 1 for part in bad.nonzero().flatten().tolist()]
-        if world == 1:
-            return mine
-        padded = mine.new_zeros(max(shares), *mine.shape[1:])
-        padded[: shares[rank]] = mine[: shares[rank]]  # without a stand-in
-        everyones = [torch.empty_like(padded) for _ in shares]
-        dist.all_gather(everyones, padded)
-        return torch.cat([rows[:share] for rows, share in zip(everyones, shares, strict=True)])
-
-
-def parts_per_rank(world: int, parts: int, dealt: int) -> list[int]:
-    """How many parts of a step each rank has, where `dealt` of them have samples; it may have none."""
-    owned = (parts_of(rank, world, parts) for rank in range(world))
-    return [len(range(own.start, min(own.stop, dealt))) for own in owned]
+        rows = RowsOfParts(mine, self._ranks, parts=self._parts, dealt=self._dealt)
+        return rows.arrived()
 
 
 def _copies(buffers: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
