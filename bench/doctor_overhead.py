@@ -14,6 +14,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,18 +24,20 @@ from pathlib import Path
 
 import torch
 
-from flambeau.tune.doctor.trial import run_trial
+from flambeau.sandbox.sandbox import Sandbox
+from flambeau.tune.doctor.trial import Script
 from flambeau.tune.watch.plan import Plan
 from provenance import commit, cpu_model, record  # beside this script
 
 WARM_UP_S, SECONDS = 3.0, 18.0
 SCRIPT = """
-import contextlib, json, statistics, sys, time
+import contextlib, json, os, statistics, sys, time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-out, is_traced, warm_up_s, seconds = sys.argv[1], sys.argv[2] == "traceml", *map(float, sys.argv[3:5])
+out = os.path.join(os.environ.get("FLAMBEAU_TRIAL", ""), sys.argv[1])  # a trial keeps nothing else
+is_traced, warm_up_s, seconds = sys.argv[2] == "traceml", *map(float, sys.argv[3:5])
 torch.set_num_threads(1)
 
 class Ready(Dataset):
@@ -109,11 +112,14 @@ def one_run(name: str, script: Path) -> dict[str, float]:
     """The script once, for a contender; what it has measured of itself."""
     out = script.with_name("measured.json")
     out.unlink(missing_ok=True)
-    words = [str(script), str(out), name, f"{WARM_UP_S}", f"{SECONDS}"]
+    words = [str(script), out.name, name, f"{WARM_UP_S}", f"{SECONDS}"]
     if name == "doctor":
         # Its window opens before the script's own and closes after it.
         plan = Plan(warmup_s=WARM_UP_S - 1, seconds=SECONDS + 60)
-        run_trial([sys.executable, *words], plan, limit_s=WARM_UP_S + SECONDS + 60)
+        with Sandbox() as sandbox:
+            Script([sys.executable, *words], sandbox, WARM_UP_S + SECONDS + 60).run(
+                plan, before_removal=lambda folder: shutil.copy(folder / out.name, out)
+            )
     else:
         command = [sys.executable, *words]
         if name == "traceml":

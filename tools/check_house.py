@@ -56,6 +56,7 @@ EVERYTHING = frozenset(
         "user_code",
         "terminal",
         "html_table",
+        "sandbox",
         "recipes",
         "report",
         "data",
@@ -89,6 +90,7 @@ FLOORS = {
     "user_code.py": Floor(frozenset({"errors", "recipes"})),
     "terminal.py": Floor(frozenset()),
     "html_table.py": Floor(frozenset(), packages=frozenset()),
+    "sandbox": Floor(frozenset({"errors", "sandbox"}), packages=frozenset()),
     "recipes": Floor(frozenset(), packages=frozenset({"torch"})),
     "report": Floor(frozenset({"report"}), packages=frozenset()),
     "data": Floor(

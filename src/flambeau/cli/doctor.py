@@ -1,11 +1,11 @@
 """`flambeau doctor`: what a training script waits for, and what would make it faster, measured."""
 
 import argparse
+import contextlib
 import shlex
-import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,12 @@ from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file, check_page
 from flambeau.errors import InputError
 from flambeau.terminal import say
+from flambeau.train.settings.durations import parse_seconds
 
 if TYPE_CHECKING:
+    from flambeau.sandbox.changed_files import ChangedFiles
     from flambeau.tune.doctor.run_doctor import Diagnosis, Options
+    from flambeau.tune.doctor.trial import Script
 
 HELP = "find what a training script waits for, and measure what would make it faster"
 TAKES_REST = True
@@ -27,7 +30,7 @@ flambeau doctor -- torchrun --nproc-per-node 2 train.py
 flambeau doctor photos/ --model resnet18          (the arguments of flambeau train)
 flambeau doctor --no-trials --trace steps.json.gz -- python train.py
 
-The script runs for some seconds, several times, and is ended: give it an output folder of its own.
+The script runs for some seconds, several times, and is ended. What it writes is thrown away.
 """
 
 
@@ -62,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what one run may take until its steps are counted (default: 5min)",
     )
     add("--no-trials", action="store_true", help="watch only, and try nothing")
+    add_sandbox_flag(parser)
     add("--trace", metavar="FILE", help="write a time line of three steps, for ui.perfetto.dev")
     add("--html", metavar="FILE", help="write all of it as a page, too")
     add("--json", action="store_true", help="print one JSON object instead, for programs")
@@ -70,14 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Watch, try, and print."""
     options = _options(arguments)
+    limit_s = parse_seconds(arguments.limit, name="--limit")
     from flambeau.tune.doctor.run_doctor import diagnose
 
-    scratch = Path(tempfile.mkdtemp(prefix="flambeau-doctor-"))
-    try:
-        command = command_of(arguments.rest, scratch, verb="doctor")
-        found = diagnose(command, options, say=lambda text: say(f"doctor: {text}"))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    command = command_of(arguments.rest, verb="doctor")
+    with script_of(command, arguments, limit_s=limit_s, verb="doctor") as script:
+        found = diagnose(script, options, say=lambda text: say(f"doctor: {text}"))
     if arguments.json:
         print_json([found.as_json()])
     else:
@@ -99,8 +101,6 @@ def _options(arguments: argparse.Namespace) -> "Options":
     for name, low in (("steps", 2), ("rounds", 1)):
         if not low <= (value := getattr(arguments, name)) <= 100_000:
             raise InputError(f"--{name} must be from {low} to 100000, got {value}")
-    from flambeau.train.settings.durations import parse_seconds
-
     if arguments.html is not None:
         check_page(
             "--html", Path(arguments.html), example="doctor.html", instead="name another file"
@@ -111,22 +111,69 @@ def _options(arguments: argparse.Namespace) -> "Options":
             what="a time line is a JSON file", example="steps.json.gz",
         )  # fmt: skip
     budget_s = parse_seconds(arguments.budget, name="--budget")
-    limit_s = parse_seconds(arguments.limit, name="--limit")
     from flambeau.tune.doctor.run_doctor import Options
 
     trace = None if arguments.trace is None else f"{Path(arguments.trace).absolute()}"
     return Options(
-        seconds=arguments.seconds, steps=arguments.steps, budget_s=budget_s, limit_s=limit_s,
+        seconds=arguments.seconds, steps=arguments.steps, budget_s=budget_s,
         rounds=0 if arguments.no_trials else arguments.rounds, trace=trace,
     )  # fmt: skip
 
 
-def command_of(words: Sequence[str], scratch: Path, *, verb: str) -> list[str]:
+def add_sandbox_flag(parser: argparse.ArgumentParser) -> None:
+    """Of commands that run a script in trials."""
+    parser.add_argument(
+        "--trials-may-write",
+        action="store_true",
+        help="run trials among your files where nothing here can keep them off; lists what was changed",
+    )
+
+
+@contextlib.contextmanager
+def script_of(
+    command: Sequence[str], arguments: argparse.Namespace, *, limit_s: float, verb: str
+) -> "Iterator[Script]":
+    """A command in its sandbox: says what trials can do to the user's files, and at the end what they did.
+
+    Args:
+        command: of the user.
+        arguments: with the flag of `add_sandbox_flag`.
+        limit_s: of one trial.
+        verb: doctor or tune, for messages.
+
+    Raises:
+        InputError: nothing here keeps the command from the user's files, and the flag is not given.
+    """
+    from flambeau.sandbox.changed_files import ChangedFiles
+    from flambeau.sandbox.sandbox import UNPROTECTED, Sandbox
+    from flambeau.tune.doctor.trial import Script, signals_raise
+
+    way = UNPROTECTED if arguments.trials_may_write else None
+    with signals_raise(), Sandbox(way, words=command) as sandbox:
+        say(f"{verb}: {sandbox.notice}")
+        folders = [Path.cwd(), Path("~").expanduser(), Path(tempfile.gettempdir())]
+        changed = ChangedFiles(folders) if sandbox.way == UNPROTECTED else None
+        try:
+            yield Script(command, sandbox, limit_s)
+        finally:
+            if changed is not None:
+                _say_changes(changed, sandbox.folders, verb)
+
+
+def _say_changes(changed: "ChangedFiles", own: Sequence[Path], verb: str) -> None:
+    found = changed.changes(except_in=own)
+    where = ", ".join(map(str, changed.folders))
+    some = "" if changed.is_complete else " (too many files to look at all of them)"
+    say(f"{verb}: {len(found)} files in {where} were changed by the trials or meanwhile{some}")
+    for what, path in found:
+        say(f"  {what}: {path}")
+
+
+def command_of(words: Sequence[str], *, verb: str) -> list[str]:
     """What is run, by the words behind the command's own flags.
 
     Args:
         words: `-- COMMAND ...`, or arguments of `flambeau train`.
-        scratch: an empty folder, in which runs of `flambeau train` go.
         verb: doctor or tune, for messages.
 
     Raises:
@@ -148,12 +195,10 @@ def command_of(words: Sequence[str], scratch: Path, *, verb: str) -> list[str]:
     from flambeau.cli.command import check
 
     check(["train", *words])
-    for flag in ("--out", "--fresh", "--dry-run", "--json-lines"):
+    for flag in ("--dry-run", "--find-lr", "--replay-step"):
         if any(word == flag or word.startswith(f"{flag}=") for word in words):
-            raise InputError(
-                f"leave {flag} out: {verb} trains in a folder of its own, and removes it"
-            )
-    return [sys.executable, "-m", "flambeau", "train", *words, "--out", f"{scratch}/run", "--fresh"]
+            raise InputError(f"leave {flag} out: {verb} needs a training, whose run it removes")
+    return [sys.executable, "-m", "flambeau", "train", *words]
 
 
 def _print(found: "Diagnosis") -> None:

@@ -14,6 +14,7 @@ from flambeau.cli.launch import number_of_procs
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
+from flambeau.sandbox.inside import folder_for_run
 from flambeau.terminal import say
 from flambeau.train.settings.config_file import canonical, read_config
 from flambeau.train.settings.default_folder import default_folder, told_settings
@@ -51,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.procs is not None and (procs := _procs(arguments.procs)) > 1:
         return _launch(arguments, procs)
     told = told_settings(settings, given)
-    folder = default_folder(settings, told) if arguments.out is None else Path(arguments.out)
+    out = default_folder(settings, told) if arguments.out is None else Path(arguments.out)
+    folder = folder_for_run(out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
         from flambeau.train.start_or_resume import start

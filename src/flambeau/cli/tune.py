@@ -3,17 +3,17 @@
 import argparse
 import itertools
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.command import check
-from flambeau.cli.doctor import command_of
+from flambeau.cli.doctor import add_sandbox_flag, command_of, script_of
 from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file
 from flambeau.errors import InputError
 from flambeau.terminal import say
+from flambeau.train.settings.durations import parse_seconds
 
 if TYPE_CHECKING:
     from flambeau.tune.doctor.paired_test import Gain
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--planned", default="60min", metavar="TIME",
         help="what the training takes as it is; a longer start must save more (default: 60min)")  # fmt: skip
     add("--limit", default="2min", metavar="TIME", help="what one trial may take (default: 2min)")
+    add_sandbox_flag(parser)
     add("--write", default="tuned.toml", metavar="FILE",
         help="where the settings go, for flambeau train --config (default: tuned.toml)")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object instead, for programs")
@@ -64,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if file.exists() and not file.read_text(encoding="utf-8").startswith(FIRST_LINE):
         raise InputError(f"{file} is there, and not of flambeau tune: name another with --write")
-    command, is_train = _command(arguments.rest)
+    command = command_of(arguments.rest, verb="tune")
+    is_train = command[1:4] == ["-m", "flambeau", "train"]
     given = command[4:] if is_train else []
     from_file = _settings_of_file(given)
     from flambeau.tune.search.run_tune import tune, tuned_toml
@@ -75,10 +77,17 @@ def run(arguments: argparse.Namespace) -> int:
     data_at = _folder_at(command) if is_train else None
     folder = None if data_at is None else command[data_at]
     levers_of = _levers(given if is_train else None, options.objective, device, folder)
-    found = tune(
-        command, levers_of, options, is_train=is_train, journal=file.with_suffix(".jsonl"),
-        say=lambda text: say(f"tune: {text}"), data_at=data_at,
-    )  # fmt: skip
+    limit_s = parse_seconds(arguments.limit, name="--limit")
+    with script_of(command, arguments, limit_s=limit_s, verb="tune") as script:
+        found = tune(
+            script,
+            levers_of,
+            options,
+            is_train=is_train,
+            journal=file.with_suffix(".jsonl"),
+            say=lambda text: say(f"tune: {text}"),
+            data_at=data_at,
+        )
     if is_train:
         file.write_text(f"{FIRST_LINE}\n{tuned_toml(found, from_file)}", encoding="utf-8")
     if arguments.json:
@@ -89,17 +98,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> "Options":
-    from flambeau.train.settings.durations import parse_seconds
     from flambeau.tune.search.run_tune import Options
 
     if not 2 <= arguments.rounds <= 10:
         raise InputError(f"--rounds must be from 2 to 10, got {arguments.rounds}")
-    budget_s, planned_s, limit_s = (
-        parse_seconds(getattr(arguments, name), name=f"--{name}")
-        for name in ("budget", "planned", "limit")
+    budget_s, planned_s = (
+        parse_seconds(getattr(arguments, name), name=f"--{name}") for name in ("budget", "planned")
     )
     return Options(
-        objective=arguments.objective, budget_s=budget_s, rounds=arguments.rounds, limit_s=limit_s,
+        objective=arguments.objective, budget_s=budget_s, rounds=arguments.rounds,
         planned_s=planned_s,
     )  # fmt: skip
 
@@ -163,14 +170,6 @@ def _levers(
     return lambda run: levers_of_train(
         given, objective=objective, device=place, run=run, folder=folder
     )
-
-
-def _command(words: Sequence[str]) -> tuple[list[str], bool]:
-    """What is run, and whether that is `flambeau train`, which gets a folder of its own in each trial."""
-    with tempfile.TemporaryDirectory() as place:
-        command = command_of(words, Path(place), verb="tune")
-    is_train = command[1:4] == ["-m", "flambeau", "train"]
-    return (command[:-3] if is_train else command), is_train
 
 
 def _as_json(found: "Found") -> dict[str, object]:

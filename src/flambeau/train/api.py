@@ -25,6 +25,7 @@ from flambeau.recipes.training.calibration_error import CalibrationError
 from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
+from flambeau.sandbox.inside import folder_for_run
 from flambeau.terminal import CountBar
 from flambeau.terminal import say as terminal_say
 from flambeau.train.checkpoints.published_weights import published
@@ -119,7 +120,7 @@ def train(
         functions = [item for item in trackers if not isinstance(item, str)]
         chosen = canonical(Settings(**given))
         told = told_settings(chosen, given)
-        folder = default_folder(chosen, told) if out is None else Path(out)
+        folder = folder_for_run(default_folder(chosen, told) if out is None else Path(out))
         start(chosen, told, folder, say=terminal_say, fresh=fresh, bar=bar, track=functions)
     result = published(RunFolder(folder))
     assert result is not None

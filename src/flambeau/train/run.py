@@ -29,6 +29,7 @@ from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.recipes.training.metrics import MeanOnDevice
+from flambeau.sandbox.inside import folder_for_run
 from flambeau.train.build.device import generators_of
 from flambeau.train.checkpoints.checkpointer import restore
 from flambeau.train.checkpoints.published_weights import Result
@@ -73,7 +74,7 @@ class Run:
         **options: Unpack[RunKeywords],
     ) -> None:
         told = RunOptions.of(options)
-        self.folder = RunFolder(Path(folder))
+        self.folder = RunFolder(folder_for_run(Path(folder)))
         self.model, self.optimizer = model, optimizer
         self._replays = told.replay_from is not None
         self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()

@@ -14,6 +14,7 @@ from flambeau.tune.doctor.remedy_trials import Tried, told_by_trials, try_remedi
 from flambeau.tune.doctor.shares import shares_of
 from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.watch.plan import Plan
+from replaced_trials import replace_trials, script
 
 FILE = "/home/me/train.py"
 
@@ -296,16 +297,14 @@ def test_fp16_is_chosen_where_its_trials_are_faster(monkeypatch: pytest.MonkeyPa
     """On a GPU without bfloat16 of its own, of which only simulated timings are known here."""
     monkeypatch.setattr("flambeau.tune.doctor.remedies.native_bf16", lambda device: False)
 
-    def run(_: Any, plan: Plan, *, limit_s: float) -> Trial:
+    def run(_: Any, plan: Plan, __: Path) -> Trial:
         times = {"float16": 2.0, None: 1.0}[plan.change.get("autocast")]
         return Trial([trainer(*MODEL) | {"step_s": 0.1 / times}])
 
-    monkeypatch.setattr("flambeau.tune.doctor.remedy_trials.run_trial", run)
+    replace_trials(monkeypatch, run)
     remedies = remedies_for(findings_of(Trial([trainer(*MODEL, device="cuda")], [])))
     assert "bf16" not in {one.name for one in remedies}
-    tried = try_remedies(
-        [], remedies, Plan(), rounds=2, enough_s=100, limit_s=10, say=lambda text: None
-    )
+    tried = try_remedies(script(), remedies, Plan(), rounds=2, enough_s=100, say=lambda text: None)
     gains = {one.remedy.name: one.gain for one in tried}
     assert gains["fp16"] is not None and gains["fp16"].times == pytest.approx(2.0)
     assert gains["tf32"] is not None and gains["tf32"].times == pytest.approx(1.0)
@@ -393,18 +392,16 @@ def test_the_largest_gains_get_their_pairs_first(monkeypatch: pytest.MonkeyPatch
     speeds = {"a": 1.0, "b": 1.3, "c": 2.0, "d": 9.0}
     clock, tried = [0.0], list[str]()
 
-    def run(_: Any, plan: Plan, *, limit_s: float) -> Trial:
+    def run(_: Any, plan: Plan, __: Path) -> Trial:
         clock[0] += 10
         name = plan.change.get("name", "")
         tried.extend([name] if name else [])
         return Trial([trainer(*MODEL) | {"step_s": 1 / speeds.get(name, 1.0)}])
 
-    monkeypatch.setattr("flambeau.tune.doctor.remedy_trials.run_trial", run)
+    replace_trials(monkeypatch, run)
     monkeypatch.setattr("flambeau.tune.doctor.remedy_trials.time.monotonic", lambda: clock[0])
     remedies = [Remedy(name, "", {"name": name}, 1.0, "model") for name in speeds]
-    found = try_remedies(
-        [], remedies, Plan(), rounds=2, enough_s=100, limit_s=10, say=lambda text: None
-    )
+    found = try_remedies(script(), remedies, Plan(), rounds=2, enough_s=100, say=lambda text: None)
     assert tried == ["a", "b", "c", "c", "b"]
     gains = {one.remedy.name: one.gain for one in found}
     assert gains["d"] is None and gains["a"] is not None and not gains["a"].is_tested

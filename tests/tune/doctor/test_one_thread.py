@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from flambeau.tune.doctor import one_thread
 from flambeau.tune.doctor.causes import findings_of
 from flambeau.tune.doctor.machine_watch import MachineWatch
 from flambeau.tune.doctor.one_thread import watched_on_one_thread
 from flambeau.tune.doctor.shares import shares_of
 from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.watch.plan import Plan
+from replaced_trials import replace_trials, script
 
 FILE = "/home/me/train.py"
 
@@ -46,13 +46,13 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Trial, list[An
         alone = trainer(row("backward", 2.0), row("", 6.0, 21), step_s=0.05, waited_s=9.0)
         changes: list[Any] = []
 
-        def again(_: Any, plan: Plan, *, limit_s: float) -> Trial:
+        def again(_: Any, plan: Plan, __: Path) -> Trial:
             changes.append(plan.change)
             return Trial([], failure="it died") if fails else Trial([alone])
 
-        monkeypatch.setattr(one_thread, "run_trial", again)
+        replace_trials(monkeypatch, again)
         trial = Trial([busy], machine=machine)
-        found = watched_on_one_thread([], Plan(), trial, limit_s=10, say=lambda text: None)
+        found = watched_on_one_thread(script(), Plan(), trial, say=lambda text: None)
         return found, changes
 
     return run

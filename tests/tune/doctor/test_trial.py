@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from flambeau.errors import InputError
+from flambeau.sandbox.processes import processes_of
+from flambeau.sandbox.sandbox import Sandbox
 from flambeau.tune.doctor.causes import findings_of
-from flambeau.tune.doctor.marked_processes import processes_of
 from flambeau.tune.doctor.remedies import remedies_for
 from flambeau.tune.doctor.shares import mean_shares
-from flambeau.tune.doctor.trial import Trial, run_trial
+from flambeau.tune.doctor.trial import Script, Trial
 from flambeau.tune.watch.plan import Plan
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
@@ -64,8 +65,18 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def run(*words: object, plan: Plan = QUICK, limit_s: float = 120) -> Trial:
-    return run_trial([sys.executable, *map(str, words)], plan, limit_s=limit_s)
+def run(
+    *words: object, plan: Plan = QUICK, limit_s: float = 120, told: list[str] | None = None
+) -> Trial:
+    """A trial; `told` takes what the script has written into the trial's folder as `told`."""
+
+    def read(folder: Path) -> None:
+        if told is not None:
+            told.append((folder / "told").read_text())
+
+    with Sandbox() as sandbox:
+        script = Script([sys.executable, *map(str, words)], sandbox, limit_s)
+        return script.run(plan, before_removal=read)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -84,7 +95,7 @@ def test_a_slow_data_set_is_found_by_its_line(script: Path, workers: int) -> Non
 
 
 SHORT_STEPS = """
-import time, torch
+import os, time, torch
 from pathlib import Path
 from torch import nn
 torch.set_num_threads(1)
@@ -101,8 +112,9 @@ for step in range(10_000_000):
         pass
     own += time.thread_time() - then
     if step % 100 == 99:
-        Path("new").write_text(f"{own / (time.thread_time() - began)}")
-        Path("new").replace("own")
+        folder = Path(os.environ["FLAMBEAU_TRIAL"])
+        (folder / "new").write_text(f"{own / (time.thread_time() - began)}")
+        (folder / "new").replace(folder / "told")
 """
 
 
@@ -111,8 +123,10 @@ def test_short_pieces_of_python_are_seen(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "train.py"
     file.write_text(SHORT_STEPS)
-    trial = run(file, plan=Plan(warmup_steps=3, warmup_s=0.3, steps=8, seconds=3.0))
-    assert mean_shares(trial)["python"] == pytest.approx(float(Path("own").read_text()), abs=0.25)
+    told: list[str] = []
+    plan = Plan(warmup_steps=3, warmup_s=0.3, steps=8, seconds=3.0)
+    trial = run(file, plan=plan, told=told)
+    assert mean_shares(trial)["python"] == pytest.approx(float(told[0]), abs=0.25)
 
 
 TINY_STEPS = """
@@ -145,6 +159,7 @@ def test_of_very_short_steps_a_fifth_is_watched(
     file.write_text(TINY_STEPS)
     plan = Plan(warmup_steps=100, warmup_s=0.5, steps=8, seconds=3.0, short_s=1.0)
     trial = run(file, plan=plan)
+    assert trial.failure is None
     (trainer,) = trial.trainers
     assert 0.9 < trainer["seconds"] < 2.5  # of six
     assert trainer["steps"] == trainer["batches"]
@@ -243,7 +258,7 @@ def test_a_trial_that_takes_all_memory_is_ended(
     monkeypatch.setattr("flambeau.tune.doctor.machine_watch.usable_memory", lambda: 200 << 20)
     trial = run(file, limit_s=60)
     assert trial.failure is not None
-    assert trial.failure.endswith("of 0.2 GiB of memory were in use")
+    assert "of 0.2 GiB of memory were in use" in trial.failure
 
 
 @pytest.mark.parametrize(
@@ -296,12 +311,14 @@ def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
         "import os, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
         "start_new_session=True)\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "open(os.environ['FLAMBEAU_TRIAL'] + '/told', 'w').write(str(child.pid))\n"
         "time.sleep(600)\n"
     )
-    trial = run(file, limit_s=3)
-    assert trial.failure is not None and "made no step of an optimizer in 3 s" in trial.failure
-    child = int((tmp_path / "pid").read_text())
+    told: list[str] = []
+    trial = run(file, limit_s=3, told=told)
+    ended = "the script was ended after 3 s (--limit): it made no step of an optimizer"
+    assert trial.failure is not None and trial.failure.startswith(ended)
+    child = int(told[0])
     with pytest.raises(ProcessLookupError):
         for _ in range(100):
             os.kill(child, 0)
@@ -312,32 +329,36 @@ def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
 def test_a_doctor_that_is_ended_ends_the_script(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "script.py"
     file.write_text(
-        f"import os, time\nopen({f'{tmp_path}/pid'!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)"
+        "import os, time\n"
+        "with open(os.environ['FLAMBEAU_TRIAL'] + '/new', 'w') as file:\n"
+        "    file.write(str(os.getpid()))\n"
+        "os.rename(file.name, file.name.replace('new', 'pid'))\n"
+        "time.sleep(300)"
     )
     doctor = subprocess.Popen(
         [sys.executable, "-m", "flambeau", "doctor", "--", sys.executable, f"{file}"],
         stderr=subprocess.DEVNULL, env=os.environ | {"TMPDIR": f"{tmp_path}"},
     )  # fmt: skip
     try:
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        while not (found := list(tmp_path.glob("flambeau-trials-*/trial-*/pid"))):
             assert doctor.poll() is None
             time.sleep(0.05)
+        script = Path(f"/proc/{found[0].read_text()}")
         doctor.send_signal(number)
         assert doctor.wait(60) == 128 + number
     finally:
         doctor.kill()
-    script = Path(f"/proc/{(tmp_path / 'pid').read_text()}")
     assert not script.exists() or "\nState:\tZ" in (script / "status").read_text()
-    assert not list(tmp_path.glob("flambeau-doctor-*"))
+    assert not list(tmp_path.glob("flambeau-trials-*"))
 
 
-def test_a_command_that_there_is_not() -> None:
-    with pytest.raises(InputError, match="no-such-program: No such file"):
-        run_trial(["no-such-program"], QUICK, limit_s=5)
+def test_a_command_that_does_not_exist() -> None:
+    with Sandbox() as sandbox, pytest.raises(InputError, match="no-such-program: no such program"):
+        Script(["no-such-program"], sandbox, 5).run(QUICK)
 
 
 def test_marked_processes_are_found(tmp_path: Path) -> None:
-    environment = {**os.environ, "FLAMBEAU_WATCH": f"{tmp_path}", "PYTHONPATH": ""}
+    environment = {**os.environ, "FLAMBEAU_TRIAL": f"{tmp_path}", "PYTHONPATH": ""}
     child = subprocess.Popen(
         [sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE
     )

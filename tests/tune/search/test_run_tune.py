@@ -18,12 +18,12 @@ from flambeau.errors import InputError
 from flambeau.train.settings.config_file import read_config
 from flambeau.train.settings.settings import Settings
 from flambeau.tune.doctor.trial import Trial
-from flambeau.tune.search import run_tune
 from flambeau.tune.search.levers import AsItIs, Lever, Setting, levers_of_train
 from flambeau.tune.search.packed_copy import PackedCopies
 from flambeau.tune.search.run_tune import Options, tune, tuned_toml
 from flambeau.tune.search.search import Found
 from flambeau.tune.watch.plan import Plan
+from replaced_trials import answer_of, replace_trials, script
 
 WORKERS = Lever("workers", tuple(Setting(n, words=("--workers", n)) for n in ("0", "2")))
 THREADS = Lever("threads", (Setting("1", environment={"OMP_NUM_THREADS": "1"}),))
@@ -36,7 +36,7 @@ class Machine:
         self.commands: list[list[str]] = []
         self.dies_after = 10**9
 
-    def run(self, command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
+    def run(self, command: Sequence[str], plan: Plan, folder: Path) -> Trial:
         if len(self.commands) == self.dies_after:
             raise KeyboardInterrupt
         self.commands.append(list(command))
@@ -49,13 +49,13 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     one = Machine()
-    monkeypatch.setattr(run_tune, "run_trial", one.run)
+    replace_trials(monkeypatch, one.run)
     return one
 
 
 def search(folder: Path, said: list[str]) -> Found:
     return tune(
-        ["flambeau", "train"], lambda run: [WORKERS, THREADS], Options(), is_train=True,
+        script("flambeau", "train"), lambda run: [WORKERS, THREADS], Options(), is_train=True,
         journal=folder / "tuned.jsonl", say=said.append,
     )  # fmt: skip
 
@@ -70,8 +70,6 @@ def test_what_is_chosen_is_a_config_file(machine: Machine, tmp_path: Path) -> No
     rows = [json.loads(line) for line in (tmp_path / "tuned.jsonl").read_text().splitlines()]
     assert len(rows) == len(machine.commands)
     assert any(command[:2] == ["env", "OMP_NUM_THREADS=1"] for command in machine.commands)
-    folders = {command[command.index("--out") + 1] for command in machine.commands}
-    assert len(folders) == len(machine.commands)  # a new one for each trial
 
 
 def test_flags_become_values_of_their_types_that_train_takes(tmp_path: Path) -> None:
@@ -101,23 +99,21 @@ def test_a_larger_batch_is_counted_per_sample_and_never_chosen(
 ) -> None:
     """The batch of the first trial is that of its config.toml; twice as large takes 1.5 times as long."""
 
-    def run(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
+    def run(command: Sequence[str], plan: Plan, folder: Path) -> Trial:
         words = list(command)
         size = int(words[words.index("--batch-size") + 1]) if "--batch-size" in words else 64
-        folder = Path(words[words.index("--out") + 1])
-        folder.mkdir()
         (folder / "config.toml").write_text(f"batch_size = {size}\naccumulate = 1\nworkers = 0\n")
         lines = [{"train_loss": 2.0, "data_wait": share} for share in (0.5, 0.25, 0.125)]
         (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
         return Trial([{"step_s": 0.05 + size / 1280, "until_window_s": 1.0, "until_first_s": 4.0}])
 
-    monkeypatch.setattr(run_tune, "run_trial", run)
+    replace_trials(monkeypatch, run)
     levers = {one.name: one for one in levers_of_train(
         [], objective="throughput", device=torch.device("cpu"), run=AsItIs(64)
     )}  # fmt: skip
     asked = []
     found = tune(
-        ["flambeau", "train"], lambda run: asked.append(run) or [levers["batch"]], Options(),
+        script("flambeau", "train"), lambda run: asked.append(run) or [levers["batch"]], Options(),
         is_train=True, journal=tmp_path / "tuned.jsonl", say=lambda text: None,
     )  # fmt: skip
     assert asked == [AsItIs(64, 1, 0, 0.125)]
@@ -151,7 +147,7 @@ def test_another_command_takes_nothing_from_the_file(machine: Machine, tmp_path:
     search(tmp_path, [])
     count = len(machine.commands)
     tune(
-        ["flambeau", "train", "--model", "resnet18"], lambda run: [WORKERS], Options(), is_train=True,
+        script("flambeau", "train", "--model", "resnet18"), lambda run: [WORKERS], Options(), is_train=True,
         journal=tmp_path / "tuned.jsonl", say=lambda text: None,
     )  # fmt: skip
     assert len(machine.commands) > count
@@ -161,12 +157,12 @@ def test_another_command_takes_nothing_from_the_file(machine: Machine, tmp_path:
 def test_an_edited_file_takes_nothing_from_the_file(
     word: str, machine: Machine, tmp_path: Path
 ) -> None:
-    script = tmp_path / "train.py"
+    edited = tmp_path / "train.py"
     counts = []
     for text in ("lr = 1", "lr = 1", "lr = 2"):
-        script.write_text(text)
+        edited.write_text(text)
         tune(
-            ["python", word.format(script)], lambda run: [WORKERS], Options(), is_train=False,
+            script("python", word.format(edited)), lambda run: [WORKERS], Options(), is_train=False,
             journal=tmp_path / "tuned.jsonl", say=lambda text: None,
         )  # fmt: skip
         counts.append(len(machine.commands))
@@ -175,8 +171,7 @@ def test_an_edited_file_takes_nothing_from_the_file(
 
 def test_a_script_that_makes_no_step(machine: Machine, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        failed = Trial([], failure="it said last: no")
-        patch.setattr(run_tune, "run_trial", lambda *_, **__: failed)
+        replace_trials(patch, answer_of(Trial([], failure="it said last: no")))
         with pytest.raises(InputError, match="it said last: no"):
             search(tmp_path, [])
     assert search(tmp_path, []).choice == {"workers": "2"}  # what was wrong is put right
@@ -212,9 +207,7 @@ def test_copies_of_a_folder_are_tried_where_the_run_waits_and_only_told(
         Image.new("RGB", (80, 60), (20 * number, 0, 0)).save(file)
     read: list[str] = []
 
-    def run(command: Sequence[str], plan: Plan, *, limit_s: float) -> Trial:
-        folder = Path(command[command.index("--out") + 1])
-        folder.mkdir()
+    def run(command: Sequence[str], plan: Plan, folder: Path) -> Trial:
         lines = ["batch_size = 8", "accumulate = 1", "workers = 0", "image_size = 28"]
         (folder / "config.toml").write_text("\n".join(lines))
         rows = [{"train_loss": 2.0, "data_wait": 0.5}] * 3
@@ -225,7 +218,7 @@ def test_copies_of_a_folder_are_tried_where_the_run_waits_and_only_told(
         step_s = 0.1 if data == "my photos" else 0.05
         return Trial([{"step_s": step_s, "until_window_s": 1.0, "until_first_s": 4.0}])
 
-    monkeypatch.setattr(run_tune, "run_trial", run)
+    replace_trials(monkeypatch, run)
     # A --model of the same name is no DATA, and DATA in the file counts as well as in the command.
     Path("mine.toml").write_text('data = "my photos"\n')
     for words in (["my photos"], ["--config", "mine.toml"]):

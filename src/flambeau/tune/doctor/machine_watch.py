@@ -2,14 +2,15 @@
 
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flambeau.recipes.setup.environment import usable_cpus, usable_memory
-from flambeau.tune.doctor.marked_processes import (
+from flambeau.sandbox.processes import processes_of
+from flambeau.tune.doctor.connections import outside_connections
+from flambeau.tune.doctor.process_figures import (
     cpu_seconds,
     machine_cpu_seconds,
-    processes_of,
     proportional_bytes,
     resident_bytes,
 )
@@ -33,6 +34,7 @@ class MachineWatch:
         is_out_of_memory: they hold so much of it that the kernel is about to kill.
         shared_share: most of /dev/shm that was in use.
         throttled_share: of the time in which the container's quota of CPU was used up.
+        peers: outside of the trial, to which its processes are connected.
         others_cpus: how many CPUs other processes of the machine have kept busy, on average.
     """
 
@@ -43,6 +45,7 @@ class MachineWatch:
     shared_share: float = 0.0
     throttled_share: float = 0.0
     others_cpus: float = 0.0
+    peers: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._began, self._throttled = time.monotonic(), throttled_seconds()
@@ -53,6 +56,7 @@ class MachineWatch:
     def look(self) -> None:
         """Once in a while."""
         processes = list(processes_of(self.folder))
+        self.peers |= outside_connections(processes)
         held = resident_bytes(processes)
         self.most_bytes = max(self.most_bytes, held)
         most = _MOST * self.limit_bytes

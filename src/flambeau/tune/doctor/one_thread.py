@@ -6,10 +6,10 @@ parts become longer alike, and their shares are nearly those on a machine that i
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from flambeau.tune.doctor.trial import Trial, run_trial
+from flambeau.tune.doctor.trial import Script, Trial
 from flambeau.tune.watch.plan import Plan
 
 BUSY = 0.25
@@ -17,24 +17,21 @@ BUSY = 0.25
 
 
 def watched_on_one_thread(
-    command: Sequence[str], plan: Plan, trial: Trial, *, limit_s: float, say: Callable[[str], None]
+    script: Script, plan: Plan, trial: Trial, *, say: Callable[[str], None]
 ) -> Trial:
     """A watched run as it was, but what was seen in it comes from another one, if the machine was busy.
 
     Args:
-        command: the script.
+        script: that was watched.
         plan: by which it was watched.
         trial: what came of it.
-        limit_s: of the other run.
         say: takes a line that tells of it.
     """
     others, first = 0.0 if trial.machine is None else trial.machine.others_cpus, trial.trainers[0]
     if others < BUSY or first["device"] != "cpu" or first["threads"] == 1:
         return trial
     say(f"other programs keep {others:.1f} CPUs busy: watching once more, on one thread")
-    again = run_trial(
-        command, dataclasses.replace(plan, change={"threads": 1}, trace=None), limit_s=limit_s
-    )
+    again = script.run(dataclasses.replace(plan, change={"threads": 1}, trace=None))
     if len(again.trainers) != len(trial.trainers):
         return trial
     pairs = zip(trial.trainers, again.trainers, strict=True)

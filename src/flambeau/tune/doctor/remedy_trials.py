@@ -10,7 +10,7 @@ from flambeau.tune.doctor.causes import in_order
 from flambeau.tune.doctor.formatting import Cause, of_package
 from flambeau.tune.doctor.paired_test import Gain, gain_of
 from flambeau.tune.doctor.remedies import Remedy
-from flambeau.tune.doctor.trial import run_trial
+from flambeau.tune.doctor.trial import Script
 from flambeau.tune.watch.plan import Plan
 
 _NO_HOPE = 1.01  # a first pair below this is not tried again
@@ -29,24 +29,22 @@ class Tried:
 
 
 def try_remedies(
-    command: Sequence[str],
+    script: Script,
     remedies: Sequence[Remedy],
     plan: Plan,
     *,
     rounds: int,
     enough_s: float,
-    limit_s: float,
     say: Callable[[str], None],
 ) -> list[Tried]:
     """Run the script with each remedy between two runs without it, in turn.
 
     Args:
-        command: the script.
+        script: that is to become faster.
         remedies: the most promising first; those for which no time is left are not tried.
         plan: of a trial without a change.
         rounds: pairs per remedy; one that shows no gain at the first is not tried again.
         enough_s: no new trial begins after so many seconds, and no first pair of a remedy late in them.
-        limit_s: of one run.
         say: takes a line on what goes on.
     """
     start = time.monotonic()
@@ -63,10 +61,10 @@ def try_remedies(
                 continue
             say(f"trying {remedy.name}, {number + 1} of {rounds}")
             if before is None:
-                before = run_trial(command, plan, limit_s=limit_s)
+                before = script.run(plan)
             changed = dataclasses.replace(plan, change=remedy.change)
-            with_it = run_trial(command, changed, limit_s=limit_s)
-            after = run_trial(command, plan, limit_s=limit_s)
+            with_it = script.run(changed)
+            after = script.run(plan)
             if with_it.failure is not None:
                 failures[remedy.name] = with_it.failure
             elif before.failure is None and after.failure is None:

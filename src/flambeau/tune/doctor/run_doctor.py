@@ -1,7 +1,7 @@
 """`flambeau doctor` from top to bottom: watch a script, find what it waits for, try what would help."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from flambeau.tune.doctor.one_thread import BUSY, watched_on_one_thread
 from flambeau.tune.doctor.remedies import remedies_for
 from flambeau.tune.doctor.remedy_trials import Tried, told_by_trials, try_remedies
 from flambeau.tune.doctor.shares import shares_of
-from flambeau.tune.doctor.trial import run_trial
+from flambeau.tune.doctor.trial import Script
 from flambeau.tune.watch.plan import Plan
 
 
@@ -26,7 +26,6 @@ class Options:
         steps: of it, at least, unless four times the seconds are over.
         rounds: pairs of runs per change; 0 tries none.
         budget_s: after which no new trial begins.
-        limit_s: of one run until its steps are counted.
         trace: where a time line of some steps goes; None for none.
     """
 
@@ -34,7 +33,6 @@ class Options:
     steps: int = 20
     rounds: int = 3
     budget_s: float = 300.0
-    limit_s: float = 300.0
     trace: str | None = None
 
 
@@ -61,6 +59,12 @@ class Diagnosis:
         return 0.0 if machine is None else machine.others_cpus
 
     @property
+    def peers(self) -> list[str]:
+        """To whom the script was connected over the network, as far as that was seen."""
+        machine = self.findings.trial.machine
+        return [] if machine is None else sorted(machine.peers)
+
+    @property
     def was_busy(self) -> bool:
         """Whether they have kept enough of them busy to say so."""
         return self.others_cpus > BUSY
@@ -73,6 +77,11 @@ class Diagnosis:
             found.append(
                 f"Other processes kept {self.others_cpus:.1f} CPUs busy meanwhile: look again when the "
                 "machine is quiet."
+            )
+        if self.peers:
+            found.append(
+                f"The script was connected to {', '.join(self.peers)}: what it writes there is written, "
+                "for a trial holds back files alone."
             )
         if self.alone_per_s is not None:
             found.append(f"The loader alone gives {self.alone_per_s:.4g} batches per second.")
@@ -105,7 +114,8 @@ class Diagnosis:
             "workers": first["loader"].get("num_workers", 0), "threads": first["threads"],
             "graphs": first["graphs"], "graphs_in_window": first["graphs_in_window"],
             "graph_breaks": first["graph_breaks"],
-            "device": first["device"], "others_cpus": self.others_cpus, "shares": self.findings.shares,
+            "device": first["device"], "others_cpus": self.others_cpus, "peers": self.peers,
+            "shares": self.findings.shares,
             "ranks": [{"rank": one["rank"], "shares": shares_of(one)} for one in trial.trainers],
             "data": {
                 "shares": self.findings.work.shares, "idle": self.findings.work.idle,
@@ -127,11 +137,11 @@ def _remedy_as_json(one: Tried) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def diagnose(command: Sequence[str], options: Options, *, say: Callable[[str], None]) -> Diagnosis:
+def diagnose(script: Script, options: Options, *, say: Callable[[str], None]) -> Diagnosis:
     """Watch a script, and try what would help.
 
     Args:
-        command: the script, as the shell would run it.
+        script: what is to be watched.
         options: how long.
         say: takes lines on what goes on.
 
@@ -140,10 +150,10 @@ def diagnose(command: Sequence[str], options: Options, *, say: Callable[[str], N
     """
     say("watching the script as it is")
     watched = Plan(seconds=options.seconds, steps=options.steps, trace=options.trace)
-    trial = run_trial(command, watched, limit_s=options.limit_s)
+    trial = script.run(watched)
     if trial.failure is not None:
         raise InputError(trial.failure)
-    trial = watched_on_one_thread(command, watched, trial, limit_s=options.limit_s, say=say)
+    trial = watched_on_one_thread(script, watched, trial, say=say)
     findings = findings_of(trial)
     if not options.rounds:
         return Diagnosis(findings, findings.causes, (), None)
@@ -152,12 +162,9 @@ def diagnose(command: Sequence[str], options: Options, *, say: Callable[[str], N
     if findings.shares["data"] >= 0.05 and trial.trainers[0]["loader"]:
         say(f"waits for data {percent(findings.shares['data'])} of the time: reading them alone")
         change = {"alone": plan.seconds}
-        alone = run_trial(
-            command, dataclasses.replace(plan, change=change), limit_s=options.limit_s
-        ).alone_per_s
+        alone = script.run(dataclasses.replace(plan, change=change)).alone_per_s
     tried = try_remedies(
-        command, remedies_for(findings), plan, rounds=options.rounds, enough_s=options.budget_s,
-        limit_s=options.limit_s, say=say,
+        script, remedies_for(findings), plan, rounds=options.rounds, enough_s=options.budget_s, say=say
     )  # fmt: skip
     was_busy = trial.machine is not None and trial.machine.others_cpus > BUSY
     causes = told_by_trials(findings.causes, tried, was_busy=was_busy)

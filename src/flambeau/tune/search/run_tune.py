@@ -1,12 +1,11 @@
 """`flambeau tune` from top to bottom: trials in processes of their own, noted one by one, and their sum."""
 
+import dataclasses
 import hashlib
 import itertools
 import json
 import math
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import InputError
+from flambeau.sandbox.inside import RUNS
 from flambeau.train.settings.config_file import as_toml, load_toml
 from flambeau.train.settings.field_checks import allowed_types
 from flambeau.train.settings.settings import FIELDS
-from flambeau.tune.doctor.trial import Trial, run_trial, signals_raise
+from flambeau.tune.doctor.trial import Script, Trial, signals_raise
 from flambeau.tune.search.levers import AsItIs, Choice, Lever, Setting
 from flambeau.tune.search.packed_copy import PackedCopies
 from flambeau.tune.search.search import Found, Measured, Search
@@ -39,7 +39,6 @@ class Options:
         budget_s: no new comparison begins after so many seconds.
         rounds: pairs of trials for a value that promises something.
         seconds: that a trial times steps.
-        limit_s: of one trial until its steps are timed.
         planned_s: of the run that is to be tuned, as it is; against it a longer start is counted.
         loss_bound: share by which the loss of the first steps may differ in another precision.
     """
@@ -48,7 +47,6 @@ class Options:
     budget_s: float = 300.0
     rounds: int = 3
     seconds: float = 3.0
-    limit_s: float = 120.0
     planned_s: float = 3600.0
     loss_bound: float = 0.05
 
@@ -57,7 +55,7 @@ class Trials:
     """Runs trials and notes each in a file, from which an interrupted search goes on.
 
     Args:
-        command: of the script; of `flambeau train` without `--out`.
+        script: the user's, or `flambeau train`.
         is_train: it is `flambeau train`, which has flags and a folder with its losses.
         options: of the search.
         data_at: where in the command the folder of images stands, of which copies may be tried.
@@ -67,7 +65,7 @@ class Trials:
 
     def __init__(
         self,
-        command: Sequence[str],
+        script: Script,
         options: Options,
         *,
         is_train: bool,
@@ -75,18 +73,18 @@ class Trials:
         journal: Path,
         say: Callable[[str], None],
     ) -> None:
-        self._command, self._is_train, self._data_at = list(command), is_train, data_at
+        self._script, self._is_train, self._data_at = script, is_train, data_at
         self.copies: PackedCopies | None = None
         if data_at is not None:
-            folder = Path(command[data_at])
-            self.copies = PackedCopies(folder, journal.parent, limit_s=options.limit_s)
+            folder = Path(script.command[data_at])
+            self.copies = PackedCopies(folder, journal.parent, limit_s=script.limit_s)
         self.levers: dict[str, Lever] = {}
         """By name; a trial may set those that are in it."""
         self.newest: AsItIs | None = None
         """What the newest trial has told of itself, if it was `flambeau train`."""
         self._options, self._journal, self._say = options, journal, say
-        told = json.dumps([self._command, options.objective, options.seconds])
-        self._key = hashlib.sha256(told.encode() + _files_in(command)).hexdigest()[:16]
+        told = json.dumps([list(script.command), options.objective, options.seconds])
+        self._key = hashlib.sha256(told.encode() + _files_in(script.command)).hexdigest()[:16]
         self._earlier = self._read()
         self.num_reused = 0
         """Trials of an earlier call that were not run again."""
@@ -118,7 +116,7 @@ class Trials:
 
     def _run(self, choice: Choice) -> dict[str, Any]:
         settings = self._settings(choice)
-        command = list(self._command)
+        command = list(self._script.command)
         for flags in (one.packs for one in settings if one.packs is not None):
             assert self.copies is not None and self._data_at is not None
             copy = self.copies.copy(flags)
@@ -134,21 +132,21 @@ class Trials:
             watches=False, warmup_steps=5, warmup_s=1.0, steps=10, seconds=self._options.seconds,
             change=change,
         )  # fmt: skip
-        scratch = Path(tempfile.mkdtemp(prefix="flambeau-tune-"))
-        try:
-            command += words
-            if self._is_train:
-                command += ["--out", f"{scratch}/run"]
-                if "--log-every" not in self._command:
-                    command += ["--log-every", _LOG_EVERY]
-            command = ["env", *(f"{k}={v}" for k, v in environment.items()), *command]
-            trial = run_trial(command, plan, limit_s=self._options.limit_s)
-            lines = _first_lines(scratch / "run" / "metrics.jsonl") if self._is_train else []
-            run = _as_it_is(scratch / "run" / "config.toml", lines) if self._is_train else None
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        losses = [line["train_loss"] for line in lines]
-        return _row(trial) | {"losses": losses, "run": run}
+        command += words
+        if self._is_train and "--log-every" not in self._script.command:
+            command += ["--log-every", _LOG_EVERY]
+        command = ["env", *(f"{k}={v}" for k, v in environment.items()), *command]
+        told: dict[str, Any] = {"losses": [], "run": None}
+
+        def read_run(folder: Path) -> None:
+            for metrics in folder.glob(f"{RUNS}/*/metrics.jsonl"):
+                lines = _first_lines(metrics)
+                told["losses"] = [line["train_loss"] for line in lines]
+                told["run"] = _as_it_is(metrics.with_name("config.toml"), lines)
+
+        script = dataclasses.replace(self._script, command=command)
+        trial = script.run(plan, before_removal=read_run if self._is_train else lambda _: None)
+        return _row(trial) | told
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._journal.exists():
@@ -216,7 +214,7 @@ def _as_it_is(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] 
 
 
 def tune(
-    command: Sequence[str],
+    script: Script,
     levers_of: Callable[[AsItIs | None], Sequence[Lever]],
     options: Options,
     *,
@@ -228,7 +226,7 @@ def tune(
     """Find the best setting of levers.
 
     Args:
-        command: the script, or `flambeau train` with the user's arguments.
+        script: the user's, or `flambeau train` with the user's arguments.
         levers_of: those to be tried, the most promising first, by what the run is as it is.
         options: how.
         is_train: what it is.
@@ -239,7 +237,7 @@ def tune(
     Raises:
         InputError: the script makes no step as it is.
     """
-    trials = Trials(command, options, is_train=is_train, data_at=data_at, journal=journal, say=say)
+    trials = Trials(script, options, is_train=is_train, data_at=data_at, journal=journal, say=say)
     with signals_raise():
         try:
             return _search(trials, levers_of, options, journal=journal, say=say)

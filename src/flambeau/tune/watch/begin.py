@@ -48,12 +48,10 @@ def _begin(folder: Path) -> None:
     from flambeau.tune.watch.changes import apply_changes
     from flambeau.tune.watch.loader_clock import watch_loaders
     from flambeau.tune.watch.plan import Plan
-    from flambeau.tune.watch.saved_files import protect_files
     from flambeau.tune.watch.step_watch import StepWatch
     from flambeau.tune.watch.worker_watch import watch_worker
 
     plan = Plan.read(folder)
-    protect_files(folder)
     when_begun = apply_changes(plan.change)
     watch = StepWatch(folder, plan, watch_loaders(plan.change, folder), when_begun)
     watch.install()

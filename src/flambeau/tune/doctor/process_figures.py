@@ -1,45 +1,10 @@
-"""The processes of a trial, whoever started them: they carry the trial's folder in their environment."""
+"""Memory and CPU time of processes, as /proc tells them."""
 
 import os
-import signal
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
-
-
-def processes_of(folder: Path) -> Iterator[int]:
-    """Those that live, by number; on systems without /proc none are found.
-
-    Args:
-        folder: of the trial.
-    """
-    mark = os.fsencode(f"FLAMBEAU_WATCH={folder}")
-    for entry in _PROC.glob("[0-9]*"):
-        with suppress(OSError):
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                yield int(entry.name)
-
-
-def end_all(folder: Path, group: int) -> None:
-    """Kill what is left of a trial: its process group, and all that carries its mark.
-
-    Args:
-        folder: of the trial.
-        group: process group of the command.
-    """
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
-    for _ in range(50):
-        left = list(processes_of(folder))
-        for process in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
-        if not left:
-            return
-        time.sleep(0.02)
 
 
 def resident_bytes(processes: list[int]) -> int:

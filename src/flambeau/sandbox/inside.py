@@ -1,0 +1,34 @@
+"""What code asks that may run inside of a trial: whether it does, and where its run goes instead."""
+
+import hashlib
+import os
+from pathlib import Path
+
+MARK = "FLAMBEAU_TRIAL"
+"""Environment variable of a trial's processes: the folder of the trial."""
+
+RUNS = "runs"
+"""In that folder, a folder for each run that is trained inside."""
+
+
+def in_trial() -> bool:
+    """Whether doctor or tune runs this process to time it."""
+    return MARK in os.environ
+
+
+def folder_for_run(path: Path) -> Path:
+    """Where a run is trained: in a trial in an empty folder of its own, for the user's run is not to go on.
+
+    Args:
+        path: the folder that was asked for.
+
+    Example:
+        >>> folder_for_run(Path("runs/mine")).name
+        'mine'
+    """
+    if not in_trial():
+        return path
+    runs = Path(os.environ[MARK]) / RUNS
+    if path.is_relative_to(runs):
+        return path
+    return runs / hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]

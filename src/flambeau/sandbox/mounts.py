@@ -1,0 +1,95 @@
+"""The mounts of this process, as /proc/self/mountinfo lists them, and the system calls that add more.
+
+Source: mount(2), unshare(2), proc(5), `include/uapi/linux/mount.h` and `sched.h` of Linux.
+"""
+
+import ctypes
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+CLONE_NEWNS, CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+_NO_FILES = frozenset(
+    {
+        "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs",
+        "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs",
+        "selinuxfs", "sysfs", "tracefs",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One mounted file system.
+
+    Attributes:
+        path: where it is mounted.
+        kind: ext4, nfs, tmpfs, ...
+        is_read_only: nothing can be written through it.
+    """
+
+    path: str
+    kind: str
+    is_read_only: bool
+
+    @property
+    def holds_files(self) -> bool:
+        """Whether files of a user can lie in it; devices, /dev/shm and the kernel's own files are no such."""
+        inside = any(is_inside(self.path, top) for top in ("/dev", "/proc", "/sys"))
+        return not inside and self.kind not in _NO_FILES
+
+
+def read_mounts(text: str | None = None) -> list[Mount]:
+    """Those that can be seen, parents before what is mounted in them; of several at one path the last.
+
+    Args:
+        text: of /proc/self/mountinfo, which is read by default.
+    """
+    if text is None:
+        text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    found: dict[str, Mount] = {}
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        path = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
+        options = {*fields[5].split(","), *after.split()[2].split(",")}
+        found[path] = Mount(path, after.split()[0], "ro" in options)
+    return sorted(found.values(), key=lambda one: one.path.count("/") * (one.path != "/"))
+
+
+def is_inside(path: str, folder: str) -> bool:
+    """Whether a path is a folder or in it; both absolute.
+
+    Example:
+        >>> is_inside("/home/me", "/home"), is_inside("/homes", "/home"), is_inside("/x", "/")
+        (True, False, True)
+    """
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def unshare(flags: int) -> None:
+    """Leave namespaces of the parent; OSError where the kernel forbids it."""
+    system_call("unshare", flags)
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """mount(2); OSError with the target where it fails."""
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
+    system_call("mount", *words, ctypes.c_ulong(flags), os.fsencode(options), path=target)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process, and what it becomes by exec, when its parent thread ends."""
+    system_call("prctl", _DEATH_SIGNAL, ctypes.c_ulong(9))
+
+
+def system_call(name: str, *arguments: object, path: str | None = None) -> None:
+    """Call a function of the C library; OSError with its errno and the path where it does not give 0."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    if function(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path or name)

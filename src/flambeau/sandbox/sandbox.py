@@ -1,0 +1,338 @@
+"""Runs commands of the user where they can change none of the user's files."""
+
+import getpass
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from flambeau.errors import InputError
+from flambeau.sandbox.inside import MARK
+from flambeau.sandbox.landlock import landlock_version
+from flambeau.sandbox.private_copy import copy_folder
+from flambeau.sandbox.processes import adopt_orphans, adopted_processes, end_processes
+from flambeau.sandbox.scratch import Scratch, remove_tree
+from flambeau.sandbox.start import REPORT
+
+_SOURCES = Path(__file__).resolve().parents[2]
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from flambeau.sandbox.start import main; main(sys.argv[2], sys.argv[3:])"
+)
+_PLAN = "view.json"
+_MEMORY_SHARE = 0.25  # of what is free, for what is written where no disk can be used; chosen
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts", "/dev/shm")
+_CACHES = (
+    ("XDG_CACHE_HOME", "~/.cache"), ("TORCH_HOME", ""), ("HF_HOME", ""), ("TRITON_CACHE_DIR", "~/.triton"),
+    ("CUDA_CACHE_PATH", "~/.nv"), ("TORCHINDUCTOR_CACHE_DIR", "{tmp}/torchinductor_{user}"),
+)  # fmt: skip
+
+WAYS = ("overlayfs", "fuse-overlayfs", "copy")
+"""From the best to the last; all keep the user's files as they are."""
+
+UNPROTECTED = "none"
+
+_TOLD = {
+    "overlayfs": "see your files through an overlay (overlayfs), and change none of them",
+    "fuse-overlayfs": "see your files through an overlay (fuse-overlayfs), and change none of them",
+    "copy": "write to a copy of the working folder and nowhere else (Landlock), and change no file of yours",
+    UNPROTECTED: "may change your files (--trials-may-write)",
+}  # fmt: skip
+
+
+class HasFileno(Protocol):
+    """A file or a pipe."""
+
+    def fileno(self) -> int:
+        """Its number in this process."""
+
+
+class Sandbox:
+    """Where trials run; made once, for many of them, each of which begins from the user's files as they are.
+
+    Args:
+        way: one of WAYS or UNPROTECTED; None: the best that works here.
+        words: of the command: folders that they name will be written to.
+
+    Attributes:
+        way: the one that was chosen.
+        read_only: folders in which its processes cannot write, although the user can.
+
+    Raises:
+        InputError: nothing here keeps a command from the user's files.
+    """
+
+    def __init__(self, way: str | None = None, *, words: Sequence[str] = ()) -> None:
+        self._scratch = Scratch()
+        adopt_orphans(True)
+        self._caches: dict[str, str] = {}
+        self._roots = _roots(words)
+        self._running: dict[Path, _Running] = {}
+        self.read_only: list[str] = []
+        try:
+            self.way = self._choose([way] if way is not None else WAYS)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where it writes itself."""
+        return self._scratch.folders
+
+    @property
+    def notice(self) -> str:
+        """One line: where trials run, and what that means for the user's files."""
+        text = f"trials {_TOLD[self.way]}"
+        return f"{text}; read-only: {', '.join(self.read_only)}" if self.read_only else text
+
+    def _choose(self, ways: Sequence[str]) -> str:
+        reasons = []
+        for way in ways:
+            if way == UNPROTECTED:
+                return way
+            reason = self._try(way)
+            if not reason:
+                return way
+            reasons.append(f"{way}: {reason}")
+        raise InputError(
+            f"this machine cannot keep a script from your files ({'; '.join(reasons)})\n"
+            "Install fuse-overlayfs, or let trials write where the script does: --trials-may-write, "
+            "which lists at the end what was changed"
+        )
+
+    def _try(self, way: str) -> str:
+        """Why a way does not work here; empty if it does: a process has tried to write among the files."""
+        if way == "fuse-overlayfs" and shutil.which(way) is None:
+            return "not installed"
+        if way == "copy" and landlock_version() < 3:
+            return "no Landlock in this kernel"
+        self.way = way
+        name = f".flambeau-{uuid.uuid4().hex}"
+        folders = {Path.cwd(), Path(tempfile.gettempdir()), Path("~").expanduser()}
+        canaries = [folder / name for folder in folders if os.access(folder, os.W_OK)]
+        code = (
+            "import sys\nfor name in sys.argv[1:]:\n"
+            "    try: open(name, 'x').close()\n    except OSError as error: print(error)"
+        )
+        command = [sys.executable, "-I", "-S", "-c", code, name, *map(str, canaries)]
+        with tempfile.TemporaryFile() as output:
+            process = self.start(command, folder := self.new_folder(), dict(os.environ), output)
+            process.wait()
+            report = self._report(folder)
+            self.end(folder)
+            output.seek(0)
+            said = output.read().decode(errors="replace").strip()
+        written = [canary for canary in canaries if canary.exists()]
+        for canary in written:
+            canary.unlink()
+        if report.get("failure") or process.returncode:
+            return str(report.get("failure") or said.rpartition("\n")[2])
+        if written:
+            return f"{written[0].parent} can be written to from inside"
+        self.read_only = list(report.get("read_only", ()))
+        return ""
+
+    # ------------------------------------------------------------ one command
+
+    def new_folder(self) -> Path:
+        """A folder in which a command's writing is real; it is removed by `end`."""
+        return self._scratch.new("trial")[0]
+
+    def start(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        output: HasFileno,
+    ) -> "subprocess.Popen[bytes]":
+        """Start a command in a session of its own.
+
+        Args:
+            command: program and arguments.
+            folder: of `new_folder`.
+            environment: of the command.
+            output: a file or pipe that takes its standard output and error.
+
+        Raises:
+            InputError: the program is not there.
+        """
+        if shutil.which(command[0], path=environment.get("PATH")) is None:
+            raise InputError(
+                f"{command[0]}: no such program; what follows -- is a command, as the shell would run it"
+            )
+        running = _Running(self._scratch, folder)
+        self._running[folder] = running
+        command = list(command)
+        environment = {**environment, MARK: str(folder)}
+        plan: dict[str, Any] = {}
+        cwd = Path.cwd()
+        if self.way == "copy":
+            plan, cwd = self._plan_of_copy(running, command, environment)
+        elif self.way != UNPROTECTED:
+            plan = {"view": self._view(running)}
+        (folder / _PLAN).write_text(json.dumps(plan), encoding="utf-8")
+        words = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _START,
+            str(_SOURCES),
+            str(folder / _PLAN),
+            *command,
+        ]
+        running.process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=output.fileno(), stderr=subprocess.STDOUT,
+            env=environment, cwd=cwd, start_new_session=True,
+        )  # fmt: skip
+        return running.process
+
+    def failure(self, folder: Path) -> str:
+        """Why the command of a folder was not started; empty if it was."""
+        return str(self._report(folder).get("failure", ""))
+
+    def written_too_much(self) -> str:
+        """Why commands must end now: they fill the disk. Empty while they do not."""
+        return self._scratch.written_too_much()
+
+    def end_processes(self, folder: Path) -> None:
+        """Kill what is left of a command, whoever started it."""
+        running = self._running[folder]
+        if running.process is not None:
+            namespace = self._report(folder).get("namespace")
+            end_processes(folder, running.process.pid, namespace, running.earlier)
+            with suppress(subprocess.TimeoutExpired):
+                running.process.wait(5)
+
+    def end(self, folder: Path) -> None:
+        """Kill what is left of a command, and remove what it has written, with the folder."""
+        if folder in self._running:
+            self.end_processes(folder)
+            self._running.pop(folder).remove()
+        else:
+            remove_tree(folder)
+
+    def close(self) -> None:
+        """End all commands, and remove all scratch folders."""
+        for folder in list(self._running):
+            self.end(folder)
+        self._scratch.close()
+        adopt_orphans(False)
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _report(self, folder: Path) -> dict[str, Any]:
+        try:
+            found = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # it was killed before
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    # ------------------------------------------------------------ what it may write
+
+    def _view(self, running: "_Running") -> dict[str, Any]:
+        """The arguments of `enter_view`."""
+        return {
+            "scratch": [str(one) for one in running.scratch],
+            "way": self.way,
+            "real": [str(running.folder)],
+            "kept": self._kept(),
+            "roots": self._roots,
+            "memory_bytes": int(_MEMORY_SHARE * _free_memory()),
+        }
+
+    def _kept(self) -> dict[str, str]:
+        """Caches, which a second trial finds as the first has left them: what was compiled or downloaded."""
+        names = {"tmp": tempfile.gettempdir(), "user": _user_name()}
+        for name, default in _CACHES:
+            value = os.environ.get(name) or default.format(**names)
+            cache = Path(value).expanduser().absolute()
+            if value and not Path.cwd().is_relative_to(cache):
+                self._caches.setdefault(str(cache), "")
+        for path, folder in self._caches.items():
+            self._caches[path] = folder or str(self._outside(self._scratch.new("cache"), path))
+        return {path: folder for path, folder in self._caches.items() if folder}
+
+    @staticmethod
+    def _outside(folders: Sequence[Path], path: str) -> Path | str:
+        """The folder that is not below a path, which it is to cover; empty if there is none."""
+        outside = [one for one in folders if not one.is_relative_to(os.path.realpath(path))]
+        return next(iter(outside), "")
+
+    def _plan_of_copy(
+        self, running: "_Running", command: list[str], environment: dict[str, str]
+    ) -> tuple[dict[str, Any], Path]:
+        """What `start.main` gets, and the copy of the working folder; changes command and environment."""
+        here, copy = Path.cwd(), running.scratch[0] / "folder"
+        temporary = running.scratch[0] / "tmp"
+        temporary.mkdir()
+        copy_folder(here, copy)
+        command[1:] = [
+            str(copy / word.removeprefix(f"{here}/")) if word.startswith(f"{here}/") else word
+            for word in command[1:]
+        ]
+        environment |= {"TMPDIR": str(temporary), "PWD": str(copy)}
+        below = [
+            running.folder,
+            *running.scratch,
+            *(one for one in map(Path, _DEVICES) if one.exists()),
+        ]
+        return {"write_below": [str(one) for one in below]}, copy
+
+
+class _Running:
+    """One command and where it writes."""
+
+    def __init__(self, scratch: Scratch, folder: Path) -> None:
+        self.folder = folder
+        self.scratch = scratch.new("written")
+        self.earlier = frozenset(adopted_processes())
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def remove(self) -> None:
+        for one in [*self.scratch, self.folder]:
+            remove_tree(one)
+
+
+def _roots(words: Sequence[str]) -> list[str]:
+    """Folders that a command will likely write to."""
+    named = [word.rpartition("=")[2] for word in words] + list(os.environ.values())
+    folders = [Path.cwd(), Path("~").expanduser(), Path(tempfile.gettempdir()), Path("/var/tmp")]
+    for name in named:
+        if name.startswith("/") and len(name) < 4096:
+            with suppress(OSError, ValueError):
+                folders += [one for one in (Path(name), Path(name).parent) if one.is_dir()]
+    return list(dict.fromkeys(str(one) for one in folders))
+
+
+def _free_memory() -> int:
+    """Bytes that the kernel says are available."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return 0
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as containers have them
+        return str(os.getuid())

@@ -1,0 +1,359 @@
+"""A view of the file system in which writing reaches nothing: overlays over all that can be written.
+
+It lives in a mount namespace of the process that calls `enter_view` and of its children, and ends with them.
+What they write goes to scratch folders. Devices, /dev/shm, sockets and named pipes stay the real ones.
+
+Source: Documentation/filesystems/overlayfs.rst of Linux, user_namespaces(7), mount_namespaces(7).
+"""
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from flambeau.sandbox.mounts import (
+    CLONE_NEWNS,
+    CLONE_NEWUSER,
+    MS_BIND,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    Mount,
+    is_inside,
+    mount,
+    read_mounts,
+    unshare,
+)
+
+_MOST_SOCKETS = 500
+_MOST_LOOKED_AT = 20_000  # entries of temporary folders, for named pipes
+_PIPES_DEPTH = 3
+_MOST_COPIED_BYTES = 256 * 2**20  # of files of another group, each time a view is made; chosen
+
+
+def enter_view(
+    scratch: Sequence[str],
+    *,
+    way: str = "overlayfs",
+    real: Sequence[str] = (),
+    kept: Mapping[str, str] | None = None,
+    roots: Sequence[str] = (),
+    memory_bytes: int = 0,
+) -> list[str]:
+    """Replace this process's view of the file system.
+
+    Call it in a process of one thread. Open files and the working directory lead to the real files still:
+    the working directory is entered anew here, open files are the caller's.
+
+    Args:
+        scratch: empty folders of this call alone, where what is written goes. At least two below different
+            top-level folders let both of those be covered. None: what is written goes to memory.
+        way: overlayfs, the kernel's; or fuse-overlayfs, the program, where the kernel's is not allowed.
+        real: folders in which writing is real.
+        kept: {folder: scratch folder}: written there, and seen again by the next view that is given it.
+        roots: folders that will surely be written to, such as the working and the home directory. An
+            unprivileged user can write into a folder of another one, such as a group's, if it is a root.
+        memory_bytes: the most that is written where no scratch folder can be used.
+
+    Returns:
+        Folders in which nothing can be written, since they could not be covered.
+
+    Raises:
+        OSError: the kernel or the container forbids it. The view may be half made: end the process.
+    """
+    here = Path.cwd()
+    is_unprivileged = _leave_mounts()
+    view = _View(way, is_unprivileged=is_unprivileged)
+    view.plan(roots)
+    view.pin(scratch, real, kept or {}, memory_bytes)
+    view.cover()
+    os.chdir(here)
+    return view.read_only
+
+
+def _leave_mounts() -> bool:
+    """Into a mount namespace of our own; whether that took a user namespace."""
+    user, group = os.geteuid(), os.getegid()
+    is_unprivileged = False
+    try:
+        unshare(CLONE_NEWNS)
+    except PermissionError:
+        unshare(CLONE_NEWUSER | CLONE_NEWNS)
+        is_unprivileged = True
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    # Without this, what is mounted here would appear in the namespace of everybody.
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    return is_unprivileged
+
+
+class _View:
+    """The work of `enter_view`, in its three steps.
+
+    Everything is opened before anything is mounted, for a path that is covered leads to the cover.
+    """
+
+    def __init__(self, way: str, *, is_unprivileged: bool) -> None:
+        self._way, self._is_unprivileged = way, is_unprivileged
+        self._mounts = read_mounts()
+        self._places: list[str] = []
+        self._pinned: dict[str, int] = {}
+        self._uppers: dict[str, str] = {}
+        self._roots: set[str] = set()
+        self._memory: int | None = None
+        self.read_only: list[str] = []
+
+    # ------------------------------------------------------------ what is covered
+
+    def plan(self, roots: Sequence[str]) -> None:
+        """Find the folders that get an overlay each, parents first."""
+        places: dict[str, None] = {}
+        for one in self._mounts:
+            if one.holds_files and not one.is_read_only and Path(one.path).is_dir():
+                places.update(dict.fromkeys(self._parts_of(one.path)))
+        if self._is_unprivileged:  # else an overlay can copy the folders of any user
+            self._roots = {top for one in roots if (top := self._first_writable(one))}
+            places.update(dict.fromkeys(self._roots))
+        self._places = sorted(places, key=lambda path: (path.count("/"), path))
+
+    def _parts_of(self, path: str) -> Iterator[str]:
+        """A folder, or folders in it where it cannot be covered as a whole.
+
+        The root holds /proc and /dev. In a user namespace the kernel does not let one cover a mount of
+        another user's, so what holds some is covered around them.
+        """
+        holds_mounts = any(is_inside(m.path, path) and m.path != path for m in self._mounts)
+        if path != "/" and not (holds_mounts and self._is_unprivileged):
+            yield path
+            return
+        if os.access(path, os.W_OK):
+            self.read_only.append(path)
+        mounted = {m.path for m in self._mounts}
+        with suppress(OSError):
+            for entry in sorted(os.scandir(path), key=lambda one: one.name):
+                if entry.is_dir(follow_symlinks=False) and entry.path not in mounted:
+                    yield from self._parts_of(entry.path)
+
+    def _first_writable(self, path: str) -> str | None:
+        """The topmost folder on the way to a path that the user can write to, if it is no whole mount."""
+        real = Path(os.path.realpath(path))
+        for folder in (*reversed(real.parents), real):
+            at = f"{folder}"
+            holds_mounts = any(is_inside(m.path, at) for m in self._mounts)
+            if not holds_mounts and folder.is_dir() and os.access(folder, os.W_OK):
+                return at if self._mount_of(at).holds_files else None
+        return None
+
+    def _mount_of(self, path: str) -> Mount:
+        return max(
+            (one for one in self._mounts if is_inside(path, one.path)),
+            key=lambda one: len(one.path),
+        )
+
+    # ------------------------------------------------------------ what is opened before
+
+    def pin(
+        self,
+        scratch: Sequence[str],
+        real: Sequence[str],
+        kept: Mapping[str, str],
+        memory_bytes: int,
+    ) -> None:
+        """Open what is covered and what is put back, and make the folders for what is written."""
+        for path in [*self._places, *real]:
+            self._pin(path)
+        for path, folder in kept.items():
+            self._pin(path)
+            self._uppers[path] = _upper_in(Path(folder))
+        self._kept, self._real = list(kept), [path for path in real if path in self._pinned]
+        self._hidden = [
+            one for one in self._mounts if one.path != "/" and any(
+                is_inside(one.path, place) and one.path != place for place in self._places
+            ) and one.path not in self._places and self._pin(one.path)
+        ]  # fmt: skip
+        self._channels = [
+            path for path in _sockets_and_pipes()
+            if any(is_inside(path, place) for place in self._places) and self._pin(path)
+        ]  # fmt: skip
+        if memory_bytes and scratch:
+            target = f"{scratch[0]}/memory"
+            Path(target).mkdir()
+            mount("tmpfs", target, "tmpfs", 0, f"size={memory_bytes},mode=700")
+            self._memory = os.open(target, os.O_PATH | os.O_DIRECTORY)
+        for place in self._places:
+            outside = [one for one in scratch if not is_inside(os.path.realpath(one), place)]
+            if outside:
+                self._uppers[place] = _upper_in(Path(outside[0]) / f"{len(self._uppers)}")
+
+    def _pin(self, path: str) -> bool:
+        with suppress(OSError):
+            self._pinned[path] = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+            return True
+        return False
+
+    # ------------------------------------------------------------ mounting
+
+    def cover(self) -> None:
+        """Mount overlays, and put back what must stay real."""
+        hidden = {one.path: one for one in self._hidden}
+        for path in sorted({*self._places, *hidden}, key=lambda one: (one.count("/"), one)):
+            if path in hidden:
+                mount(self._original(path), path, None, MS_BIND | MS_REC)
+            elif path in self._pinned and not self._covers(path):
+                mount(self._original(path), path, None, MS_BIND | (MS_REC * self._is_unprivileged))
+                self.read_only.append(path)
+        for path in self._kept:
+            self._cover_kept(path)
+        for path in [*self._channels, *self._real]:
+            with suppress(FileNotFoundError):  # gone since
+                mount(self._original(path), path, None, MS_BIND)
+        for path in self.read_only:
+            mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | _locked_flags(path))
+
+    def _original(self, path: str) -> str:
+        return f"/proc/self/fd/{self._pinned[path]}"
+
+    def _covers(self, path: str) -> bool:
+        """Try scratch, then memory."""
+        if path in self._uppers:
+            with suppress(OSError):
+                self._overlay(path, self._uppers[path])
+                return True
+        if self._memory is not None:
+            with suppress(OSError):
+                folder = Path(f"/proc/self/fd/{self._memory}") / f"{self._places.index(path)}"
+                self._overlay(path, _upper_in(folder))
+                return True
+        return False
+
+    def _cover_kept(self, path: str) -> None:
+        if path in self._pinned:
+            with suppress(OSError):
+                self._overlay(path, self._uppers[path])
+        else:
+            with suppress(OSError):
+                Path(path).mkdir(parents=True, exist_ok=True)
+                mount(f"{self._uppers[path]}/upper", path, None, MS_BIND)
+
+    def _overlay(self, path: str, upper: str) -> None:
+        facts = Path(self._original(path)).stat()
+        top = f"{upper}/upper"
+        if self._is_unprivileged:
+            most = _MOST_LOOKED_AT if path in self._roots else _MOST_LOOKED_AT // 20
+            _copy_what_others_own(self._original(path), top, most)
+        else:
+            os.chown(top, facts.st_uid, facts.st_gid)
+        Path(top).chmod(stat.S_IMODE(facts.st_mode))
+        os.utime(top, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        options = f"lowerdir={self._original(path)},upperdir={top},workdir={upper}/work"
+        if self._way == "fuse-overlayfs":
+            _mount_by_fuse(path, options, keep=[self._pinned[path], int(upper.rpartition("/")[2])])
+            return
+        # Only outside of user namespaces can an overlay rename a folder of the lower layer.
+        extra = "redirect_dir=on" if _is_first_user_namespace() else "userxattr"
+        mount("overlay", path, "overlay", 0, f"{extra},{options}")
+
+
+def _upper_in(folder: Path) -> str:
+    """An overlay's two folders in one that is held open, by a path that no overlay covers."""
+    for name in ("upper", "work"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    return f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}"
+
+
+def _copy_what_others_own(lower: str, upper: str, left_entries: int) -> None:
+    """Make folders and small files of another user or group anew in the upper layer, as our own.
+
+    The kernel cannot copy them when they are written to, for their owner does not exist in a user namespace
+    of one user. It is so for what belongs to a project's group. Only those that the user can write to matter.
+    """
+    left_bytes = _MOST_COPIED_BYTES
+    waiting = [""]
+    while waiting and left_entries > 0:
+        folder = waiting.pop(0)
+        try:
+            entries = list(os.scandir(f"{lower}/{folder}"))
+        except OSError:
+            continue
+        left_entries -= len(entries)
+        for entry in entries:
+            inside = f"{folder}/{entry.name}"
+            facts = entry.stat(follow_symlinks=False)
+            is_folder = stat.S_ISDIR(facts.st_mode)
+            if is_folder:
+                waiting.append(inside)
+            is_ours = (facts.st_uid, facts.st_gid) == (os.geteuid(), os.getegid())
+            if is_ours or not os.access(entry.path, os.W_OK):
+                continue
+            if is_folder:
+                _make_folders_like(lower, upper, inside)
+            elif stat.S_ISREG(facts.st_mode) and facts.st_size <= left_bytes:
+                left_bytes -= facts.st_size
+                _make_folders_like(lower, upper, folder)
+                shutil.copy2(entry.path, f"{upper}/{inside}")
+
+
+def _make_folders_like(lower: str, upper: str, inside: str) -> None:
+    at = ""
+    for name in inside.strip("/").split("/") if inside else ():
+        at = f"{at}/{name}"
+        if not Path(f"{upper}{at}").is_dir():
+            Path(f"{upper}{at}").mkdir()
+            shutil.copystat(f"{lower}{at}", f"{upper}{at}")
+
+
+def _is_first_user_namespace() -> bool:
+    first, second, count = Path("/proc/self/uid_map").read_text().split()[:3]
+    return (first, second) == ("0", "0") and int(count) == 2**32 - 1
+
+
+def _mount_by_fuse(path: str, options: str, *, keep: Sequence[int]) -> None:
+    program = shutil.which("fuse-overlayfs")
+    if program is None:
+        raise FileNotFoundError("fuse-overlayfs")
+    done = subprocess.run(
+        [program, "-o", options, path], capture_output=True, check=False, pass_fds=keep
+    )
+    if done.returncode:
+        raise OSError(done.stderr.decode(errors="replace").strip() or "fuse-overlayfs failed")
+
+
+def _locked_flags(path: str) -> int:
+    """Flags of a mount that an unprivileged remount must repeat: nosuid, nodev, noexec, relatime, ..."""
+    flags = os.statvfs(path).f_flag
+    known = {
+        os.ST_NOSUID: 2, os.ST_NODEV: 4, os.ST_NOEXEC: 8, os.ST_NOATIME: 1024, os.ST_NODIRATIME: 2048,
+        os.ST_RELATIME: 1 << 21,
+    }  # fmt: skip
+    return sum(flag for bit, flag in known.items() if flags & bit)
+
+
+def _sockets_and_pipes() -> list[str]:
+    """Paths of sockets that somebody listens at, and of named pipes in folders for temporary files."""
+    found: list[str] = []
+    with suppress(OSError):
+        for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
+            path = line.partition(" /")[2]
+            if path and len(found) < _MOST_SOCKETS and Path("/" + path).is_socket():
+                found.append(os.path.realpath("/" + path))
+    left = [_MOST_LOOKED_AT]
+    for folder in {"/tmp", "/run", os.environ.get("TMPDIR", "/tmp")}:
+        found += _pipes_in(folder, _PIPES_DEPTH, left)
+    return found
+
+
+def _pipes_in(folder: str, depth: int, left: list[int]) -> Iterator[str]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            left[0] -= 1
+            if left[0] < 0:
+                return
+            if stat.S_ISFIFO(entry.stat(follow_symlinks=False).st_mode):
+                yield os.path.realpath(entry.path)
+            elif depth and entry.is_dir(follow_symlinks=False):
+                yield from _pipes_in(entry.path, depth - 1, left)
