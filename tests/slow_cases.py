@@ -142,4 +142,6 @@ CASES = {
     "tune/doctor/test_trial.py::test_a_script_that_makes_no_step": 1,
     "tune/doctor/test_trial.py::test_a_slow_data_set_is_found_by_its_line": 0,
     "tune/doctor/test_trial.py::test_the_loader_alone": 0,
+    "tune/watch/test_worker_shares.py::test_a_trial_gives_workers_to_data_that_are_shared_only": 0,
+    "tune/watch/test_worker_shares.py::test_who_asks_is_known_before_there_are_workers": 2,
 }

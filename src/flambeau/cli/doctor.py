@@ -223,6 +223,8 @@ def _print(found: "Diagnosis") -> None:
     if found.tried:
         print()
         print_table(("change", "predicted", "measured", "", "how"), list(_remedies(found)))
+        for reason in _reasons(found):
+            print(reason)
     for note in found.notes:
         print(f"\n{note}")
 
@@ -237,3 +239,14 @@ def _remedies(found: "Diagnosis") -> list[tuple[str, str, str, str, str]]:
             measured, verdict = f"{one.gain.times:.2f}x", one.gain.verdict
         rows.append((one.remedy.name, told, measured, verdict, one.remedy.how))
     return rows
+
+
+def _reasons(found: "Diagnosis") -> list[str]:
+    """What the table shows the first line of only; changes that failed alike are told once."""
+    from flambeau.tune.doctor.formatting import in_full, is_longer_than_a_cell
+
+    names: dict[str, list[str]] = {}
+    for one in found.tried:
+        if one.gain is None and is_longer_than_a_cell(one.failure):
+            names.setdefault(one.failure, []).append(one.remedy.name)
+    return [f"\n{in_full(', '.join(alike), why)}" for why, alike in names.items()]

@@ -11,13 +11,13 @@ from flambeau.cli.command import check
 from flambeau.cli.doctor import add_sandbox_flag, command_of, script_of
 from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 from flambeau.terminal import say
 from flambeau.train.settings.durations import parse_seconds
 
 if TYPE_CHECKING:
     from flambeau.tune.doctor.paired_test import Gain
-    from flambeau.tune.search.levers import AsItIs, Lever
+    from flambeau.tune.search.levers import Lever, Told
     from flambeau.tune.search.run_tune import Options
     from flambeau.tune.search.search import Found
 
@@ -63,8 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_file(
         "--write", file, endings=(".toml",), what="settings are a TOML file", example="tuned.toml"
     )
-    if file.exists() and not file.read_text(encoding="utf-8").startswith(FIRST_LINE):
-        raise InputError(f"{file} is there, and not of flambeau tune: name another with --write")
+    _check_is_ours(file)
     command = command_of(arguments.rest, verb="tune")
     is_train = command[1:4] == ["-m", "flambeau", "train"]
     given = command[4:] if is_train else []
@@ -89,12 +88,28 @@ def run(arguments: argparse.Namespace) -> int:
             data_at=data_at,
         )
     if is_train:
-        file.write_text(f"{FIRST_LINE}\n{tuned_toml(found, from_file)}", encoding="utf-8")
+        from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+
+        write_file(file, f"{FIRST_LINE}\n{tuned_toml(found, from_file)}".encode())
     if arguments.json:
         print_json([_as_json(found)])
     else:
         _print(found, file if is_train else None)
     return 0
+
+
+def _check_is_ours(file: Path) -> None:
+    """What the settings are written over is an earlier answer of this command, or nothing."""
+    if not file.exists():
+        return
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(FIRST_LINE))
+    except OSError as error:
+        raise unreadable(file, error) from error
+    if start != FIRST_LINE.encode():
+        what = "not of flambeau tune" if start.strip() else "empty, so it may be of anything"
+        raise InputError(f"{file} is there, and {what}: name another with --write, or remove it")
 
 
 def _options(arguments: argparse.Namespace) -> "Options":
@@ -157,19 +172,27 @@ def _folder_at(command: Sequence[str]) -> int | None:
 
 def _levers(
     given: Sequence[str] | None, objective: str, device: str, folder: str | None
-) -> "Callable[[AsItIs | None], list[Lever]]":
+) -> "Callable[[Told], list[Lever]]":
     """Levers by what the first trial has told: of `flambeau train`, or of a script (`given` is None)."""
     import torch
 
     from flambeau.recipes.setup.environment import default_device
-    from flambeau.tune.search.levers import levers_of_script, levers_of_train
+    from flambeau.tune.search.levers import (
+        AsItIs,
+        LoaderAsItIs,
+        levers_of_script,
+        levers_of_train,
+    )
 
     place = default_device() if device == "auto" else torch.device(device)
     if given is None:
-        return lambda _: levers_of_script(place)
-    return lambda run: levers_of_train(
-        given, objective=objective, device=place, run=run, folder=folder
-    )
+        return lambda told: levers_of_script(
+            place, told if isinstance(told, LoaderAsItIs) else None
+        )
+    return lambda told: levers_of_train(
+        given, objective=objective, device=place, folder=folder,
+        run=told if isinstance(told, AsItIs) else None,
+    )  # fmt: skip
 
 
 def _as_json(found: "Found") -> dict[str, object]:
@@ -194,6 +217,17 @@ def _low(gain: "Gain | None") -> float | None:
     return None if gain is None or math.isnan(gain.low) else gain.low
 
 
+def _reasons(found: "Found") -> list[str]:
+    """What the table shows the first line of only; values that failed alike are told once."""
+    from flambeau.tune.doctor.formatting import in_full, is_longer_than_a_cell
+
+    values: dict[str, list[str]] = {}
+    for one in found.steps:
+        if is_longer_than_a_cell(one.note):
+            values.setdefault(one.note, []).append(f"{one.lever}={one.value}")
+    return [f"\n{in_full(', '.join(names), note)}" for note, names in values.items()]
+
+
 def _print(found: "Found", file: Path | None) -> None:
     def shown(gain: "Gain | None") -> str:
         return "-" if gain is None else f"{gain.times:.2f}x"
@@ -207,6 +241,8 @@ def _print(found: "Found", file: Path | None) -> None:
         ("lever", "value", "alone", "on top", ""), rows, right=("alone", "on top"),
         styles={"chosen": "green"},
     )  # fmt: skip
+    for line in _reasons(found):
+        print(line)
     if not found.choice:
         print("\nNothing was surely better than the settings as they are.")
         return

@@ -14,7 +14,7 @@ from flambeau.tune.doctor.remedy_trials import Tried, told_by_trials, try_remedi
 from flambeau.tune.doctor.shares import shares_of
 from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.watch.plan import Plan
-from replaced_trials import replace_trials, script
+from replaced_trials import answer_of, replace_trials, script
 
 FILE = "/home/me/train.py"
 
@@ -271,6 +271,28 @@ def test_without_workers_nothing_is_sent() -> None:
 
     assert found("send")["workers=0"] == pytest.approx(2.0)
     assert "workers=0" not in found("transform")
+
+
+def test_a_data_set_that_each_worker_gives_whole_gets_no_other_number_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader = {
+        "num_workers": 2, "persistent_workers": False, "pin_memory": False, "repeats": True, "shared": [],
+    }  # fmt: skip
+    one = trainer(*MODEL, waited=5.0, started_s=2.0, loader=loader)
+    asleep = worker(row("worker", 9.0, waits="sleep"))
+    remedies = remedies_for(findings_of(Trial([one], [asleep])))
+    names = {remedy.name for remedy in remedies}
+    assert "workers=7" in names and "persistent workers" not in names
+    changed = [remedy for remedy in remedies if "workers" in remedy.change]
+    replace_trials(monkeypatch, answer_of(Trial([one])))
+    tried = try_remedies(script(), changed, Plan(), rounds=1, enough_s=60, say=print)
+    assert all(found.gain is None and "gives every sample" in found.failure for found in tried)
+    loader |= {"repeats": False, "shared": ["__main__.Records"]}
+    found = remedies_for(findings_of(Trial([one], [asleep])))
+    assert "persistent workers" in {remedy.name for remedy in found}
+    change = next(remedy.change for remedy in found if remedy.name == "workers=7")
+    assert change == {"workers": 7, "shared": ["__main__.Records"]}
 
 
 def test_only_what_could_help_is_tried() -> None:

@@ -11,6 +11,11 @@ from PIL import Image
 from flambeau.cli import doctor
 from flambeau.cli.command import main
 from flambeau.errors import InputError
+from flambeau.tune.doctor.causes import findings_of
+from flambeau.tune.doctor.remedies import Remedy
+from flambeau.tune.doctor.remedy_trials import Tried
+from flambeau.tune.doctor.run_doctor import Diagnosis
+from flambeau.tune.doctor.trial import Trial
 
 SCRIPT = """
 import torch
@@ -107,6 +112,31 @@ def test_a_training_of_flambeau(
     told = json.loads(capsys.readouterr().out)
     assert told["shares"]["backward"] > 0
     assert list(tmp_path.iterdir()) == [Path("photos").absolute()]  # its own run is gone
+
+
+def test_why_a_change_failed_is_told_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "".join(f"line {number}\n" for number in range(2000))
+    why = f"the script ended with code 1; it said last:\n{lines}ValueError: \x1b[31mtoo few"
+    loader = {"num_workers": 0, "pin_memory": False, "persistent_workers": False, "place": None}
+    first = {
+        "steps": 100, "seconds": 10.0, "step_s": 0.1, "batches": 100, "waited_s": 5.0, "started_s": 0.0,
+        "seen": [["main", "forward", "", "", "", 0, "", 9.0]], "rank": 0, "world": 1, "anomaly": False,
+        "threads": 1, "device": "cpu", "graphs": 0, "graphs_in_window": 0, "graph_breaks": {},
+        "loader": loader, "optimizer": {},
+        "operations": {"count": 100, "seconds": 0.09, "small_s": 0.01, "memory_bound": 0.1},
+    }  # fmt: skip
+    findings = findings_of(Trial([first]))
+    remedies = [Remedy(name, "how", {}, 2.0, "data") for name in ("workers=1", "workers=2", "pin")]
+    failures = [why, why, "no time was left"]
+    tried = [Tried(one, None, said) for one, said in zip(remedies, failures, strict=True)]
+    found = Diagnosis(findings, findings.causes, tuple(tried), None)
+    assert [one["failure"] for one in found.as_json()["remedies"]] == failures
+    doctor._print(found)
+    text = capsys.readouterr().out
+    assert "workers=1, workers=2: the script ended with code 1; it said last:\n  line 0\n" in text
+    assert "characters are left out here; --json has them" in text and len(text) < 8000
+    assert "  ValueError: \\x1b[31mtoo few\n" in text and "pin: no time" not in text
+    assert "Traceback" not in text and text.count("ValueError") == 1
 
 
 def test_what_is_run() -> None:

@@ -1,5 +1,6 @@
 """Trials are noted, taken up again, and end as a file that `flambeau train --config` takes."""
 
+import errno
 import io
 import json
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.search.levers import AsItIs, Lever, Setting, levers_of_train
 from flambeau.tune.search.packed_copy import PackedCopies
 from flambeau.tune.search.run_tune import Options, tune, tuned_toml
-from flambeau.tune.search.search import Found
+from flambeau.tune.search.search import Found, Step
 from flambeau.tune.watch.plan import Plan
 from replaced_trials import answer_of, replace_trials, script
 
@@ -196,6 +197,60 @@ def test_the_command_takes_device_and_settings_from_a_file(
     assert [device.type for device in asked] == ["cuda", "cpu"]
 
 
+def test_the_file_is_written_whole_or_not_at_all(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when it comes to it; what an earlier search has chosen stays."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flambeau.tune.search.levers.levers_of_train", lambda *_, **__: [WORKERS])
+    Path("tuned.toml").write_text(before := f"{FIRST_LINE}\nworkers = 7\n")
+
+    def write(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("flambeau.recipes.checkpoints.atomic_checkpoint.os.write", write)
+        assert main(["tune"]) == 2
+    assert Path("tuned.toml").read_text() == before
+    assert main(["tune"]) == 0
+    assert read_config(Path("tuned.toml")) == {"workers": 2}
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["tuned.jsonl", "tuned.toml"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b" \t\n\n"])
+def test_train_refuses_an_empty_file_of_settings(
+    content: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tuned.toml").write_bytes(content)
+    assert main(["train", "--config", "tuned.toml", "--dry-run"]) == 2
+    assert "--config tuned.toml is empty: write it again" in capsys.readouterr().err
+    Path("tuned.toml").write_text(f"{FIRST_LINE}\n")  # of a search that has chosen nothing
+    assert read_config(Path("tuned.toml")) == {}
+
+
+def test_why_a_value_failed_is_told_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "the script ended with code 1; it said last:\nTraceback\nValueError: \x1b[31mtoo few"
+    steps = tuple(Step("workers", value, None, why) for value in ("0", "2"))
+    monkeypatch.setattr(
+        "flambeau.tune.search.run_tune.tune", lambda *_, **__: Found({}, (), steps, None)
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "--", "train.py"]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "workers=0, workers=2: the script ended with code 1; it said last:\n  Traceback\n" in text
+    )
+    assert "  ValueError: \\x1b[31mtoo few\n" in text and text.count("Traceback") == 1
+    assert main(["tune", "--json", "--", "train.py"]) == 0
+    assert [one["note"] for one in json.loads(capsys.readouterr().out)["tried"]] == [why, why]
+
+
 def test_copies_of_a_folder_are_tried_where_the_run_waits_and_only_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -272,6 +327,9 @@ def test_a_copy_that_cannot_be_made_is_an_answer(
         (["--write", "no/x.toml"], "--write no/x.toml: the folder no does not exist"),
         (["--write", "x.json"], "--write x.json: settings are a TOML file"),
         (["--write", "mine.toml"], "mine.toml is there, and not of flambeau tune"),
+        (["--write", "empty.toml"], "empty.toml is there, and empty"),
+        (["--write", "photo.toml"], "photo.toml is there, and not of flambeau tune"),
+        (["--config", "empty.toml"], "--config empty.toml is empty: write it again"),
     ],
 )
 def test_wrong_input(
@@ -280,7 +338,10 @@ def test_wrong_input(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text("epochs = 3\n")
+    Path("empty.toml").touch()
+    Path("photo.toml").write_bytes(b"\xff\xd8\xff")
     assert main(["tune", *words]) == 2
+    assert Path("empty.toml").read_bytes() == b""
     assert message in capsys.readouterr().err
     assert Path("mine.toml").read_text() == "epochs = 3\n"
 

@@ -13,6 +13,7 @@ from flambeau.tune.search.levers import (
     AsItIs,
     Choice,
     Lever,
+    LoaderAsItIs,
     Setting,
     levers_of_script,
     levers_of_train,
@@ -373,3 +374,13 @@ def test_levers_of_a_gpu_have_its_precisions_and_no_threads(
     assert [dict(s.change) for s in of_script["precision"].settings] == [
         {"tf32": True}, {"autocast": "bfloat16"},
     ]  # fmt: skip
+
+
+def test_a_script_whose_workers_would_give_every_sample_keeps_their_number() -> None:
+    def names(loader: LoaderAsItIs | None) -> dict[str, Lever]:
+        return {one.name: one for one in levers_of_script(torch.device("cpu"), loader)}
+
+    assert not {"workers", "persistent workers"} & set(names(LoaderAsItIs(repeats=True)))
+    assert {"workers", "persistent workers"} <= set(names(None))
+    shared = names(LoaderAsItIs(repeats=False, shared=("__main__.Records",)))
+    assert all(one.change["shared"] == ["__main__.Records"] for one in shared["workers"].settings)

@@ -23,16 +23,22 @@ def read_config(path: Path) -> dict[str, Any]:
     """The settings that a TOML file holds.
 
     Raises:
-        InputError: no such file, not TOML, an unknown key.
+        InputError: no such file, an empty one, not TOML, an unknown key.
     """
     try:
-        values = load_toml(path)
+        data = _start_of(path)
+        values = parse_toml(data)
     except FileNotFoundError:
         raise InputError(f"--config {path}: no such file") from None
     except OSError as error:
         raise unreadable(path, error) from error
     except ValueError as error:
         raise InputError(f"{path} cannot be read as TOML: {error}") from error
+    if not data.strip():
+        # Such as a program leaves that was killed while it wrote: nobody means the defaults by it.
+        raise InputError(
+            f"--config {path} is empty: write it again, as flambeau tune does its own, or leave --config out"
+        )
     _check_keys(values, path)
     return values
 
@@ -44,8 +50,12 @@ def load_toml(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it is not TOML, or too large; tomllib.TOMLDecodeError is one.
     """
+    return parse_toml(_start_of(path))
+
+
+def _start_of(path: Path) -> bytes:
     with path.open("rb") as file:
-        return parse_toml(file.read(_MAX_BYTES + 1))
+        return file.read(_MAX_BYTES + 1)
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:

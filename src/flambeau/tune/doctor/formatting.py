@@ -4,6 +4,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from flambeau.terminal import printable
+from flambeau.tune.watch.code_origin import in_package
+
+_CELL = 200  # characters that a table shows of a cell
+_LONGEST_REASON = 4000  # characters, some fifty lines; chosen
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -26,10 +32,7 @@ class Cause:
 
 def of_package(where: str) -> str:
     """FILE:LINE from the folder of its installed package on; '' of anything else."""
-    for folder in ("/site-packages/", "/dist-packages/"):
-        if folder in where:
-            return where.rpartition(folder)[2]
-    return ""
+    return in_package(where)
 
 
 def shown(where: str) -> str:
@@ -38,6 +41,27 @@ def shown(where: str) -> str:
         return package
     relative = os.path.relpath(where)
     return where if relative.startswith("..") else relative
+
+
+def is_longer_than_a_cell(reason: str) -> bool:
+    """A table shows its first line only, and of that no more than the start."""
+    return "\n" in reason or len(reason) > _CELL
+
+
+def in_full(name: str, reason: str) -> str:
+    """'NAME: REASON', for below a table; the middle of a very long one is left out.
+
+    Args:
+        name: of what failed.
+        reason: why, in lines, which may be of a script and hold anything.
+    """
+    left_out = len(reason) - _LONGEST_REASON
+    if left_out > 0:
+        half = _LONGEST_REASON // 2
+        middle = f"\n... {left_out} characters are left out here; --json has them ...\n"
+        reason = f"{reason[:half]}{middle}{reason[-half:]}"
+    lines = [printable(line) for line in reason.splitlines()]
+    return "\n".join([f"{name}: {lines[0]}", *(f"  {line}" for line in lines[1:])])
 
 
 def percent(share: float) -> str:

@@ -23,6 +23,9 @@ _CACHED = 8  # batches
 _OR_TENSORS = ", or batches of tensors, which go through shared memory"
 _WORTH_TRYING = 0.04  # share of the time that a change could save; chosen
 
+REPEATS = "not tried: the data set never asks get_worker_info for a share, so each worker gives every sample"
+"""Of another number of workers: it would be another training."""
+
 
 @dataclass(frozen=True)
 class Remedy:
@@ -36,6 +39,7 @@ class Remedy:
         at_most: see there.
         kind: the cause that it is against.
         is_bound: it shows a limit, and nobody can write it so.
+        refused: why it is not tried although it would be faster; '' for all others.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Remedy:
     kind: str
     at_most: bool = True
     is_bound: bool = False
+    refused: str = ""
 
 
 def remedies_for(findings: Findings) -> list[Remedy]:
@@ -93,18 +98,7 @@ def _for_data(findings: Findings) -> list[Remedy]:
             {"cached": _CACHED}, _saved(whole), "data", at_most=False, is_bound=True,
         )
     ]  # fmt: skip
-    if start >= _WORTH_TRYING and not loader["persistent_workers"]:
-        how = f"DataLoader(persistent_workers=True){line}"
-        found.append(
-            Remedy(
-                "persistent workers", how, {"persistent": True}, _saved(start), "worker start",
-                at_most=False,
-            )
-        )  # fmt: skip
-    for count in _other_workers(workers, findings):
-        how = f"DataLoader(num_workers={count}){'' if count else _OR_TENSORS}{line}"
-        kind = "few workers" if count > workers else "many workers" if count else "send"
-        found.append(Remedy(f"workers={count}", how, {"workers": count}, _saved(whole), kind))
+    found += _for_workers(findings, whole=whole, start=start)
     if workers and waits >= _WORTH_TRYING and work.idle > 0.2:
         how = f"DataLoader(prefetch_factor=8){line}"
         found.append(Remedy("prefetch=8", how, {"prefetch": 8}, _saved(waits), "data"))
@@ -115,6 +109,28 @@ def _for_data(findings: Findings) -> list[Remedy]:
     if findings.trial.trainers[0]["device"] != "cpu" and not loader["pin_memory"]:
         how = f"DataLoader(pin_memory=True), and .to(device, non_blocking=True){line}"
         found.append(Remedy("pin memory", how, {"pin": True}, _saved(waits), "copy"))
+    return found
+
+
+def _for_workers(findings: Findings, *, whole: float, start: float) -> list[Remedy]:
+    """Other numbers of them, and that they stay: for a data set that gives each its share."""
+    loader, line = findings.trial.trainers[0]["loader"], _loader_line(findings)
+    workers: int = loader["num_workers"]
+    refused = REPEATS if loader.get("repeats") else ""
+    found = []
+    if start >= _WORTH_TRYING and not loader["persistent_workers"] and not refused:
+        how = f"DataLoader(persistent_workers=True){line}"
+        found.append(
+            Remedy(
+                "persistent workers", how, {"persistent": True}, _saved(start), "worker start",
+                at_most=False,
+            )
+        )  # fmt: skip
+    for count in _other_workers(workers, findings):
+        how = f"DataLoader(num_workers={count}){'' if count else _OR_TENSORS}{line}"
+        kind = "few workers" if count > workers else "many workers" if count else "send"
+        change = {"workers": count, "shared": loader.get("shared", [])}
+        found.append(Remedy(f"workers={count}", how, change, _saved(whole), kind, refused=refused))
     return found
 
 

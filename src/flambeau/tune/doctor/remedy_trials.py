@@ -49,7 +49,7 @@ def try_remedies(
     """
     start = time.monotonic()
     pairs: dict[str, list[tuple[float, float]]] = {one.name: [] for one in remedies}
-    failures: dict[str, str] = {}
+    failures = {one.name: one.refused for one in remedies if one.refused}
     before = None
     for number in range(rounds):
         share = _FIRST_SHARE if number == 0 < rounds - 1 else 1.0

@@ -134,6 +134,7 @@ def _remedy_as_json(one: Tried) -> dict[str, Any]:
         "measured": None if gain is None else gain.times,
         "low": None if gain is None or gain.low != gain.low else gain.low,
         "verdict": one.failure.partition("\n")[0] if gain is None else gain.verdict,
+        "failure": one.failure,
     }  # fmt: skip
 
 

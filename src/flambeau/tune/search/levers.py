@@ -88,6 +88,23 @@ class AsItIs:
     image_size: int | None = None
 
 
+@dataclass(frozen=True)
+class LoaderAsItIs:
+    """What the first trial has told of the DataLoader of a script.
+
+    Attributes:
+        repeats: its data set is iterable and asks for no worker's share: each worker gives every sample.
+        shared: iterable data sets that do ask; see `watch/worker_shares.py`.
+    """
+
+    repeats: bool
+    shared: tuple[str, ...] = ()
+
+
+Told = AsItIs | LoaderAsItIs | None
+"""What a trial tells: of `flambeau train`, of a script with a DataLoader, nothing."""
+
+
 def levers_of_train(
     given: Sequence[str],
     *,
@@ -190,11 +207,12 @@ def _batch_words(size: int, accumulate: int) -> tuple[str, ...]:
     return ("--batch-size", f"{size}", "--accumulate", f"{accumulate}")
 
 
-def levers_of_script(device: torch.device) -> list[Lever]:
+def levers_of_script(device: torch.device, loader: LoaderAsItIs | None = None) -> list[Lever]:
     """What can be changed in any script from outside.
 
     Args:
         device: that the script is expected to use.
+        loader: as it is; None where it is not known.
     """
 
     def switch(name: str, change: str) -> Lever:
@@ -212,8 +230,7 @@ def levers_of_script(device: torch.device) -> list[Lever]:
     rounding = () if not native_bf16(device) else (tf32, bf16) if is_cuda else (bf16,)
     found = [
         Lever("threads", _threads(device)),
-        Lever("workers", numbers("workers", *map(int, _worker_counts(None)))),
-        switch("persistent workers", "persistent"),
+        *_of_workers(loader),
         Lever("prefetch", numbers("prefetch", 4, 8)),
         Lever("keep freed memory", (keeps_freed,) if can_keep_freed() and not is_cuda else ()),
         *([switch("pin memory", "pin")] if is_cuda else []),
@@ -232,6 +249,19 @@ def levers_of_script(device: torch.device) -> list[Lever]:
         compiled = Setting("yes", change={"compile": True})
         found.append(Lever("compile", (compiled,), costs_start=True))
     return [one for one in found if one.settings]
+
+
+def _of_workers(loader: LoaderAsItIs | None) -> list[Lever]:
+    """How many read, and whether they stay, where that does not change what is read."""
+    if loader is not None and loader.repeats:
+        return []
+    shared = [] if loader is None else list(loader.shared)
+    counts = tuple(
+        Setting(count, change={"workers": int(count), "shared": shared})
+        for count in _worker_counts(None)
+    )
+    stay = Setting("yes", change={"persistent": True})
+    return [Lever("workers", counts), Lever("persistent workers", (stay,))]
 
 
 def _can_compile(device: torch.device) -> bool:

@@ -18,8 +18,10 @@ from flambeau.sandbox.inside import RUNS
 from flambeau.train.settings.config_file import as_toml, load_toml
 from flambeau.train.settings.field_checks import allowed_types
 from flambeau.train.settings.settings import FIELDS
+from flambeau.tune.doctor.remedies import REPEATS
 from flambeau.tune.doctor.trial import Script, Trial, signals_raise
-from flambeau.tune.search.levers import AsItIs, Choice, Lever, Setting
+from flambeau.tune.search.journal import Journal
+from flambeau.tune.search.levers import AsItIs, Choice, Lever, LoaderAsItIs, Setting, Told
 from flambeau.tune.search.packed_copy import PackedCopies
 from flambeau.tune.search.search import Found, Measured, Search
 from flambeau.tune.watch.plan import Plan
@@ -80,12 +82,12 @@ class Trials:
             self.copies = PackedCopies(folder, journal.parent, limit_s=script.limit_s)
         self.levers: dict[str, Lever] = {}
         """By name; a trial may set those that are in it."""
-        self.newest: AsItIs | None = None
-        """What the newest trial has told of itself, if it was `flambeau train`."""
-        self._options, self._journal, self._say = options, journal, say
+        self.newest: Told = None
+        """What the newest trial has told of itself."""
+        self._options, self._say = options, say
         told = json.dumps([list(script.command), options.objective, options.seconds])
-        self._key = hashlib.sha256(told.encode() + _files_in(script.command)).hexdigest()[:16]
-        self._earlier = self._read()
+        key = hashlib.sha256(told.encode() + _files_in(script.command)).hexdigest()[:16]
+        self._journal = Journal(journal, key)
         self.num_reused = 0
         """Trials of an earlier call that were not run again."""
         self.num_run = 0
@@ -93,19 +95,16 @@ class Trials:
 
     def measure(self, choice: Choice) -> Measured:
         """Run the script with these levers set, or take the trial from an interrupted search."""
-        told = dict(choice)
-        if self._earlier and self._earlier[0]["choice"] == told:
+        row = self._journal.take(choice)
+        if row is not None:
             self.num_reused += 1
-            row = self._earlier.pop(0)
         else:
-            self._earlier.clear()  # from where two searches part, nothing of the earlier one counts
-            named = ", ".join(f"{name}={value}" for name, value in told.items()) or "as it is"
+            named = ", ".join(f"{name}={value}" for name, value in choice.items()) or "as it is"
             self._say(f"trial: {named}")
             self.num_run += 1
-            row = {"key": self._key, "choice": told, **self._run(choice)}
-            with self._journal.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-        self.newest = AsItIs(**row["run"]) if row.get("run") else None
+            row = {"choice": dict(choice), **self._run(choice)}
+            self._journal.add(row)
+        self.newest = told_in(row)
         cost = row["step_s"] if self._options.objective == "throughput" else row["bytes"]
         if cost is not None:
             cost /= math.prod(one.samples for one in self._settings(choice))
@@ -148,19 +147,13 @@ class Trials:
         trial = script.run(plan, before_removal=read_run if self._is_train else lambda _: None)
         return _row(trial) | told
 
-    def _read(self) -> list[dict[str, Any]]:
-        if not self._journal.exists():
-            return []
-        rows = []
-        for line in self._journal.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:  # cut off by a kill
-                continue
-            if isinstance(row, dict) and row.get("key") == self._key:
-                rows.append(row)
-        # What was wrong with the run as it is has been put right, or else fails again soon.
-        return [row for row in rows if row["choice"] or not row["failure"]]
+
+def told_in(row: Mapping[str, Any]) -> Told:
+    """What a row of the journal tells of its run, or of the loader of a script."""
+    if row.get("run"):
+        return AsItIs(**row["run"])
+    loader = row.get("loader")
+    return LoaderAsItIs(loader["repeats"], tuple(loader["shared"])) if loader else None
 
 
 def _files_in(command: Sequence[str]) -> bytes:
@@ -182,11 +175,13 @@ def _row(trial: Trial) -> dict[str, Any]:
     if trial.failure is not None:
         return {"step_s": None, "bytes": None, "start_s": 0.0, "failure": trial.failure}
     on_device = sum(one.get("device_bytes", 0) for one in trial.trainers)
+    loader = trial.trainers[0].get("loader", {})
     return {
         "step_s": trial.step_s,
         "bytes": on_device or (0 if machine is None else machine.most_bytes),
         "start_s": max(one["until_window_s"] + one["until_first_s"] for one in trial.trainers),
         "failure": "",
+        "loader": {name: loader[name] for name in ("repeats", "shared")} if "repeats" in loader else None,
     }  # fmt: skip
 
 
@@ -215,7 +210,7 @@ def _as_it_is(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] 
 
 def tune(
     script: Script,
-    levers_of: Callable[[AsItIs | None], Sequence[Lever]],
+    levers_of: Callable[[Told], Sequence[Lever]],
     options: Options,
     *,
     is_train: bool,
@@ -248,7 +243,7 @@ def tune(
 
 def _search(
     trials: Trials,
-    levers_of: Callable[[AsItIs | None], Sequence[Lever]],
+    levers_of: Callable[[Told], Sequence[Lever]],
     options: Options,
     *,
     journal: Path,
@@ -259,6 +254,8 @@ def _search(
     if first.cost is None:
         raise InputError(first.failure)
     levers = levers_of(trials.newest)
+    if isinstance(trials.newest, LoaderAsItIs) and trials.newest.repeats:
+        say(f"workers and persistent workers are {REPEATS}")
     trials.levers = {lever.name: lever for lever in levers}
 
     def is_over(more: int) -> bool:

@@ -2,7 +2,8 @@
 
 Changes by name, with what they are given:
 
-- of every DataLoader, see `loader_clock.py`: workers (a number), prefetch (a number), persistent, pin,
+- of every DataLoader, see `loader_clock.py`: workers (a number; of iterable data sets for the classes in
+  shared only, see `worker_shares.py`), prefetch (a number), persistent, pin,
   cached (how many batches are kept), alone (seconds), fast;
 - of the process: threads and worker_threads (at most), keep_freed, tf32, cudnn_benchmark, no_anomaly,
   no_profiler, no_saves;

@@ -14,11 +14,12 @@ from time import perf_counter
 from typing import Any
 
 from torch import is_grad_enabled
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from flambeau.tune.watch.cached_batches import CachedBatches
 from flambeau.tune.watch.plan import write_whole
 from flambeau.tune.watch.stack_phases import Place, user_line
+from flambeau.tune.watch.worker_shares import WorkerShares, may_change_workers, name_of
 
 _Change = Mapping[str, Any]
 _ALONE_AFTER = 10  # batches, so that what was read ahead is used up; chosen
@@ -39,6 +40,7 @@ class LoaderClock:
         evaluates: the last batch was asked for without gradients.
         pause: batches that do not count any more; then `after_pause` is called.
         after_pause: takes whether a loader has ended, after which there may be no batch.
+        shares: which data sets ask for their worker's share; None where nobody looks.
     """
 
     thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
@@ -53,6 +55,7 @@ class LoaderClock:
     evaluates: bool = False
     pause: int = 0
     after_pause: Callable[[bool], None] = lambda is_end: None
+    shares: WorkerShares | None = None
 
     def loader_facts(self) -> dict[str, Any]:
         """Of the loader that gave the last batch; nothing without one."""
@@ -64,7 +67,14 @@ class LoaderClock:
             "pin_memory": bool(loader.pin_memory),
             "persistent_workers": bool(loader.persistent_workers),
             "place": self.lines.get(loader),
+            **self._facts_of_workers(loader),
         }
+
+    def _facts_of_workers(self, loader: DataLoader[Any]) -> dict[str, Any]:
+        """Whether more of them would give samples more than once, and which iterable data set would not."""
+        repeats = self.shares is not None and not self.shares.are_asked_for(loader)
+        is_shared = isinstance(loader.dataset, IterableDataset) and not repeats
+        return {"repeats": repeats, "shared": [name_of(loader.dataset)] if is_shared else []}
 
 
 class _TimedBatches:
@@ -130,10 +140,12 @@ def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
     """Put the clocks around DataLoader, once a process.
 
     Args:
-        change: of this trial: workers, prefetch, pin, persistent, cached, alone, fast.
+        change: of this trial: workers, shared, prefetch, pin, persistent, cached, alone, fast.
         folder: of the trial.
     """
-    clock = LoaderClock()
+    shares = WorkerShares(folder)
+    shares.watch()
+    clock = LoaderClock(shares=shares)
     make, iterate = DataLoader.__init__, DataLoader.__iter__
     signature = inspect.signature(make)
 
@@ -167,8 +179,10 @@ def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
 def _changed(given: Mapping[str, Any], change: _Change) -> dict[str, Any]:
     """The arguments of a loader that a trial replaces."""
     found: dict[str, Any] = {}
-    workers = change.get("workers", given.get("num_workers", 0))
-    if "workers" in change:
+    workers = now = given.get("num_workers", 0)
+    if may_change_workers(given["dataset"], change):
+        workers = change.get("workers", now)
+    if workers != now:
         found["num_workers"] = workers
         if workers == 0:
             found |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}

@@ -1,92 +1,92 @@
 """What a thread is doing, by its stack: the phase of a step, the kind of work on data, the user's line."""
 
 import re
-import sysconfig
 from collections.abc import Sequence
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
+
+from flambeau.tune.watch.code_origin import origin_of
 
 _Rules = Sequence[tuple[str, str, str]]
 _ANY = ".*"
 
-# Part of a file's path, the function, and what runs there. The first that fits counts.
+# A module or the package that it is in, the function, and what runs there. The first that fits counts.
 _PHASES: _Rules = (
-    ("/torch/utils/data/_utils/worker.py", "_worker_loop", "worker"),
-    ("/torch/_dynamo/convert_frame.py", _ANY, "compile"),
-    ("/torch/_inductor/compile_fx.py", ".*(compile|compiler).*", "compile"),
-    ("/torch/serialization.py", "save", "checkpoint"),
-    ("/torch/distributed/checkpoint/", ".*save.*", "checkpoint"),
-    ("/safetensors/torch.py", "save.*", "checkpoint"),
-    ("/flambeau/train/checkpoints/", _ANY, "checkpoint"),
-    ("/lightning/pytorch/loops/evaluation_loop.py", _ANY, "evaluation"),
-    ("/pytorch_lightning/loops/evaluation_loop.py", _ANY, "evaluation"),
-    ("/flambeau/train/loop/evaluation_mode.py", _ANY, "evaluation"),
+    ("torch.utils.data._utils.worker", "_worker_loop", "worker"),
+    ("torch._dynamo.convert_frame", _ANY, "compile"),
+    ("torch._inductor.compile_fx", ".*(compile|compiler).*", "compile"),
+    ("torch.serialization", "save", "checkpoint"),
+    ("torch.distributed.checkpoint", ".*save.*", "checkpoint"),
+    ("safetensors.torch", "save.*", "checkpoint"),
+    ("flambeau.train.checkpoints", _ANY, "checkpoint"),
+    ("lightning.pytorch.loops.evaluation_loop", _ANY, "evaluation"),
+    ("pytorch_lightning.loops.evaluation_loop", _ANY, "evaluation"),
+    ("flambeau.train.loop.evaluation_mode", _ANY, "evaluation"),
     (
-        "/torch/utils/data/dataloader.py",
+        "torch.utils.data.dataloader",
         "__init__|__iter__|__del__|_get_iterator|_shutdown_workers|_reset",
         "worker start",
     ),
-    ("/torch/utils/data/dataloader.py", _ANY, "data"),
-    ("/flambeau/data/", _ANY, "data"),
-    ("/nvidia/dali/", _ANY, "data"),
-    ("/webdataset/", _ANY, "data"),
-    ("/ffcv/", _ANY, "data"),
-    ("/datasets/arrow_dataset.py", _ANY, "data"),
-    ("/torch/_tensor.py", "backward", "backward"),
-    ("/torch/autograd/__init__.py", "backward|grad", "backward"),
-    ("/torch/autograd/graph.py", "_engine_run_backward", "backward"),
-    ("/torch/optim/lr_scheduler.py", _ANY, "python"),
-    ("/torch/optim/", _ANY, "optimizer"),
-    ("/timm/optim/", _ANY, "optimizer"),
-    ("/torch/amp/grad_scaler.py", _ANY, "optimizer"),
-    ("/torch/nn/utils/clip_grad.py", _ANY, "optimizer"),
-    ("/flambeau/recipes/training/amp_step.py", "step", "optimizer"),
-    ("/torch/nn/modules/module.py", "_wrapped_call_impl|_call_impl", "forward"),
-    ("/torch/nn/functional.py", _ANY, "forward"),
-    ("/flambeau/train/loss.py", _ANY, "forward"),
-    ("/torch/distributed/distributed_c10d.py", _ANY, "communication"),
+    ("torch.utils.data.dataloader", _ANY, "data"),
+    ("flambeau.data", _ANY, "data"),
+    ("nvidia.dali", _ANY, "data"),
+    ("webdataset", _ANY, "data"),
+    ("ffcv", _ANY, "data"),
+    ("datasets.arrow_dataset", _ANY, "data"),
+    ("torch._tensor", "backward", "backward"),
+    ("torch.autograd", "backward|grad", "backward"),
+    ("torch.autograd.graph", "_engine_run_backward", "backward"),
+    ("torch.optim.lr_scheduler", _ANY, "python"),
+    ("torch.optim", _ANY, "optimizer"),
+    ("timm.optim", _ANY, "optimizer"),
+    ("torch.amp.grad_scaler", _ANY, "optimizer"),
+    ("torch.nn.utils.clip_grad", _ANY, "optimizer"),
+    ("flambeau.recipes.training.amp_step", "step", "optimizer"),
+    ("torch.nn.modules.module", "_wrapped_call_impl|_call_impl", "forward"),
+    ("torch.nn.functional", _ANY, "forward"),
+    ("flambeau.train.loss", _ANY, "forward"),
+    ("torch.distributed.distributed_c10d", _ANY, "communication"),
     (
-        "/torch/nn/parallel/distributed.py",
+        "torch.nn.parallel.distributed",
         "_sync_buffers|_distributed_broadcast_coalesced",
         "communication",
     ),
-    ("/torch/profiler/profiler.py", _ANY, "profiler"),
+    ("torch.profiler.profiler", _ANY, "profiler"),
 )
 _KINDS: _Rules = (
-    ("/torch/utils/data/_utils/collate.py", _ANY, "collate"),
-    ("/torch/multiprocessing/reductions.py", _ANY, "send"),
-    ("/multiprocessing/queues.py", "get", "idle"),
-    ("/threading.py", "wait", "idle"),
-    ("/multiprocessing/queues.py", _ANY, "send"),
-    ("/multiprocessing/reduction.py", _ANY, "send"),
-    ("/torch/utils/data/_utils/pin_memory.py", _ANY, "pin"),
-    ("/PIL/ImageFile.py", _ANY, "decode"),
+    ("torch.utils.data._utils.collate", _ANY, "collate"),
+    ("torch.multiprocessing.reductions", _ANY, "send"),
+    ("multiprocessing.queues", "get", "idle"),
+    ("threading", "wait", "idle"),
+    ("multiprocessing.queues", _ANY, "send"),
+    ("multiprocessing.reduction", _ANY, "send"),
+    ("torch.utils.data._utils.pin_memory", _ANY, "pin"),
+    ("PIL.ImageFile", _ANY, "decode"),
     # convert("RGB"), with which loaders end, is a copy for photographs.
-    ("/PIL/Image.py", "open|load|_open|_decode.*|draft|convert|copy", "decode"),
-    ("ImagePlugin.py", _ANY, "decode"),
-    ("/PIL/", _ANY, "transform"),
-    ("/torchvision/io/", _ANY, "decode"),
-    ("/torchcodec/", _ANY, "decode"),
-    ("/imageio/", _ANY, "decode"),
-    ("/simplejpeg/", _ANY, "decode"),
-    ("/tifffile/", _ANY, "decode"),
-    ("/pydicom/", _ANY, "decode"),
-    ("/flambeau/data/images/", _ANY, "decode"),
-    ("/torchvision/transforms/", _ANY, "transform"),
-    ("/albumentations/", _ANY, "transform"),
-    ("/kornia/", _ANY, "transform"),
-    ("/timm/data/", ".*(transform|augment|__call__).*", "transform"),
-    ("/flambeau/data/transforms/", _ANY, "transform"),
-    ("/pathlib.py", "read_.*|open", "read"),
-    ("/zipfile.py", _ANY, "read"),
-    ("/tarfile.py", _ANY, "read"),
-    ("/gzip.py", _ANY, "read"),
-    ("/h5py/", _ANY, "read"),
-    ("/fsspec/", _ANY, "read"),
-    ("/http/client.py", _ANY, "read"),
-    ("/ssl.py", _ANY, "read"),
-    ("/numpy/lib/_npyio_impl.py", _ANY, "read"),
+    ("PIL.Image", "open|load|_open|_decode.*|draft|convert|copy", "decode"),
+    (".*ImagePlugin", _ANY, "decode"),
+    ("PIL", _ANY, "transform"),
+    ("torchvision.io", _ANY, "decode"),
+    ("torchcodec", _ANY, "decode"),
+    ("imageio", _ANY, "decode"),
+    ("simplejpeg", _ANY, "decode"),
+    ("tifffile", _ANY, "decode"),
+    ("pydicom", _ANY, "decode"),
+    ("flambeau.data.images", _ANY, "decode"),
+    ("torchvision.transforms", _ANY, "transform"),
+    ("albumentations", _ANY, "transform"),
+    ("kornia", _ANY, "transform"),
+    ("timm.data", ".*(transform|augment|__call__).*", "transform"),
+    ("flambeau.data.transforms", _ANY, "transform"),
+    ("pathlib", "read_.*|open", "read"),
+    ("zipfile", _ANY, "read"),
+    ("tarfile", _ANY, "read"),
+    ("gzip", _ANY, "read"),
+    ("h5py", _ANY, "read"),
+    ("fsspec", _ANY, "read"),
+    ("http.client", _ANY, "read"),
+    ("ssl", _ANY, "read"),
+    ("numpy.lib._npyio_impl", _ANY, "read"),
 )
 _USER_KINDS = (
     (re.compile("collate"), "collate"),
@@ -100,8 +100,6 @@ _EVALUATES = re.compile(
 # or, as Lightning's optimizer.step(closure), around all of the step.
 _ABOVE_ALL = ("compile", "checkpoint", "evaluation")
 _BELOW_ALL = ("optimizer", "python")
-_STDLIB = tuple(f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("stdlib", "platstdlib"))
-_OURS = f"{Path(__file__).resolve().parents[2]}/"
 
 
 class Place(NamedTuple):
@@ -130,8 +128,7 @@ class _Tag(NamedTuple):
     code: CodeType  # kept alive, so that nothing else gets its number
     phase: str
     kind: str
-    is_user: bool
-    is_library: bool
+    owner: str
 
 
 _Stack = tuple[int, ...]
@@ -155,20 +152,20 @@ def activity_of(frame: FrameType | None) -> Activity:
     stack = tuple(codes)
     found = _known.get(stack)
     if found is None:
-        found = _known[stack] = _of_stack([one.f_code for one in frames])
+        found = _known[stack] = _of_stack(frames)
     phase, kind, number = found
     return Activity(phase, kind, None if number is None else _place(frames[number]))
 
 
-def _of_stack(codes: Sequence[CodeType]) -> tuple[str, str, int | None]:
+def _of_stack(frames: Sequence[FrameType]) -> tuple[str, str, int | None]:
     phase = kind = ""
     mine: int | None = None
     library: int | None = None
     is_own = False  # code of the user's, and no step() of an optimizer that the user has written
-    for number, code in enumerate(codes):
-        tag = _tags.get(id(code)) or _tag_of(code)
-        if tag.is_user:
-            is_own = code.co_name != "step"
+    for number, frame in enumerate(frames):
+        tag = _tag_of(frame)
+        if tag.owner == "user":
+            is_own = frame.f_code.co_name != "step"
         if tag.phase == "worker":  # what is around was going on in the trainer when it forked
             phase = tag.phase
             break
@@ -178,9 +175,9 @@ def _of_stack(codes: Sequence[CodeType]) -> tuple[str, str, int | None]:
         if tag.phase and not stays and not (phase and tag.phase in _BELOW_ALL):
             # A hook or closure of the user's within an optimizer is none of its work.
             phase = "python" if tag.phase == "optimizer" and is_own else tag.phase
-        if mine is None and tag.is_user:
+        if mine is None and tag.owner == "user":
             mine = number
-        elif library is None and tag.is_library:
+        elif library is None and tag.owner == "library":
             library = number
     return phase, kind, library if mine is None else mine
 
@@ -192,36 +189,38 @@ def _place(frame: FrameType) -> Place:
 def user_line(frame: FrameType | None) -> Place | None:
     """The innermost line of the user's, from a frame outwards."""
     while frame is not None:
-        if (_tags.get(id(frame.f_code)) or _tag_of(frame.f_code)).is_user:
+        if _tag_of(frame).owner == "user":
             return _place(frame)
         frame = frame.f_back
     return None
 
 
-def _tag_of(code: CodeType) -> _Tag:
-    file, name = code.co_filename, code.co_name
-    is_user, is_library = _owner(file)
-    phase = _first(_PHASES, file, name)
-    kind = _first(_KINDS, file, name)
-    if "/torch/" not in file and _EVALUATES.fullmatch(name):
+def is_torchs(frame: FrameType) -> bool:
+    """Whether it runs code of torch itself."""
+    return _tag_of(frame).owner == "torch"
+
+
+def _tag_of(frame: FrameType) -> _Tag:
+    code = frame.f_code
+    return _tags.get(id(code)) or _new_tag(frame, code)
+
+
+def _new_tag(frame: FrameType, code: CodeType) -> _Tag:
+    name, (owner, module) = code.co_name, origin_of(frame)
+    phase = _first(_PHASES, module, name)
+    kind = _first(_KINDS, module, name)
+    if owner != "torch" and _EVALUATES.fullmatch(name):
         phase = "evaluation"
-    if is_user and not kind:
+    if owner == "user" and not kind:
         kind = next((kind for pattern, kind in _USER_KINDS if pattern.search(name)), "")
-    _tags[id(code)] = tag = _Tag(code, phase, kind, is_user, is_library)
+    _tags[id(code)] = tag = _Tag(code, phase, kind, owner)
     return tag
 
 
-def _owner(file: str) -> tuple[bool, bool]:
-    """Whether a file is the user's, and whether it is of a library that the user has chosen."""
-    if file.startswith(("<", _OURS)) or "torchinductor_" in file:
-        return False, False
-    if "/site-packages/" in file or "/dist-packages/" in file:
-        return False, "/torch/" not in file
-    return not file.startswith(_STDLIB), False
-
-
-def _first(rules: _Rules, file: str, name: str) -> str:
-    for part, function, meaning in rules:
-        if part in file and (function == _ANY or re.fullmatch(function, name)):
+def _first(rules: _Rules, module: str, name: str) -> str:
+    for where, function, meaning in rules:
+        if re.fullmatch(rf"{where}(\..*)?", module) is None:
+            continue
+        if function == _ANY or re.fullmatch(function, name):
             return meaning
     return ""

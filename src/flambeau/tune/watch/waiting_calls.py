@@ -5,13 +5,12 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flambeau.tune.watch.stack_phases import Place, user_line
+from flambeau.tune.watch.stack_phases import Place, is_torchs, user_line
 
 _METHODS = (
     "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__repr__",
@@ -53,7 +52,8 @@ class WaitingCalls:
     def _counted(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if self._is_inside or torch.compiler.is_compiling() or _is_torchs(sys._getframe(1)):
+            # Torch's optimizers read counters that lie on the CPU, at no cost worth a word.
+            if self._is_inside or torch.compiler.is_compiling() or is_torchs(sys._getframe(1)):
                 return method(tensor, *args, **kwargs)
             self._is_inside = True
             began = time.perf_counter()
@@ -81,11 +81,6 @@ class WaitingCalls:
             figures[0] += 1
             figures[1] += seconds
             figures[2] += copied
-
-
-def _is_torchs(frame: FrameType) -> bool:
-    """Torch's optimizers read counters that lie on the CPU, at no cost worth a word."""
-    return "/site-packages/torch/" in frame.f_code.co_filename
 
 
 def skip_waiting_calls(lines: Collection[str]) -> None:
