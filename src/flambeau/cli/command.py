@@ -11,6 +11,7 @@ import stat
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with _ended_by_ctrl_c():
-            return _dispatch(words)
+            return _dispatch(words, is_process=arguments is None)
     except InputError as error:
         return _complain(words, str(error), 2)
     except WorkerLost as error:
@@ -140,14 +141,35 @@ def check(words: Sequence[str]) -> argparse.Namespace:
     return _parse(list(words))
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], *, is_process: bool) -> int:
     chosen = _parse(words)
     if chosen.verb is None:
         chosen.parser.print_help()
         return 0
     chosen.words = words
+    if is_process and chosen.trial_outputs is not None:
+        _keep_off_files(chosen.trial_outputs(chosen), words)
     exit_code: int = chosen.run(chosen)
     return exit_code
+
+
+def _keep_off_files(outputs: Sequence[Path] | None, words: Sequence[str]) -> None:
+    """Where a command only tries something, what it runs of the user's code changes no file of the user.
+
+    Args:
+        outputs: what the command writes; None if it is not of this kind.
+        words: of the command.
+    """
+    if (
+        outputs is None or "RANK" in os.environ
+    ):  # processes of one job share a folder for their trial
+        return
+    from flambeau.sandbox.here import keep_off_files
+    from flambeau.terminal import say
+
+    reason = keep_off_files(outputs)
+    if reason and any(".py:" in word for word in words):
+        say(f"what your code writes is written: it cannot be held back here ({reason})")
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -211,8 +233,9 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         else:
             verb.add_arguments(child)
         child.set_defaults(
-            run=verb.run, parser=child, takes_rest=getattr(verb, "TAKES_REST", False)
-        )
+            run=verb.run, parser=child, takes_rest=getattr(verb, "TAKES_REST", False),
+            trial_outputs=getattr(verb, "trial_outputs", None),
+        )  # fmt: skip
     return parser
 
 

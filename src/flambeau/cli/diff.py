@@ -70,6 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if found.is_same else 1
 
 
+def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
+    """A replay runs the code that the runs name, and writes nothing."""
+    return [] if arguments.replay else None
+
+
 def _loss(left: Path, right: Path, *, as_json: bool) -> int:
     from flambeau.train.compare.line_difference import compare_lines, markdown_table
     from flambeau.train.compare.recorded_facts import read_facts

@@ -122,6 +122,14 @@ def _add_other_views(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
+    """What is written besides what the user's code would write; None where no code of the user runs."""
+    model = arguments.model or ""
+    if ".py:" not in model and not Path(model).is_dir():
+        return None
+    return [one for one in (arguments.graph, arguments.trace, arguments.memory) if one is not None]
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, and below it the totals."""
     trains = arguments.profile or arguments.checklist or arguments.memory is not None

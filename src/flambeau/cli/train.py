@@ -14,6 +14,7 @@ from flambeau.cli.launch import number_of_procs
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
+from flambeau.sandbox.here import outside
 from flambeau.sandbox.inside import folder_for_run
 from flambeau.terminal import say
 from flambeau.train.settings.config_file import canonical, read_config
@@ -70,6 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
         FLAG.restore(run)
 
 
+def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
+    """What a trial writes; None of a training."""
+    if arguments.find_lr:
+        return [Path(arguments.find_lr)]
+    return [] if arguments.dry_run or arguments.replay_step else None
+
+
 def _check_trial(arguments: argparse.Namespace) -> None:
     """Of what trains only for some steps."""
     trials = [flag_of(name) for name in ("dry_run", "find_lr") if getattr(arguments, name)]
@@ -92,7 +100,7 @@ def _draw_curve(file: str | None) -> "Callable[[LRCurve], None] | None":
         from flambeau.inspection.lr_range_picture import svg_of_rates
         from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
-        write_file(Path(file), svg_of_rates(curve).encode())
+        write_file(outside(Path(file)), svg_of_rates(curve).encode())
         rates, best = curve.rates, curve.suggested
         tried = f"{len(rates)} steps"
         if rates:

@@ -4,6 +4,7 @@ Source: mount(2), unshare(2), proc(5), `include/uapi/linux/mount.h` and `sched.h
 """
 
 import ctypes
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -89,7 +90,9 @@ def die_with_parent() -> None:
 
 def system_call(name: str, *arguments: object, path: str | None = None) -> None:
     """Call a function of the C library; OSError with its errno and the path where it does not give 0."""
-    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    if function is None:
+        raise OSError(errno.ENOSYS, f"this system has no {name}")
     if function(*arguments):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path or name)

@@ -51,20 +51,27 @@ def adopt_orphans(yes: bool) -> None:
 
 
 def end_processes(
-    folder: Path, group: int, namespace: str | None = None, earlier: Collection[int] = ()
+    folder: Path,
+    group: int | None = None,
+    namespace: str | None = None,
+    earlier: Collection[int] | None = None,
 ) -> None:
     """Kill what is left of a trial: its group, all with its mark or its view, and the orphans that it left.
 
     Args:
         folder: of the trial.
-        group: process group of the command.
+        group: process group of the command; None if that is not known.
         namespace: see `processes_of`.
-        earlier: what `adopted_processes` gave before it was started.
+        earlier: what `adopted_processes` gave before it was started; None leaves such processes alone.
     """
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
+    if group is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
     for _ in range(50):
-        left = {*processes_of(folder, namespace), *adopted_processes()} - {*earlier, group}
+        left = set(processes_of(folder, namespace))
+        if earlier is not None:
+            left |= set(adopted_processes()) - set(earlier)
+        left.discard(group or 0)
         for process in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)

@@ -1,6 +1,5 @@
 """Runs commands of the user where they can change none of the user's files."""
 
-import getpass
 import json
 import os
 import shutil
@@ -15,12 +14,14 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from flambeau.errors import InputError
+from flambeau.sandbox.caches import cache_folders
 from flambeau.sandbox.inside import MARK
 from flambeau.sandbox.landlock import landlock_version
 from flambeau.sandbox.private_copy import copy_folder
 from flambeau.sandbox.processes import adopt_orphans, adopted_processes, end_processes
 from flambeau.sandbox.scratch import Scratch, remove_tree
 from flambeau.sandbox.start import REPORT
+from flambeau.sandbox.view import most_in_memory
 
 _SOURCES = Path(__file__).resolve().parents[2]
 _START = (
@@ -28,21 +29,15 @@ _START = (
     "from flambeau.sandbox.start import main; main(sys.argv[2], sys.argv[3:])"
 )
 _PLAN = "view.json"
-_MEMORY_SHARE = 0.25  # of what is free, for what is written where no disk can be used; chosen
+_TRY_S = 30.0  # chosen
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts", "/dev/shm")
-_CACHES = (
-    ("XDG_CACHE_HOME", "~/.cache"), ("TORCH_HOME", ""), ("HF_HOME", ""), ("TRITON_CACHE_DIR", "~/.triton"),
-    ("CUDA_CACHE_PATH", "~/.nv"), ("TORCHINDUCTOR_CACHE_DIR", "{tmp}/torchinductor_{user}"),
-)  # fmt: skip
-
-WAYS = ("overlayfs", "fuse-overlayfs", "copy")
-"""From the best to the last; all keep the user's files as they are."""
+WAYS = ("overlayfs", "copy")
+"""The better one first; both keep the user's files as they are."""
 
 UNPROTECTED = "none"
 
 _TOLD = {
     "overlayfs": "see your files through an overlay (overlayfs), and change none of them",
-    "fuse-overlayfs": "see your files through an overlay (fuse-overlayfs), and change none of them",
     "copy": "write to a copy of the working folder and nowhere else (Landlock), and change no file of yours",
     UNPROTECTED: "may change your files (--trials-may-write)",
 }  # fmt: skip
@@ -96,6 +91,10 @@ class Sandbox:
 
     def _choose(self, ways: Sequence[str]) -> str:
         reasons = []
+        if sys.platform != "linux" and list(ways) != [UNPROTECTED]:
+            raise InputError(
+                "only on Linux can trials be kept off your files; --trials-may-write lets them run among them"
+            )
         for way in ways:
             if way == UNPROTECTED:
                 return way
@@ -105,14 +104,11 @@ class Sandbox:
             reasons.append(f"{way}: {reason}")
         raise InputError(
             f"this machine cannot keep a script from your files ({'; '.join(reasons)})\n"
-            "Install fuse-overlayfs, or let trials write where the script does: --trials-may-write, "
-            "which lists at the end what was changed"
+            "--trials-may-write runs trials all the same, and lists at the end which files they changed"
         )
 
     def _try(self, way: str) -> str:
         """Why a way does not work here; empty if it does: a process has tried to write among the files."""
-        if way == "fuse-overlayfs" and shutil.which(way) is None:
-            return "not installed"
         if way == "copy" and landlock_version() < 3:
             return "no Landlock in this kernel"
         self.way = way
@@ -126,7 +122,8 @@ class Sandbox:
         command = [sys.executable, "-I", "-S", "-c", code, name, *map(str, canaries)]
         with tempfile.TemporaryFile() as output:
             process = self.start(command, folder := self.new_folder(), dict(os.environ), output)
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_TRY_S)
             report = self._report(folder)
             self.end(folder)
             output.seek(0)
@@ -252,21 +249,16 @@ class Sandbox:
         """The arguments of `enter_view`."""
         return {
             "scratch": [str(one) for one in running.scratch],
-            "way": self.way,
             "real": [str(running.folder)],
             "kept": self._kept(),
             "roots": self._roots,
-            "memory_bytes": int(_MEMORY_SHARE * _free_memory()),
+            "memory_bytes": most_in_memory(),
         }
 
     def _kept(self) -> dict[str, str]:
         """Caches, which a second trial finds as the first has left them: what was compiled or downloaded."""
-        names = {"tmp": tempfile.gettempdir(), "user": _user_name()}
-        for name, default in _CACHES:
-            value = os.environ.get(name) or default.format(**names)
-            cache = Path(value).expanduser().absolute()
-            if value and not Path.cwd().is_relative_to(cache):
-                self._caches.setdefault(str(cache), "")
+        for cache in cache_folders():
+            self._caches.setdefault(str(cache), "")
         for path, folder in self._caches.items():
             self._caches[path] = folder or str(self._outside(self._scratch.new("cache"), path))
         return {path: folder for path, folder in self._caches.items() if folder}
@@ -321,18 +313,3 @@ def _roots(words: Sequence[str]) -> list[str]:
             with suppress(OSError, ValueError):
                 folders += [one for one in (Path(name), Path(name).parent) if one.is_dir()]
     return list(dict.fromkeys(str(one) for one in folders))
-
-
-def _free_memory() -> int:
-    """Bytes that the kernel says are available."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return 1024 * int(line.split()[1])
-    return 0
-
-
-def _user_name() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as containers have them
-        return str(os.getuid())

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from flambeau.sandbox.processes import end_processes
+
 _PREFIX = "flambeau-trials-"
 _LOCK = "in_use"
 
@@ -106,6 +108,8 @@ def remove_abandoned(place: Path) -> None:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for trial in folder.glob("trial-*"):  # whose processes may go on
+                    end_processes(trial)
                 remove_tree(folder)
             finally:
                 os.close(lock)

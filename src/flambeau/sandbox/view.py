@@ -9,7 +9,6 @@ Source: Documentation/filesystems/overlayfs.rst of Linux, user_namespaces(7), mo
 import os
 import shutil
 import stat
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,13 +31,13 @@ from flambeau.sandbox.mounts import (
 _MOST_SOCKETS = 500
 _MOST_LOOKED_AT = 20_000  # entries of temporary folders, for named pipes
 _PIPES_DEPTH = 3
+_MEMORY_SHARE = 0.25  # chosen
 _MOST_COPIED_BYTES = 256 * 2**20  # of files of another group, each time a view is made; chosen
 
 
 def enter_view(
     scratch: Sequence[str],
     *,
-    way: str = "overlayfs",
     real: Sequence[str] = (),
     kept: Mapping[str, str] | None = None,
     roots: Sequence[str] = (),
@@ -52,7 +51,6 @@ def enter_view(
     Args:
         scratch: empty folders of this call alone, where what is written goes. At least two below different
             top-level folders let both of those be covered. None: what is written goes to memory.
-        way: overlayfs, the kernel's; or fuse-overlayfs, the program, where the kernel's is not allowed.
         real: folders in which writing is real.
         kept: {folder: scratch folder}: written there, and seen again by the next view that is given it.
         roots: folders that will surely be written to, such as the working and the home directory. An
@@ -67,7 +65,7 @@ def enter_view(
     """
     here = Path.cwd()
     is_unprivileged = _leave_mounts()
-    view = _View(way, is_unprivileged=is_unprivileged)
+    view = _View(is_unprivileged=is_unprivileged)
     view.plan(roots)
     view.pin(scratch, real, kept or {}, memory_bytes)
     view.cover()
@@ -98,8 +96,8 @@ class _View:
     Everything is opened before anything is mounted, for a path that is covered leads to the cover.
     """
 
-    def __init__(self, way: str, *, is_unprivileged: bool) -> None:
-        self._way, self._is_unprivileged = way, is_unprivileged
+    def __init__(self, *, is_unprivileged: bool) -> None:
+        self._is_unprivileged = is_unprivileged
         self._mounts = read_mounts()
         self._places: list[str] = []
         self._pinned: dict[str, int] = {}
@@ -180,11 +178,10 @@ class _View:
             path for path in _sockets_and_pipes()
             if any(is_inside(path, place) for place in self._places) and self._pin(path)
         ]  # fmt: skip
-        if memory_bytes and scratch:
-            target = f"{scratch[0]}/memory"
-            Path(target).mkdir()
-            mount("tmpfs", target, "tmpfs", 0, f"size={memory_bytes},mode=700")
-            self._memory = os.open(target, os.O_PATH | os.O_DIRECTORY)
+        if memory_bytes and self._places:
+            # Any folder serves for it, since all are covered in a moment.
+            mount("tmpfs", self._places[0], "tmpfs", 0, f"size={memory_bytes},mode=700")
+            self._memory = os.open(self._places[0], os.O_PATH | os.O_DIRECTORY)
         for place in self._places:
             outside = [one for one in scratch if not is_inside(os.path.realpath(one), place)]
             if outside:
@@ -251,9 +248,6 @@ class _View:
         Path(top).chmod(stat.S_IMODE(facts.st_mode))
         os.utime(top, ns=(facts.st_atime_ns, facts.st_mtime_ns))
         options = f"lowerdir={self._original(path)},upperdir={top},workdir={upper}/work"
-        if self._way == "fuse-overlayfs":
-            _mount_by_fuse(path, options, keep=[self._pinned[path], int(upper.rpartition("/")[2])])
-            return
         # Only outside of user namespaces can an overlay rename a folder of the lower layer.
         extra = "redirect_dir=on" if _is_first_user_namespace() else "userxattr"
         mount("overlay", path, "overlay", 0, f"{extra},{options}")
@@ -312,17 +306,6 @@ def _is_first_user_namespace() -> bool:
     return (first, second) == ("0", "0") and int(count) == 2**32 - 1
 
 
-def _mount_by_fuse(path: str, options: str, *, keep: Sequence[int]) -> None:
-    program = shutil.which("fuse-overlayfs")
-    if program is None:
-        raise FileNotFoundError("fuse-overlayfs")
-    done = subprocess.run(
-        [program, "-o", options, path], capture_output=True, check=False, pass_fds=keep
-    )
-    if done.returncode:
-        raise OSError(done.stderr.decode(errors="replace").strip() or "fuse-overlayfs failed")
-
-
 def _locked_flags(path: str) -> int:
     """Flags of a mount that an unprivileged remount must repeat: nosuid, nodev, noexec, relatime, ..."""
     flags = os.statvfs(path).f_flag
@@ -333,6 +316,14 @@ def _locked_flags(path: str) -> int:
     return sum(flag for bit, flag in known.items() if flags & bit)
 
 
+def most_in_memory() -> int:
+    """Bytes that may be written to memory: a part of what the kernel says is free."""
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(_MEMORY_SHARE * 1024 * int(line.split()[1]))
+    return 0
+
+
 def _sockets_and_pipes() -> list[str]:
     """Paths of sockets that somebody listens at, and of named pipes in folders for temporary files."""
     found: list[str] = []
@@ -341,9 +332,20 @@ def _sockets_and_pipes() -> list[str]:
             path = line.partition(" /")[2]
             if path and len(found) < _MOST_SOCKETS and Path("/" + path).is_socket():
                 found.append(os.path.realpath("/" + path))
+    opened = _open_pipes()
     left = [_MOST_LOOKED_AT]
     for folder in {"/tmp", "/run", os.environ.get("TMPDIR", "/tmp")}:
-        found += _pipes_in(folder, _PIPES_DEPTH, left)
+        found += [pipe for pipe in _pipes_in(folder, _PIPES_DEPTH, left) if pipe in opened]
+    return found
+
+
+def _open_pipes() -> set[str]:
+    """Files that processes have open that are named pipes, as far as they can be seen."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if stat.S_ISFIFO(link.stat().st_mode):
+                found.add(str(link.readlink()))
     return found
 
 

@@ -2,7 +2,9 @@
 
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -278,6 +280,68 @@ def test_a_script_that_makes_no_step(tmp_path: Path, text: str, message: str) ->
     trial = run(file)
     assert trial.failure is not None and not trial.trainers
     assert re.search(message, trial.failure.replace("\n", " "))
+
+
+def test_of_a_flood_of_output_the_end_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(
+        "import sys\n"
+        "for number in range(300):\n    print('x' * 1_000_000)\n"
+        "print('a line\\n' * 50 + 'the reason ' + 'y' * 1000)\nsys.exit(3)"
+    )
+    trial = run(file)
+    assert trial.failure is not None and len(trial.failure) < 1500
+    assert "with code 3" in trial.failure
+    assert trial.failure.count("a line") == 11 and "the reason yyy" in trial.failure
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # KiB; of 300 MB and torch
+
+
+RUN = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from flambeau import Run
+model = nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+told = []
+run = Run("mine", model, optimizer, TensorDataset(torch.randn(64, 8), torch.randint(3, (64,))),
+          duration="{duration}", batch_size=8, track=[lambda step, figures: told.append(step)])
+for epoch in run.epochs():
+    for x, y in run.batches():
+        run.step(nn.functional.cross_entropy(model(x), y))
+assert not told
+"""
+
+
+def test_a_run_of_the_user_is_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished one would make no step, and one under way would go on."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "script.py"
+    file.write_text(RUN.replace("{duration}", "3st").replace("assert not told", ""))
+    subprocess.run([sys.executable, file], check=True, capture_output=True)
+    before = {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))}
+    file.write_text(RUN.replace("{duration}", "100000st"))
+    before[file] = file.stat().st_mtime_ns
+    trial = run(file)
+    assert trial.failure is None and trial.trainers[0]["steps"] >= 8
+    assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))} == before
+
+
+def test_whom_a_script_talks_to_is_seen(tmp_path: Path) -> None:
+    """A database of this machine; the second connection has both ends in the script itself."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        file = tmp_path / "script.py"
+        file.write_text(
+            "import socket, time\n"
+            f"one = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))\n"
+            "own = socket.create_server(('127.0.0.1', 0))\n"
+            "two = socket.create_connection(own.getsockname())\nthree = own.accept()\ntime.sleep(1.5)"
+        )
+        trial = run(file)
+        assert trial.machine is not None
+        assert trial.machine.peers == {f"127.0.0.1:{server.getsockname()[1]}"}
 
 
 STEPS = """

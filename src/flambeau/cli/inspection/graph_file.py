@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.table import print_json
+from flambeau.sandbox.here import outside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +28,7 @@ def write_graphs(
 
     with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
         graphs = model_graphs(model, args, kwargs, depth=depth)
-    write_file(path, svg_of_graphs(graphs).encode())
+    write_file(outside(path), svg_of_graphs(graphs).encode())
     if as_json:
         more = {"kept_bytes": graphs.kept_bytes, "file": str(path)}
         print_json([dataclasses.asdict(graphs) | more])

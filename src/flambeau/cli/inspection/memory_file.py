@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flambeau.cli.inspection.steps_here import Source, steps_here
 from flambeau.cli.table import print_json
+from flambeau.sandbox.here import outside
 
 _OWNERS = 5  # that are printed
 
@@ -20,7 +21,7 @@ def write_memory(path: Path, source: Source, *, as_json: bool) -> int:
 
     with contextlib.redirect_stdout(sys.stderr), steps_here(source) as steps:
         found = memory_timeline(steps)
-    write_file(path, svg_of_memory(found).encode())
+    write_file(outside(path), svg_of_memory(found).encode())
     if as_json:
         print_json([dataclasses.asdict(found) | {"file": str(path)}])
         return 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from flambeau.cli.inspection.steps_here import Source, steps_here
 from flambeau.cli.inspection.time_text import milliseconds
 from flambeau.cli.table import print_json, print_table
+from flambeau.sandbox.here import outside
 
 if TYPE_CHECKING:
     from flambeau.inspection.timing.step_profile import StepProfile
@@ -26,7 +27,7 @@ def print_profile(source: Source, *, trace: Path | None, as_json: bool) -> int:
     from flambeau.inspection.timing.step_profile import profile_steps
     from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
-    write = None if trace is None else functools.partial(write_file, trace)
+    write = None if trace is None else functools.partial(write_file, outside(trace))
     with contextlib.redirect_stdout(sys.stderr), steps_here(source) as steps:
         found = profile_steps(steps, trace=write)
     return _print(found, trace, as_json=as_json)

@@ -1,0 +1,48 @@
+"""This process itself kept from the user's files: for commands that run a user's code and leave nothing."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flambeau.sandbox.caches import cache_folders
+from flambeau.sandbox.view import enter_view, most_in_memory
+
+_folders: dict[Path, int] = {}
+
+
+def keep_off_files(outputs: Sequence[Path] = ()) -> str:
+    """From here on this process and its children write to no file, but to caches and what is named here.
+
+    What they write otherwise goes to memory and ends with them. Call it before a thread is started.
+
+    Args:
+        outputs: files that the command is to write, each at the path that `outside` gives for it.
+
+    Returns:
+        Why files are not protected; empty if they are.
+    """
+    if sys.platform != "linux":
+        return "only Linux has mount namespaces"
+    if len(list(Path("/proc/self/task").iterdir())) > 1:
+        return "this process has threads already"
+    for output in outputs:
+        folder = output.absolute().parent
+        if folder.is_dir():
+            _folders[folder] = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    caches = [str(folder) for folder in cache_folders() if folder.is_dir()]
+    try:
+        enter_view([], real=caches, roots=[str(Path.cwd())], memory_bytes=most_in_memory())
+    except OSError as error:
+        return f"{error.filename or 'mount'}: {error.strerror or error}"
+    return ""
+
+
+def outside(file: Path) -> Path:
+    """Where an output of the command is written, which may lie behind the view.
+
+    Args:
+        file: one of those given to `keep_off_files`; elsewhere it is the path itself.
+    """
+    folder = _folders.get(file.absolute().parent)
+    return file if folder is None else Path(f"/proc/self/fd/{folder}") / file.name
