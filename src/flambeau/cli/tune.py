@@ -190,9 +190,12 @@ def _levers(
             place, told if isinstance(told, LoaderAsItIs) else None
         )
     return lambda told: levers_of_train(
-        given, objective=objective, device=place, folder=folder,
+        given,
+        objective=objective,
+        device=place,
+        folder=folder,
         run=told if isinstance(told, AsItIs) else None,
-    )  # fmt: skip
+    )
 
 
 def _as_json(found: "Found") -> dict[str, object]:

@@ -277,8 +277,12 @@ def test_a_data_set_that_each_worker_gives_whole_gets_no_other_number_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loader = {
-        "num_workers": 2, "persistent_workers": False, "pin_memory": False, "repeats": True, "shared": [],
-    }  # fmt: skip
+        "num_workers": 2,
+        "persistent_workers": False,
+        "pin_memory": False,
+        "repeats": True,
+        "shared": [],
+    }
     one = trainer(*MODEL, waited=5.0, started_s=2.0, loader=loader)
     asleep = worker(row("worker", 9.0, waits="sleep"))
     remedies = remedies_for(findings_of(Trial([one], [asleep])))

@@ -119,12 +119,25 @@ def test_why_a_change_failed_is_told_whole(capsys: pytest.CaptureFixture[str]) -
     why = f"the script ended with code 1; it said last:\n{lines}ValueError: \x1b[31mtoo few"
     loader = {"num_workers": 0, "pin_memory": False, "persistent_workers": False, "place": None}
     first = {
-        "steps": 100, "seconds": 10.0, "step_s": 0.1, "batches": 100, "waited_s": 5.0, "started_s": 0.0,
-        "seen": [["main", "forward", "", "", "", 0, "", 9.0]], "rank": 0, "world": 1, "anomaly": False,
-        "threads": 1, "device": "cpu", "graphs": 0, "graphs_in_window": 0, "graph_breaks": {},
-        "loader": loader, "optimizer": {},
+        "steps": 100,
+        "seconds": 10.0,
+        "step_s": 0.1,
+        "batches": 100,
+        "waited_s": 5.0,
+        "started_s": 0.0,
+        "seen": [["main", "forward", "", "", "", 0, "", 9.0]],
+        "rank": 0,
+        "world": 1,
+        "anomaly": False,
+        "threads": 1,
+        "device": "cpu",
+        "graphs": 0,
+        "graphs_in_window": 0,
+        "graph_breaks": {},
+        "loader": loader,
+        "optimizer": {},
         "operations": {"count": 100, "seconds": 0.09, "small_s": 0.01, "memory_bound": 0.1},
-    }  # fmt: skip
+    }
     findings = findings_of(Trial([first]))
     remedies = [Remedy(name, "how", {}, 2.0, "data") for name in ("workers=1", "workers=2", "pin")]
     failures = [why, why, "no time was left"]

@@ -55,7 +55,14 @@ def test_a_line_that_was_cut_anywhere_spoils_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        b"", b"{}", b"[]", b"null", b"7", b'{"key": "key"}', b"\xff\x00\x9f", b"[" * 100_000,
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"7",
+        b'{"key": "key"}',
+        b"\xff\x00\x9f",
+        b"[" * 100_000,
         json.dumps({"key": "key", **row({"workers": "2"}, step_s="fast")}).encode(),
         json.dumps({"key": "key", **row({"workers": "2"}, step_s=0)}).encode(),
         json.dumps({"key": "key", **row({"workers": "2"}, losses=7)}).encode(),
@@ -64,7 +71,7 @@ def test_a_line_that_was_cut_anywhere_spoils_no_other(tmp_path: Path) -> None:
         json.dumps({"key": "key", **row({"workers": "2"}, loader={"repeats": 1})}).encode(),
         json.dumps({"key": "key", **row(["workers"])}).encode(),  # type: ignore[arg-type]
     ],
-)  # fmt: skip
+)
 def test_a_row_that_is_none_is_run_again_and_the_others_stay(
     tmp_path: Path, broken: bytes, number: int
 ) -> None:

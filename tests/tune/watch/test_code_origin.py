@@ -101,8 +101,12 @@ def test_a_python_that_is_reached_by_a_link(tmp_path: Path) -> None:
     python = link / "bin" / Path(sys.executable).resolve().name
     source = Path(sys.modules["flambeau"].__path__[0]).parent
     done = subprocess.run(
-        [python, "-c", LINKED], env={"PYTHONPATH": f"{source}"}, capture_output=True, text=True, check=True
-    )  # fmt: skip
+        [python, "-c", LINKED],
+        env={"PYTHONPATH": f"{source}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "None\n"
 
 
@@ -119,6 +123,10 @@ def test_packages_that_were_installed_into_a_folder_of_another_name(tmp_path: Pa
     source = Path(sys.modules["flambeau"].__path__[0]).parent
     paths = f"{source}:{tmp_path / 'libs'}"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": paths}, capture_output=True, text=True, check=True
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "library\n"

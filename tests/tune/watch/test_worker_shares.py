@@ -77,9 +77,14 @@ if __name__ == "__main__":
 """
 QUICK = Plan(watches=False, warmup_steps=2, warmup_s=0.1, steps=4, seconds=0.2)
 WAYS = {
-    "plain": True, "shares": False, "seeds": True, "begin seeds": True, "pipe": True,
-    "begin shares": False, "pipe shares": False,
-}  # fmt: skip
+    "plain": True,
+    "shares": False,
+    "seeds": True,
+    "begin seeds": True,
+    "pipe": True,
+    "begin shares": False,
+    "pipe shares": False,
+}
 
 
 def facts(folder: Path, way: str, now: int, **change: Any) -> dict[str, Any]:
