@@ -1,9 +1,9 @@
 """Which code that a folder names or holds may be run: what this user made here, or what the user trusts.
 
 A run names files of code (`model = "net.py:build"`), an export may hold a compiled library.
-A folder that came from elsewhere may do so too, and a list of hashes inside it proves nothing about its origin.
-So whoever makes such a folder leaves a record of it outside: one small file in the user's state directory, named
-by the SHA-256 of what names the code and of the places of the files that it names.
+A folder that came from elsewhere may do so too, and a list of hashes in it proves nothing about its origin.
+So whoever makes such a folder leaves a record of it outside: one small file in the user's state directory,
+named by the SHA-256 of what names the code and of the places of the files that it names.
 A folder that was moved is still known by it; one that was changed, or was made elsewhere, is not.
 
 Nothing here runs code; `Permission.ask` is what stands before each place that does.
@@ -23,6 +23,8 @@ CODE_FIELDS = ("data", "model")
 """The settings of a run that may be FILE.py:FUNCTION."""
 TRUST = "trust=True"
 """What a refusal advises; a command says its flag instead."""
+RUNNING = "running "
+"""How the line begins that names the code which is run."""
 
 
 class UntrustedCode(InputError):
@@ -125,8 +127,8 @@ class Permission:
         is_own: this user has made it here, by the records.
         trust: the user says that it may run.
         say: takes the line that names what is run.
-        hashes: SHA-256 of the files that the folder held when it was made, by name; of those alone it is known
-            that they are the user's own.
+        hashes: SHA-256 of the files that the folder held when it was made, by name; those alone are known
+            to be the user's own.
     """
 
     folder: Path
@@ -135,18 +137,19 @@ class Permission:
     say: Callable[[str], object] = lambda _: None
     hashes: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def of_run(
-        cls,
-        folder: Path,
-        content: bytes,
-        names: Iterable[str],
-        *,
-        trust: bool,
-        say: Callable[[str], object],
-    ) -> "Permission":
-        """That of a run, by its config.toml and the functions that it names."""
-        return cls(folder, is_recorded(content, names), trust, say)
+    def ask_for(self, values: Mapping[str, object], *fields: str) -> None:
+        """The same for each function in a file that some settings of a run name.
+
+        Args:
+            values: the settings, by name.
+            fields: those that are used now.
+
+        Raises:
+            UntrustedCode: as of `ask`.
+        """
+        for name, text in named_code(values).items():
+            if name in fields:
+                self.ask(text)
 
     def ask(self, what: str, *, why: str = "") -> None:
         """Say which code is run now, or refuse to run it.
@@ -165,22 +168,49 @@ class Permission:
                 f"Read that code; if you trust it: {TRUST}"
             )
         whose = "your own" if self.is_own else "trusted"
-        self.say(f"running {what}, which {self.folder} names ({whose})")
+        self.say(f"{RUNNING}{what}, which {self.folder} names ({whose})")
 
-    def ask_for_file(self, path: Path, data: bytes, *, why: str = "") -> None:
+    def ask_for_file(
+        self, path: Path, data: bytes, *, what: str | None = None, why: str = ""
+    ) -> None:
         """The same of a file in the folder, which must be the one that the user made.
 
         Args:
             path: of the file.
             data: what it holds, and what is run.
-            why: as of `ask`.
+            what, why: as of `ask`; by default the file itself.
 
         Raises:
             UntrustedCode: as of `ask`.
         """
         is_same = self.hashes.get(path.name) == hashlib.sha256(data).hexdigest()
         asked = Permission(self.folder, self.is_own and is_same, self.trust, self.say)
-        asked.ask(str(path), why=why)
+        asked.ask(what or str(path), why=why)
+
+
+def ask_for_config(
+    path: Path,
+    values: Mapping[str, object],
+    named: Iterable[str],
+    *,
+    trust: bool,
+    say: Callable[[str], object],
+) -> None:
+    """Ask for code that a file of settings names; one that the user wrote is their word, one of a run is not.
+
+    Args:
+        path: of the file.
+        values: the settings that it holds.
+        named: settings that the user has given besides it, and which win.
+        trust, say: as of `Permission`.
+
+    Raises:
+        UntrustedCode: it is of a run that is not the user's own.
+    """
+    names = named_code(values)
+    if (path.parent / "checkpoints").exists():
+        own = is_recorded(path.read_bytes(), names.values())
+        Permission(path.parent, own, trust, say).ask_for(values, *(names.keys() - set(named)))
 
 
 def made_now(folder: Path) -> Permission:

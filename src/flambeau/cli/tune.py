@@ -13,6 +13,7 @@ from flambeau.cli.doctor import command_of
 from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file
 from flambeau.errors import InputError
+from flambeau.provenance import ask_for_config
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
@@ -120,7 +121,12 @@ def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
     from flambeau.train.settings.config_file import read_config
 
     file = _value_of("--config", given)
-    return {} if file is None else read_config(Path(file))
+    if file is None:
+        return {}
+    values = read_config(Path(file))
+    named = vars(check(["train", *given]))
+    ask_for_config(Path(file), values, named, trust="--trust" in given, say=say)
+    return values
 
 
 def _data_of(given: Sequence[str]) -> str | None:

@@ -22,7 +22,7 @@ _MAJOR = 8
 _ATEN = re.compile(r"torch\.ops\.aten\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)", re.ASCII)
 _FORBIDDEN = {"from_file", "save"}  # which open a file that the graph names
 _NO_TENSOR = re.compile(r"Storage|Stream|RRef|Future|Any|__torch__|Dict|Enum|\bt\d?\b|filename")
-_LAYOUTS = {7: torch.strided}
+_STRIDED = 7
 _MEMORY_FORMATS = {
     1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format,
 }  # fmt: skip
@@ -189,7 +189,7 @@ class PlainGraph:
         if kind == "as_none":
             return None
         if kind in ("as_tensors", "as_sym_ints", "as_sym_floats", "as_sym_bools"):
-            return [_Slot(self._new(_text(_dict(one, kind).get("name") or _dict(one, kind).get("as_name")))) for one in _items(value)]  # fmt: skip
+            return [self._result({_LISTS[kind]: one}) for one in _items(value)]
         return _Slot(self._new(_name_of(output)))
 
     def _value(self, argument: dict[str, Any], *, graphs: bool = False) -> Any:
@@ -208,16 +208,21 @@ class PlainGraph:
             name = told.get("name", told.get("as_name"))
             if name is None and kind != "as_tensor":
                 return self._value(told)
-            if _text(name) not in self._slots:
-                raise NotPlain(f"{name[:80]!r} is used before it is computed")
-            return _Slot(self._slots[name])
+            known = _text(name)
+            if known not in self._slots:
+                raise NotPlain(f"{known[:80]!r} is used before it is computed")
+            return _Slot(self._slots[known])
         return _constant(kind, value)
 
     def _release(self, kept: set[int]) -> None:
         """Note after which step a value is not needed any more; weights stay."""
         seen = kept | set(_slots_in(self._outputs))
         for step in reversed(self._steps):
-            used = {*_slots_in(step.args), *_slots_in(list(step.kwargs.values())), *_slots_in(step.results)}
+            used = {
+                *_slots_in(step.args),
+                *_slots_in(list(step.kwargs.values())),
+                *_slots_in(step.results),
+            }
             step.done_with = sorted(used - seen)
             seen |= used
 
@@ -280,7 +285,9 @@ def _operator(target: str) -> Callable[..., Any]:
         raise NotPlain(f"this torch has no operator {target[:80]!r}")
     overload: Callable[..., Any] = getattr(packet, found[2])
     schema: Any = overload._schema  # type: ignore[attr-defined]
-    if _NO_TENSOR.search(" ".join(f"{argument.type} {argument.name}" for argument in schema.arguments)):
+    if _NO_TENSOR.search(
+        " ".join(f"{argument.type} {argument.name}" for argument in schema.arguments)
+    ):
         raise NotPlain(f"it calls {target[:80]!r}, which takes more than tensors and numbers")
     return overload
 
@@ -292,15 +299,17 @@ def _constant(kind: str, value: Any) -> Any:
         return value
     if kind == "as_scalar_type":
         return dtype_of(value)
-    if kind == "as_memory_format" and value in _MEMORY_FORMATS:
+    if kind == "as_memory_format" and type(value) is int and value in _MEMORY_FORMATS:
         return _MEMORY_FORMATS[value]
-    if kind == "as_layout" and value in _LAYOUTS:
-        return _LAYOUTS[value]
+    if kind == "as_layout" and value == _STRIDED:
+        return torch.strided
     if kind == "as_device" and _dict(value, kind).get("type") == "cpu":
         return torch.device("cpu")
     if kind == "as_complex":
         told = _dict(value, kind)
-        return complex(_constant("as_float", told.get("real")), _constant("as_float", told.get("imag")))
+        return complex(
+            _constant("as_float", told.get("real")), _constant("as_float", told.get("imag"))
+        )
     if kind == "as_float" and value in _WORDS:
         return float(value)
     raise NotPlain(f"an argument is {kind[:40]} {str(value)[:80]!r}")

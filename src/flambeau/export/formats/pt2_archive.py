@@ -1,8 +1,8 @@
 """The members of a .pt2 file of torch.export as data: JSON and raw tensors, with nothing unpickled.
 
 Source: the layout of torch.export.pt2_archive (PyTorch 2.8 to 2.15), read with the standard library.
-`torch.export.load` unpickles what such a file may hold (sample inputs, tensor subclasses, opaque objects), evaluates
-its shape expressions and compiles its names as Python; here none of that is done.
+`torch.export.load` unpickles what such a file may hold (sample inputs, tensor subclasses, opaque objects),
+evaluates its shape expressions and compiles its names as Python; here none of that is done.
 Not for files before PyTorch 2.8, which hold their weights as pickles.
 """
 
@@ -85,7 +85,14 @@ def read_archive(data: bytes) -> PlainArchive:
             )
     except NotPlain:
         raise
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+    except (
+        zipfile.BadZipFile,
+        OSError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         raise NotPlain(f"it is no whole .pt2 file: {str(error)[:200]}") from error
     if sys.byteorder != "little":
         raise NotPlain("it is for processors of the other byte order")
@@ -108,7 +115,9 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, str]:
         if name in found:
             raise NotPlain(f"{name[:80]!r} is there twice")
         if not _NAMES.fullmatch(name):
-            raise NotPlain(f"{name[:80]!r} is no part of a plain graph: it would be run or unpickled")
+            raise NotPlain(
+                f"{name[:80]!r} is no part of a plain graph: it would be run or unpickled"
+            )
         found[name] = info.filename
     return found
 
@@ -149,8 +158,8 @@ def _tensors(
         raise NotPlain(f"{folder}{index} lists no tensors")
     memory: dict[str, bytearray] = {}
     found: dict[str, Tensor] = {}
-    for name, entry in config.items():
-        entry = entry if isinstance(entry, dict) else {}
+    for name, told in config.items():
+        entry = told if isinstance(told, dict) else {}
         file = entry.get("path_name")
         if not isinstance(file, str) or not file.startswith(prefix) or entry.get("use_pickle"):
             raise NotPlain(f"{folder}{str(file)[:80]} ({name[:80]}) is pickled, or no tensor")
