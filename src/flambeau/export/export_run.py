@@ -83,8 +83,8 @@ def export_run(
     require_folder(out)
     if out.exists() or out.is_symlink():  # also one that leads nowhere
         raise InputError(f"{out} exists: name another folder with --out, or move it away")
+    FORMATS[plan.format].require(str(RunFolder(run).read_existing().get("model")))
     trained = load_trained(run, trust=trust, say=say)
-    FORMATS[plan.format].require(trained.settings.model)
     if trained.settings.qat:
         plan.check_rounded(run)
     own = functools.cache(lambda flag: _data_of_run(run, trained, flag, trust=trust, say=say))

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from flambeau.errors import InputError, json_object, unreadable, why_no_json
 from flambeau.export.export_folder import INDEX, asked_again
 from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.formats.classifier import Classifier
+from flambeau.export.formats.classifier import Classifier, ModelFormat
 from flambeau.provenance import Permission, is_recorded
 from flambeau.train.build.data import DataFacts
 from flambeau.train.prediction.trained_model import Trained, load_trained
 from flambeau.train.settings.config_file import from_stored
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 
 _LARGEST_INDEX = 64 << 20  # bytes of export.json: a hundred thousand classes take ten times less
 _EQUAL = 1e-3
@@ -75,19 +76,7 @@ def load_export(
         InputError: damaged, of another version, or its runtime is not installed.
     """
     told, content = _index(path)
-    try:
-        format_ = FORMATS[told["format"]]
-        stored = {**told["settings"], "precision": "fp32", "device": "cpu"}  # the graph has its own
-        settings = from_stored(stored, path / INDEX)
-        facts = DataFacts(**told["dataset"])
-        size = int(told["image_size"])
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{path / INDEX} is of another version of flambeau: {error!r}\n"
-            "example.py beside it needs no flambeau"
-        ) from error
+    format_, settings, facts, size = _facts(told, path / INDEX)
     if not (path / format_.file).is_file():
         raise InputError(f"{path / format_.file} is missing: export the run again")
     hashes = told.get("files")
@@ -106,6 +95,31 @@ def load_export(
     _check_fits(trained, path / INDEX)
     _tell_other_answers(trained, told.get("answers"), say)
     return trained
+
+
+def _facts(
+    told: Mapping[str, Any], index: Path
+) -> tuple[ModelFormat, ResolvedSettings, DataFacts, int]:
+    """The format, the settings, the data and the size of images that an index tells.
+
+    Raises:
+        InputError: it is of another version, or was edited.
+    """
+    try:
+        stored = {**told["settings"], "precision": "fp32", "device": "cpu"}  # the graph has its own
+        return (
+            FORMATS[told["format"]],
+            from_stored(stored, index),
+            DataFacts(**told["dataset"]),
+            int(told["image_size"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{index} is of another version of flambeau: {error!r}\n"
+            "example.py beside it needs no flambeau"
+        ) from error
 
 
 def _check_fits(trained: Trained, index: Path) -> None:

@@ -46,6 +46,10 @@ class NotPlain(ValueError):
     """A file that is damaged, or that holds more than a graph and tensors; the message says what."""
 
 
+class NotWhole(NotPlain):
+    """A file whose bytes are damaged, or that is of another kind."""
+
+
 @dataclass(frozen=True)
 class PlainArchive:
     """What a .pt2 file holds, read without running anything of it.
@@ -93,7 +97,7 @@ def read_archive(data: bytes) -> PlainArchive:
         RuntimeError,
         ValueError,
     ) as error:
-        raise NotPlain(f"it is no whole .pt2 file: {str(error)[:200]}") from error
+        raise NotWhole(f"it is no whole .pt2 file: {str(error)[:200]}") from error
     if sys.byteorder != "little":
         raise NotPlain("it is for processors of the other byte order")
     return PlainArchive(program, weights, constants)
@@ -104,6 +108,8 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, str]:
     infos = archive.infolist()
     if not infos or len(infos) > _MOST_MEMBERS:
         raise NotPlain(f"it has {len(infos)} members")
+    if min(info.header_offset for info in infos):  # of a cut file, the last archive inside it is found
+        raise NotWhole("it does not begin with an archive, or its end is missing")
     root = infos[0].filename.split("/")[0]
     found: dict[str, str] = {}
     total = 0

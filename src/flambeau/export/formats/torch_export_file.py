@@ -12,7 +12,7 @@ import torch
 from flambeau.errors import InputError, unreadable
 from flambeau.export.formats.classifier import Classifier, first_output
 from flambeau.export.formats.plain_graph import PlainGraph, plain_graph
-from flambeau.export.formats.pt2_archive import NotPlain, read_archive
+from flambeau.export.formats.pt2_archive import NotPlain, NotWhole, read_archive
 from flambeau.export.formats.quiet import quiet
 from flambeau.export.formats.traced_program import traced_program
 from flambeau.export.served_model import ServedModel
@@ -45,6 +45,8 @@ def open_torch_export(path: Path, threads: int, permission: Permission) -> Class
     data = read_bytes(path)
     try:
         return first_output(read_plain(data))
+    except NotWhole as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
     except NotPlain as error:
         why = f" ({error}; only torch.export.load could read it, which runs what it holds)"
         permission.ask_for_file(path, data, why=why)
