@@ -168,7 +168,9 @@ class Permission:
                 f"Read that code; if you trust it: {TRUST}"
             )
         whose = "your own" if self.is_own else "trusted"
-        self.say(f"{RUNNING}{what}, which {self.folder} names ({whose})")
+        line = f"{what}, which {self.folder} names ({whose})"
+        # A name out of a file is not to reach the terminal as a command.
+        self.say(RUNNING + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
 
     def ask_for_file(
         self, path: Path, data: bytes, *, what: str | None = None, why: str = ""

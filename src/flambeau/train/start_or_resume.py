@@ -114,12 +114,20 @@ def start(
             *opened, folder=folder, bar=shown.bar, track=shown.track, micro_batch=micro_batch,
             before_run=lambda: _set_aside(place, say) if fresh else None,
         )  # fmt: skip
-        if micro_batch == "auto" and ranks.is_first:  # a resume begins with what has fitted
-            MicroBatches(training=training.run.state.micro_batch).write(folder)
+        if ranks.is_first:
+            _note(training, place, is_new=stored is None, found=micro_batch == "auto")
         # Only now: nothing has prevented it, and no error is lost below many lines.
         _tell_start(training, told, *opened, folder=folder, listener=shown.listener)
         _fit(training)
         return False
+
+
+def _note(training: Training, place: RunFolder, *, is_new: bool, found: bool) -> None:
+    """What later commands need to know of this start."""
+    if found:  # a resume begins with what has fitted
+        MicroBatches(training=training.run.state.micro_batch).write(place.path)
+    if is_new:
+        place.note_own()
 
 
 def _try_out(

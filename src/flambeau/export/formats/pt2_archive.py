@@ -108,7 +108,9 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, str]:
     infos = archive.infolist()
     if not infos or len(infos) > _MOST_MEMBERS:
         raise NotPlain(f"it has {len(infos)} members")
-    if min(info.header_offset for info in infos):  # of a cut file, the last archive inside it is found
+    if min(
+        info.header_offset for info in infos
+    ):  # of a cut file, the last archive inside it is found
         raise NotWhole("it does not begin with an archive, or its end is missing")
     root = infos[0].filename.split("/")[0]
     found: dict[str, str] = {}

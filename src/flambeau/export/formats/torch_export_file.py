@@ -13,6 +13,7 @@ from flambeau.errors import InputError, unreadable
 from flambeau.export.formats.classifier import Classifier, first_output
 from flambeau.export.formats.plain_graph import PlainGraph, plain_graph
 from flambeau.export.formats.pt2_archive import NotPlain, NotWhole, read_archive
+from flambeau.export.formats.pt2_words import check_words
 from flambeau.export.formats.quiet import quiet
 from flambeau.export.formats.traced_program import traced_program
 from flambeau.export.served_model import ServedModel
@@ -75,7 +76,9 @@ def read_plain(data: bytes) -> PlainGraph:
         NotPlain: it is more, or damaged.
     """
     try:
-        graph = plain_graph(read_archive(data))
+        archive = read_archive(data)
+        check_words(archive.program)
+        graph = plain_graph(archive)
     except RecursionError as error:
         raise NotPlain("it is nested too deeply") from error
     if graph.num_inputs != 2:

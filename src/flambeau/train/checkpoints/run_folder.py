@@ -129,7 +129,6 @@ class RunFolder:
             for name, content in files.items():
                 write_file(self.path / name, content)
             write_file(self.config, toml)  # last: with it the folder is a run
-            record_config(toml, config)
         elif stored != config:  # in what a resume may change
             self._new_config = toml
         return stored
