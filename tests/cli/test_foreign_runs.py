@@ -95,7 +95,9 @@ def test_trusted_code_is_run_and_named(foreign: Path, flambeau: Any, command: st
     answer = flambeau(command, "--trust")
     assert foreign.exists()
     assert answer.code in (0, 1 if command.startswith("check") else 0), answer.err
-    assert re.search(r"running \S*code\.py:(build|photos), which \S*run names \(trusted\)", answer.err)
+    assert re.search(
+        r"running \S*code\.py:(build|photos), which \S*run names \(trusted\)", answer.err
+    )
     assert not Path("state").exists() or command.startswith("export")  # trusted, and not made here
 
 
@@ -138,6 +140,29 @@ def test_a_replay_asks_too(canary: Path, flambeau: Any, monkeypatch: pytest.Monk
     answer = flambeau("diff run other --replay --trust")
     assert canary.exists()
     assert re.search(r"running \S*code\.py:build, which run names \(trusted\)", answer.err)
+
+
+def test_a_step_run_again_asks_too(
+    canary: Path, flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = flambeau("train images --model code.py:build --lr 1e38 --out run", SHORT)
+    assert answer.code == 2, answer
+    command = re.search(r"train --replay-step \S+", answer.err)
+    assert command is not None
+    shutil.move("state", "other_state")
+    monkeypatch.setenv("CANARY", str(canary))
+    answer = flambeau(command[0])
+    assert (answer.code, canary.exists()) == (2, False)
+    assert answer.err.rstrip().endswith("--trust")
+    answer = flambeau(command[0], "--trust")
+    assert canary.exists()
+    assert "which run names (trusted)" in answer.err
+
+
+def test_a_search_asks_too(foreign: Path, flambeau: Any) -> None:
+    answer = flambeau("tune -- train --config run/config.toml")
+    assert (answer.code, foreign.exists()) == (2, False)
+    assert "code.py:" in answer.err
 
 
 def test_own_runs_need_no_word(

@@ -254,6 +254,28 @@ def test_a_trusted_file_is_run_and_named(
     assert canary.exists()
 
 
+def test_a_graph_that_is_not_plain_is_loaded_by_who_made_it(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one with an operator of the user's own."""
+
+    def refuses(archive: object) -> Any:
+        raise NotPlain("it has an operator of one's own")
+
+    monkeypatch.setattr("flambeau.export.formats.torch_export_file.plain_graph", refuses)
+    said: list[str] = []
+    load_export(export, say=said.append)
+    assert said == [f"running {export / 'model.pt2'}, which {export} names (your own)"]
+    data = (export / "model.pt2").read_bytes()
+    folder = foreign(export, tmp_path / "foreign", data)  # its export.json is written otherwise
+    with pytest.raises(UntrustedCode, match="an operator of one's own"):
+        load_export(folder)
+    shutil.copytree(export, tmp_path / "changed")
+    (tmp_path / "changed" / "model.pt2").write_bytes(data + b"\0")
+    with pytest.raises(InputError):
+        load_export(tmp_path / "changed")
+
+
 def test_an_operator_that_opens_files_is_refused(export: Path, tmp_path: Path) -> None:
     """`aten.from_file` makes the file that it names, and `aten.save` writes one."""
     file = tmp_path / "made"

@@ -164,7 +164,7 @@ def _tensors(
     config = _json(archive, members, folder + index).get("config")
     if not isinstance(config, dict):
         raise NotPlain(f"{folder}{index} lists no tensors")
-    memory: dict[str, bytearray] = {}
+    memory: dict[str, Tensor] = {}
     found: dict[str, Tensor] = {}
     for name, told in config.items():
         entry = told if isinstance(told, dict) else {}
@@ -174,12 +174,19 @@ def _tensors(
         if folder + file not in members:
             raise NotPlain(f"{folder}{file[:80]} is missing")
         if file not in memory:
-            memory[file] = bytearray(archive.read(members[folder + file]))
+            memory[file] = _bytes(archive.read(members[folder + file]))
         found[name] = _tensor(memory[file], entry.get("tensor_meta"), f"{folder}{file}")
     return found
 
 
-def _tensor(memory: bytearray, meta: object, place: str) -> Tensor:
+def _bytes(data: bytes) -> Tensor:
+    """(N,) uint8 in memory of torch's own, which is aligned as its kernels like it."""
+    held = torch.empty(len(data), dtype=torch.uint8)
+    held.numpy()[:] = memoryview(data)
+    return held
+
+
+def _tensor(memory: Tensor, meta: object, place: str) -> Tensor:
     """A view of bytes as the index says; torch's own check is that of the storage alone."""
     facts = meta if isinstance(meta, dict) else {}
     dtype = dtype_of(facts.get("dtype"))
@@ -189,12 +196,12 @@ def _tensor(memory: bytearray, meta: object, place: str) -> Tensor:
         raise NotPlain(f"{place}: it is no dense tensor")
     steps = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     last = offset + steps if math.prod(sizes) else -1
-    if last >= len(memory) // dtype.itemsize:
+    whole = len(memory) // dtype.itemsize
+    if last >= whole:
         raise NotPlain(f"{place}: its tensor reaches beyond what the file holds")
     if not math.prod(sizes):
         return torch.empty(sizes, dtype=dtype)
-    whole = len(memory) // dtype.itemsize
-    return torch.frombuffer(memory, dtype=dtype, count=whole).as_strided(sizes, strides, offset)
+    return memory[: whole * dtype.itemsize].view(dtype).as_strided(sizes, strides, offset)
 
 
 def dtype_of(number: object) -> torch.dtype:
