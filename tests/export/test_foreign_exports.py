@@ -283,6 +283,10 @@ def test_an_operator_that_opens_files_is_refused(export: Path, tmp_path: Path) -
         ("from_file.default", [{"as_string": str(file)}, {"as_bool": True}, {"as_int": 8}]),
         ("save.default", [{"as_int": 1}, {"as_string": str(file)}]),
         ("set_.source_Storage", [{"as_tensor": {"name": "pixels"}}, {"as_int": 1}]),
+        (
+            "_reshape_alias.default",
+            [{"as_tensor": {"name": "pixels"}}, {"as_ints": [9]}, {"as_ints": [9]}],
+        ),
     ):
         found = members(export / "model.pt2")
         in_model(target(f"torch.ops.aten.{name}", *arguments))(found, file)

@@ -20,7 +20,22 @@ from flambeau.export.formats.pt2_archive import NotPlain, PlainArchive, dtype_of
 
 _MAJOR = 8
 _ATEN = re.compile(r"torch\.ops\.aten\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)", re.ASCII)
-_FORBIDDEN = {"from_file", "save"}  # which open a file that the graph names
+# Which open a file that the graph names, or do not look at where they read and write.
+_FORBIDDEN = {"from_file", "save", "set", "set_", "segment_reduce"}
+# Of torch's inner operators those that a trace of a model has; others may trust what they are given.
+_INNER = {
+    "__and__", "__iand__", "__ior__", "__ixor__", "__lshift__", "__or__", "__rshift__", "__xor__",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_assert_async", "_assert_scalar",
+    "_assert_tensor_metadata", "_cdist_forward", "_conj", "_conj_physical", "_convolution",
+    "_convolution_mode", "_euclidean_dist", "_fft_c2c", "_fft_c2r", "_fft_r2c", "_is_all_true",
+    "_is_any_true",
+    "_local_scalar_dense", "_log_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+    "_neg_view", "_prelu_kernel", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_attention_math", "_shape_as_tensor", "_softmax", "_stack", "_to_copy", "_trilinear",
+    "_unique2", "_unsafe_view", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa",
+    "_upsample_lanczos2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_weight_norm",
+    "_weight_norm_interface",
+}  # fmt: skip
 _NO_TENSOR = re.compile(r"Storage|Stream|RRef|Future|Any|__torch__|Dict|Enum|\bt\d?\b|filename")
 _STRIDED = 7
 _MEMORY_FORMATS = {
@@ -275,7 +290,8 @@ _STORED = {
 def _operator(target: str) -> Callable[..., Any]:
     """An operator of torch's own on tensors and numbers; none that opens a file or calls an object."""
     found = _ATEN.fullmatch(target)
-    if found is None or found[1] in _FORBIDDEN:
+    inner = found is not None and found[1].startswith("_") and found[1] not in _INNER
+    if found is None or inner or found[1] in _FORBIDDEN:
         raise NotPlain(f"it calls {target[:80]!r}, which is no operator on tensors alone")
     packet: Any = None
     with contextlib.suppress(AttributeError):
