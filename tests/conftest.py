@@ -12,6 +12,7 @@ import math
 import re
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -21,6 +22,11 @@ import pytest
 
 sys.path.append(f"{Path(__file__).parent}")  # of shared_fixtures, forked_python, load_script, ...
 import slow_cases
+
+# What tests make here is recorded in a folder of their own, which processes inherit, and not in the home.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _STATE = tempfile.TemporaryDirectory(prefix="flambeau-state-")
+    os.environ["XDG_STATE_HOME"] = _STATE.name
 
 # A shell starts what runs in its background with SIGINT ignored, nohup with SIGHUP, and processes that tests
 # start would inherit that.

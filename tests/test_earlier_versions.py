@@ -98,10 +98,16 @@ def test_finished_command_predicts_and_is_whole(runs: Path, flambeau: Callable[.
     before = (runs / "command_finished" / "model.safetensors").read_bytes()
     assert flambeau("verify command_finished").code == 0
     answer = flambeau("predict command_finished images.rec")
+    assert answer.code == 2  # it names a file of code, and the records of who made a run came later
+    assert "flambeau predict command_finished images.rec --trust" in answer.err
+    answer = flambeau("predict command_finished images.rec --trust")
     assert answer.code == 0
     assert "ant" in answer.out and "bee" in answer.out
     assert flambeau(COMMAND, "--out command_finished").code == 0  # finished: nothing to do
     assert (runs / "command_finished" / "model.safetensors").read_bytes() == before
+    assert (
+        flambeau("predict command_finished images.rec").code == 0
+    )  # for its user has named it again
 
 
 def test_own_loop_goes_on(runs: Path, run_python: Any) -> None:

@@ -33,6 +33,7 @@ ATTRIBUTES: dict[str, Callable[[], Any]] = {  # of objects that torch makes, wit
     "torch.UntypedStorage._cdata": lambda: torch.zeros(1).untyped_storage(),
     "torch.optim.Optimizer._optimizer_step_pre_hooks": optimizer,
     "torch.optim.Optimizer._optimizer_step_post_hooks": optimizer,
+    "torch.ops.aten.add.Tensor._schema": lambda: torch.ops.aten.add.Tensor,
     "torch.compile()._orig_mod": lambda: torch.compile(nn.Linear(1, 1)),
     "nn.Module.state_dict()._metadata": lambda: nn.Linear(1, 1).state_dict(),
     "iter(DataLoader)._workers_done_event": lambda: iter(DataLoader([1], num_workers=1)),  # type: ignore[arg-type]

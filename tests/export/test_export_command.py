@@ -21,6 +21,7 @@ from flambeau.export import step_figures
 from flambeau.export.exported_model import load_export
 from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.standalone.preprocess import Preprocessing
+from flambeau.provenance import made_now
 from flambeau.train.build.model import SMALL
 from flambeau.train.prediction.trained_model import load_trained
 
@@ -132,14 +133,17 @@ def test_export_is_evaluated_and_verified_like_a_run(
     assert export["loss"] == pytest.approx(run["loss"], abs=1e-5)
     answer = flambeau("verify", exports[name])
     assert answer.code == 0
-    assert "answers as it did" in answer.out
+    assert (
+        "whole: its bytes are those of its own list; where they come from is not known"
+        in answer.out
+    )
 
 
 def test_graph_takes_any_number_and_size_of_images(exports: dict[str, Path]) -> None:
     torch.manual_seed(0)
     for name, export in exports.items():
         format_ = FORMATS[name]
-        classify = format_.open(export / format_.file, 1)
+        classify = format_.open(export / format_.file, 1, made_now(export))
         for shape in [(1, 32, 32, 3), (5, 32, 32, 3), (2, 90, 41, 3), (1, 1, 300, 3)]:
             pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
             full = torch.tensor(shape[1:3])
@@ -382,9 +386,9 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def other_answers(path: Path) -> None:
+def other_list(path: Path) -> None:
     told = json.loads((path.parent / "export.json").read_text())
-    told["answers"][0][0] += 1.0
+    del told["files"]["model.onnx"]
     (path.parent / "export.json").write_text(json.dumps(told))
 
 
@@ -393,7 +397,7 @@ def other_answers(path: Path) -> None:
     [
         (cut, 1, "model.onnx: DAMAGED"),
         (Path.unlink, 1, "model.onnx: missing"),
-        (other_answers, 1, "a logit is 1 off"),
+        (other_list, 1, "it lists no hash of model.onnx"),
         (lambda path: (path.parent / "export.json").write_text("[1]"), 2, "not of an export"),
         (lambda path: (path.parent / "export.json").write_text("{"), 2, "no JSON"),
         (lambda path: (path.parent / "export.json").write_text("[" * 100_000), 2, "nested too"),
@@ -426,10 +430,21 @@ def test_edited_index_is_told(
         place, _, key = name.rpartition(".")
         (told[place] if place else told)[key] = value
     (tmp_path / "copy" / "export.json").write_text(json.dumps(told))
-    for verb in ("predict", "verify"):
-        words = [exports["onnx"].parent] if verb == "predict" else []
-        answer = flambeau(verb, tmp_path / "copy", *words)
-        assert (answer.code, "does not fit the model beside it" in answer.err) == (2, True)
+    answer = flambeau("predict", tmp_path / "copy", exports["onnx"].parent)
+    assert (answer.code, "does not fit the model beside it" in answer.err) == (2, True)
+
+
+def test_other_answers_than_those_of_the_export_are_said(
+    exports: dict[str, Path], exported_run: Path, tmp_path: Path, flambeau: Any
+) -> None:
+    shutil.copytree(exports["onnx"], tmp_path / "copy")
+    told = json.loads((tmp_path / "copy" / "export.json").read_text())
+    told["answers"][0][0] += 1.0
+    (tmp_path / "copy" / "export.json").write_text(json.dumps(told))
+    image = exported_run.parent / "photos" / "waves" / "1.png"
+    answer = flambeau("predict", tmp_path / "copy", image)
+    assert (answer.code, "a logit is 1 off the one" in answer.err) == (0, True)
+    assert flambeau("verify", tmp_path / "copy").code == 0  # which runs nothing
 
 
 def test_file_of_an_export_that_is_damaged_is_told_by_predict(

@@ -77,7 +77,8 @@ def test_branch_on_values_is_told_with_its_line_and_nothing_else(
     assert answer.code == 2
     line = 1 + MODELS.splitlines().index("        if x.mean() > 0:")
     *progress, cause, hint = answer.err.splitlines()
-    assert progress == ["run: measuring on 6 images", f"{name}: writing"]
+    assert "models.py:Branch, which run names (your own)" in progress[0]
+    assert progress[1:] == ["run: measuring on 6 images", f"{name}: writing"]
     assert f"models.py, line {line}): Could not guard" in cause
     assert hint.startswith("A forward() whose path depends on values")
     assert answer.out == ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.reading_flags import add_download, check_at_least, printed
+from flambeau.cli.reading_flags import add_download, add_trust, check_at_least, printed
 from flambeau.data.check.finding import HARMFUL, KINDS, WITHOUT_IMAGES
 from flambeau.errors import InputError, nearest
 from flambeau.terminal import say
@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="threads that read (default: one for each usable CPU)",
     )
     add_download(parser)
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     train, val = open_sources(path, download=arguments.download)
     if arguments.out is not None:
         require_new(arguments.out, train, path, force=arguments.force)
-    measure = _measured_run(arguments.model)
+    measure = _measured_run(arguments.model, trust=arguments.trust)
     check = check_data(train, val, path, threads=arguments.workers, progress=True)
     if arguments.model is not None:
         check = check.with_findings(_label_findings(Path(arguments.model), check))
@@ -124,7 +125,9 @@ def _label_findings(run: Path, check: "DataCheck") -> "list[Finding]":
     )  # fmt: skip
 
 
-def _measured_run(folder: str | None) -> "Callable[[DataCheck], dict[str, Any]] | None":
+def _measured_run(
+    folder: str | None, *, trust: bool
+) -> "Callable[[DataCheck], dict[str, Any]] | None":
     """What measures a run on the validation images of a check; None where no run is named."""
     if folder is None:
         return None
@@ -132,7 +135,7 @@ def _measured_run(folder: str | None) -> "Callable[[DataCheck], dict[str, Any]] 
     from flambeau.train.api import measure
     from flambeau.train.prediction.trained_model import load_trained
 
-    trained = load_trained(Path(folder), say=say)
+    trained = load_trained(Path(folder), trust=trust, say=say)
 
     def figures(check: "DataCheck") -> dict[str, Any]:
         if trained.facts.train_fingerprint != check.train.fingerprint:

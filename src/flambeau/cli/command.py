@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import re
+import shlex
 import signal
 import stat
 import sys
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError, WorkerLost, nearest
 from flambeau.parallel.preemption import INTERRUPTED
+from flambeau.provenance import TRUST, UntrustedCode
 from flambeau.version import __version__
 
 VERBS = (
@@ -77,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _ended_by_ctrl_c():
             return _dispatch(words, is_process=arguments is None)
+    except UntrustedCode as error:
+        command = shlex.join(["flambeau", *words, "--trust"])
+        return _complain(words, str(error).replace(TRUST, command), 2)
     except InputError as error:
         return _complain(words, str(error), 2)
     except WorkerLost as error:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.reading_flags import printed
+from flambeau.cli.reading_flags import add_trust, printed
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.terminal import printable, say
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model FILE.py:FUNCTION",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    add_trust(parser)
     parser.epilog = "exit code: 0 if they are the same, 1 if they differ, 2 for wrong input"
 
 
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         from flambeau.train.compare.replay import replay
         from flambeau.train.compare.replay_verdict import replay_verdict
 
-        result = replay(found, say=say)
+        result = replay(found, trust=arguments.trust, say=say)
         said += "\n\n" + replay_verdict(found, result)
         more = {"replay": result.as_json()}
     if arguments.json:

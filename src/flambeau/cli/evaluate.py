@@ -5,7 +5,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flambeau.cli.reading_flags import add_flip_tta, add_reading_flags, check_at_least, printed
+from flambeau.cli.reading_flags import (
+    add_flip_tta,
+    add_reading_flags,
+    add_trust,
+    check_at_least,
+    printed,
+)
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
@@ -24,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_reading_flags(parser)
     add_flip_tta(parser)
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
     parser.add_argument(
         "--out", type=Path, metavar="FILE.csv", help="write the prediction of each image"
@@ -54,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         check_plot(arguments.plot, force=arguments.force, remedy="--force")
     evaluation = evaluate(
-        Predictor(load_model(Path(arguments.folder), say=say)),
+        Predictor(load_model(Path(arguments.folder), trust=arguments.trust, say=say)),
         arguments.data,
         image_size=arguments.image_size,
         flip_tta=arguments.flip_tta,

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from flambeau.cli.reading_flags import add_trust
 from flambeau.cli.table import print_json, print_table
 from flambeau.terminal import say
 
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images", type=int, default=1000, metavar="N", help="how many at most (default: 1000)"
     )
     parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
+    add_trust(parser)
 
 
 def _add_steps(steps: "argparse._ArgumentGroup") -> None:
@@ -105,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
             allow_slower=arguments.allow_slower,
         ),
         Measuring(arguments.data, arguments.calibrate, arguments.images),
+        trust=arguments.trust,
         say=say,
     )
     if arguments.json:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flambeau.cli.reading_flags import add_reading_flags, check_at_least
+from flambeau.cli.reading_flags import add_reading_flags, add_trust, check_at_least
 from flambeau.errors import InputError
 from flambeau.terminal import say
 from flambeau.user_code import is_function
@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which part of data that have two (default: val; all of other data)",
     )
     add_reading_flags(parser)
+    add_trust(parser)
     parser.add_argument("--force", action="store_true", help="replace the files if they exist")
 
 
@@ -126,7 +127,9 @@ def _run_of(arguments: argparse.Namespace) -> "Trained":
     for flag in ("pretrained", "weights"):
         if getattr(arguments, flag):
             raise InputError(f"--{flag} is for a MODEL: {arguments.model} is a run and has its own")
-    return at_size(load_trained(Path(arguments.model), say=say), arguments.image_size)
+    return at_size(
+        load_trained(Path(arguments.model), trust=arguments.trust, say=say), arguments.image_size
+    )
 
 
 def _model_of(arguments: argparse.Namespace) -> "Trained":

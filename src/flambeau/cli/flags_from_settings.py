@@ -39,6 +39,12 @@ _OWN_FLAGS: dict[str, tuple[str, str | None, str]] = {
         "train for up to 100 steps with a rising learning rate, draw their losses, say which one is best, "
         "and leave nothing else",
     ),
+    "trust": (
+        "run folder",
+        None,
+        "run code that the folder of the run or of its teacher names (FILE.py:FUNCTION) and this command "
+        "does not, also where nothing shows that you made that folder here; read that code first",
+    ),
     "replay_step": (
         "run folder",
         "FILE",

@@ -14,7 +14,7 @@ from flambeau.cli.inspection.memory_file import write_memory
 from flambeau.cli.inspection.profile_page import print_profile
 from flambeau.cli.inspection.rules_table import print_findings, print_rules
 from flambeau.cli.inspection.steps_here import BATCH, Source, quiet_profiler
-from flambeau.cli.reading_flags import check_at_least
+from flambeau.cli.reading_flags import add_trust, check_at_least
 from flambeau.cli.table import count_text, print_json, print_table
 from flambeau.errors import InputError
 from flambeau.terminal import say
@@ -77,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_other_views(parser)
     parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
+    add_trust(parser)
 
 
 def _add_other_views(parser: argparse.ArgumentParser) -> None:
@@ -144,14 +145,14 @@ def run(arguments: argparse.Namespace) -> int:
         return print_rules(as_json=arguments.json)
     args, kwargs = example_inputs(arguments.input)
     if trains and not args and not kwargs and Path(arguments.model).is_dir():
-        return _measure(arguments, Source(run=Path(arguments.model)))
+        return _measure(arguments, Source(run=Path(arguments.model), trust=arguments.trust))
     shape = tuple(args[0].shape) if args else ()
-    model, default = _loaded(arguments.model, shape, values=trains)
+    model, default = _loaded(arguments.model, shape, values=trains, trust=arguments.trust)
     if not args and not kwargs:
         batch = BATCH if trains else 1
         args, kwargs = example_inputs([",".join(map(str, (batch, *default[1:])))])
     if trains:
-        return _measure(arguments, Source(None, model, args, kwargs))
+        return _measure(arguments, Source(None, model=model, args=args, kwargs=kwargs))
     if arguments.compile:
         return _print_breaks(model, args, kwargs, as_json=arguments.json)
     if arguments.rules:
@@ -223,7 +224,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _loaded(
-    name: str, shape: tuple[int, ...], *, values: bool
+    name: str, shape: tuple[int, ...], *, values: bool, trust: bool
 ) -> "tuple[nn.Module, tuple[int, ...]]":
     """A model, and the shape of an image that it is made for.
 
@@ -231,6 +232,7 @@ def _loaded(
         name: as the user wrote it.
         shape: of the first input, empty where none was given.
         values: whether it has to run.
+        trust: run the file that a run names as its model, wherever the run comes from.
     """
     from flambeau.inspection.model_facts import (
         DEFAULT_SIZE,
@@ -242,7 +244,7 @@ def _loaded(
     from flambeau.train.prediction.trained_model import load_trained
 
     if Path(name).is_dir():
-        trained = load_trained(Path(name), say=say)
+        trained = load_trained(Path(name), trust=trust, say=say)
         return trained.model, (1, trained.facts.channels, trained.image_size, trained.image_size)
     channels, side = (shape[1], shape[-1]) if len(shape) == 4 else (3, None)
     if is_function(name):

@@ -9,7 +9,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.reading_flags import add_flip_tta, add_reading_flags, check_at_least, printed
+from flambeau.cli.reading_flags import (
+    add_flip_tta,
+    add_reading_flags,
+    add_trust,
+    check_at_least,
+    printed,
+)
 from flambeau.errors import InputError
 from flambeau.terminal import say
 
@@ -36,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_reading_flags(parser)
     add_flip_tta(parser)
+    add_trust(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="one JSON object per image")
     output.add_argument(
@@ -56,7 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.out is not None:
         refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
-    trained = at_size(load_model(Path(arguments.folder), say=say), arguments.image_size)
+    trained = at_size(
+        load_model(Path(arguments.folder), trust=arguments.trust, say=say), arguments.image_size
+    )
     predictions = predict(
         trained,
         [Path(what) for what in arguments.what],

@@ -32,6 +32,16 @@ def add_download(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_trust(parser: argparse._ActionsContainer) -> None:
+    """Whether code that came with a folder may be run."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="run the code that the folder names or holds (FILE.py:FUNCTION, a compiled library), also where "
+        "nothing shows that you made it here; read that code first",
+    )
+
+
 def add_flip_tta(parser: argparse.ArgumentParser) -> None:
     """Whether an image is seen twice, where its classes are wanted."""
     parser.add_argument(

@@ -14,6 +14,7 @@ from flambeau.cli.launch import number_of_procs
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
+from flambeau.provenance import ask_for_config
 from flambeau.sandbox.here import outside
 from flambeau.sandbox.inside import folder_for_run
 from flambeau.terminal import say
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out == "":
         raise InputError("--out is empty; name a folder")
     if arguments.config is not None:
-        given = _with_file(arguments.config, given)
+        given = _with_file(arguments.config, given, trust=arguments.trust)
     settings = canonical(Settings(**given))
     if arguments.procs is not None and (procs := _procs(arguments.procs)) > 1:
         return _launch(arguments, procs)
@@ -57,12 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
     folder = folder_for_run(out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
-        from flambeau.train.start_or_resume import start
+        from flambeau.train.start_or_resume import Shown, start
 
         with _told_to_a_program(arguments.json_lines, folder) as listener:
             was_finished = start(
                 settings, told, folder, say=say, fresh=arguments.fresh, dry_run=arguments.dry_run,
-                find_lr=_draw_curve(arguments.find_lr), listener=listener,
+                find_lr=_draw_curve(arguments.find_lr), trust=arguments.trust,
+                shown=Shown(listener=listener),
             )  # fmt: skip
             if was_finished or not (arguments.dry_run or arguments.find_lr):
                 _report(folder, already=was_finished, listener=listener)
@@ -116,9 +118,10 @@ def _draw_curve(file: str | None) -> "Callable[[LRCurve], None] | None":
     return draw
 
 
-def _with_file(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_file(path: str, given: Mapping[str, Any], *, trust: bool) -> dict[str, Any]:
     """The settings of a file, and those of the command line, which win over it."""
     from_file = read_config(Path(path))
+    ask_for_config(Path(path), from_file, given, trust=trust, say=say)
     # A flag for the length replaces the file's, in whichever of the two spellings.
     if {"epochs", "duration"} & given.keys():
         from_file = {k: v for k, v in from_file.items() if k not in ("epochs", "duration")}
@@ -195,7 +198,7 @@ def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
         raise InputError(f"--replay-step takes its settings from the run; leave {flag} out")
     from flambeau.train.replay_nan_step import replay_nan_step
 
-    return replay_nan_step(Path(arguments.replay_step), say=say)
+    return replay_nan_step(Path(arguments.replay_step), trust=arguments.trust, say=say)
 
 
 def _report(

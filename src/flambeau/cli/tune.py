@@ -12,6 +12,7 @@ from flambeau.cli.doctor import add_sandbox_flag, command_of, script_of
 from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file
 from flambeau.errors import InputError, unreadable
+from flambeau.provenance import ask_for_config
 from flambeau.terminal import say
 from flambeau.train.settings.durations import parse_seconds
 
@@ -142,7 +143,12 @@ def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
     from flambeau.train.settings.config_file import read_config
 
     file = _value_of("--config", given)
-    return {} if file is None else read_config(Path(file))
+    if file is None:
+        return {}
+    values = read_config(Path(file))
+    named = vars(check(["train", *given]))
+    ask_for_config(Path(file), values, named, trust="--trust" in given, say=say)
+    return values
 
 
 def _data_of(given: Sequence[str]) -> str | None:

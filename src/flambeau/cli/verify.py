@@ -175,9 +175,15 @@ def _verify_checkpoint(path: Path) -> int:
 def _verify_export(path: Path) -> int:
     from flambeau.export.exported_model import verify_export
 
-    wrong = verify_export(path)
-    print("\n".join(wrong) or f"{path}: whole, and it answers as it did when it was exported")
-    return 1 if wrong else 0
+    report = verify_export(path)
+    for line in report.wrong:
+        print(printable(line))
+    if report.wrong:
+        return 1
+    print(f"{path}: whole: its bytes are those of its own list; where they come from is not known")
+    if report.is_code:
+        print(f"{report.file} is a program for this kind of processor: it was not loaded")
+    return 0
 
 
 def _verify_run(path: Path) -> int:

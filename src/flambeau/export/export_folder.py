@@ -22,6 +22,7 @@ from flambeau.export.standalone import preprocess
 from flambeau.export.step_figures import StepFigures, answers, as_rows
 from flambeau.export.steps import ExportPlan
 from flambeau.export.temperature import fitted_temperature
+from flambeau.provenance import made_now, record
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.models import small_convnet
 from flambeau.recipes.setup.environment import environment
@@ -54,7 +55,7 @@ def fill_folder(
         OSError: the disk is full or failing.
     """
     format_ = FORMATS[plan.format]
-    classify = format_.open(folder / format_.file, torch.get_num_threads())
+    classify = format_.open(folder / format_.file, torch.get_num_threads(), made_now(folder))
     logits = answers(classify, images.pixels)
     pixels = asked_again(trained.image_size, trained.facts.channels)
     told = {
@@ -83,7 +84,9 @@ def fill_folder(
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
     }
-    write_file(folder / INDEX, json.dumps(told, indent=1, ensure_ascii=False).encode() + b"\n")
+    index = json.dumps(told, indent=1, ensure_ascii=False).encode() + b"\n"
+    write_file(folder / INDEX, index)
+    record(index)  # so that what is compiled in it runs without a question, here
 
 
 def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:

@@ -1,5 +1,6 @@
 """A run to the folder of an export: its data opened, the steps taken, everything written, or nothing."""
 
+import functools
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -13,9 +14,14 @@ from flambeau.export.export_folder import fill_folder
 from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.step_figures import StepFigures
 from flambeau.export.steps import ExportPlan, Steps
+from flambeau.provenance import named_code
 from flambeau.train.build.data import open_data
+from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
 from flambeau.train.prediction.trained_model import Trained, load_trained
+
+_OwnData = Callable[[str], tuple[Source, Source]]
+"""The data of the run, for training and validation; takes what names others, for messages."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ def export_run(
     plan: ExportPlan,
     measuring: Measuring = Measuring(),
     *,
+    trust: bool = False,
     say: Callable[[str], None],
 ) -> list[StepFigures]:
     """Export the model of a run.
@@ -61,6 +68,7 @@ def export_run(
         out: the folder to make.
         plan: format and steps.
         measuring: on which images.
+        trust: run the code that the run names, also where nothing shows that this user has made it.
         say: takes lines for the user.
 
     Returns:
@@ -75,13 +83,14 @@ def export_run(
     require_folder(out)
     if out.exists() or out.is_symlink():  # also one that leads nowhere
         raise InputError(f"{out} exists: name another folder with --out, or move it away")
-    trained = load_trained(run, say=say)
-    FORMATS[plan.format].require(trained.settings.model)
+    FORMATS[plan.format].require(str(RunFolder(run).read_existing().get("model")))
+    trained = load_trained(run, trust=trust, say=say)
     if trained.settings.qat:
         plan.check_rounded(run)
-    images = read_images(trained, _measured(trained, measuring), measuring.most)
-    ranges = _ranges(trained, measuring) if plan.measures_ranges else None
-    sources = _data_of_run(trained, "the run's data back where they were") if plan.trains else None
+    own = functools.cache(lambda flag: _data_of_run(run, trained, flag, trust=trust, say=say))
+    images = read_images(trained, _measured(trained, measuring, own), measuring.most)
+    ranges = _ranges(trained, measuring, own) if plan.measures_ranges else None
+    sources = own("the run's data back where they were") if plan.trains else None
     with tempfile.TemporaryDirectory(prefix=f".{out.name[:30]}-", dir=out.parent) as name:
         folder = Path(name, "export")
         folder.mkdir()
@@ -93,21 +102,27 @@ def export_run(
     return figures
 
 
-def _measured(trained: Trained, measuring: Measuring) -> Source:
+def _measured(trained: Trained, measuring: Measuring, own: _OwnData) -> Source:
     if measuring.data is not None:
         return open_source(measuring.data, trained.facts.classes)
-    return _data_of_run(trained, "--data")[1]
+    return own("--data")[1]
 
 
-def _ranges(trained: Trained, measuring: Measuring) -> SampleImages:
+def _ranges(trained: Trained, measuring: Measuring, own: _OwnData) -> SampleImages:
     if measuring.calibrate is None:
-        source = _data_of_run(trained, "--calibrate")[0]
+        source = own("--calibrate")[0]
     else:
         source = open_source(measuring.calibrate, trained.facts.classes)
     return read_images(trained, source, min(RANGE_IMAGES, measuring.most))
 
 
-def _data_of_run(trained: Trained, flag: str) -> tuple[Source, Source]:
+def _data_of_run(
+    run: Path, trained: Trained, flag: str, *, trust: bool, say: Callable[[str], None]
+) -> tuple[Source, Source]:
+    stored = vars(trained.settings)
+    if "data" in named_code(stored):
+        folder = RunFolder(run)
+        folder.permission(folder.read_existing(), trust=trust, say=say).ask_for(stored, "data")
     try:
         return open_data(trained.settings)
     except InputError as error:

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from flambeau.errors import InputError, json_object, unreadable, why_no_json
 from flambeau.export.export_folder import INDEX, asked_again
 from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.formats.classifier import Classifier
+from flambeau.export.formats.classifier import Classifier, ModelFormat
+from flambeau.provenance import Permission, is_recorded
 from flambeau.train.build.data import DataFacts
 from flambeau.train.prediction.trained_model import Trained, load_trained
 from flambeau.train.settings.config_file import from_stored
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 
 _LARGEST_INDEX = 64 << 20  # bytes of export.json: a hundred thousand classes take ten times less
 _EQUAL = 1e-3
@@ -45,38 +48,42 @@ def is_export(path: Path) -> bool:
     return (path / INDEX).is_file()
 
 
-def load_model(path: Path, *, say: Callable[[str], None]) -> Trained:
+def load_model(path: Path, *, trust: bool = False, say: Callable[[str], None]) -> Trained:
     """The model of a run or of an export.
+
+    Args:
+        path: of its folder.
+        trust: run code that it names or holds, also where nothing shows that this user has made it.
+        say: takes lines for the user.
 
     Raises:
         InputError: neither of them, or one that cannot be loaded.
     """
-    return load_export(path) if is_export(path) else load_trained(path, say=say)
+    if is_export(path):
+        return load_export(path, trust=trust, say=say)
+    return load_trained(path, trust=trust, say=say)
 
 
-def load_export(path: Path) -> Trained:
+def load_export(
+    path: Path, *, trust: bool = False, say: Callable[[str], None] = lambda _: None
+) -> Trained:
     """Load an export; on the CPU.
+
+    Args:
+        path, trust, say: as of `load_model`.
 
     Raises:
         InputError: damaged, of another version, or its runtime is not installed.
     """
-    told = _index(path)
-    try:
-        format_ = FORMATS[told["format"]]
-        stored = {**told["settings"], "precision": "fp32", "device": "cpu"}  # the graph has its own
-        settings = from_stored(stored, path / INDEX)
-        facts = DataFacts(**told["dataset"])
-        size = int(told["image_size"])
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{path / INDEX} is of another version of flambeau: {error!r}\n"
-            "example.py beside it needs no flambeau"
-        ) from error
+    told, content = _index(path)
+    format_, settings, facts, size = _facts(told, path / INDEX)
     if not (path / format_.file).is_file():
         raise InputError(f"{path / format_.file} is missing: export the run again")
-    classify = format_.open(path / format_.file, torch.get_num_threads())
+    hashes = told.get("files")
+    permission = Permission(
+        path, is_recorded(content), trust, say, hashes if isinstance(hashes, dict) else {}
+    )
+    classify = format_.open(path / format_.file, torch.get_num_threads(), permission)
     trained = Trained(
         ExportedNetwork(classify, size).eval(),
         settings,
@@ -86,7 +93,33 @@ def load_export(path: Path) -> Trained:
         has_fixed_size=True,
     )
     _check_fits(trained, path / INDEX)
+    _tell_other_answers(trained, told.get("answers"), say)
     return trained
+
+
+def _facts(
+    told: Mapping[str, Any], index: Path
+) -> tuple[ModelFormat, ResolvedSettings, DataFacts, int]:
+    """The format, the settings, the data and the size of images that an index tells.
+
+    Raises:
+        InputError: it is of another version, or was edited.
+    """
+    try:
+        stored = {**told["settings"], "precision": "fp32", "device": "cpu"}  # the graph has its own
+        return (
+            FORMATS[told["format"]],
+            from_stored(stored, index),
+            DataFacts(**told["dataset"]),
+            int(told["image_size"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{index} is of another version of flambeau: {error!r}\n"
+            "example.py beside it needs no flambeau"
+        ) from error
 
 
 def _check_fits(trained: Trained, index: Path) -> None:
@@ -101,52 +134,93 @@ def _check_fits(trained: Trained, index: Path) -> None:
         raise InputError(_no_fit(index))
 
 
+def _tell_other_answers(trained: Trained, answers: object, say: Callable[[str], None]) -> None:
+    """Say where two images that a rule makes get other logits than when the run was exported."""
+    assert isinstance(trained.model, ExportedNetwork)
+    pixels = asked_again(trained.image_size, trained.facts.channels)
+    got = trained.model.classify(pixels, torch.tensor(pixels.shape[1:3]))
+    try:
+        off = float((got - torch.tensor(answers)).abs().max())
+    except (TypeError, ValueError, RuntimeError):  # no numbers, or not as many
+        say(f"{INDEX} has no answers of this model to compare with")
+        return
+    if not off <= _EQUAL:
+        say(
+            f"a logit is {off:.2g} off the one that {INDEX} has: another processor, or another model"
+        )
+
+
 def _no_fit(index: Path) -> str:
     return f"{index} does not fit the model beside it: it was edited\nExport the run again"
 
 
-def verify_export(path: Path) -> list[str]:
-    """What is wrong with an export: files that are missing or changed, answers that are not the ones it gave.
+@dataclass(frozen=True)
+class ExportReport:
+    """What was found in the folder of an export, of which nothing was run.
+
+    Attributes:
+        wrong: files that are missing or changed, or hold more than they should; one line each.
+        file: the name of its model.
+        is_code: that file is a compiled library, of which nothing but its hash can be said.
+    """
+
+    wrong: Sequence[str]
+    file: str
+    is_code: bool
+
+
+def verify_export(path: Path) -> ExportReport:
+    """Compare an export with its own list of hashes, and look at the parts of its model, without running it.
+
+    Whoever changes a file can change the list: that all is as listed says nothing about where it comes from.
 
     Raises:
-        InputError: export.json cannot be read, or the model cannot be opened here.
+        InputError: export.json cannot be read.
     """
-    told = _index(path)
-    wrong = []
+    told, _ = _index(path)
+    if told["format"] not in FORMATS:
+        raise InputError(
+            f"{path / INDEX} is of another version of flambeau: {told['format']!r:.80}"
+        )
+    format_ = FORMATS[told["format"]]
     files = told.get("files")
-    for name, sha256 in files.items() if isinstance(files, dict) else ():
-        file = path / Path(str(name)).name
-        try:
-            with file.open("rb") as opened:
-                same = hashlib.file_digest(opened, "sha256").hexdigest() == sha256
-        except FileNotFoundError:
-            wrong.append(f"{name}: missing")
-        except OSError as error:
-            raise unreadable(file, error) from error
-        else:
-            wrong += [] if same else [f"{name}: DAMAGED, or changed since the export"]
-    if wrong:
-        return wrong
-    trained = load_export(path)
-    pixels = asked_again(trained.image_size, trained.facts.channels)
-    expected = told.get("answers")
-    assert isinstance(trained.model, ExportedNetwork)
-    got = trained.model.classify(pixels, torch.tensor(pixels.shape[1:3]))
+    if not isinstance(files, dict) or format_.file not in files:
+        wrong = [f"{INDEX}: it lists no hash of {format_.file}"]
+    else:
+        wrong = [line for name, digest in files.items() for line in _changed(path, name, digest)]
+    if not wrong and format_.check is not None:
+        why = format_.check(path / format_.file)
+        wrong += [] if why is None else [f"{format_.file}: NOT READ: {why}"]
+    return ExportReport(wrong, format_.file, format_.is_code)
+
+
+def _changed(path: Path, name: str, sha256: object) -> Iterator[str]:
+    """What is wrong with one file of the list."""
+    if name in ("", ".", "..") or Path(name).name != name:
+        yield f"{name[:80]!r}: no file of this folder"
+        return
+    file = path / name
+    if not file.is_file():
+        yield f"{name}: missing"
+        return
     try:
-        off = float((got - torch.tensor(expected)).abs().max())
-    except (TypeError, ValueError, RuntimeError):  # no numbers, or not as many
-        return [f"{INDEX}: its answers are not of this model"]
-    return (
-        [] if off <= _EQUAL else [f"{told['file']}: a logit is {off:.2g} off the one of the export"]
-    )
+        with file.open("rb") as opened:
+            same = hashlib.file_digest(opened, "sha256").hexdigest() == sha256
+    except OSError as error:
+        raise unreadable(file, error) from error
+    if not same:
+        yield f"{name}: DAMAGED, or changed since the export"
 
 
-def _index(path: Path) -> dict[str, Any]:
+def _index(path: Path) -> tuple[dict[str, Any], bytes]:
+    """What export.json says, and its bytes."""
     file = path / INDEX
     try:
-        if file.stat().st_size > _LARGEST_INDEX:
+        with file.open("rb") as opened:
+            content = opened.read(_LARGEST_INDEX + 1)
+        if len(content) > _LARGEST_INDEX:
             raise InputError(f"{file} is larger than any export writes it: it was changed")
-        told = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=json_object)
+        told = json.loads(content.decode(), object_pairs_hook=json_object)
     except OSError as error:
         raise unreadable(file, error) from error
     except (ValueError, RecursionError) as error:
@@ -155,4 +229,4 @@ def _index(path: Path) -> dict[str, Any]:
         raise InputError(f"{file} cannot be read: {why_no_json(error)}") from error
     if not isinstance(told, dict) or not isinstance(told.get("format"), str):
         raise InputError(f"{file} is not of an export")
-    return told
+    return told, content

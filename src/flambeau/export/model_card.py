@@ -24,6 +24,10 @@ _CPP = """\
 `model.aoti.pt2` was compiled for this kind of processor and this version of torch.
 `classify.cpp` is the example in C++; its head says how it is built."""
 
+_RUNS = """\
+`example.py` loads the model with functions of torch that run what a file holds.
+Run it, as any script, only from a folder that you trust."""
+
 _SHOWN_SETTINGS = (
     "model", "duration", "batch_size", "optimizer", "lr", "weight_decay", "label_smoothing", "mixup",
     "cutmix", "ema", "pretrained", "seed", "image_size", "crop",
@@ -50,6 +54,7 @@ def model_card(told: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
             temperature=told["temperature"],
         ).rstrip(),
         *([_CPP] if told["format"] == "aoti" else []),
+        *([_RUNS] if told["format"] in ("aoti", "torch-export") else []),
         "## What each step did",
         f"On {measured['measured']} of {measured['of']} images, {cpu}; differences of probabilities and "
         "classes are to the run itself, times are medians and 95th percentiles.",

@@ -13,10 +13,11 @@ from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, refusing
 from flambeau.export.fine_tune import check_duration, fine_tune
 from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.formats.classifier import Classifier, first_output
+from flambeau.export.formats.classifier import Classifier, ModelFormat, first_output
 from flambeau.export.formats.onnx_int8 import quantize_dynamic, quantize_static
 from flambeau.export.served_model import ServedModel, served
 from flambeau.export.step_figures import Stage, StepFigures, figures_of
+from flambeau.provenance import made_now
 from flambeau.recipes.compress.fake_quantize import fake_quantize, to_integers
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
 from flambeau.recipes.compress.prune_channels import prune_channels
@@ -170,12 +171,12 @@ class Steps:
         path = folder / format_.file
         self.say(f"{format_.name}: writing")
         format_.write(model, path)
-        measure(_of_file(format_.name, path, format_.open), asked_for=True)
+        measure(_of_file(format_.name, path, format_), asked_for=True)
         if self.plan.quantize in INTEGERS:
             whole = path.rename(path.with_suffix(".fp32.onnx"))
-            stage = replace(stage, open=_once(whole, format_.open))
+            stage = replace(stage, open=_once(whole, format_))
             self._quantize(whole, path)
-            measure(_of_file(self.plan.quantize, path, format_.open))
+            measure(_of_file(self.plan.quantize, path, format_))
             whole.unlink()
         return figures
 
@@ -286,10 +287,10 @@ def _eager(name: str, model: ServedModel) -> Stage:
     return Stage(name, lambda _: first_output(model), size)
 
 
-def _of_file(name: str, path: Path, open_file: Callable[[Path, int], Classifier]) -> Stage:
-    return Stage(name, _once(path, open_file), path.stat().st_size)
+def _of_file(name: str, path: Path, format_: ModelFormat) -> Stage:
+    return Stage(name, _once(path, format_), path.stat().st_size)
 
 
-def _once(path: Path, open_file: Callable[[Path, int], Classifier]) -> Callable[[int], Classifier]:
+def _once(path: Path, format_: ModelFormat) -> Callable[[int], Classifier]:
     """Opens the file once for each number of threads: it is asked and timed beside two neighbours."""
-    return functools.cache(lambda threads: open_file(path, threads))
+    return functools.cache(lambda threads: format_.open(path, threads, made_now(path.parent)))

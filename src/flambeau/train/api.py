@@ -19,6 +19,7 @@ from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, nearest
 from flambeau.html_table import html_table
+from flambeau.provenance import RUNNING
 from flambeau.recipes.setup.float32_precision import float32_precision_kept
 from flambeau.recipes.training.auroc import AUROC
 from flambeau.recipes.training.calibration_error import CalibrationError
@@ -39,7 +40,7 @@ from flambeau.train.settings.default_folder import default_folder, told_settings
 from flambeau.train.settings.keyword_types import SettingsKeywords
 from flambeau.train.settings.settings import FIELDS, Settings
 from flambeau.train.settings.track import Track, tracker_list
-from flambeau.train.start_or_resume import start
+from flambeau.train.start_or_resume import Shown, start
 
 _TOP = 5
 # Classes: of more, the table (8 bytes a cell) is kept on the host; chosen, untested.
@@ -75,6 +76,7 @@ def train(
     fresh: bool = False,
     bar: bool = True,
     track: Track | None = None,
+    trust: bool = False,
     **settings: Unpack[SettingsKeywords],
 ) -> TrainingResult:
     """Train an image classifier as `flambeau train` does; the same call again continues its run.
@@ -90,6 +92,8 @@ def train(
         track: what gets the lines of metrics.jsonl: names of trackers, as for `--track`, or functions of a
             step and its figures, such as `lambda step, figures: print(step, figures)`. None for those of the
             run.
+        trust: run the files of code that the folder of the run, or of its teacher, names and this call does
+            not, also where nothing shows that you have made that folder here.
         settings: the command's flags: `batch_size=64` is `--batch-size 64`, `flip=False` is `--no-flip`.
 
     Returns:
@@ -121,7 +125,15 @@ def train(
         chosen = canonical(Settings(**given))
         told = told_settings(chosen, given)
         folder = folder_for_run(default_folder(chosen, told) if out is None else Path(out))
-        start(chosen, told, folder, say=terminal_say, fresh=fresh, bar=bar, track=functions)
+        start(
+            chosen,
+            told,
+            folder,
+            say=terminal_say,
+            fresh=fresh,
+            trust=trust,
+            shown=Shown(bar, track=functions),
+        )
     result = published(RunFolder(folder))
     assert result is not None
     return TrainingResult(folder, result.weights, result.step, result.metrics)
@@ -163,15 +175,21 @@ def _process_restored() -> Iterator[None]:
 
 
 def load(
-    run: str | Path, *, image_size: int | None = None, say: Callable[[str], None] | None = None
+    run: str | Path,
+    *,
+    image_size: int | None = None,
+    trust: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> Predictor:
     """The model of a run, to be called on images.
 
     Args:
         run: folder of a run of `flambeau train`.
         image_size: side of the images as the model shall see them, pixels; None for that of the training.
-        say: takes a line where the weights are not those of a finished run, or the file of its model has
-            changed; None for a warning.
+        trust: run the file of code that the folder names as its model, also where nothing shows that you
+            have made the folder here; of your own runs it is not needed.
+        say: takes a line that names such a file, and one where the weights are not those of a finished run,
+            or the file of the model has changed; None for standard error and for a warning.
 
     Returns:
         A function of images; see `Predictor`.
@@ -184,7 +202,7 @@ def load(
         >>> predictor("cat.jpg")  # doctest: +SKIP
         Predictions('cat' 98.3%)
     """
-    return Predictor(_loaded(run, image_size, say))
+    return Predictor(_loaded(run, image_size, trust, say))
 
 
 def evaluate(
@@ -196,6 +214,7 @@ def evaluate(
     workers: int = 0,
     skip_bad_images: int = 0,
     download: bool = False,
+    trust: bool = False,
     progress: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Evaluation:
@@ -209,6 +228,7 @@ def evaluate(
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable images to leave out.
         download: fetch what is missing of a data set by name.
+        trust: as of `load`.
         progress: show a bar on a terminal or in a notebook.
         say: as of `load`.
 
@@ -226,7 +246,7 @@ def evaluate(
     for name, number in (("workers", workers), ("skip_bad_images", skip_bad_images)):
         if number < 0:
             raise InputError(f"{name} must be at least 0, got {number}")
-    trained = _loaded(run, image_size, say)
+    trained = _loaded(run, image_size, trust, say)
     source = open_source(Path(data), trained.facts.classes, download=download)
     return measure(
         trained, source, flip_tta=flip_tta, workers=workers, skip_bad_images=skip_bad_images,
@@ -266,14 +286,21 @@ def measure(
 
 
 def _loaded(
-    run: str | Path | Predictor, image_size: int | None, say: Callable[[str], None] | None
+    run: str | Path | Predictor,
+    image_size: int | None,
+    trust: bool,
+    say: Callable[[str], None] | None,
+    /,
 ) -> Trained:
     if isinstance(run, Predictor):
         return at_size(run.trained, image_size)
     said: list[str] = []
-    trained = load_trained(Path(run), say=said.append if say is None else say)
+    trained = load_trained(Path(run), trust=trust, say=said.append if say is None else say)
     for text in said:
-        warnings.warn(text, stacklevel=3)  # at the line that has called load or evaluate
+        if text.startswith(RUNNING):
+            terminal_say(text)
+        else:
+            warnings.warn(text, stacklevel=3)  # at the line that has called load or evaluate
     return at_size(trained, image_size)
 
 

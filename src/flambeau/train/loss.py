@@ -167,7 +167,8 @@ def make_teacher(
             f"the weights in {teacher} have changed since the run was started; restore them, or "
             "start again with --fresh or another --out"
         )
-    trained = load_trained(Path(teacher), say=lambda text: None)
+    # Whether its code may run was asked where the run was opened: `ask_for_teacher`.
+    trained = load_trained(Path(teacher), trust=True, say=lambda text: None)
     return AskedTeacher(
         trained, facts, image_size=settings.image_size, device=device, weight=weight,
         temperature=temperature,

@@ -15,11 +15,12 @@ from flambeau.train.loop.nan_guard import BadStep
 from flambeau.train.settings.config_file import from_stored
 
 
-def replay_nan_step(path: Path, *, say: Callable[[str], None]) -> int:
+def replay_nan_step(path: Path, *, trust: bool = False, say: Callable[[str], None]) -> int:
     """Go from the checkpoint before the step to the step itself, exactly as the run did.
 
     Args:
         path: the file that the stopped run has written.
+        trust: run the code that the run names, also where nothing shows that this user has made it.
         say: takes lines for the user.
 
     Returns:
@@ -41,7 +42,9 @@ def replay_nan_step(path: Path, *, say: Callable[[str], None]) -> int:
             f"{bad.checkpoint}, from which {path.name} would be run again, has been removed since (--keep)"
         )
     settings = from_stored(stored, folder.config)
-    train, val, facts = reopen_data(settings, folder.dataset)
+    train, val, facts = reopen_data(
+        settings, folder.dataset, folder.permission(stored, trust=trust, say=say)
+    )
     training = set_up(
         settings,
         facts,

@@ -15,12 +15,13 @@ from flambeau.data.sources.data_names import check_download
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
+from flambeau.provenance import named_code
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory
 from flambeau.recipes.training.lr_range import LRCurve
 from flambeau.terminal import columns
 from flambeau.train.build.auto_settings import resolve
 from flambeau.train.build.class_weights import class_lines
-from flambeau.train.build.data import DataFacts, check_unchanged, open_data
+from flambeau.train.build.data import DataFacts, ask_for_teacher, check_unchanged, open_data
 from flambeau.train.checkpoints.micro_batches_file import MicroBatches
 from flambeau.train.checkpoints.published_weights import finished
 from flambeau.train.checkpoints.run_folder import GO_ON, START_AGAIN, RunFolder
@@ -45,6 +46,21 @@ _BY_FLAGS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """To whom a training tells what happens, besides the lines for the user.
+
+    Attributes:
+        bar: show a progress bar on a terminal.
+        listener: takes what happens, as a program wants it, on the first process.
+        track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
+    """
+
+    bar: bool = True
+    listener: Callable[[Mapping[str, Any]], None] | None = None
+    track: Sequence[LineFunction] = ()
+
+
 def start(
     settings: Settings,
     told: Mapping[str, Any],
@@ -54,9 +70,8 @@ def start(
     fresh: bool = False,
     dry_run: bool = False,
     find_lr: Callable[[LRCurve], None] | None = None,
-    bar: bool = True,
-    listener: Callable[[Mapping[str, Any]], None] | None = None,
-    track: Sequence[LineFunction] = (),
+    trust: bool = False,
+    shown: Shown = Shown(),
 ) -> bool:
     """Train, or continue, with the watchdog between the processes from beginning to end.
 
@@ -68,9 +83,9 @@ def start(
         fresh: set a run aside that is in the folder.
         dry_run: train for some steps and leave nothing.
         find_lr: takes the curve of a learning-rate range test, which is made in place of the training.
-        bar: show a progress bar on a terminal.
-        listener: takes what happens, as a program wants it, on the first process.
-        track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
+        trust: run code that the folder of the run or of its teacher names, and the settings told do not, also
+            where nothing shows that this user has made that folder.
+        shown: to whom.
 
     Returns:
         Whether the run was finished before.
@@ -84,6 +99,8 @@ def start(
         place = RunFolder(folder)
         stored = None if fresh else ranks.first(lambda: _stored(told, place))
         ranks.first(lambda: _check_outside(folder, (stored or settings).data))
+        resumed = None if stored is None else told
+        ranks.first(lambda: _check_code(stored or settings, resumed, place, trust=trust, say=say))
         opened = _open(settings, stored, place, ranks)
         if stored is not None and ranks.first(lambda: _is_finished(stored, place, say)):
             return True
@@ -94,15 +111,23 @@ def start(
             return False
 
         training = set_up(
-            *opened, folder=folder, bar=bar, track=track, micro_batch=micro_batch,
+            *opened, folder=folder, bar=shown.bar, track=shown.track, micro_batch=micro_batch,
             before_run=lambda: _set_aside(place, say) if fresh else None,
         )  # fmt: skip
-        if micro_batch == "auto" and ranks.is_first:  # a resume begins with what has fitted
-            MicroBatches(training=training.run.state.micro_batch).write(folder)
+        if ranks.is_first:
+            _note(training, place, is_new=stored is None, found=micro_batch == "auto")
         # Only now: nothing has prevented it, and no error is lost below many lines.
-        _tell_start(training, told, *opened, folder=folder, listener=listener)
+        _tell_start(training, told, *opened, folder=folder, listener=shown.listener)
         _fit(training)
         return False
+
+
+def _note(training: Training, place: RunFolder, *, is_new: bool, found: bool) -> None:
+    """What later commands need to know of this start."""
+    if found:  # a resume begins with what has fitted
+        MicroBatches(training=training.run.state.micro_batch).write(place.path)
+    if is_new:
+        place.note_own()
 
 
 def _try_out(
@@ -234,6 +259,27 @@ def _stored(told: Mapping[str, Any], place: RunFolder) -> ResolvedSettings | Non
     if settings.extend is None or parse_duration(settings.extend, name="extend").amount:
         return settings
     return dataclasses.replace(settings, extend=None)  # taken back, if nothing of it was trained
+
+
+def _check_code(
+    settings: Settings,
+    told: Mapping[str, Any] | None,
+    place: RunFolder,
+    *,
+    trust: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Refuse code that only a folder names, unless its user has made that folder here or trusts it.
+
+    `told` are the settings that were given, to a run that exists; None to a new one.
+    """
+    ask_for_teacher(settings.teacher, trust=trust, say=say)
+    stored = {} if told is None else place.read_config() or {}
+    unnamed = [name for name in named_code(stored) if stored[name] != (told or {}).get(name)]
+    if unnamed:
+        place.permission(stored, trust=trust, say=say).ask_for(stored, *unnamed)
+    elif named_code(stored):
+        place.note_own()
 
 
 def _check_outside(folder: Path, data: str | None) -> None:

@@ -1,5 +1,6 @@
-"""What `flambeau verify` says of a run: nothing is changed in it."""
+"""What `flambeau verify` says of a run: nothing is changed in it, and no code that it names is run."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import Any
 import torch
 
 from flambeau.errors import InputError
+from flambeau.provenance import named_code
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     CheckpointDamaged,
     checkpoint_folders,
     verify_checkpoint,
 )
-from flambeau.train.build.data import reopen_data
+from flambeau.train.build.data import DataFacts, check_model_file, check_unchanged, open_data
 from flambeau.train.build.device import pick_device, use_threads
 from flambeau.train.checkpoints.json_file import dataset_facts
 from flambeau.train.checkpoints.metrics_log import crc32_of
@@ -21,6 +23,7 @@ from flambeau.train.checkpoints.published_weights import are_whole, published
 from flambeau.train.checkpoints.run_folder import RunFolder
 from flambeau.train.checkpoints.run_identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.train.settings.config_file import from_stored
+from flambeau.train.settings.resolved_settings import ResolvedSettings
 from flambeau.train.weights.safetensors_file import read_safetensors
 
 
@@ -72,6 +75,9 @@ def inspect_run(path: Path) -> Inspection:
             threads = newest["exactness"]["threads"]
             anywhere = f", on any number of processes with OMP_NUM_THREADS={threads}"
         lines.append(f"a resume would be exact, from step {newest['step']}{anywhere}")
+        data = named_code(stored).get("data")
+        if data is not None:
+            lines.append(f"if {data} still gives the same images: it is code, and was not run")
     return Inspection(lines, good=not damaged and not why)
 
 
@@ -85,7 +91,7 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
         return reasons + changes(then, {**then, "torch": torch.__version__})
     settings = from_stored(stored, folder.config)
     try:
-        reopen_data(settings, folder.dataset)
+        _check_data(settings, DataFacts.read(folder.dataset))
         use_threads()
         now, then = (
             exactness_facts(pick_device(settings.device), compiled=settings.compile != "none"),
@@ -101,6 +107,19 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
     except InputError as error:
         reasons.append(str(error).splitlines()[0])
     return reasons
+
+
+def _check_data(settings: ResolvedSettings, facts: DataFacts) -> None:
+    """Refuse data and a model file that are not those of the run, as far as can be seen without code.
+
+    Raises:
+        InputError: they are others, or not there.
+    """
+    if "data" in named_code(vars(settings)):
+        check_model_file(facts, settings.model)
+        return
+    train, val = open_data(dataclasses.replace(settings, download=False))
+    check_unchanged(facts, train, val, settings=settings)
 
 
 def _unreadable_facts(folder: RunFolder, stored: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.errors import InputError, WorkerLost
+from flambeau.terminal import say
 from flambeau.user_code import first_line
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Source:
     """What trains: a run on its data, or a model on random numbers."""
 
     run: Path | None = None
+    trust: bool = False
     model: "nn.Module | None" = None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +49,7 @@ def steps_here(source: Source) -> "Iterator[Steps]":
 
     with contextlib.ExitStack() as stack:
         if source.run is not None:
-            steps = stack.enter_context(steps_of_run(source.run))
+            steps = stack.enter_context(steps_of_run(source.run, trust=source.trust, say=say))
         else:
             assert source.model is not None
             use_threads()

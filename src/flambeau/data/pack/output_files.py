@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from flambeau.data.pack.shard_plan import Unit
 from flambeau.data.sources.class_names import place_for_classes
+from flambeau.data.sources.folder_names import CLASS_NAMES, class_names_file, folder_names
 from flambeau.errors import InputError, why_no_json
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
@@ -211,8 +212,10 @@ class PackFiles:
         if tree.exists():
             _refuse_existing([self.dst])
             for part in {unit.file for unit in self._units}:
-                for name in self._classes:  # one without any image is a class, too
+                for name in folder_names(self._classes):  # one without any image is a class, too
                     (tree / part / name).mkdir(exist_ok=True)
+                if (names := class_names_file(self._classes)) is not None:
+                    write_whole(tree / part / CLASS_NAMES, names)
             tree.rename(self.dst)
         Disk().sync_folder(self.dst.parent)
         images = sum(entry["images"] for entry in files.values())

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from flambeau.data.pack.label_vectors import VectorRecords, has_vectors
 from flambeau.data.sources.folder import FolderSource
+from flambeau.data.sources.folder_names import folder_names
 from flambeau.data.sources.format_table import FORMATS, KIND_OF_ENDING, endings_of
 from flambeau.data.sources.open_data import open_parts
 from flambeau.data.sources.source import Source, pixel_kind
@@ -227,27 +228,25 @@ def _lots(indices: Sequence[int], count: int) -> Iterator[Sequence[int]]:
 def record_paths(source: Source, *, dots: bool) -> list[str]:
     """CLASS/NAME without an ending for each image: unique, and safe as a path anywhere.
 
-    The image CLASS/NAME.jpg of a folder keeps its name.
+    The image CLASS/NAME.jpg of a folder keeps its name; a class that cannot name a folder is escaped.
 
     Args:
         source: any.
         dots: False leaves none in the last part, where in a tar the key of a sample ends.
 
-    Raises:
-        InputError: a class name that cannot name a folder.
     """
-    for name in source.classes:
-        if _safe(name) != name or "/" in name:
-            raise InputError(
-                f"class {name!r} cannot name a folder\nGive it another name, in a .classes.txt file"
-            )
+    folders_of = folder_names(source.classes)
     paths, taken = [], set()
     for name, label in zip(source.names, source.labels.tolist(), strict=True):
         stem = re.sub(r"\.\w{1,5}$", "", name)
-        below = stem.removeprefix(source.classes[label] + "/")
+        home = folders_of[label]
+        prefix = next(
+            (f"{one}/" for one in (home, source.classes[label]) if stem.startswith(f"{one}/")), ""
+        )
+        below = stem.removeprefix(prefix)
         *folders, last = (_safe(part) for part in below.split("/"))
         last = last if dots else last.replace(".", "_")
-        path = "/".join([source.classes[label], *folders, last])
+        path = "/".join([home, *folders, last])
         unique, count = path, 2
         while unique.lower() in taken:
             unique, count = f"{path}-{count}", count + 1

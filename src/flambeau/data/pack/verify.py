@@ -25,6 +25,7 @@ from flambeau.data.pack.writers import TABLES, Record, open_writer
 from flambeau.data.sources.arrays.hdf5_file import stored_as as hdf5_stored_as
 from flambeau.data.sources.arrays.tensorstore_file import stored_as as store_stored_as
 from flambeau.data.sources.class_names import classes_file, named_labels
+from flambeau.data.sources.folder_names import CLASS_NAMES
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
 from flambeau.data.sources.open_data import only_folder
@@ -325,6 +326,11 @@ def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
             else:
                 _save_records(itertools.chain([first], good), first.image, kind, target)
             classes = classes_file(path)
+            if kind == "folder":
+                for told in (*path.glob(CLASS_NAMES), *path.glob(f"*/{CLASS_NAMES}")):
+                    place = target / told.relative_to(path)
+                    if place.parent.is_dir():  # else none of its images is good
+                        shutil.copyfile(told, place)
             if kind != "folder" and classes.is_file():
                 shutil.copyfile(classes, folder / classes_file(target).name)
             for made in sorted(folder.iterdir(), key=lambda made: made == target):

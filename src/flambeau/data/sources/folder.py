@@ -1,15 +1,17 @@
 """Labelled images in a folder with one sub-folder per class."""
 
+import functools
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from flambeau.data.sources.fingerprint import sampled_content, size_of
+from flambeau.data.sources.folder_names import named_class, require_different
 from flambeau.errors import InputError, unreadable
 
 _FLAGS = getattr(os, "O_BINARY", 0)  # of Windows
@@ -20,9 +22,10 @@ IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tif
 class FolderSource:
     """Images in a folder with one sub-folder per class.
 
-    Classes are the sub-folders in the order of their names. Images are looked for at any depth, by
-    IMAGE_SUFFIXES in upper or lower case; links are followed; hidden files and folders and __MACOSX are
-    skipped, and so is every file of another type. The order is that of the names, whatever the file system.
+    Classes are the sub-folders in the order of their names, or of those that `folder_names` reads. Images are
+    looked for at any depth, by IMAGE_SUFFIXES in upper or lower case; links are followed; hidden files and
+    folders and __MACOSX are skipped, and so is every file of another type. The order is that of the names,
+    whatever the file system.
 
     Args:
         root: the folder.
@@ -39,7 +42,10 @@ class FolderSource:
         if not root.is_dir():
             raise InputError(f"{root} is not a folder")
         self.folder = root.absolute()
-        self.classes: tuple[str, ...] = tuple(sorted(map(_class_name, class_folders(root))))
+        named = named_class(root)
+        folders = sorted((named(name), name) for name in map(_class_name, class_folders(root)))
+        self.classes: tuple[str, ...] = tuple(name for name, _ in folders)
+        require_different(self.classes, root)
         loose = sorted(entry.name for entry in _entries(root) if _is_image(entry))
         if loose:
             raise InputError(
@@ -53,7 +59,7 @@ class FolderSource:
         others: Counter[str] = Counter()
         names: list[str] = []
         labels: list[int] = []
-        for label, name in enumerate(self.classes):
+        for label, (_, name) in enumerate(folders):
             names += sorted(_images(self.folder / name, f"{name}/", (), others))
             labels += [label] * (len(names) - len(labels))
         if not names:
@@ -135,6 +141,27 @@ def images_below(root: Path) -> tuple[list[str], Counter[str]]:
     for folder in sorted(class_folders(root)):
         names += sorted(_images(folder, f"{folder.name}/", (), others))
     return names, others
+
+
+def classes_above(root: Path, names: Sequence[str]) -> list[list[str]]:
+    """The classes that the folders of each image stand for, from the outermost to the innermost.
+
+    Args:
+        root: the folder.
+        names: paths below it, with slashes.
+    """
+    named = functools.cache(lambda folder: named_class(root / folder))
+    found = functools.cache(
+        lambda folder: (
+            [
+                *found(folder.rpartition("/")[0]),
+                named(folder.rpartition("/")[0])(folder.rpartition("/")[2]),
+            ]
+            if folder
+            else []
+        )
+    )
+    return [found(name.rpartition("/")[0]) for name in names]
 
 
 def endings(others: Counter[str]) -> str:

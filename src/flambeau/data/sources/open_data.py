@@ -18,6 +18,7 @@ from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,
     FolderSource,
     class_folders,
+    classes_above,
     endings,
     images_below,
 )
@@ -254,8 +255,8 @@ def _open_images(folder: Path, classes: Sequence[str], say: Callable[[str], obje
         say(f"{folder}: files whose endings are not those of images are skipped: {endings(others)}")
     number = {name: label for label, name in enumerate(classes)}
     labels = [
-        next((number[part] for part in name.split("/")[:-1] if part in number), len(classes))
-        for name in names
+        next((number[name] for name in above if name in number), len(classes))
+        for above in classes_above(folder, names)
     ]
     return FileSet(folder, names, labels, (*classes, ""))
 

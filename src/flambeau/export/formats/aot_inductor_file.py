@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -9,8 +10,10 @@ import torch
 from flambeau.errors import InputError
 from flambeau.export.formats.classifier import Classifier, first_output
 from flambeau.export.formats.quiet import quiet
+from flambeau.export.formats.torch_export_file import read_bytes
 from flambeau.export.formats.traced_program import traced_program
 from flambeau.export.served_model import ServedModel
+from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 _OPTIONS = {"freezing": True}
@@ -50,16 +53,22 @@ def write_aot_inductor(model: ServedModel, path: Path) -> None:
     write_file(path, file.getvalue())
 
 
-def open_aot_inductor(path: Path, threads: int) -> Classifier:
-    """Load the package; it runs on torch's own threads.
+def open_aot_inductor(path: Path, threads: int, permission: Permission) -> Classifier:
+    """Load the package, which is machine code; it runs on torch's own threads.
 
     Raises:
         InputError: damaged, of another torch, or compiled for another processor.
+        UntrustedCode: it may not be run.
     """
     del threads
+    data = read_bytes(path)
+    permission.ask_for_file(path, data, why=", a library that was compiled")
     try:
-        with quiet():
-            package = torch._inductor.aoti_load_package(str(path))
+        # A copy of the bytes that were looked at: the loader reads from a path.
+        with quiet(), tempfile.NamedTemporaryFile(suffix=".pt2") as copy:
+            copy.write(data)
+            copy.flush()
+            package = torch._inductor.aoti_load_package(copy.name)
     except Exception as error:
         raise InputError(f"{path} cannot be loaded by AOTInductor: {str(error)[:300]}") from error
 

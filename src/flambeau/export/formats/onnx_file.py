@@ -12,6 +12,7 @@ from flambeau.export.formats.quiet import quiet
 from flambeau.export.formats.traced_program import example_call, traced_program
 from flambeau.export.served_model import ServedModel
 from flambeau.optional_packages import extra
+from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 INPUTS, OUTPUTS = ["pixels", "full_size"], ["logits", "probabilities"]
@@ -62,16 +63,18 @@ def write_onnx(model: ServedModel, path: Path) -> None:
     write_file(path, data)
 
 
-def open_onnx(path: Path, threads: int) -> Classifier:
-    """Open the file with ONNX Runtime, on the CPU.
+def open_onnx(path: Path, threads: int, permission: Permission) -> Classifier:
+    """Open the file with ONNX Runtime, on the CPU; it has no code, and no library of operators is loaded.
 
     Args:
         path: the file.
         threads: of one call.
+        permission: not needed.
 
     Raises:
         InputError: onnxruntime is not installed, or cannot read the file.
     """
+    del permission
     onnxruntime = require("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

@@ -1,15 +1,23 @@
-"""model.pt2 of torch.export: a graph that any torch of this version or later loads, on any machine."""
+"""model.pt2 of torch.export: a graph that any torch of this version or later loads, on any machine.
+
+`torch.export.load` unpickles and compiles what such a file names, so it is read as data (`plain_graph`).
+What cannot be read so is code, and loaded only from a folder that is the user's own or trusted.
+"""
 
 import io
 from pathlib import Path
 
 import torch
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 from flambeau.export.formats.classifier import Classifier, first_output
+from flambeau.export.formats.plain_graph import PlainGraph, plain_graph
+from flambeau.export.formats.pt2_archive import NotPlain, NotWhole, read_archive
+from flambeau.export.formats.pt2_words import check_words
 from flambeau.export.formats.quiet import quiet
 from flambeau.export.formats.traced_program import traced_program
 from flambeau.export.served_model import ServedModel
+from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 
@@ -27,17 +35,64 @@ def write_torch_export(model: ServedModel, path: Path) -> None:
     write_file(path, file.getvalue())
 
 
-def open_torch_export(path: Path, threads: int) -> Classifier:
-    """Load the graph; it runs on torch's own threads.
+def open_torch_export(path: Path, threads: int, permission: Permission) -> Classifier:
+    """Open the graph; it runs on torch's own threads.
 
     Raises:
         InputError: damaged, or of a later torch.
+        UntrustedCode: there is more in it than a graph, and it may not be run.
     """
     del threads
+    data = read_bytes(path)
+    try:
+        return first_output(read_plain(data))
+    except NotWhole as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+    except NotPlain as error:
+        why = f" ({error}; only torch.export.load could read it, which runs what it holds)"
+        permission.ask_for_file(path, data, why=why)
     try:
         with quiet():
-            module = torch.export.load(path).module()
+            module = torch.export.load(io.BytesIO(data)).module()
     except Exception as error:  # zip, JSON, schema versions
         raise InputError(f"{path} cannot be loaded by torch.export: {error}") from error
 
     return first_output(module)
+
+
+def check_torch_export(path: Path) -> str | None:
+    """Why a file is no plain graph; None where it is one. Nothing of it is run."""
+    try:
+        read_plain(read_bytes(path))
+    except NotPlain as error:
+        return str(error)
+    return None
+
+
+def read_plain(data: bytes) -> PlainGraph:
+    """The graph of a file that is nothing but a graph and tensors; nothing of it is run.
+
+    Raises:
+        NotPlain: it is more, or damaged.
+    """
+    try:
+        archive = read_archive(data)
+        check_words(archive.program)
+        graph = plain_graph(archive)
+    except RecursionError as error:
+        raise NotPlain("it is nested too deeply") from error
+    if graph.num_inputs != 2:
+        raise NotPlain(f"its graph takes {graph.num_inputs} inputs, and one of an export takes 2")
+    return graph
+
+
+def read_bytes(path: Path) -> bytes:
+    """All of a file, once: what is checked is then what is used.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error

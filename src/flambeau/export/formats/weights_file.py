@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 
 from flambeau.errors import InputError
 from flambeau.export.formats.classifier import Classifier, first_output
+from flambeau.export.formats.torch_export_file import read_bytes
 from flambeau.export.served_model import ServedModel
+from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.train.build.model import build_model
 from flambeau.user_code import is_function
@@ -41,19 +42,22 @@ def write_weights(model: ServedModel, path: Path) -> None:
     write_file(path, save(state, metadata={_KEY: json.dumps(model.origin)}))
 
 
-def open_weights(path: Path, threads: int) -> Classifier:
+def open_weights(path: Path, threads: int, permission: Permission) -> Classifier:
     """Make the class and load the weights; it runs on torch's own threads.
 
     Raises:
         InputError: damaged, or of a class that this timm or torchvision has not.
+        UntrustedCode: it names a class in a file, as no export of flambeau does, and that may not be run.
     """
     del threads
     try:
-        with safetensors.safe_open(path, "pt") as opened:
-            origin: dict[str, Any] = json.loads((opened.metadata() or {})[_KEY])
-        state = load_file(path)
+        data = read_bytes(path)
+        state, origin = load(data), _origin(data)
+        name = str(origin["model"])
+        if is_function(name):
+            permission.ask_for_file(path, data, what=name)
         network = build_model(
-            origin["model"],
+            name,
             num_classes=origin["num_classes"],
             channels=len(origin["mean"]),
             image_size=origin["image_size"],
@@ -67,3 +71,21 @@ def open_weights(path: Path, threads: int) -> Classifier:
         raise InputError(f"{path} cannot be loaded: {str(error)[:300]}") from error
 
     return first_output(model)
+
+
+def check_weights(path: Path) -> str | None:
+    """Why a file is not the weights of a known class; None where it is. Nothing of it is run."""
+    data = read_bytes(path)
+    try:
+        load(data)
+        name = str(_origin(data)["model"])
+    except Exception as error:  # of safetensors and of JSON
+        return f"it cannot be read: {str(error)[:200]}"
+    return f"it names {name}, which would be run" if is_function(name) else None
+
+
+def _origin(data: bytes) -> dict[str, Any]:
+    """What `write_weights` has put into the header."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    origin: dict[str, Any] = json.loads(header["__metadata__"][_KEY])
+    return origin

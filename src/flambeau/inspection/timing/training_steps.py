@@ -107,13 +107,17 @@ def steps_of_model(
 
 
 @contextlib.contextmanager
-def steps_of_run(path: Path) -> Iterator[Steps]:
+def steps_of_run(
+    path: Path, *, trust: bool = False, say: Callable[[str], None] = lambda _: None
+) -> Iterator[Steps]:
     """Steps as a run makes them, with its data, loss, precision and optimizer; the run stays as it is.
 
     The weights are new ones, the model is not compiled, and a folder of its own is removed in the end.
 
     Args:
         path: folder of a run of `flambeau train`.
+        trust: run the code that it names, also where nothing shows that this user has made it.
+        say: takes the line that names what is run.
 
     Yields:
         The steps.
@@ -129,7 +133,9 @@ def steps_of_run(path: Path) -> Iterator[Steps]:
             "Profile that loop itself: see the page on profiling"
         )
     settings = from_stored(stored, folder.config)
-    train, val, facts = reopen_data(settings, folder.dataset)
+    train, val, facts = reopen_data(
+        settings, folder.dataset, folder.permission(stored, trust=trust, say=say)
+    )
     alone = dataclasses.replace(
         settings, duration=_LONG, pretrained=False, weights=None, device="auto",
         shard="none", compression="none", compile="none", stop_within=None,

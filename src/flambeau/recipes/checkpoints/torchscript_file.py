@@ -32,7 +32,7 @@ def from_torchscript(
     """The model with the weights of the file, which gives what the file gives; ready for torch.export.
 
     Args:
-        path: of `torch.jit.save`.
+        path: of `torch.jit.save`. It is a program, which is loaded and run: only one that you trust.
         model: of the class that was traced or scripted. It is not changed.
         inputs: several, as different as in use: of other sizes, signs, lengths and batch sizes. Each a
             tensor, or a tuple of what the model is called with. On the CPU.

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from flambeau.data.sources.source import PixelKind, Source, content_sample, pixe
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
+from flambeau.provenance import Permission
 from flambeau.train.build.class_weights import class_weights
 from flambeau.train.build.device import pick_device
 from flambeau.train.checkpoints.json_file import dataset_facts
@@ -94,17 +96,23 @@ def open_data(settings: Settings) -> tuple[Source, Source]:
     return open_sources(path, seed=0, download=settings.download)
 
 
-def reopen_data(settings: ResolvedSettings, facts_path: Path) -> tuple[Source, Source, DataFacts]:
+def reopen_data(
+    settings: ResolvedSettings, facts_path: Path, permission: Permission
+) -> tuple[Source, Source, DataFacts]:
     """The sources and facts of a run that exists, which must be as they were.
 
     Args:
         settings: of the run.
         facts_path: its dataset.json.
+        permission: to run the code that the settings name.
 
     Raises:
         InputError: the data or the model's file have changed, or cannot be opened.
+        UntrustedCode: the data or the model are of a function in a file, which may not be run.
     """
     facts = DataFacts.read(facts_path)
+    permission.ask_for(vars(settings), "model", "data")
+    ask_for_teacher(settings.teacher, trust=permission.trust, say=permission.say)
     train, val = open_data(settings)
     check_unchanged(facts, train, val, settings=settings)
     return train, val, facts
@@ -146,16 +154,24 @@ def check_unchanged(
                 "start again with --fresh or another --out, or let a run on the new data begin with what "
                 "this one has learned: --weights RUN --out NEW"
             )
-    model = settings.model
-    if model_file_sha256(model) != facts.model_file_sha256:
-        raise InputError(
-            f"{model.rpartition(':')[0]} has changed since the run was started; "
-            "restore it, or start again with --fresh or another --out"
-        )
+    check_model_file(facts, settings.model)
     if class_weights(settings, train.labels, train.classes) != facts.class_weights:
         raise InputError(
             f"the weights in {settings.class_weights} have changed since the run was started; restore them, "
             "or start again with --fresh or another --out"
+        )
+
+
+def check_model_file(facts: DataFacts, model: str) -> None:
+    """Refuse to continue a run with another file of its model; the file is read, and not run.
+
+    Raises:
+        InputError: it is another one.
+    """
+    if model_file_sha256(model) != facts.model_file_sha256:
+        raise InputError(
+            f"{model.rpartition(':')[0]} has changed since the run was started; "
+            "restore it, or start again with --fresh or another --out"
         )
 
 
@@ -199,6 +215,18 @@ def model_file_sha256(model: str) -> str | None:
     if ".py:" not in model or not path.is_file():
         return None
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def ask_for_teacher(teacher: str | None, *, trust: bool, say: Callable[[str], object]) -> None:
+    """Ask for the file of code that the folder of a teacher names as its model.
+
+    Raises:
+        UntrustedCode: it may not be run.
+    """
+    if teacher is not None:
+        folder = RunFolder(Path(teacher))
+        stored = (folder.read_config() or {}) if folder.path.is_dir() else {}  # else told later
+        folder.permission(stored, trust=trust, say=say).ask_for(stored, "model")
 
 
 def teacher_sha256(teacher: str | None) -> str | None:

@@ -2,11 +2,12 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flambeau.errors import InputError, unreadable
+from flambeau.provenance import Permission, is_recorded, named_code, record
 from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, write_file
 from flambeau.train.checkpoints.run_identity import differences
 from flambeau.train.checkpoints.run_lock import RunLock
@@ -132,10 +133,41 @@ class RunFolder:
             self._new_config = toml
         return stored
 
+    def permission(
+        self, stored: Mapping[str, Any], *, trust: bool, say: Callable[[str], object]
+    ) -> Permission:
+        """Whether the code that its configuration names may be run.
+
+        Args:
+            stored: the configuration, as it was read.
+            trust: the user says that it may.
+            say: takes the line that names what is run.
+        """
+        return Permission(self.path, self._is_own(stored), trust, say)
+
+    def note_own(self) -> None:
+        """Record that its user has named, now and here, all code that it names."""
+        with contextlib.suppress(OSError, ValueError):
+            content = self.config.read_bytes()
+            record_config(content, parse_toml(content))
+
+    def _is_own(self, stored: Mapping[str, Any] | None = None) -> bool:
+        """Whether this user has made it, with the configuration that was read of it."""
+        try:
+            content = self.config.read_bytes()
+            config = parse_toml(content)
+        except (OSError, ValueError):
+            return False
+        is_same = stored is None or config == stored
+        return is_same and is_recorded(content, named_code(config).values())
+
     def update_config(self) -> None:
         """Let config.toml say what holds now, once the checkpoint has turned out to fit."""
         if self._new_config is not None:
+            own = self._is_own()
             write_file(self.config, self._new_config)
+            if own:
+                record_config(self._new_config, parse_toml(self._new_config))
             self._new_config = None
 
     def check_same(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -183,6 +215,13 @@ class RunFolder:
     def release(self) -> None:
         """Let other processes write here again."""
         self._lock.release()
+
+
+def record_config(content: bytes, config: Mapping[str, Any]) -> None:
+    """Leave a record of a run that names code: of others none is ever asked for."""
+    names = named_code(config).values()
+    if names:
+        record(content, names)
 
 
 def run_around(path: Path) -> Path | None:

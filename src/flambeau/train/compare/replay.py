@@ -92,12 +92,17 @@ class Replay:
 
 
 def replay(
-    found: RunComparison, *, say: Callable[[str], None], seconds: float = REPLAY_S
+    found: RunComparison,
+    *,
+    trust: bool = False,
+    say: Callable[[str], None],
+    seconds: float = REPLAY_S,
 ) -> Replay:
     """Run both again, from the last checkpoint that is equal in both, or from their beginnings.
 
     Args:
         found: how they compare by their folders.
+        trust: run the code that they name, also where nothing shows that this user has made them.
         say: takes lines for the user.
         seconds: for the steps; the one under way is finished.
     """
@@ -112,7 +117,9 @@ def replay(
             sides = []
             for number, facts in enumerate(found.runs):
                 say(f"replaying {facts.folder.path} from step {start or 0}")
-                side = ReplayedRun(facts, start, Path(temporary, str(number)))
+                folder = facts.folder
+                permission = folder.permission(folder.read_existing(), trust=trust, say=say)
+                side = ReplayedRun(facts, start, Path(temporary, str(number)), permission)
                 resources.callback(side.close)
                 sides.append(side)
             result.start = result.last = start or 0

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
+from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged
 from flambeau.recipes.data.sample_order import sample_order
 from flambeau.recipes.setup.environment import environment
@@ -70,6 +71,7 @@ class ReplayedRun:
         facts: of the run.
         start: the step of its checkpoint to start from; None for its beginning.
         temporary: a folder for what the beginning needs; it is removed afterwards.
+        permission: to run the code that the run names.
 
     Attributes:
         own: the first checkpoint of the run after the start; None where it has none.
@@ -81,7 +83,9 @@ class ReplayedRun:
         CheckpointDamaged: one of the two checkpoints is not as it was saved.
     """
 
-    def __init__(self, facts: RunFacts, start: int | None, temporary: Path) -> None:
+    def __init__(
+        self, facts: RunFacts, start: int | None, temporary: Path, permission: Permission
+    ) -> None:
         self.facts, folder = facts, facts.folder
         if not facts.is_command:
             raise InputError(
@@ -92,7 +96,7 @@ class ReplayedRun:
         self.own = _checkpoint(folder.path, later[0]) if later else None
         begins = start is None and 0 in steps_of(folder.path)
         self.own_beginning = _checkpoint(folder.path, 0) if begins else None
-        train, val, data_facts = reopen_data(settings, folder.dataset)
+        train, val, data_facts = reopen_data(settings, folder.dataset, permission)
         self.classes, self._train, self._settings = data_facts.classes, train, settings
         first = None if start is None else checkpoint_of(folder.path, start)
         self._check_extension(first)

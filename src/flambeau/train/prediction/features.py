@@ -8,7 +8,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 import timm
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.data.loading.loader import Loader
-from flambeau.data.sources.folder import images_below
+from flambeau.data.sources.folder import classes_above, images_below
 from flambeau.data.sources.formats import kind_of, shards_in
 from flambeau.data.sources.open_data import open_parts, open_unlabelled
 from flambeau.data.sources.source import Source
@@ -123,7 +123,7 @@ def open_images(
     if classes is None:
         is_folder = path.is_dir() and kind_of(path) is None and not shards_in(path)
         names = images_below(path)[0] if is_folder else []
-        classes = sorted({PurePosixPath(name).parent.name for name in names} - {""})
+        classes = sorted({above[-1] for above in classes_above(path, names) if above})
     (given,) = open_unlabelled([path], classes, download=download, say=say)
     return given.source
 

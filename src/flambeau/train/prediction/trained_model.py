@@ -82,11 +82,17 @@ class Trained:
             return function(self.normalize(images))
 
 
-def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
+def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None]) -> Trained:
     """Load what a run has published, or its newest whole checkpoint while it is not finished.
+
+    Args:
+        path: of its folder.
+        trust: run the file of its model, also where nothing shows that this user has made the run.
+        say: takes lines for the user.
 
     Raises:
         InputError: not a run folder, that of a loop of one's own, no weights yet, or damaged ones.
+        UntrustedCode: its model is in a file, which may not be run.
     """
     folder = RunFolder(path)
     stored = folder.read_existing()
@@ -98,6 +104,7 @@ def load_trained(path: Path, *, say: Callable[[str], None]) -> Trained:
         )
     facts = DataFacts.read(folder.dataset)
     settings = from_stored(stored, folder.config)
+    folder.permission(stored, trust=trust, say=say).ask_for(stored, "model")
     if model_file_sha256(settings.model) != facts.model_file_sha256:
         say(f"{settings.model.rpartition(':')[0]} has changed since the run was started")
     use_threads()

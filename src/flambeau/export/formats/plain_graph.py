@@ -1,0 +1,390 @@
+"""A graph of torch.export that is called step by step: operators of torch by their names, and nothing else.
+
+Source: own; the graph is the JSON of torch.export.save (schema 8 of PyTorch 2.8 to 2.15).
+Shapes need no expressions: what was symbolic in the trace is computed by the graph itself.
+Not for graphs with custom operators, objects of C++, mutated buffers or loops: they are refused by name.
+"""
+
+import contextlib
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.export.formats.pt2_archive import NotPlain, PlainArchive, dtype_of
+
+_MAJOR = 8
+_ATEN = re.compile(r"torch\.ops\.aten\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)", re.ASCII)
+# Which open a file that the graph names, or do not look at where they read and write.
+_FORBIDDEN = {"from_file", "save", "set", "set_", "segment_reduce"}
+# Of torch's inner operators those that a trace of a model has; others may trust what they are given.
+_INNER = {
+    "__and__", "__iand__", "__ior__", "__ixor__", "__lshift__", "__or__", "__rshift__", "__xor__",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_assert_async", "_assert_scalar",
+    "_assert_tensor_metadata", "_cdist_forward", "_conj", "_conj_physical", "_convolution",
+    "_convolution_mode", "_euclidean_dist", "_fft_c2c", "_fft_c2r", "_fft_r2c", "_is_all_true",
+    "_is_any_true",
+    "_local_scalar_dense", "_log_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+    "_neg_view", "_prelu_kernel", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_attention_math", "_shape_as_tensor", "_softmax", "_stack", "_to_copy", "_trilinear",
+    "_unique2", "_unsafe_view", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa",
+    "_upsample_lanczos2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_weight_norm",
+    "_weight_norm_interface",
+}  # fmt: skip
+_NO_TENSOR = re.compile(r"Storage|Stream|RRef|Future|Any|__torch__|Dict|Enum|\bt\d?\b|filename")
+_STRIDED = 7
+_MEMORY_FORMATS = {
+    1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format,
+}  # fmt: skip
+_MOST_BITS = 64
+
+
+def _bounded(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A power or a shift of numbers, without those that would take all memory."""
+
+    def call(a: Any, b: Any) -> Any:
+        if isinstance(a, int) and isinstance(b, int) and abs(b) > _MOST_BITS:
+            raise NotPlain(f"{function.__name__} of {b}")
+        return function(a, b)
+
+    return call
+
+
+_OF_NUMBERS: dict[str, Callable[..., Any]] = {
+    **{
+        f"_operator.{name}": getattr(operator, name)
+        for name in (
+            "eq", "ne", "le", "ge", "lt", "gt", "neg", "pos", "mul", "add", "sub", "floordiv", "mod",
+            "truediv", "and_", "or_", "rshift",
+        )
+    },
+    "_operator.pow": _bounded(operator.pow),
+    "_operator.lshift": _bounded(operator.lshift),
+    **{f"math.{name}": getattr(math, name) for name in ("trunc", "floor", "ceil", "sqrt")},
+    **{
+        f"torch.{name}": getattr(torch, name)
+        for name in ("sym_not", "sym_int", "sym_float", "sym_ite", "sym_max", "sym_min")
+    },
+    "torch.sym_sqrt": math.sqrt,
+    "torch._sym_sqrt": math.sqrt,
+}  # fmt: skip
+
+
+def _same_mode(_: bool, graph: "PlainGraph", *args: Any) -> list[Any]:
+    return graph(*args)  # nothing here records gradients
+
+
+def _autocast(
+    device: str, dtype: Any, enabled: bool, cached: Any, graph: "PlainGraph", *args: Any
+) -> list[Any]:
+    with torch.autocast(device, dtype, enabled, cached):
+        return graph(*args)
+
+
+def _cond(chosen: Any, yes: "PlainGraph", no: "PlainGraph", args: Sequence[Any] = ()) -> list[Any]:
+    return yes(*args) if chosen else no(*args)
+
+
+_OF_GRAPHS: dict[str, Callable[..., list[Any]]] = {
+    "torch.ops.higher_order.wrap_with_set_grad_enabled": _same_mode,
+    "torch.ops.higher_order.wrap_with_autocast": _autocast,
+    "torch.ops.higher_order.cond": _cond,
+}
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a value stands while a graph is called."""
+
+    number: int
+
+
+@dataclass
+class _Step:
+    """One operator, its arguments with slots for what is computed before, and where its results go."""
+
+    function: Callable[..., Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
+    results: list[Any]
+    is_tuple: bool
+    """Whether the operator gives several results, even if one of them is named."""
+    done_with: list[int] = field(default_factory=list)
+
+
+class PlainGraph:
+    """A graph to be called.
+
+    Args:
+        graph: its JSON.
+        known: tensors that it has as inputs, by the names that they have in the graph.
+
+    Raises:
+        NotPlain: an operator or a value that is not plain.
+    """
+
+    def __init__(self, graph: object, known: Mapping[str, Tensor]) -> None:
+        told = _dict(graph, "graph")
+        self._slots: dict[str, int] = {}
+        self._start: list[Any] = []
+        self._inputs = []
+        for given in _items(told.get("inputs")):
+            name = _name_of(given)
+            number = self._new(name)
+            if name in known:
+                self._start[number] = known[name]
+            else:
+                self._inputs.append(number)
+        kept = set(self._slots.values()) - set(self._inputs)
+        self._steps = [self._step(_dict(node, "node")) for node in _items(told.get("nodes"))]
+        self._outputs = [self._value(_dict(one, "output")) for one in _items(told.get("outputs"))]
+        self._release(kept)
+
+    @property
+    def num_inputs(self) -> int:
+        """How many arguments it takes."""
+        return len(self._inputs)
+
+    def __call__(self, *given: Any) -> list[Any]:
+        """Its outputs."""
+        if len(given) != len(self._inputs):
+            raise ValueError(f"the graph takes {len(self._inputs)} inputs, got {len(given)}")
+        values = self._start.copy()
+        for number, value in zip(self._inputs, given, strict=True):
+            values[number] = value
+        for step in self._steps:
+            result = step.function(
+                *[_filled(part, values) for part in step.args],
+                **{name: _filled(part, values) for name, part in step.kwargs.items()},
+            )
+            _store(step.results, result if step.is_tuple else (result,), values)
+            for number in step.done_with:
+                values[number] = None
+        return [_filled(part, values) for part in self._outputs]
+
+    # ------------------------------------------------------------ reading
+
+    def _new(self, name: str) -> int:
+        if name in self._slots:
+            raise NotPlain(f"the name {name[:80]!r} is there twice")
+        self._slots[name] = len(self._start)
+        self._start.append(None)
+        return self._slots[name]
+
+    def _step(self, node: dict[str, Any]) -> _Step:
+        target = node.get("target")
+        if not isinstance(target, str):
+            raise NotPlain("an operator has no name")
+        of_graphs = target in _OF_GRAPHS
+        function = _OF_GRAPHS.get(target) or _OF_NUMBERS.get(target) or _operator(target)
+        args, kwargs = list[Any](), dict[str, Any]()
+        for given in _items(node.get("inputs")):
+            told = _dict(given, "input")
+            value = self._value(_dict(told.get("arg"), "argument"), graphs=of_graphs)
+            if told.get("kind") == 2:
+                kwargs[_text(told.get("name"))] = value
+            else:
+                args.append(value)
+        outputs = _items(node.get("outputs"))
+        results = [self._result(_dict(one, "output")) for one in outputs]
+        lists_alone = len(results) == 1 and isinstance(results[0], list)
+        is_tuple = len(results) != 1 or of_graphs
+        if lists_alone and of_graphs:
+            results = results[0]
+        return _Step(function, args, kwargs, results if outputs else [], is_tuple and bool(outputs))
+
+    def _result(self, output: dict[str, Any]) -> Any:
+        """Where a result goes: a slot, a list of them, or None."""
+        kind, value = _only(output)
+        if kind == "as_none":
+            return None
+        if kind in ("as_tensors", "as_sym_ints", "as_sym_floats", "as_sym_bools"):
+            return [self._result({_LISTS[kind]: one}) for one in _items(value)]
+        return _Slot(self._new(_name_of(output)))
+
+    def _value(self, argument: dict[str, Any], *, graphs: bool = False) -> Any:
+        """An argument: a constant, or a slot, or a list with slots in it."""
+        kind, value = _only(argument)
+        if kind == "as_graph" and graphs:
+            return PlainGraph(_dict(value, kind).get("graph"), {})
+        if kind in _LISTS:
+            return [self._value({_LISTS[kind]: one}) for one in _items(value)]
+        if kind in ("as_optional_tensors",):
+            return [self._value(_dict(one, kind)) for one in _items(value)]
+        if kind == "as_optional_tensor":
+            return self._value(_dict(value, kind))
+        if kind in ("as_tensor", "as_sym_int", "as_sym_float", "as_sym_bool"):
+            told = _dict(value, kind)
+            name = told.get("name", told.get("as_name"))
+            if name is None and kind != "as_tensor":
+                return self._value(told)
+            known = _text(name)
+            if known not in self._slots:
+                raise NotPlain(f"{known[:80]!r} is used before it is computed")
+            return _Slot(self._slots[known])
+        return _constant(kind, value)
+
+    def _release(self, kept: set[int]) -> None:
+        """Note after which step a value is not needed any more; weights stay."""
+        seen = kept | set(_slots_in(self._outputs))
+        for step in reversed(self._steps):
+            used = {
+                *_slots_in(step.args),
+                *_slots_in(list(step.kwargs.values())),
+                *_slots_in(step.results),
+            }
+            step.done_with = sorted(used - seen)
+            seen |= used
+
+
+_LISTS = {
+    "as_ints": "as_int", "as_floats": "as_float", "as_bools": "as_bool", "as_strings": "as_string",
+    "as_tensors": "as_tensor", "as_sym_ints": "as_sym_int", "as_sym_floats": "as_sym_float",
+    "as_sym_bools": "as_sym_bool", "as_int_lists": "as_ints", "as_float_lists": "as_floats",
+    "as_nested_tensors": "as_tensors",
+}  # fmt: skip
+
+
+def plain_graph(archive: PlainArchive) -> PlainGraph:
+    """The graph of an archive, with its weights; it takes the inputs of the user alone.
+
+    Raises:
+        NotPlain: an operator, an input or an output that is not plain.
+    """
+    version = _dict(archive.program.get("schema_version"), "schema_version")
+    if version.get("major") != _MAJOR:
+        raise NotPlain(f"its schema is {str(version.get('major'))[:20]}, and {_MAJOR} is read here")
+    module = _dict(archive.program.get("graph_module"), "graph_module")
+    signature = _dict(module.get("signature"), "signature")
+    known: dict[str, Tensor] = {}
+    for spec in _items(signature.get("input_specs")):
+        kind, told = _only(_dict(spec, "input"))
+        if kind == "user_input":
+            continue
+        field_, tensors = _STORED.get(kind, ("", "weights"))
+        name, stored = _dict(told, kind).get(field_), getattr(archive, tensors)
+        if kind == "buffer" and told.get("persistent") is False:
+            stored = archive.constants
+        if not isinstance(name, str) or name not in stored:
+            raise NotPlain(f"an input of the graph is {kind[:80]}, whose tensor is not there")
+        known[_text(_dict(told.get("arg"), "arg").get("name"))] = stored[name]
+    for spec in _items(signature.get("output_specs")):
+        kind, _ = _only(_dict(spec, "output"))
+        if kind != "user_output":
+            raise NotPlain(f"an output of the graph is {kind[:80]}: it changes what it holds")
+    return PlainGraph(module.get("graph"), known)
+
+
+_STORED = {
+    "parameter": ("parameter_name", "weights"),
+    "buffer": ("buffer_name", "weights"),
+    "tensor_constant": ("tensor_constant_name", "constants"),
+}
+
+
+def _operator(target: str) -> Callable[..., Any]:
+    """An operator of torch's own on tensors and numbers; none that opens a file or calls an object."""
+    found = _ATEN.fullmatch(target)
+    inner = found is not None and found[1].startswith("_") and found[1] not in _INNER
+    if found is None or inner or found[1] in _FORBIDDEN:
+        raise NotPlain(f"it calls {target[:80]!r}, which is no operator on tensors alone")
+    packet: Any = None
+    with contextlib.suppress(AttributeError):
+        packet = getattr(torch.ops.aten, found[1], None)
+    # Other attributes of a namespace or of an operator are of other types.
+    if type(packet) is not type(torch.ops.aten.add) or found[2] not in packet.overloads():
+        raise NotPlain(f"this torch has no operator {target[:80]!r}")
+    overload: Callable[..., Any] = getattr(packet, found[2])
+    schema: Any = overload._schema  # type: ignore[attr-defined]
+    if _NO_TENSOR.search(
+        " ".join(f"{argument.type} {argument.name}" for argument in schema.arguments)
+    ):
+        raise NotPlain(f"it calls {target[:80]!r}, which takes more than tensors and numbers")
+    return overload
+
+
+def _constant(kind: str, value: Any) -> Any:
+    if kind == "as_none":
+        return None
+    if kind in _PLAIN and type(value) in _PLAIN[kind]:
+        return value
+    if kind == "as_scalar_type":
+        return dtype_of(value)
+    if kind == "as_memory_format" and type(value) is int and value in _MEMORY_FORMATS:
+        return _MEMORY_FORMATS[value]
+    if kind == "as_layout" and value == _STRIDED:
+        return torch.strided
+    if kind == "as_device" and _dict(value, kind).get("type") == "cpu":
+        return torch.device("cpu")
+    if kind == "as_complex":
+        told = _dict(value, kind)
+        return complex(
+            _constant("as_float", told.get("real")), _constant("as_float", told.get("imag"))
+        )
+    if kind == "as_float" and value in _WORDS:
+        return float(value)
+    raise NotPlain(f"an argument is {kind[:40]} {str(value)[:80]!r}")
+
+
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "as_int": (int,), "as_float": (float, int), "as_bool": (bool,), "as_string": (str,),
+}  # fmt: skip
+_WORDS = ("Infinity", "-Infinity", "NaN")  # as torch writes floats that JSON has not
+
+
+def _filled(part: Any, values: list[Any]) -> Any:
+    kind = type(part)
+    if kind is _Slot:
+        return values[part.number]
+    return [_filled(one, values) for one in part] if kind is list else part
+
+
+def _store(places: Sequence[Any], results: Any, values: list[Any]) -> None:
+    for place, result in zip(places, results, strict=False):
+        if isinstance(place, _Slot):
+            values[place.number] = result
+        elif isinstance(place, list):
+            _store(place, result, values)
+
+
+def _slots_in(part: Any) -> list[int]:
+    if isinstance(part, _Slot):
+        return [part.number]
+    return [number for one in part for number in _slots_in(one)] if isinstance(part, list) else []
+
+
+def _name_of(argument: object) -> str:
+    kind, value = _only(_dict(argument, "value"))
+    if kind not in ("as_tensor", "as_sym_int", "as_sym_float", "as_sym_bool"):
+        raise NotPlain(f"a value of the graph is {kind[:40]}")
+    told = _dict(value, kind)
+    return _text(told.get("name", told.get("as_name")))
+
+
+def _only(union: dict[str, Any]) -> tuple[str, Any]:
+    if len(union) != 1:
+        raise NotPlain("a value of the graph is not of one kind")
+    return next(iter(union.items()))
+
+
+def _dict(value: object, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise NotPlain(f"its {what} is no object")
+    return value
+
+
+def _items(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise NotPlain("a list of the graph is missing")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise NotPlain("a name of the graph is no text")
+    return value

@@ -1,0 +1,220 @@
+"""Which code that a folder names or holds may be run: what this user made here, or what the user trusts.
+
+A run names files of code (`model = "net.py:build"`), an export may hold a compiled library.
+A folder that came from elsewhere may do so too, and a list of hashes in it proves nothing about its origin.
+So whoever makes such a folder leaves a record of it outside: one small file in the user's state directory,
+named by the SHA-256 of what names the code and of the places of the files that it names.
+A folder that was moved is still known by it; one that was changed, or was made elsewhere, is not.
+
+Nothing here runs code; `Permission.ask` is what stands before each place that does.
+"""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flambeau.errors import InputError
+
+CODE_FIELDS = ("data", "model")
+"""The settings of a run that may be FILE.py:FUNCTION."""
+TRUST = "trust=True"
+"""What a refusal advises; a command says its flag instead."""
+RUNNING = "running "
+"""How the line begins that names the code which is run."""
+
+
+class UntrustedCode(InputError):
+    """A folder names or holds code, and nothing says that its user made it or trusts it."""
+
+
+def named_code(values: Mapping[str, object]) -> dict[str, str]:
+    """The functions in files that the settings of a run name, by setting.
+
+    Example:
+        >>> named_code({"data": "photos", "model": "net.py:build"})
+        {'model': 'net.py:build'}
+    """
+    found = {name: values.get(name) for name in CODE_FIELDS}
+    return {name: text for name, text in found.items() if isinstance(text, str) and ".py:" in text}
+
+
+def code_file(name: str) -> Path:
+    """The file of FILE.py:FUNCTION, in full and without links."""
+    return Path(name.rpartition(":")[0]).resolve()
+
+
+def record(content: bytes, names: Iterable[str] = ()) -> bool:
+    """Note that this user has made something here.
+
+    Args:
+        content: of the file that names the code, or holds it.
+        names: FILE.py:FUNCTION, as they stand in it.
+
+    Returns:
+        Whether it could be noted; a home that cannot be written is no reason to end a training.
+    """
+    folder = state_folder()
+    if folder is None:
+        return False
+    files = sorted(str(code_file(name)) for name in names)
+    target = folder / _key(content, files)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_private(folder):
+            return False
+        if target.is_file():
+            return True
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write("".join(f"{name}\n" for name in files))
+            Path(temporary).replace(target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError:
+        return False
+    return True
+
+
+def is_recorded(content: bytes, names: Iterable[str] = ()) -> bool:
+    """Whether `record` was called with the same, by this user on this machine."""
+    folder = state_folder()
+    if folder is None:
+        return False
+    key = _key(content, sorted(str(code_file(name)) for name in names))
+    with contextlib.suppress(OSError):
+        return _is_private(folder) and (folder / key).is_file()
+    return False
+
+
+def state_folder() -> Path | None:
+    """Where the records are: flambeau/made in $XDG_STATE_HOME or ~/.local/state; None without a home."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if Path(given).is_absolute():  # as its specification has it, others are ignored
+        return Path(given, "flambeau", "made")
+    try:
+        return Path.home() / ".local" / "state" / "flambeau" / "made"
+    except RuntimeError:
+        return None
+
+
+def _key(content: bytes, files: Iterable[str]) -> str:
+    digest = hashlib.sha256(hashlib.sha256(content).digest())
+    for file in files:
+        digest.update(os.fsencode(file) + b"\0")
+    return digest.hexdigest()
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether nobody else can leave a record there."""
+    if os.name != "posix":
+        return True
+    found = folder.stat()
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Whether code may be run that a folder names or holds.
+
+    Attributes:
+        folder: that is used.
+        is_own: this user has made it here, by the records.
+        trust: the user says that it may run.
+        say: takes the line that names what is run.
+        hashes: SHA-256 of the files that the folder held when it was made, by name; those alone are known
+            to be the user's own.
+    """
+
+    folder: Path
+    is_own: bool
+    trust: bool
+    say: Callable[[str], object] = lambda _: None
+    hashes: Mapping[str, str] = field(default_factory=dict)
+
+    def ask_for(self, values: Mapping[str, object], *fields: str) -> None:
+        """The same for each function in a file that some settings of a run name.
+
+        Args:
+            values: the settings, by name.
+            fields: those that are used now.
+
+        Raises:
+            UntrustedCode: as of `ask`.
+        """
+        for name, text in named_code(values).items():
+            if name in fields:
+                self.ask(text)
+
+    def ask(self, what: str, *, why: str = "") -> None:
+        """Say which code is run now, or refuse to run it.
+
+        Args:
+            what: the file, maybe with its function.
+            why: what kind of code it is, for the refusal.
+
+        Raises:
+            UntrustedCode: the folder is not the user's own, and `trust` was not given.
+        """
+        if not (self.is_own or self.trust):
+            raise UntrustedCode(
+                f"{self.folder} needs code to be run: {what}{why}\n"
+                "Nothing here shows that you made this folder on this machine, so nothing of it was run. "
+                f"Read that code; if you trust it: {TRUST}"
+            )
+        whose = "your own" if self.is_own else "trusted"
+        line = f"{what}, which {self.folder} names ({whose})"
+        # A name out of a file is not to reach the terminal as a command.
+        self.say(RUNNING + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
+
+    def ask_for_file(
+        self, path: Path, data: bytes, *, what: str | None = None, why: str = ""
+    ) -> None:
+        """The same of a file in the folder, which must be the one that the user made.
+
+        Args:
+            path: of the file.
+            data: what it holds, and what is run.
+            what, why: as of `ask`; by default the file itself.
+
+        Raises:
+            UntrustedCode: as of `ask`.
+        """
+        is_same = self.hashes.get(path.name) == hashlib.sha256(data).hexdigest()
+        asked = Permission(self.folder, self.is_own and is_same, self.trust, self.say)
+        asked.ask(what or str(path), why=why)
+
+
+def ask_for_config(
+    path: Path,
+    values: Mapping[str, object],
+    named: Iterable[str],
+    *,
+    trust: bool,
+    say: Callable[[str], object],
+) -> None:
+    """Ask for code that a file of settings names; one that the user wrote is their word, one of a run is not.
+
+    Args:
+        path: of the file.
+        values: the settings that it holds.
+        named: settings that the user has given besides it, and which win.
+        trust, say: as of `Permission`.
+
+    Raises:
+        UntrustedCode: it is of a run that is not the user's own.
+    """
+    names = named_code(values)
+    if (path.parent / "checkpoints").exists():
+        own = is_recorded(path.read_bytes(), names.values())
+        Permission(path.parent, own, trust, say).ask_for(values, *(names.keys() - set(named)))
+
+
+def made_now(folder: Path) -> Permission:
+    """That of a folder which this process is making from what its user has named."""
+    return Permission(folder, is_own=False, trust=True)
