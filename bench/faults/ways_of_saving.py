@@ -51,9 +51,8 @@ LONGEST_S = 400
 OF_RUNS = ("run_stopped", "run_new")
 SHOWN = 6
 FACTS = ("mode", "nlink", "uid", "gid", "size", "mtime", "inode", "xattrs", "content")
-SCRATCH = [
-    Path(place) for place in ("/tmp", "/var/tmp", "/dev/shm", "/run") if Path(place).is_dir()
-]
+# Besides $TMPDIR, which is in the snapshot; /tmp itself is of other programs.
+SCRATCH = [Path(place) for place in ("/var/tmp", "/dev/shm", "/run") if Path(place).is_dir()]
 
 
 @dataclass
