@@ -179,6 +179,35 @@ def test_sockets_of_others_and_the_folder_of_the_trial_are_real(files: Path) -> 
             sandbox.end(folder)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_file_that_is_a_mount_itself_stays_as_it_is(files: Path) -> None:
+    code = (
+        "import os, sys\nfrom flambeau.sandbox.sandbox import Sandbox\n"
+        "with Sandbox('overlayfs') as sandbox:\n"
+        "    folder = sandbox.new_folder()\n"
+        "    words = ['sh', '-ec', 'echo new > kept.pt; cat kept.pt']\n"
+        "    sandbox.start(words, folder, dict(os.environ), sys.stdout).wait(60)"
+    )
+    words = ["unshare", "-m", "sh", "-ec", 'mount --bind one kept.pt; "$@"; cat kept.pt', "sh"]
+    done = subprocess.run(
+        [*words, sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    if "unshare failed" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stdout == "new\nmy own one", done.stderr
+    assert (
+        Path("one").read_text() == "my own one" and Path("kept.pt").read_text() == "my own kept.pt"
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_folder_of_the_starting_process_is_no_way_out(way: str, files: Path) -> None:
+    with Sandbox(way) as sandbox:
+        code, said, _ = run(sandbox, "sh", "-c", f"echo x > /proc/{os.getpid()}/cwd/out; echo $?")
+    assert not (files / "out").exists(), said
+    assert code == 0 and "denied" in said
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_that_a_command_leaves_behind_goes_on(way: str, files: Path) -> None:
     """A daemon with a session and an environment of its own carries no mark."""

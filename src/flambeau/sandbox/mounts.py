@@ -7,12 +7,15 @@ import ctypes
 import errno
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_DROP_FROM_BOUNDING_SET = 24  # PR_CAPBSET_DROP of prctl(2)
+_CAP_SYS_PTRACE = 19
 
 _NO_FILES = frozenset(
     {
@@ -81,6 +84,15 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
     """mount(2); OSError with the target where it fails."""
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
     system_call("mount", *words, ctypes.c_ulong(flags), os.fsencode(options), path=target)
+
+
+def leave_other_processes_alone() -> None:
+    """What is started from here on cannot reach files by /proc of a process with more rights.
+
+    A root without CAP_SYS_PTRACE may still look into its own children, and into what has no more rights.
+    """
+    with suppress(OSError):  # a root that may not give up a right has it not in full either
+        system_call("prctl", _DROP_FROM_BOUNDING_SET, ctypes.c_ulong(_CAP_SYS_PTRACE))
 
 
 def die_with_parent() -> None:

@@ -24,6 +24,9 @@ def copy_folder(source: Path, target: Path) -> None:
     for folder, folders, names in os.walk(source):
         here = target / Path(folder).relative_to(source)
         here.mkdir(parents=True, exist_ok=True)
+        for name in [one for one in folders if _is_only_read(Path(folder) / one)]:
+            folders.remove(name)
+            (here / name).symlink_to(Path(folder) / name)
         for name in [*names, *(one for one in folders if (Path(folder) / one).is_symlink())]:
             file = Path(folder) / name
             left_files -= 1
@@ -39,6 +42,11 @@ def copy_folder(source: Path, target: Path) -> None:
                     shutil.copy2(file, here / name)
                 else:
                     (here / name).symlink_to(file)
+
+
+def _is_only_read(folder: Path) -> bool:
+    """Whether it is a virtual environment or what git stores: many files, none of a training."""
+    return (folder / "pyvenv.cfg").exists() or (folder / "HEAD").exists()
 
 
 def _link_target(link: Path, source: Path) -> Path:

@@ -116,10 +116,11 @@ class Sandbox:
         folders = {Path.cwd(), Path(tempfile.gettempdir()), Path("~").expanduser()}
         canaries = [folder / name for folder in folders if os.access(folder, os.W_OK)]
         code = (
-            "import sys\nfor name in sys.argv[1:]:\n"
-            "    try: open(name, 'x').close()\n    except OSError as error: print(error)"
+            "import sys\nfor name in sys.argv[1:]:\n    try: open(name, 'x').close()\n"
+            "    except OSError as error: (sys.exit(str(error)) if '/' not in name else None)"
         )
-        command = [sys.executable, "-I", "-S", "-c", code, name, *map(str, canaries)]
+        here = [name] if os.access(Path.cwd(), os.W_OK) else []
+        command = [sys.executable, "-I", "-S", "-c", code, *here, *map(str, canaries)]
         with tempfile.TemporaryFile() as output:
             process = self.start(command, folder := self.new_folder(), dict(os.environ), output)
             with suppress(subprocess.TimeoutExpired):

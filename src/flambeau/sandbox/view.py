@@ -23,6 +23,7 @@ from flambeau.sandbox.mounts import (
     MS_REMOUNT,
     Mount,
     is_inside,
+    leave_other_processes_alone,
     mount,
     read_mounts,
     unshare,
@@ -69,6 +70,8 @@ def enter_view(
     view.plan(roots)
     view.pin(scratch, real, kept or {}, memory_bytes)
     view.cover()
+    if not is_unprivileged:
+        leave_other_processes_alone()
     os.chdir(here)
     return view.read_only
 
@@ -169,7 +172,7 @@ class _View:
             self._pin(path)
             self._uppers[path] = _upper_in(Path(folder))
         self._kept, self._real = list(kept), [path for path in real if path in self._pinned]
-        self._hidden = [
+        self._hidden: list[Mount] = [
             one for one in self._mounts if one.path != "/" and any(
                 is_inside(one.path, place) and one.path != place for place in self._places
             ) and one.path not in self._places and self._pin(one.path)
@@ -198,9 +201,13 @@ class _View:
     def cover(self) -> None:
         """Mount overlays, and put back what must stay real."""
         hidden = {one.path: one for one in self._hidden}
+        for one in self._mounts:
+            if one.path not in hidden:
+                self._guard_file(one)
         for path in sorted({*self._places, *hidden}, key=lambda one: (one.count("/"), one)):
             if path in hidden:
                 mount(self._original(path), path, None, MS_BIND | MS_REC)
+                self._guard_file(hidden[path])
             elif path in self._pinned and not self._covers(path):
                 mount(self._original(path), path, None, MS_BIND | (MS_REC * self._is_unprivileged))
                 self.read_only.append(path)
@@ -211,6 +218,18 @@ class _View:
                 mount(self._original(path), path, None, MS_BIND)
         for path in self.read_only:
             mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | _locked_flags(path))
+
+    def _guard_file(self, one: Mount) -> None:
+        """Put a copy in the place of a file that is a mount itself, as containers have them."""
+        if not one.holds_files or one.is_read_only or not Path(one.path).is_file():
+            return
+        if self._memory is not None and Path(one.path).stat().st_size <= _MOST_COPIED_BYTES:
+            copy = f"/proc/self/fd/{self._memory}/file-{self._mounts.index(one)}"
+            with suppress(OSError):
+                shutil.copy2(one.path, copy)
+                mount(copy, one.path, None, MS_BIND)
+                return
+        self.read_only.append(one.path)
 
     def _original(self, path: str) -> str:
         return f"/proc/self/fd/{self._pinned[path]}"
@@ -332,20 +351,18 @@ def _sockets_and_pipes() -> list[str]:
             path = line.partition(" /")[2]
             if path and len(found) < _MOST_SOCKETS and Path("/" + path).is_socket():
                 found.append(os.path.realpath("/" + path))
-    opened = _open_pipes()
-    left = [_MOST_LOOKED_AT]
+    left, pipes = [_MOST_LOOKED_AT], set[str]()
     for folder in {"/tmp", "/run", os.environ.get("TMPDIR", "/tmp")}:
-        found += [pipe for pipe in _pipes_in(folder, _PIPES_DEPTH, left) if pipe in opened]
-    return found
+        pipes.update(_pipes_in(folder, _PIPES_DEPTH, left))
+    return found + sorted(pipes & _open_files() if pipes else pipes)
 
 
-def _open_pipes() -> set[str]:
-    """Files that processes have open that are named pipes, as far as they can be seen."""
+def _open_files() -> set[str]:
+    """Paths that processes have open, as far as they can be seen; a stuck file system is not asked."""
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
-            if stat.S_ISFIFO(link.stat().st_mode):
-                found.add(str(link.readlink()))
+            found.add(str(link.readlink()))
     return found
 
 
