@@ -224,6 +224,23 @@ def test_nothing_that_a_command_leaves_behind_goes_on(way: str, files: Path) -> 
     assert sandbox.folders == []
 
 
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory")
+def test_shared_memory_is_real_but_for_a_working_folder_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        place = Path(name, "mine")
+        place.mkdir()
+        (place / "last.pt").write_text("my own")
+        monkeypatch.chdir(place)
+        with Sandbox("overlayfs") as sandbox:
+            done = run(sandbox, "sh", "-ec", "echo new > last.pt; cat last.pt; echo x > ../shared")
+            assert done[:2] == (0, "new\n")
+        assert (place / "last.pt").read_text() == "my own"
+        assert (place.parent / "shared").read_text() == "x\n"
+        monkeypatch.undo()
+
+
 def test_caches_last_from_one_command_to_the_next(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

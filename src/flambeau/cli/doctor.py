@@ -154,7 +154,10 @@ def script_of(
         folders = [Path.cwd(), Path("~").expanduser(), Path(tempfile.gettempdir())]
         changed = ChangedFiles(folders) if sandbox.way == UNPROTECTED else None
         try:
-            yield Script(command, sandbox, limit_s)
+            yield (script := Script(command, sandbox, limit_s))
+            if script.peers:
+                peers = ", ".join(sorted(script.peers))
+                say(f"{verb}: the script was connected to {peers}: what it wrote there is written")
         finally:
             if changed is not None:
                 _say_changes(changed, sandbox.folders, verb)

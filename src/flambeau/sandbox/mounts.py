@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,11 @@ def is_inside(path: str, folder: str) -> bool:
         (True, False, True)
     """
     return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def mount_of(path: str, mounts: Iterable[Mount]) -> Mount:
+    """The mount that a path lies in; absolute, without links."""
+    return max((one for one in mounts if is_inside(path, one.path)), key=lambda one: len(one.path))
 
 
 def unshare(flags: int) -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from flambeau.sandbox.mounts import mount_of, read_mounts
 from flambeau.sandbox.processes import end_processes
 
 _PREFIX = "flambeau-trials-"
@@ -92,7 +93,12 @@ class Scratch:
 def _places() -> list[Path]:
     cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     names = (tempfile.gettempdir(), "/var/tmp", cache, "/tmp")
-    return [real for name in names if (real := Path(name).resolve()).is_dir()]
+    found = [real for name in names if (real := Path(name).resolve()).is_dir()]
+    if not Path("/proc/self/mountinfo").exists():
+        return found
+    mounts = read_mounts()
+    # What is written to a tmpfs takes memory, and before Linux 6.6 an overlay on it cannot replace a folder.
+    return sorted(found, key=lambda folder: mount_of(str(folder), mounts).kind == "tmpfs")
 
 
 def remove_abandoned(place: Path) -> None:

@@ -25,6 +25,7 @@ from flambeau.sandbox.mounts import (
     is_inside,
     leave_other_processes_alone,
     mount,
+    mount_of,
     read_mounts,
     unshare,
 )
@@ -117,6 +118,9 @@ class _View:
         for one in self._mounts:
             if one.holds_files and not one.is_read_only and Path(one.path).is_dir():
                 places.update(dict.fromkeys(self._parts_of(one.path)))
+        here = str(Path.cwd())
+        if is_inside(here, "/dev/shm"):  # which is left alone otherwise
+            places[here] = None
         if self._is_unprivileged:  # else an overlay can copy the folders of any user
             self._roots = {top for one in roots if (top := self._first_writable(one))}
             places.update(dict.fromkeys(self._roots))
@@ -147,14 +151,8 @@ class _View:
             at = f"{folder}"
             holds_mounts = any(is_inside(m.path, at) for m in self._mounts)
             if not holds_mounts and folder.is_dir() and os.access(folder, os.W_OK):
-                return at if self._mount_of(at).holds_files else None
+                return at if mount_of(at, self._mounts).holds_files else None
         return None
-
-    def _mount_of(self, path: str) -> Mount:
-        return max(
-            (one for one in self._mounts if is_inside(path, one.path)),
-            key=lambda one: len(one.path),
-        )
 
     # ------------------------------------------------------------ what is opened before
 

@@ -78,11 +78,6 @@ class Diagnosis:
                 f"Other processes kept {self.others_cpus:.1f} CPUs busy meanwhile: look again when the "
                 "machine is quiet."
             )
-        if self.peers:
-            found.append(
-                f"The script was connected to {', '.join(self.peers)}: what it writes there is written, "
-                "for a trial holds back files alone."
-            )
         if self.alone_per_s is not None:
             found.append(f"The loader alone gives {self.alone_per_s:.4g} batches per second.")
         return [line for line in found if line]

@@ -66,11 +66,13 @@ class Script:
         sandbox: where it runs.
         limit_s: of a whole trial; what has made no step by then has failed. So has what takes nearly all of
             the memory, before the kernel kills some process or other, and what fills the disk.
+        peers: to whom it was connected over the network in all its trials, as far as that was seen.
     """
 
     command: Sequence[str]
     sandbox: Sandbox
     limit_s: float
+    peers: set[str] = field(default_factory=set)
 
     def run(self, plan: Plan, *, before_removal: Callable[[Path], None] = lambda _: None) -> Trial:
         """Run it until its steps are counted, and end it.
@@ -93,6 +95,7 @@ class Script:
                 output.started()
                 ended = self._wait(process, folder, machine, end=began + self.limit_s)
                 machine.look()
+                self.peers.update(machine.peers)
                 self.sandbox.end_processes(folder)
                 output.close()
                 trial = Trial(
