@@ -199,6 +199,10 @@ class _View:
     def cover(self) -> None:
         """Mount overlays, and put back what must stay real."""
         hidden = {one.path: one for one in self._hidden}
+        mounted = {one.path for one in self._mounts}
+        for path in self.read_only:  # only a mount can be read-only
+            if path not in mounted:
+                mount(path, path, None, MS_BIND | MS_REC)
         for one in self._mounts:
             if one.path not in hidden:
                 self._guard_file(one)
@@ -246,13 +250,17 @@ class _View:
         return False
 
     def _cover_kept(self, path: str) -> None:
+        """An overlay of its own, or a folder of the scratch disk where the user has none."""
         if path in self._pinned:
             with suppress(OSError):
                 self._overlay(path, self._uppers[path])
-        else:
-            with suppress(OSError):
-                Path(path).mkdir(parents=True, exist_ok=True)
-                mount(f"{self._uppers[path]}/upper", path, None, MS_BIND)
+            return
+        around = [one for one in (*self._places, *self.read_only) if is_inside(path, one)]
+        if not around or max(around, key=len) in self.read_only:  # it would be made for real
+            return
+        with suppress(OSError):
+            Path(path).mkdir(parents=True, exist_ok=True)
+            mount(f"{self._uppers[path]}/upper", path, None, MS_BIND)
 
     def _overlay(self, path: str, upper: str) -> None:
         facts = Path(self._original(path)).stat()
