@@ -132,8 +132,9 @@ class Sandbox:
         written = [canary for canary in canaries if canary.exists()]
         for canary in written:
             canary.unlink()
-        if report.get("failure") or process.returncode:
-            return str(report.get("failure") or said.rpartition("\n")[2])
+        if process.returncode != 0:
+            ended = f"a trial of it ended with code {process.returncode}"
+            return str(report.get("failure") or said.rpartition("\n")[2] or ended)
         if written:
             return f"{written[0].parent} can be written to from inside"
         self.read_only = list(report.get("read_only", ()))
@@ -196,7 +197,8 @@ class Sandbox:
 
     def failure(self, folder: Path) -> str:
         """Why the command of a folder was not started; empty if it was."""
-        return str(self._report(folder).get("failure", ""))
+        reason = self._report(folder).get("failure")
+        return f"the sandbox could not be made: {reason}" if reason else ""
 
     def written_too_much(self) -> str:
         """Why commands must end now: they fill the disk. Empty while they do not."""

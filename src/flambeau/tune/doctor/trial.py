@@ -112,12 +112,13 @@ class Script:
                 before_removal(folder)
                 if usable := [one for one in trial.trainers if one.get("steps")]:
                     return dataclasses.replace(trial, trainers=usable)
-                failure = ended or _failure(process, folder)
+                failure = ended or self.sandbox.failure(folder) or _failure(process, folder)
                 said = output.last_lines
                 failure += f"; it said last:\n{said}" if said else ", and said nothing"
                 return dataclasses.replace(trial, trainers=[], workers=[], failure=failure)
             finally:
                 self.sandbox.end(folder)
+                output.close()
 
     def _wait(
         self,
@@ -159,12 +160,8 @@ class Script:
         return ""
 
     def _limit_reached(self, folder: Path) -> str:
-        made = (
-            "made too few steps"
-            if list(folder.glob("*.trains"))
-            else "made no step of an optimizer"
-        )
-        return f"the script was ended after {self.limit_s:.0f} s (--limit): it {made}"
+        few = "too few steps" if list(folder.glob("*.trains")) else "no step of an optimizer"
+        return f"the script was ended after {self.limit_s:.0f} s (--limit): it made {few}"
 
 
 @contextmanager
