@@ -168,7 +168,8 @@ def _say_changes(changed: "ChangedFiles", own: Sequence[Path], verb: str) -> Non
     where = ", ".join(map(str, changed.folders))
     some = "" if changed.is_complete else " (too many files to look at all of them)"
     say(f"{verb}: {len(found)} files in {where} were changed by the trials or meanwhile{some}")
-    for what, path in found:
+    here = Path.cwd()
+    for what, path in sorted(found, key=lambda one: not one[1].is_relative_to(here)):
         say(f"  {what}: {path}")
 
 
