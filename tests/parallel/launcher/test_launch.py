@@ -195,7 +195,7 @@ def _launch(command: list[str], settings: Mapping[str, Any]) -> int:
 def is_gone(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter between opening and reading
         return True
     return state == "Z"
 
