@@ -75,23 +75,25 @@ def test_the_campaign_sees_what_is_changed(tmp_path: Path) -> None:
 
 
 ALONE = (
-    "daemon data_cache deleted_directory emptied_folder file_becomes_folder git_commit hdf5 kept_handle "
-    "link_to_newest lmdb_base mlflow_files named_as_ours parents_place read_only_files run_finished "
-    "run_stopped sockets_and_pipes spawned_ranks spawned_workers tensorboard train_command two_ranks "
-    "wandb_offline whiteouts"
+    "data_cache",
+    "git_commit",
+    "kept_handle",
+    "link_to_newest",
+    "parents_place",
+    "run_stopped",
 )
-"""One of each kind; bench/faults/ways_of_saving.py tries all."""
+"""Some of each kind; bench/faults/ways_of_saving.py tries all, which takes half an hour."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ALONE.split())
+@pytest.mark.parametrize("way", ALONE)
 def test_ways_that_cannot_be_tried_at_once(way: str, tmp_path: Path) -> None:
     row = tried(way, tmp_path, is_alone=True)
     assert campaign().is_right(row), row
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["rotation", "run_stopped", "sqlite_wal", "two_ranks"])
+@pytest.mark.parametrize("way", ["run_stopped"])
 def test_tune_changes_nothing(way: str, tmp_path: Path) -> None:
     row = tried(way, tmp_path, "tune")
     assert campaign().is_right(row), row
