@@ -1,4 +1,4 @@
-"""Builds the optional C kernel of flambeau.data.images.native with the package; adds the pages to a wheel.
+"""Builds the optional C kernel of flambeau.images.native with the package; adds the pages to a wheel.
 
 Source: own; hatchling's build hook interface.
 Without a compiler, or where it fails, the package is installed without the kernel: it works, only slower.
@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = Path("src/flambeau/data/images/native")
+FOLDER = Path("src/flambeau/images/native")
 LIBRARY = FOLDER / "_kernel.so"
 # No fused multiply-add, which clang makes by itself where there is one: the same pixels everywhere.
 OPTIONS = ("-std=c11", "-O3", "-ffp-contract=off")

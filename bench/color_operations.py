@@ -27,8 +27,6 @@ import torchvision
 from PIL import Image
 from torchvision.transforms.v2 import functional
 
-from flambeau.data.images.native.kernel import kernel_status
-from flambeau.data.images.pixels import Pixels
 from flambeau.data.transforms.auto_augment import (
     Augmentation,
     Operation,
@@ -37,6 +35,8 @@ from flambeau.data.transforms.auto_augment import (
 )
 from flambeau.data.transforms.color import uniform
 from flambeau.data.transforms.crops import train_image
+from flambeau.images.native.kernel import kernel_status
+from flambeau.images.pixels import Pixels
 from provenance import commit, cpu_model, record  # beside this script
 
 MOST_IMAGES, SIZE, JITTER = 300, 224, 0.4

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, gelu
 from torch.utils.data import Dataset
 
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
-from flambeau.train.run import Run
+from flambeau.run.run import Run
 
 FEATURES = 6
 

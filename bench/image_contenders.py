@@ -25,7 +25,7 @@ def flambeau(folder: Path, work: Path) -> Batches:
 
 def flambeau_simplejpeg(folder: Path, work: Path) -> Batches:
     """As where there was no compiler, and the system has no libturbojpeg 3."""
-    from flambeau.data.images.jpeg import region_decode as jpeg
+    from flambeau.images.jpeg import region_decode as jpeg
 
     without_kernel()
     jpeg.turbojpeg = lambda: None  # type: ignore[assignment]
@@ -34,7 +34,7 @@ def flambeau_simplejpeg(folder: Path, work: Path) -> Batches:
 
 def flambeau_turbojpeg(folder: Path, work: Path) -> Batches:
     """As where there was no compiler, and the system has libturbojpeg 3."""
-    from flambeau.data.images.jpeg import region_decode as jpeg
+    from flambeau.images.jpeg import region_decode as jpeg
 
     if jpeg.turbojpeg() is None:
         raise ImportError("no libturbojpeg 3 on this system")
@@ -43,7 +43,7 @@ def flambeau_turbojpeg(folder: Path, work: Path) -> Batches:
 
 
 def without_kernel() -> None:
-    from flambeau.data.images.native import kernel
+    from flambeau.images.native import kernel
 
     kernel.kernel = lambda: None  # type: ignore[assignment]
 
@@ -65,7 +65,7 @@ def packed(folder: Path, work: Path, *options: str) -> Batches:
 
 
 def segments(folder: Path, work: Path, *options: str) -> Path:
-    from flambeau.data.images.native import kernel
+    from flambeau.images.native import kernel
 
     if kernel.kernel() is None:
         raise ImportError(f"no kernel: {kernel.kernel_status()}")
@@ -84,8 +84,8 @@ def flambeau_packed_simplejpeg(folder: Path, work: Path) -> Batches:
 
 def flambeau_raw(folder: Path, work: Path) -> Batches:
     """Decoded pixels in one mapped file, some six times the bytes."""
-    from flambeau.data.images.decode import decode
     from flambeau.data.sources.folder import FolderSource
+    from flambeau.images.decode import decode
 
     source = FolderSource(folder)
     shapes, at = [], [0]
@@ -119,8 +119,8 @@ def flambeau_loader(source: Any) -> Batches:
 
 def limit(folder: Path, work: Path) -> Batches:
     """Nothing but what libjpeg-turbo takes to decode the same crops in full, from memory."""
-    from flambeau.data.images.decode import Picture
     from flambeau.data.transforms.crops import random_resized_crop_box
+    from flambeau.images.decode import Picture
 
     without_kernel()
     pictures = [Picture(path.read_bytes()) for path in files(folder)]

@@ -338,7 +338,7 @@ def versions(name: str) -> Iterator[str]:
     if distribution in ("torchvision", "timm"):
         yield f"pillow {importlib.metadata.version('pillow')}"
     if name in ("flambeau", "limit"):
-        from flambeau.data.images.jpeg.region_decode import jpeg_decoder
+        from flambeau.images.jpeg.region_decode import jpeg_decoder
 
         yield jpeg_decoder()
 

@@ -4,7 +4,7 @@
 
 Up to 300 JPEGs of three colors found in DIR, held in memory, and for each round a new box in each: 8 to
 100 % of the area, as torchvision's RandomResizedCrop takes it. Contenders decode the whole image, or what
-the box needs, of the file as it is or packed (flambeau.data.images.jpeg.scan_segments, which needs the C
+the box needs, of the file as it is or packed (flambeau.images.jpeg.scan_segments, which needs the C
 kernel); CPU time of one thread. All but Pillow must give the same pixels: who skips work is refused. Each
 round runs every contender once over all images, in a new order; the ratio is to simplejpeg of the same
 round. One JSON line per contender; `bytes` is what packing makes of the files, as a share of their size.
@@ -24,12 +24,12 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from flambeau.data.images.jpeg import region_decode as jpeg
-from flambeau.data.images.jpeg.headers import read_header
-from flambeau.data.images.jpeg.scan_segments import CannotSegment, segment
-from flambeau.data.images.native import kernel as native
-from flambeau.data.images.pixels import Box, Pixels
 from flambeau.data.transforms.crops import random_resized_crop_box
+from flambeau.images.jpeg import region_decode as jpeg
+from flambeau.images.jpeg.headers import read_header
+from flambeau.images.jpeg.scan_segments import CannotSegment, segment
+from flambeau.images.native import kernel as native
+from flambeau.images.pixels import Box, Pixels
 from provenance import commit, cpu_model, record  # beside this script
 
 MOST_IMAGES = 300

@@ -9,7 +9,7 @@ A run of ten kills is then left to finish.
 Model, data and settings are such that everything random and everything that sums up is in play.
 
 Linux only: it reads /proc. Prints one JSON line; the exit code is 1 if any bit differs.
-tests/train/test_kill_resume.py runs the same code.
+tests/run/test_kill_resume.py runs the same code.
 """
 
 import argparse

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import flambeau
 from flambeau.data.loading.micro_batch import MicroBatch
-from flambeau.train.evaluation.sample_history import FILE, SampleHistory
+from flambeau.trainer.evaluation.sample_history import FILE, SampleHistory
 from provenance import commit, cpu_model, record  # beside this script
 
 SHARE = 0.05

@@ -8,7 +8,7 @@ Two causes (a library, a processor) cannot be had twice on one machine: an edite
 them, and the words alone are tested. Two more are computed in processes of their own (threads, kernels).
 
 Prints a JSON line per cause and one in all; the exit code is 1 if a cause was not named at its step.
-tests/train/compare/test_planted_causes.py runs the same code.
+tests/compare/test_planted_causes.py runs the same code.
 """
 
 import os
@@ -37,7 +37,7 @@ from PIL import Image
 
 from flambeau.cli.command import main
 from flambeau.recipes.data.sample_order import sample_order
-from flambeau.train.loop.training_step import TrainingStep
+from flambeau.run.loop.training_step import TrainingStep
 from provenance import commit, cpu_model, record  # beside this script
 
 LIMIT_S = 120.0
@@ -203,7 +203,7 @@ def flip_on_disk(folder: Path) -> None:
 
 KILLED = """
 import os, pathlib, sys, time
-from flambeau.train.loop.training_step import TrainingStep
+from flambeau.run.loop.training_step import TrainingStep
 own = TrainingStep._finish
 def finish(self, losses):
     own(self, losses)

@@ -28,11 +28,11 @@ from typing import Any
 import torch
 
 from flambeau.cli.command import main as flambeau
-from flambeau.train import fit_classifier as fit
-from flambeau.train.checkpoints.run_report import write_own_report
-from flambeau.train.evaluation.pictures import data_uri
-from flambeau.train.evaluation.sample_results import SampleResultsMetric, evaluation_facts
-from flambeau.train.loop import recorder
+from flambeau.run.folder.report_file import write_own_report
+from flambeau.run.loop import recorder
+from flambeau.trainer import fit
+from flambeau.trainer.evaluation.pictures import data_uri
+from flambeau.trainer.evaluation.sample_results import SampleResultsMetric, evaluation_facts
 from provenance import commit, cpu_model  # beside this script
 
 EPOCHS, STEPS_PER_EPOCH, CLASSES, IMAGES = 90, 5005, 1000, 50_000

@@ -31,9 +31,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.images.decode import decode
-from flambeau.data.images.jpeg.region_decode import jpeg_decoder
 from flambeau.data.sources.folder import FolderSource
+from flambeau.images.decode import decode
+from flambeau.images.jpeg.region_decode import jpeg_decoder
 from provenance import commit, cpu_model  # beside this script
 
 RESULTS = Path(__file__).parent / "results" / "scaled_decode.jsonl"

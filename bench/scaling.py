@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from flambeau.parallel.gradient_sync.ddp import COMPRESSIONS
-from flambeau.train.run import Run
+from flambeau.run.run import Run
 from provenance import commit, cpu_model, device_model, record  # beside this script
 
 BATCH, WIDTH, CLASSES, ROWS = 96, 1024, 10, 9600

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from flambeau.train.checkpoints.metrics_log import MetricsLog
-from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.settings.track import LineFunction
-from flambeau.train.trackers import tracking
+from flambeau.run.folder.metrics_log import MetricsLog
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.options.track import LineFunction
+from flambeau.run.trackers import tracking
 from provenance import commit, cpu_model, record  # beside this script
 
 

@@ -128,7 +128,7 @@ def by_hand(model: Timed, batches: Batches, *, clip: bool, fused: bool = False) 
 
 
 def flambeau_run(model: Timed, batches: Batches, *, clip: bool, extras: bool = True) -> None:
-    from flambeau.train.run import Run
+    from flambeau.run.run import Run
 
     with tempfile.TemporaryDirectory() as folder:
         run = Run(

@@ -33,7 +33,7 @@ import torch
 from PIL import Image
 
 from flambeau.recipes.setup.environment import default_device
-from flambeau.train.settings.durations import parse_seconds
+from flambeau.run.options.durations import parse_seconds
 from flambeau.tune.doctor.paired_test import gain_of
 from flambeau.tune.search.levers import Lever, levers_of_train
 from flambeau.tune.search.run_tune import Options, Trials, tune

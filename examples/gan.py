@@ -31,20 +31,29 @@ NOISE = 64  # numbers that an image is made of
 def make_generator(width: int = 32) -> nn.Sequential:
     """(N, NOISE) to images (N, 1, 28, 28) in [-1, 1]."""
     return nn.Sequential(
-        nn.Linear(NOISE, 4 * width * 49), nn.Unflatten(1, (4 * width, 7, 7)),
-        nn.BatchNorm2d(4 * width), nn.ReLU(),
-        nn.ConvTranspose2d(4 * width, width, 4, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
-        nn.ConvTranspose2d(width, 1, 4, stride=2, padding=1), nn.Tanh(),
-    )  # fmt: skip
+        nn.Linear(NOISE, 4 * width * 49),
+        nn.Unflatten(1, (4 * width, 7, 7)),
+        nn.BatchNorm2d(4 * width),
+        nn.ReLU(),
+        nn.ConvTranspose2d(4 * width, width, 4, stride=2, padding=1),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.ConvTranspose2d(width, 1, 4, stride=2, padding=1),
+        nn.Tanh(),
+    )
 
 
 def make_discriminator(width: int = 32) -> nn.Sequential:
     """Images to (N, 1), high for real ones."""
     return nn.Sequential(
-        nn.Conv2d(1, width, 4, stride=2, padding=1), nn.LeakyReLU(0.2),
-        nn.Conv2d(width, 2 * width, 4, stride=2, padding=1), nn.LeakyReLU(0.2),
-        nn.Flatten(), nn.Dropout(0.3), nn.Linear(2 * width * 49, 1),
-    )  # fmt: skip
+        nn.Conv2d(1, width, 4, stride=2, padding=1),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(width, 2 * width, 4, stride=2, padding=1),
+        nn.LeakyReLU(0.2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(2 * width * 49, 1),
+    )
 
 
 class FrechetDistance:
@@ -101,12 +110,19 @@ def main() -> None:
     )
     discriminator_step = AmpStep(discriminator_optimizer)
     run = Run(
-        told.out, generator, optimizer, train,
-        duration=told.duration, checkpoint_every=told.checkpoint_every, batch_size=64, ema=0.995,
+        told.out,
+        generator,
+        optimizer,
+        train,
+        duration=told.duration,
+        checkpoint_every=told.checkpoint_every,
+        batch_size=64,
+        ema=0.995,
         state={"discriminator": discriminator, "discriminator_optimizer": discriminator_optimizer},
-        metrics={"val_distance": FrechetDistance()}, best="val_distance",
+        metrics={"val_distance": FrechetDistance()},
+        best="val_distance",
         config={"data": train.source.fingerprint},  # other images are refused on a resume
-    )  # fmt: skip
+    )
     for _ in run.epochs():
         for images, _ in run.batches():
             real = images / 127.5 - 1

@@ -74,12 +74,18 @@ class LanguageModel(nn.Module):
         self.chars, self.places = nn.Embedding(num_chars, width), nn.Embedding(context, width)
         layers = (
             nn.TransformerEncoderLayer(
-                width, nhead=4, dim_feedforward=4 * width, dropout=0.0,
-                activation="gelu", batch_first=True, norm_first=True,
+                width,
+                nhead=4,
+                dim_feedforward=4 * width,
+                dropout=0.0,
+                activation="gelu",
+                batch_first=True,
+                norm_first=True,
             )
             for _ in range(num_layers)
-        )  # fmt: skip
-        self.layers, self.norm = nn.ModuleList(layers), nn.LayerNorm(width)
+        )
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_chars, bias=False)
         for table in (self.chars, self.places):
             nn.init.normal_(table.weight, std=0.02)
@@ -96,7 +102,8 @@ class LanguageModel(nn.Module):
 @torch.no_grad()
 def write(model: LanguageModel, prompt: Tensor, length: int) -> Tensor:
     """Continue a text (T,), each character drawn from what the model thinks of it."""
-    generator, text = torch.Generator(prompt.device).manual_seed(0), prompt
+    generator = torch.Generator(prompt.device).manual_seed(0)
+    text = prompt
     context = model.places.num_embeddings
     for _ in range(length):
         chances = model(text[None, -context:])[0, -1].softmax(0)
@@ -132,12 +139,24 @@ def main() -> None:
         param_groups(model, weight_decay=0.1), lr=5e-3, betas=(0.9, 0.95), fused=True
     )
     run = Run(
-        told.out, model, optimizer, Blocks(train, told.context),
-        duration=told.duration, checkpoint_every=told.checkpoint_every,
-        batch_size=8, accumulate=2, schedule="cosine", warmup="5%", clip_norm=1.0,
-        metrics={"val_perplexity": Perplexity()}, best="val_perplexity",
-        config={"context": told.context, "text": zlib.crc32(text.encode())},  # no resume with another
-    )  # fmt: skip
+        told.out,
+        model,
+        optimizer,
+        Blocks(train, told.context),
+        duration=told.duration,
+        checkpoint_every=told.checkpoint_every,
+        batch_size=8,
+        accumulate=2,
+        schedule="cosine",
+        warmup="5%",
+        clip_norm=1.0,
+        metrics={"val_perplexity": Perplexity()},
+        best="val_perplexity",
+        config={
+            "context": told.context,
+            "text": zlib.crc32(text.encode()),
+        },  # no resume with another
+    )
     for _ in run.epochs():
         for chars, following in run.batches():
             with run.autocast():

@@ -59,10 +59,12 @@ class Regressor(nn.Module):
             self.register_buffer(f"{name}_std", values.std(0).clamp(min=1e-6))
         width = 128
         self.layers = nn.Sequential(
-            nn.Linear(inputs.shape[1], width), nn.SiLU(),
-            nn.Linear(width, width), nn.SiLU(),
+            nn.Linear(inputs.shape[1], width),
+            nn.SiLU(),
+            nn.Linear(width, width),
+            nn.SiLU(),
             nn.Linear(width, 1),
-        )  # fmt: skip
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = self.layers((inputs - self.input_mean) / self.input_std).squeeze(1)
@@ -88,7 +90,8 @@ def read_csv(path: str) -> Tensor:
 
 def straight_line(train: TensorDataset, test: TensorDataset) -> float:
     """The R² of linear least squares, to compare with."""
-    (x, y), (x_test, y_test) = train.tensors, test.tensors
+    (x, y) = train.tensors
+    (x_test, y_test) = test.tensors
     solution = torch.linalg.lstsq(torch.cat([x, torch.ones(len(x), 1)], 1), y[:, None]).solution
     r2 = R2()
     r2.update((x_test @ solution[:-1] + solution[-1]).squeeze(1), y_test)
@@ -119,12 +122,20 @@ def main() -> None:
     model = Regressor(*train.tensors).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01, fused=True)
     run = Run(
-        told.out, model, optimizer, train,
-        duration=told.duration, checkpoint_every=told.checkpoint_every,
-        batch_size=64, schedule="cosine", warmup="5%",
-        metrics={"val_r2": R2()}, best="val_r2", best_mode="max",
+        told.out,
+        model,
+        optimizer,
+        train,
+        duration=told.duration,
+        checkpoint_every=told.checkpoint_every,
+        batch_size=64,
+        schedule="cosine",
+        warmup="5%",
+        metrics={"val_r2": R2()},
+        best="val_r2",
+        best_mode="max",
         config={"rows": len(rows), "sum": float(rows.sum())},  # other data are refused on a resume
-    )  # fmt: skip
+    )
     for _ in run.epochs():
         for inputs, targets in run.batches():
             run.step(mse_loss(model(inputs), targets))

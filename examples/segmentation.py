@@ -40,9 +40,13 @@ def draw_shapes(num_images: int, size: int) -> TensorDataset:
     images = random(3, 1, 1).expand(-1, 3, size, size)
     masks = torch.zeros(num_images, size, size, dtype=torch.int64)
     for _ in range(3):
-        kind, radius = (1 + 3 * random(1, 1)).long(), size * (0.15 + 0.15 * random(1, 1))
-        dx, dy = (x - size * random(1, 1)).abs(), (y - size * random(1, 1)).abs()
-        disc, square, diamond = dx.hypot(dy), 1.15 * torch.maximum(dx, dy), 0.8 * (dx + dy)
+        kind = (1 + 3 * random(1, 1)).long()
+        radius = size * (0.15 + 0.15 * random(1, 1))
+        dx = (x - size * random(1, 1)).abs()
+        dy = (y - size * random(1, 1)).abs()
+        disc = dx.hypot(dy)
+        square = 1.15 * torch.maximum(dx, dy)
+        diamond = 0.8 * (dx + dy)
         away = torch.where(kind == 1, disc, torch.where(kind == 2, square, diamond)) - radius
         images = torch.where(away[:, None] < 0, random(3, 1, 1), images)
         masks = torch.where(away < 0.5, IGNORED, masks).where(away > -0.5, kind)
@@ -54,13 +58,15 @@ class Files(Dataset):
 
     def __init__(self, images: str, masks: str, size: int) -> None:
         self.paths = sorted(path for path in Path(images).iterdir() if path.is_file())
-        self.masks, self.size = Path(masks), size
+        self.masks = Path(masks)
+        self.size = size
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        path, shape = self.paths[index], (self.size, self.size)
+        path = self.paths[index]
+        shape = (self.size, self.size)
         image = Image.open(path).convert("RGB").resize(shape, Image.Resampling.BILINEAR)
         mask = Image.open(self.masks / f"{path.stem}.png").resize(shape, Image.Resampling.NEAREST)
         pixels, classes = (torch.from_numpy(np.array(each)) for each in (image, mask))
@@ -126,12 +132,20 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.01, fused=True)
     metrics = {"val": ConfusionMatrix(told.classes, ignore_index=IGNORED, device=device)}
     run = Run(
-        told.out, model, optimizer, train,
-        duration=told.duration, checkpoint_every=told.checkpoint_every,
-        batch_size=16, workers=told.workers, schedule="cosine", warmup="5%",
-        metrics=metrics, best="val_mean_iou",
+        told.out,
+        model,
+        optimizer,
+        train,
+        duration=told.duration,
+        checkpoint_every=told.checkpoint_every,
+        batch_size=16,
+        workers=told.workers,
+        schedule="cosine",
+        warmup="5%",
+        metrics=metrics,
+        best="val_mean_iou",
         config={"images": told.images or "shapes", "size": told.size, "samples": len(data)},
-    )  # fmt: skip
+    )
     for _ in run.epochs():
         for images, masks in run.batches():
             with run.autocast():

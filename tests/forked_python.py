@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO, Any
 
 _PRELOADED = [
-    "flambeau.train.fit_classifier",
-    "flambeau.train.build.auto_settings",
+    "flambeau.trainer.fit",
+    "flambeau.trainer.parts.auto_settings",
     "flambeau.cli.command",
     "torch._dynamo",  # which the first optimizer imports
 ]

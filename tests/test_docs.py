@@ -49,7 +49,7 @@ _THEMES = "AG|AMP|CKP|DAT|DBG|DEV|DIST|ENV|FT|IMG|INF|INS|MEM|MOD|PRO|REP|SBN|SC
 ROW_IDS = {rf"\b({_THEMES})-\d\d\b": "no row ids"}
 PLAIN_FOLDERS = [
     "recipes", "cli", "data/sources", "data/pack", "data/loading", "data/datasets",
-    "train/weights", "train/checkpoints", "train/build",
+    "run/folder", "trainer/parts", "weights",
 ]  # fmt: skip
 READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
 CONTRIBUTING = [ROOT / "CONTRIBUTING.md", ROOT / "CONTRIBUTING.zh-CN.md"]

@@ -1,6 +1,6 @@
 """What version 0.1 wrote is read for ever: its packed files record by record, its runs to the end.
 
-The files under fixtures/version_0_1 were made by that version, before the source tree was rearranged.
+The files under fixtures/version_0_1 were made by that version, those of own loops by its last commit.
 `expected.json` holds what it read from them.
 """
 
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from flambeau.data.sources.open_data import open_parts
-from flambeau.train.checkpoints.published_weights import Result
+from flambeau.run.folder.published_weights import Result
 
 FIXTURES = Path(__file__).parent / "fixtures" / "version_0_1"
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text(encoding="utf-8"))

@@ -22,8 +22,8 @@ from sklearn.metrics import r2_score
 from torch.nn.functional import avg_pool2d
 
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
-from flambeau.train.loop.nan_guard import NotFinite
-from flambeau.train.run import Run
+from flambeau.run.loop.nan_guard import NotFinite
+from flambeau.run.run import Run
 from load_script import load_script
 
 ROOT = Path(__file__).parents[1]

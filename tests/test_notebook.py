@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from flambeau.html_table import html_table
-from flambeau.train.api import TrainingResult
-from flambeau.train.checkpoints.published_weights import Result
-from flambeau.train.checkpoints.run_summary import RunSummary
+from flambeau.run.folder.published_weights import Result
+from flambeau.run.folder.summary import RunSummary
+from flambeau.trainer.api import TrainingResult
 
 CELLS = [
     """

@@ -12,11 +12,11 @@ import flambeau
 SCRIPT = """
 import sys
 import flambeau
-assert {"torch", "numpy", "flambeau.train"}.isdisjoint(sys.modules), sorted(sys.modules)
+assert {"torch", "numpy", "flambeau.trainer"}.isdisjoint(sys.modules), sorted(sys.modules)
 assert set(flambeau.__all__) <= set(dir(flambeau))
 from flambeau import Run
-import flambeau.train.run
-assert Run is flambeau.train.run.Run
+import flambeau.run.run
+assert Run is flambeau.run.run.Run
 """
 
 
@@ -27,12 +27,27 @@ def test_nothing_is_loaded_before_it_is_used() -> None:
 @pytest.mark.parametrize("name", flambeau.__all__)
 def test_each_door_opens(name: str) -> None:
     thing = getattr(flambeau, name)
-    if name != "train":
-        assert getattr(sys.modules[thing.__module__], name) is thing
+    assert getattr(sys.modules[thing.__module__], name) is thing
+
+
+def is_exception(name: str) -> bool:
+    thing = getattr(flambeau, name)
+    return isinstance(thing, type) and issubclass(thing, BaseException)
 
 
 def test_the_doors_and_nothing_else() -> None:
-    assert set(flambeau.__all__) == {"Run", "evaluate", "load", "train", "wrap"}
+    exceptions = {name for name in flambeau.__all__ if is_exception(name)}
+    doors = {"Run", "RunOptions", "evaluate", "fast", "load", "train", "wrap"}
+    assert set(flambeau.__all__) - exceptions == doors
+    assert exceptions == {
+        "DamagedData",
+        "InputError",
+        "NotFinite",
+        "Preempted",
+        "SaveFailed",
+        "UntrustedCode",
+        "WorkerLost",
+    }
     assert flambeau.__version__.count(".") == 2
 
 
@@ -55,7 +70,7 @@ import flambeau
 exec(first)
 assert callable(flambeau.train)
 from flambeau import train
-import flambeau.train.run
+import flambeau.run.run
 assert train is flambeau.train
 try:
     train("nothere", epoch=1)
@@ -66,9 +81,9 @@ else:
 """
 
 
-def test_train_is_a_folder_and_a_function() -> None:
+def test_train_is_the_same_function() -> None:
     """Whatever is imported first."""
-    firsts = ["", "import flambeau.train.api", "from flambeau import Run"]
+    firsts = ["", "import flambeau.trainer.api", "from flambeau import Run"]
     subprocess.run([sys.executable, "-c", TRAIN, *firsts], check=True)
 
 

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from flambeau.train.settings.settings import FIELDS
+from flambeau.trainer.settings.settings import FIELDS
 from load_script import load_script
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,9 +24,9 @@ PROGRAM = """
 import hashlib, json, shutil
 import numpy as np, simplejpeg
 import flambeau
-from flambeau.data.images.decode import Picture
-from flambeau.data.images.jpeg.scan_segments import is_segmented, segment
-from flambeau.data.images.native import kernel
+from flambeau.images.decode import Picture
+from flambeau.images.jpeg.scan_segments import is_segmented, segment
+from flambeau.images.native import kernel
 
 y, x = np.mgrid[:120, :170]
 image = np.stack([x % 256, y * 2 % 256, (x + y) % 256], -1).astype(np.uint8)

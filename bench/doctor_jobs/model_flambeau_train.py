@@ -4,7 +4,7 @@ import shutil
 
 import job
 from flambeau.cli.command import main as flambeau
-from flambeau.train.run import Run
+from flambeau.run.run import Run
 
 CAUSE = "model"
 WHERE = None

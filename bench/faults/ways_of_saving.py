@@ -18,6 +18,7 @@ the order.
 """
 
 import argparse
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -196,8 +197,8 @@ def left_by(user: User, mounts_before: str, temporary_before: set[str]) -> list[
     while (processes := processes_of(user)) and time.monotonic() < deadline:
         time.sleep(0.2)
     mounts = set(mounts_now().splitlines()) - set(mounts_before.splitlines())
-    # While others' commands run, their folders are there, too.
-    files = set() if others_run() else {name for name in names_in_scratch() if "flambeau" in name}
+    # While others' trials run, their folders are there, too.
+    files = {name for name in names_in_scratch() if "flambeau" in name and not is_in_use(name)}
     return [
         *(f"process {one}" for one in processes),
         *(f"mount {one}" for one in mounts),
@@ -205,20 +206,25 @@ def left_by(user: User, mounts_before: str, temporary_before: set[str]) -> list[
     ]
 
 
-def mounts_now() -> str:
-    return Path("/proc/self/mounts").read_text()
-
-
-def others_run() -> bool:
-    """Whether there is a process of flambeau besides."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+def is_in_use(name: str) -> bool:
+    """Whether a process holds the lock of a scratch folder, or has removed the folder meanwhile."""
+    time.sleep(0.5)  # one that has just been made is not locked yet
+    for place in SCRATCH:
         try:
-            words = file.read_bytes().split(b"\0")
+            lock = os.open(place / name / "in_use", os.O_RDWR)
         except OSError:
             continue
-        if b"-m" in words and b"flambeau" in words:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             return True
-    return False
+        finally:
+            os.close(lock)
+    return not any((place / name).exists() for place in SCRATCH)
+
+
+def mounts_now() -> str:
+    return Path("/proc/self/mounts").read_text()
 
 
 def names_in_scratch() -> set[str]:

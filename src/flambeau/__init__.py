@@ -1,7 +1,7 @@
 """flambeau: train image classifiers, keep your own loop exact, take any recipe away as one file.
 
-`from flambeau import Run` and the other names of `__all__` are the same things as in their files; importing
-flambeau alone imports neither them nor torch.
+The names of `__all__` and `flambeau.recipes.*` are public; all other modules are private and may change.
+Importing flambeau alone imports neither torch nor what stands behind the names.
 """
 
 import importlib
@@ -10,23 +10,53 @@ from typing import TYPE_CHECKING, Any
 from flambeau.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from flambeau.data.fast import fast
     from flambeau.data.wrap import wrap
-    from flambeau.train.api import evaluate, load, train
-    from flambeau.train.run import Run
+    from flambeau.errors import DamagedData, InputError, WorkerLost
+    from flambeau.parallel.preemption import Preempted
+    from flambeau.provenance import UntrustedCode
+    from flambeau.run.folder.checkpointer import SaveFailed
+    from flambeau.run.loop.nan_guard import NotFinite
+    from flambeau.run.options.run_options import RunOptions
+    from flambeau.run.run import Run
+    from flambeau.trainer.api import evaluate, load, train
 
-__all__ = ["Run", "evaluate", "load", "train", "wrap"]
+__all__ = [
+    "DamagedData",
+    "InputError",
+    "NotFinite",
+    "Preempted",
+    "Run",
+    "RunOptions",
+    "SaveFailed",
+    "UntrustedCode",
+    "WorkerLost",
+    "evaluate",
+    "fast",
+    "load",
+    "train",
+    "wrap",
+]
 
 _FILES = {
-    "Run": "flambeau.train.run",
-    "evaluate": "flambeau.train.api",
-    "load": "flambeau.train.api",
+    "DamagedData": "flambeau.errors",
+    "InputError": "flambeau.errors",
+    "NotFinite": "flambeau.run.loop.nan_guard",
+    "Preempted": "flambeau.parallel.preemption",
+    "Run": "flambeau.run.run",
+    "RunOptions": "flambeau.run.options.run_options",
+    "SaveFailed": "flambeau.run.folder.checkpointer",
+    "UntrustedCode": "flambeau.provenance",
+    "WorkerLost": "flambeau.errors",
+    "evaluate": "flambeau.trainer.api",
+    "fast": "flambeau.data.fast",
+    "load": "flambeau.trainer.api",
+    "train": "flambeau.trainer.api",
     "wrap": "flambeau.data.wrap",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "train":  # a folder too, which is callable
-        return importlib.import_module("flambeau.train")
     if name not in _FILES:
         raise AttributeError(f"module 'flambeau' has no attribute {name!r}")
     return getattr(importlib.import_module(_FILES[name]), name)

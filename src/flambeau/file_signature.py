@@ -50,6 +50,7 @@ _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 _INFLATE = 'python -c "import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))" <'
 _UNPACKED = {".tgz": ".tar", ".gz": "", ".bz2": "", ".xz": "", ".zst": ""}  # behind the name within
 _NOT_READ = "it is not read here: save it as JPEG or PNG"
+# A table: offset, bytes, name, what it is, what to do; one row per format.
 _SIGNATURES = [
     (0, b"7z\xbc\xaf\x27\x1c", "7z", "a 7z archive", _PACKED.format("7z x FILE")),
     (0, b"Rar!\x1a\x07", "rar", "a RAR archive", _PACKED.format("unrar x FILE")),

@@ -6,9 +6,14 @@ from types import ModuleType
 from flambeau.errors import InputError
 
 _EXTRAS = {
-    "pyarrow": "hf", "datasets": "hf", "onnx": "export", "onnxscript": "export", "onnxruntime": "export",
-    "matplotlib": "plot", "pynvml": "gpu",
-}  # fmt: skip
+    "pyarrow": "hf",
+    "datasets": "hf",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "export",
+    "matplotlib": "plot",
+    "pynvml": "gpu",
+}
 _FORMATS = "formats"  # the extra of all others
 _INSTALLED_AS = {"pynvml": "nvidia-ml-py"}
 

@@ -96,10 +96,13 @@ class LiveLine:
             self._handle = display(draw(_NOTEBOOK_COLUMNS), display_id=True)
             return
         self._live = Live(
-            console=self.console, auto_refresh=False, transient=not is_kept,
-            redirect_stdout=False, redirect_stderr=False,
+            console=self.console,
+            auto_refresh=False,
+            transient=not is_kept,
+            redirect_stdout=False,
+            redirect_stderr=False,
             get_renderable=lambda: draw(self.console.width - 1),
-        )  # fmt: skip
+        )
         self._live.start(refresh=True)
         self.console.show_cursor()  # rich hides it, and a killed process would leave it so
         _lines.append(self)
@@ -140,7 +143,8 @@ class CountBar:
 
     def __init__(self, total: int, *, unit: str, shown: bool = True, is_kept: bool = False) -> None:
         self._total, self._unit = total, unit
-        self._shown, self._is_kept = shown and shows_bars(), is_kept
+        self._shown = shown and shows_bars()
+        self._is_kept = is_kept
         self._lock = threading.Lock()
         self._line: LiveLine | None = None
         self._done = 0
@@ -189,7 +193,8 @@ def bar_line(
     from rich.table import Table
     from rich.text import Text
 
-    room, shown = columns - _LEAST_BAR - 2, set[str]()
+    room = columns - _LEAST_BAR - 2
+    shown = set[str]()
     for text, _ in sorted({**before, **after}.items(), key=lambda pair: -pair[1]):
         if len(text) + 2 <= room:
             room -= len(text) + 2

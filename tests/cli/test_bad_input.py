@@ -32,8 +32,8 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.recipes.data.sample_order import sample_order
-from flambeau.train import start_or_resume as start
-from flambeau.train.fit_classifier import Training
+from flambeau.trainer import start
+from flambeau.trainer.fit import Training
 from refused import refused
 
 LINEAR = """

@@ -23,8 +23,8 @@ from flambeau.cli import command
 from flambeau.parallel.shard_layout import weights_bytes
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, save_checkpoint, to_bytes
 from flambeau.recipes.checkpoints.state_dict_prefixes import add_prefix
-from flambeau.train.weights.weights_summary import is_weights, report_weights
-from flambeau.train.weights.writer import write_weights
+from flambeau.weights.weights_summary import is_weights, report_weights
+from flambeau.weights.writer import write_weights
 
 
 @pytest.fixture(autouse=True)
@@ -246,7 +246,7 @@ def test_a_full_disk_is_told_as_such(run_python: Any) -> None:
 import resource, signal
 from pathlib import Path
 import torch
-from flambeau.train.weights.writer import write_weights
+from flambeau.weights.writer import write_weights
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ import safetensors.torch
 import torch
 from PIL import Image
 
+from flambeau.compare import saved_states
+from flambeau.compare.replay import replay
+from flambeau.compare.replay_verdict import replay_verdict
+from flambeau.compare.run_comparison import compare_runs
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     read_checkpoint,
     save_checkpoint,
     to_bytes,
 )
-from flambeau.train.compare import saved_states
-from flambeau.train.compare.replay import replay
-from flambeau.train.compare.replay_verdict import replay_verdict
-from flambeau.train.compare.run_comparison import compare_runs
+from flambeau.run.options.toml_file import as_toml
 
 WORDS = (
     "--duration 8st --batch-size 4 --checkpoint-every 2st --keep 9 --log-every 3 --device cpu "
@@ -144,9 +146,8 @@ def test_data_of_a_function_are_not_run(flambeau: Any, root: Path) -> None:
     code = root / "harm.py"
     code.write_text("raise SystemExit('run')\n")
     config = root / "pixel" / "config.toml"
-    lines = config.read_text().splitlines()
-    lines[0] = f"data = {json.dumps(f'{code}:f')}"
-    config.write_text("\n".join(lines))
+    stored = tomllib.loads(config.read_text())
+    config.write_bytes(as_toml({**stored, "data": f"{code}:f"}))
     dataset = root / "pixel" / "dataset.json"
     facts = json.loads(dataset.read_text())
     dataset.write_text(json.dumps(facts | {"train_fingerprint": "0" * 64}))

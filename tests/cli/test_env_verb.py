@@ -14,8 +14,8 @@ import torch
 import flambeau
 from flambeau.cli import env
 from flambeau.cli.machine import nvidia_driver, wheel_tags
-from flambeau.data.images.jpeg.region_decode import jpeg_decoder
-from flambeau.data.images.native.kernel import kernel_status
+from flambeau.images.jpeg.region_decode import jpeg_decoder
+from flambeau.images.native.kernel import kernel_status
 from flambeau.recipes.setup import environment as recipe
 
 

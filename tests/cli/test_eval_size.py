@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from flambeau.data.transforms.crops import eval_image
-from flambeau.train.api import load
+from flambeau.trainer.api import load
 
 SHORT = "--epochs 1 --batch-size 4 --precision fp32 --model small_convnet"
 

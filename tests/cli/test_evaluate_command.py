@@ -18,7 +18,7 @@ from sklearn import metrics
 
 from flambeau.cli.command import main
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
-from flambeau.train.prediction.trained_model import Trained
+from flambeau.trainer.prediction.trained_model import Trained
 from refused import refused
 
 LINEAR = """

@@ -18,12 +18,12 @@ from PIL import Image
 
 import flambeau as package
 from flambeau.cli.command import main
-from flambeau.data.images.decode import decode
 from flambeau.data.transforms.crops import eval_image
+from flambeau.images.decode import decode
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 from flambeau.recipes.models.feature_extractor import feature_extractor
-from flambeau.train.evaluation import feature_file as writer
-from flambeau.train.prediction.trained_model import Trained
+from flambeau.trainer.evaluation import feature_file as writer
+from flambeau.trainer.prediction.trained_model import Trained
 from refused import refused as said_as_refused
 
 MODELS = """

@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flambeau.train import find_lr, start_or_resume
+from flambeau.trainer import find_lr
+from flambeau.trainer import start as start_or_resume
 
 FLAGS = "--model small_convnet --batch-size 8 --image-size 8"
 

@@ -22,7 +22,7 @@ from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.data.transforms.crops import eval_image, train_image
 from flambeau.errors import DecodeError, InputError
 from flambeau.recipes.data.sample_order import sample_seeds
-from flambeau.train.run import Run
+from flambeau.run.run import Run
 from refused import refused
 
 DATA = """

@@ -12,8 +12,9 @@ import pytest
 
 import flambeau as package
 from flambeau.cli.command import VERBS, main
-from flambeau.train.settings import chinese_help
-from flambeau.train.settings.settings import FIELDS
+from flambeau.cli.flags_from_settings import COMMAND_FLAGS
+from flambeau.run.options.option import GROUPS, plain_text
+from flambeau.trainer.settings.settings import FIELDS
 
 HEAVY = ("torch", "numpy", "PIL", "timm", "torchvision", "safetensors", "tqdm", "rich", "shtab")
 
@@ -74,7 +75,7 @@ def test_every_setting_has_its_flag_and_its_text(
     for name, field in FIELDS.items():
         flag = "DATA" if name == "data" else "--" + name.replace("_", "-")
         assert flag in text
-        assert field.metadata["help"].replace("%%", "%") in text
+        assert plain_text(field.metadata["text"]) in text
         if field.default not in (None, False, True, 0):
             assert f"(default: {field.default})" in text, name
     assert "%%" not in text
@@ -106,10 +107,10 @@ def test_the_help_of_train_in_chinese(flambeau: Any, words: str) -> None:
     flags = re.compile(r"^  (?:-h, )?(--[a-z-]+|DATA)", re.MULTILINE)
     assert flags.findall(out) == flags.findall(flambeau("train --help").out)
     plain = re.sub(r"\s", "", out)
-    for name, (meaning, auto) in chinese_help.SETTINGS.items():
-        for text in (meaning, auto):
-            assert re.sub(r"\s", "", text.replace("%%", "%")) in plain, name
-    for text in [*chinese_help.FLAGS.values(), *chinese_help.HEADINGS.values()]:
+    for name, field in FIELDS.items():
+        for text in (plain_text(field.metadata["chinese"]), field.metadata["auto"][1]):
+            assert re.sub(r"\s", "", text) in plain, name
+    for text in [*(row[3] for row in COMMAND_FLAGS.values()), *GROUPS.values()]:
         assert re.sub(r"\s", "", text) in plain
     assert not re.findall(r"\b(the|will|of|and)\b", out)
 

@@ -8,7 +8,7 @@ import timm
 import torchvision.models
 
 from flambeau.cli import models
-from flambeau.train.build.model import build_model
+from flambeau.trainer.parts.model import build_model
 
 
 def listed(flambeau: Any, words: str = "") -> dict[str, dict[str, Any]]:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flambeau.data.images.native import kernel
 from flambeau.data.sources.open_data import open_sources
+from flambeau.images.native import kernel
 from flambeau.recipes.data.recordio import RecordReader, unpack
 from refused import refused
 

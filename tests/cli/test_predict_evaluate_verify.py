@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from flambeau.data.images.decode import decode
 from flambeau.data.transforms.crops import eval_image
+from flambeau.images.decode import decode
 from flambeau.recipes.models.small_convnet import SmallConvNet
 from flambeau.recipes.setup.environment import usable_cpus
-from flambeau.train import verify_run
-from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.run import Run
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.run import Run
+from flambeau.trainer import verify_run
 from refused import refused
 
 SETTINGS = "--batch-size 4 --precision fp32 --lr 0.05"

@@ -24,8 +24,8 @@ from flambeau.recipes.data.lmdb_records import LMDBWriter
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.recipes.data.tf_example import build_example
 from flambeau.recipes.data.tfrecord import TFRecordWriter
-from flambeau.train.prediction.predict_files import predict
-from flambeau.train.prediction.trained_model import load_trained
+from flambeau.trainer.prediction.predict_files import predict
+from flambeau.trainer.prediction.trained_model import load_trained
 from refused import refused
 
 PACKED = ("x.rec", "x.tfrecord", "x.tar", "x.lmdb", "x.h5", "x.npz", "x.npy", "x.pth")

@@ -19,7 +19,7 @@ from PIL import Image
 
 from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers
 from flambeau.report.words import ENGLISH
-from flambeau.train.checkpoints.run_report import write_page
+from flambeau.run.folder.report_file import write_page
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ def test_a_report_that_cannot_be_made_ends_no_training(
     def broken(*_: Any, **__: Any) -> str:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr("flambeau.train.checkpoints.run_report.report_page", broken)
+    monkeypatch.setattr("flambeau.run.folder.report_file.report_page", broken)
     out = tmp_path / "run"
     code, _, err = flambeau("train", images, "--epochs 1 --batch-size 4 --out", out)
     assert code == 0

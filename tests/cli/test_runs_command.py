@@ -18,8 +18,8 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.run import Run
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.run import Run
 
 SHORT = "--batch-size 4 --precision fp32 --model tiny_convnet --image-size 16"
 CONFIG = (

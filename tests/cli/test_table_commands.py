@@ -91,8 +91,8 @@ def test_tables_without_what_is_needed_are_messages(
 
 
 def test_the_folder_of_a_run_is_named_after_the_data_set_of_the_hub() -> None:
-    from flambeau.train.settings.default_folder import default_folder
-    from flambeau.train.settings.settings import Settings
+    from flambeau.trainer.settings.default_folder import default_folder
+    from flambeau.trainer.settings.settings import Settings
 
     names = ("hf:a/mnist", "mnist"), ("hf:a/mnist:plain", "mnist-plain"), ("a/b:c", "b-c")
     for name, folder in names:

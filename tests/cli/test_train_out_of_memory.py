@@ -123,7 +123,7 @@ def test_out_of_memory_elsewhere_is_an_answer_too(
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
 
-    monkeypatch.setattr("flambeau.train.fit_classifier.make_optimizer", full)
+    monkeypatch.setattr("flambeau.trainer.fit.make_optimizer", full)
     answer = train("run")
     assert answer.code == 2
     first, second = answer.err.splitlines()[-2:]
@@ -195,7 +195,9 @@ def test_auto_where_nothing_fits(
     train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trial of the model itself is let through."""
-    monkeypatch.setattr("flambeau.train.build.auto_batch_size.largest_batch", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "flambeau.trainer.parts.auto_batch_size.largest_batch", lambda *_, **__: None
+    )
     answer = train("run", "--batch-size auto:8")
     assert answer.code == 2
     assert "out of memory, with 2 samples at once\nUse a smaller --image-size" in answer.err
@@ -212,7 +214,7 @@ LIMITED = """
 import resource, sys
 import torch
 from flambeau.cli.command import main
-import flambeau.train.fit_classifier
+import flambeau.trainer.fit
 
 def used():
     lines = open("/proc/self/status").read().splitlines()

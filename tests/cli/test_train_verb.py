@@ -22,10 +22,10 @@ import torchvision.models
 
 from flambeau.recipes.checkpoints.atomic_checkpoint import from_bytes, read_checkpoint
 from flambeau.recipes.models.small_convnet import SmallConvNet
-from flambeau.train.run import Run
-from flambeau.train.settings.config_file import canonical
-from flambeau.train.settings.default_folder import default_folder
-from flambeau.train.settings.settings import FIELDS, Settings
+from flambeau.run.run import Run
+from flambeau.trainer.settings.default_folder import default_folder
+from flambeau.trainer.settings.settings import FIELDS, Settings
+from flambeau.trainer.settings.stored_settings import canonical
 
 LINEAR = """
 from torch import nn

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from flambeau.cli.command import main
-from flambeau.data.images.decode import decode
 from flambeau.data.sources.open_data import open_parts
-from flambeau.train.run import Run
-from flambeau.train.settings.config_file import canonical
-from flambeau.train.settings.default_folder import default_folder
-from flambeau.train.settings.settings import Settings
+from flambeau.images.decode import decode
+from flambeau.run.run import Run
+from flambeau.trainer.settings.default_folder import default_folder
+from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.settings.stored_settings import canonical
 from refused import refused
 
 DATA = """

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from flambeau.recipes.checkpoints import safe_pickle
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
-from flambeau.train.build.fine_tuning import load_weights
-from flambeau.train.run import Run
+from flambeau.run.run import Run
+from flambeau.trainer.parts.fine_tuning import load_weights
 
 
 @pytest.fixture(autouse=True)

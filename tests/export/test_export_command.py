@@ -22,8 +22,8 @@ from flambeau.export.exported_model import load_export
 from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.standalone.preprocess import Preprocessing
 from flambeau.provenance import made_now
-from flambeau.train.build.model import SMALL
-from flambeau.train.prediction.trained_model import load_trained
+from flambeau.trainer.parts.model import SMALL
+from flambeau.trainer.prediction.trained_model import load_trained
 
 ALONE = """
 import runpy, sys

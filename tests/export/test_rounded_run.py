@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from flambeau.cli.command import main
 from flambeau.recipes.compress.fake_quantize import QuantizedLayer
-from flambeau.train.prediction.trained_model import load_trained
+from flambeau.trainer.prediction.trained_model import load_trained
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 WORDS = "--model small_convnet --image-size 32 --batch-size 16 --precision fp32 --qat"

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from flambeau.data.sources.open_data import open_sources
 from flambeau.parallel.gradient_sync import fsdp
 from flambeau.recipes.training.plateau import ReduceOnPlateau
-from flambeau.train.build.auto_settings import resolve
-from flambeau.train.fit_classifier import fit, set_up
-from flambeau.train.run import Run
-from flambeau.train.settings.settings import Settings
+from flambeau.run.run import Run
+from flambeau.trainer.fit import fit, set_up
+from flambeau.trainer.parts.auto_settings import resolve
+from flambeau.trainer.settings.settings import Settings
 
 StartRanks = Callable[..., Any]
 NET = """

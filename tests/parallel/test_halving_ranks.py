@@ -20,8 +20,8 @@ from torch.utils.data import TensorDataset
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import OUT_OF_MEMORY
 from flambeau.parallel.watchdog.watchdog import LOST_PEER
-from flambeau.train.checkpoints.micro_batches_file import MicroBatches
-from flambeau.train.run import Run
+from flambeau.run.folder.micro_batches_file import MicroBatches
+from flambeau.run.run import Run
 
 StartRanks = Callable[..., Any]
 

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 from flambeau.errors import InputError
 from flambeau.parallel import ranks as ranks_module
 from flambeau.parallel.ranks import LOST_PEER, FailedElsewhere, Ranks, _choose_interface, join_ranks
-from flambeau.train.loop.nan_guard import NotFinite
-from flambeau.train.run import Run
+from flambeau.run.loop.nan_guard import NotFinite
+from flambeau.run.run import Run
 
 StartRanks = Callable[..., Any]
 

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from flambeau.parallel.gradient_sync.fsdp import shard_model
 from flambeau.parallel.ranks import FailedElsewhere, join_ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
-from flambeau.train.checkpoints import checkpointer
-from flambeau.train.loop.nan_guard import NotFinite
-from flambeau.train.run import Run
+from flambeau.run.folder import checkpointer
+from flambeau.run.loop.nan_guard import NotFinite
+from flambeau.run.run import Run
 
 StartRanks = Callable[..., Any]
 Bad = Callable[[Run], bool]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from flambeau.errors import InputError
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
-from flambeau.train.run import Run
+from flambeau.run.run import Run
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):

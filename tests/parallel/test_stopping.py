@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from flambeau.parallel import ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders, verify_checkpoint
-from flambeau.train.run import Run
+from flambeau.run.run import Run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches processes in /proc")
 StartRanks = Callable[..., Any]

@@ -3,7 +3,7 @@
 They raise at `.item()`, at `nonzero`, at a branch on a tensor and at an operation across devices, so that
 what passes here makes no step wait for the GPU. Shapes, dtypes and strides are those of the CPU. Backward
 needs a GPU, so gradients are made by hand; whole steps, mixup and cutmix (whose generators cannot be faked)
-are in tests/train/test_meta_device.py.
+are in tests/run/test_meta_device.py.
 """
 
 from collections.abc import Callable

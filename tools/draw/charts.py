@@ -32,40 +32,63 @@ class Chart:
 
 CHARTS = {
     "trainer-overhead": Chart(
-        "trainer_overhead", "1100420", "ratio", ("ratio_p25", "ratio_p75"),
+        "trainer_overhead",
+        "1100420",
+        "ratio",
+        ("ratio_p25", "ratio_p75"),
         "Processor time of a step of a tiny network, against the bare loop",
         {
-            "bare": "bare loop", "bare with fused SGD": "bare loop, fused SGD",
+            "bare": "bare loop",
+            "bare with fused SGD": "bare loop, fused SGD",
             "by hand with extras": "loop by hand, with extras",
-            "flambeau Run": "flambeau Run", "flambeau Run with extras": "flambeau Run, with extras",
-            "lightning Fabric": "Lightning Fabric", "ignite": "Ignite", "accelerate": "Accelerate",
+            "flambeau Run": "flambeau Run",
+            "flambeau Run with extras": "flambeau Run, with extras",
+            "lightning Fabric": "Lightning Fabric",
+            "ignite": "Ignite",
+            "accelerate": "Accelerate",
             "lightning Trainer": "Lightning Trainer",
         },
     ),
     "image-loader": Chart(
-        "image_loader", "b48cb6e", "ratio", ("ratio_min", "ratio_max"),
+        "image_loader",
+        "b48cb6e",
+        "ratio",
+        ("ratio_min", "ratio_max"),
         "Images per second, from JPEG files to batches, against torchvision with PIL",
         {
-            "torchvision-v1": "torchvision v1, PIL", "torchvision-v2": "torchvision v2, PIL",
-            "torchvision-v2-tensor": "torchvision v2, tensors", "timm": "timm",
-            "webdataset": "webdataset", "dali": "DALI on the CPU", "spdl": "SPDL", "grain": "Grain",
-            "litdata": "LitData", "mosaicml-streaming": "MosaicML Streaming",
-            "opencv": "OpenCV", "tf.data": "tf.data",
-            "flambeau-simplejpeg": "flambeau, no C kernel", "flambeau": "flambeau",
+            "torchvision-v1": "torchvision v1, PIL",
+            "torchvision-v2": "torchvision v2, PIL",
+            "torchvision-v2-tensor": "torchvision v2, tensors",
+            "timm": "timm",
+            "webdataset": "webdataset",
+            "dali": "DALI on the CPU",
+            "spdl": "SPDL",
+            "grain": "Grain",
+            "litdata": "LitData",
+            "mosaicml-streaming": "MosaicML Streaming",
+            "opencv": "OpenCV",
+            "tf.data": "tf.data",
+            "flambeau-simplejpeg": "flambeau, no C kernel",
+            "flambeau": "flambeau",
             "flambeau-packed": "flambeau, packed JPEG",
         },
     ),
     "processes": Chart(
-        "scaling", "97e76d4", "ratio", ("ratio_p25", "ratio_p75"),
+        "scaling",
+        "97e76d4",
+        "ratio",
+        ("ratio_p25", "ratio_p75"),
         "Time of a step on two processes, against torch's DDP",
         {
-            "ddp": "loop by hand with DDP", "flambeau-none": "flambeau",
-            "flambeau-bf16": "flambeau, gradients bf16", "flambeau-fp16": "flambeau, gradients fp16",
+            "ddp": "loop by hand with DDP",
+            "flambeau-none": "flambeau",
+            "flambeau-bf16": "flambeau, gradients bf16",
+            "flambeau-fp16": "flambeau, gradients fp16",
             "flambeau-powersgd": "flambeau, PowerSGD",
         },
         ranks=2,
     ),
-}  # fmt: skip
+}
 
 
 def rows(chart: Chart) -> list[dict[str, Any]]:
@@ -83,7 +106,8 @@ def svg(chart: Chart) -> str:
     """A bar per row with its spread as a line, on the scale of the largest."""
     shown = rows(chart)
     scale = BAR / max(row[chart.spread[1]] for row in shown)
-    width, height = LABEL + BAR + NUMBER, HEAD + ROW * len(shown) + 8
+    width = LABEL + BAR + NUMBER
+    height = HEAD + ROW * len(shown) + 8
     first = shown[0]
     cpu = first["cpu"] if "cores" in first["cpu"] else f"{first['cpu']}, {first['cores']} cores"
     origin = f"{cpu}; torch {first['torch'].partition('+')[0]}; medians of {first['n']} rounds"
@@ -103,7 +127,9 @@ def bar(chart: Chart, row: dict[str, Any], *, top: int, scale: float) -> list[st
     """Label, bar, spread and number of one row."""
     color = OURS if row["contender"].startswith("flambeau") else OTHERS
     low, high = (LABEL + round(row[end] * scale) for end in chart.spread)
-    length, base, middle = round(row[chart.value] * scale), top + 15, top + 10
+    length = round(row[chart.value] * scale)
+    base = top + 15
+    middle = top + 10
     return [
         f'<text x="{LABEL - 8}" y="{base}" text-anchor="end">{chart.labels[row["contender"]]}</text>',
         f'<rect x="{LABEL}" y="{top + 3}" width="{length}" height="14" fill="{color}"/>',

@@ -74,7 +74,8 @@ def pictures() -> dict[str, Schedule]:
 
 def svg(name: str, schedule: Schedule) -> str:
     """One curve, from step 0 to TOTAL - 1 and from 0 to 1, on a line that stands for 0."""
-    right, floor = WIDTH - MARGIN, HEIGHT - MARGIN
+    right = WIDTH - MARGIN
+    floor = HEIGHT - MARGIN
     points = " ".join(
         f"{MARGIN + round(step * (right - MARGIN) / (TOTAL - 1))},"
         f"{floor - round(schedule(step) * (floor - MARGIN))}"

@@ -32,8 +32,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         runs = Path(temporary) / "runs"
         for name, flags in {
-            "fashion-mnist": [], "seed-1": ["--seed", "1"], "slower": ["--lr", "0.02"],
-        }.items():  # fmt: skip
+            "fashion-mnist": [],
+            "seed-1": ["--seed", "1"],
+            "slower": ["--lr", "0.02"],
+        }.items():
             if flambeau(
                 ["train", "--epochs", "4", "--log-every", "10", "--out", str(runs / name), *flags]
             ):
@@ -45,9 +47,16 @@ def main() -> int:
         for name, (page, width, height, flags) in SHOTS.items():
             shot = Path(temporary) / f"{name}.png"
             command = [
-                browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                f"--window-size={width},{height}", f"--screenshot={shot}", *flags, f"file://{pages[page]}",
-            ]  # fmt: skip
+                browser,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--hide-scrollbars",
+                f"--window-size={width},{height}",
+                f"--screenshot={shot}",
+                *flags,
+                f"file://{pages[page]}",
+            ]
             subprocess.run(command, check=True, capture_output=True, timeout=120)
             with Image.open(shot) as image:
                 small = image.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)

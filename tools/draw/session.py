@@ -34,8 +34,11 @@ def train(folder: str, *, kill_at: str = "") -> list[str]:
     lines = [PROMPT + COMMAND]
     with subprocess.Popen(
         [sys.executable, "-m", "flambeau", "train"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder,
-    ) as process:  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line.rstrip())

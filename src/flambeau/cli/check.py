@@ -63,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 1 if there is something that a training is better without."""
     check_at_least(arguments, workers=1)
-    kinds, path = _kinds(arguments.drop), Path(arguments.data)
+    kinds = _kinds(arguments.drop)
+    path = Path(arguments.data)
     from flambeau.data.check.check_data import check_data
     from flambeau.data.check.clean_listing import require_new, write_listing
     from flambeau.data.check.report_text import report_lines
@@ -77,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     check = check_data(train, val, path, threads=arguments.workers, progress=True)
     if arguments.model is not None:
         check = check.with_findings(_label_findings(Path(arguments.model), check))
-    facts, lines = check.as_dict(), list(report_lines(check))
+    facts = check.as_dict()
+    lines = list(report_lines(check))
     if measure is not None:
         facts["model"] = measure(check)
         lines += ["", *_model_lines(arguments.model, facts["model"])]
@@ -109,20 +111,19 @@ def _kinds(text: str) -> list[str]:
 def _label_findings(run: Path, check: "DataCheck") -> "list[Finding]":
     """Labels that look wrong by the losses that a run has noted."""
     from flambeau.data.check.finding import of_single_images
-    from flambeau.train.evaluation.sample_history import label_suspects
+    from flambeau.trainer.evaluation.sample_history import label_suspects
 
     suspects = label_suspects(run, check.train)
     if suspects is None:
         say(f"{run} has no losses of these images (docs: Checking data, wrong labels)")
         return []
     return of_single_images(
-        "labels", "to train on have labels that the run learned worse than by guessing",
+        "labels",
+        "to train on have labels that the run learned worse than by guessing",
         "A wrong label contradicts what all other images teach; a rare or hard image may, too.",
         "Look at them, the most suspicious first; --drop labels leaves them out.",
-        [
-            (s.number, f"{s.label}, or {s.suggested}? mean loss {s.loss:.2f}") for s in suspects
-        ],
-    )  # fmt: skip
+        [(s.number, f"{s.label}, or {s.suggested}? mean loss {s.loss:.2f}") for s in suspects],
+    )
 
 
 def _measured_run(
@@ -132,8 +133,8 @@ def _measured_run(
     if folder is None:
         return None
     from flambeau.data.sources.open_data import with_classes
-    from flambeau.train.api import measure
-    from flambeau.train.prediction.trained_model import load_trained
+    from flambeau.trainer.api import measure
+    from flambeau.trainer.prediction.trained_model import load_trained
 
     trained = load_trained(Path(folder), trust=trust, say=say)
 

@@ -22,15 +22,25 @@ from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.provenance import TRUST, UntrustedCode
 from flambeau.version import __version__
 
+# In the order of the help; one line for a group of them.
 VERBS = (
     "train", "launch", "doctor", "tune", "runs", "report", "diff", "models", "inspect", "predict", "evaluate",
     "export", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
 _MODULES = {"inspect": "inspect_model"}  # no file may have a name of the standard library
 _USER_ERRNOS = {
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOTDIR,
-    errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG,
-}  # fmt: skip
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EIO,
+    errno.ENOTDIR,
+    errno.ENOENT,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -238,9 +248,11 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         else:
             verb.add_arguments(child)
         child.set_defaults(
-            run=verb.run, parser=child, takes_rest=getattr(verb, "TAKES_REST", False),
+            run=verb.run,
+            parser=child,
+            takes_rest=getattr(verb, "TAKES_REST", False),
             trial_outputs=getattr(verb, "trial_outputs", None),
-        )  # fmt: skip
+        )
     return parser
 
 

@@ -49,7 +49,7 @@ def _choices(action: argparse.Action) -> list[str] | None:
     """What the value can be, where the command checks it itself."""
     from flambeau.cli.recipe_search import recipe_files
     from flambeau.cli.runs import COLUMNS
-    from flambeau.train.checkpoints.run_summary import STATES
+    from flambeau.run.folder.summary import STATES
 
     name = action.metavar if isinstance(action.metavar, str) else ""
     if name.startswith("{"):

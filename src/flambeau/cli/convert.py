@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert, and say what was taken and what was not."""
-    from flambeau.train.weights.readers import DTYPES, open_weights, plain_names
-    from flambeau.train.weights.writer import write_weights
+    from flambeau.weights.readers import DTYPES, open_weights, plain_names
+    from flambeau.weights.writer import write_weights
 
     source, out = Path(arguments.source), Path(arguments.out)
     weights = open_weights(source, key=arguments.key, drop_objects=arguments.drop_objects)

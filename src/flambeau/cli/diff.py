@@ -10,7 +10,7 @@ from flambeau.errors import InputError
 from flambeau.terminal import printable, say
 
 if TYPE_CHECKING:
-    from flambeau.train.compare.run_comparison import RunComparison
+    from flambeau.compare.run_comparison import RunComparison
 
 HELP = "compare two runs: the first step in which they part, and why"
 
@@ -49,15 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.loss:
         return _loss(left, right, as_json=arguments.json)
-    from flambeau.train.compare.run_comparison import compare_runs
-    from flambeau.train.compare.verdict import verdict
+    from flambeau.compare.run_comparison import compare_runs
+    from flambeau.compare.verdict import verdict
 
     found = compare_runs(left, right)
     more: dict[str, Any] = {}
     said = verdict(found, replayed=arguments.replay)
     if arguments.replay and found.has_evidence:
-        from flambeau.train.compare.replay import replay
-        from flambeau.train.compare.replay_verdict import replay_verdict
+        from flambeau.compare.replay import replay
+        from flambeau.compare.replay_verdict import replay_verdict
 
         result = replay(found, trust=arguments.trust, say=say)
         said += "\n\n" + replay_verdict(found, result)
@@ -77,8 +77,8 @@ def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
 
 
 def _loss(left: Path, right: Path, *, as_json: bool) -> int:
-    from flambeau.train.compare.line_difference import compare_lines, markdown_table
-    from flambeau.train.compare.recorded_facts import read_facts
+    from flambeau.compare.line_difference import compare_lines, markdown_table
+    from flambeau.compare.recorded_facts import read_facts
 
     paths = [read_facts(path).folder.metrics for path in (left, right)]
     lines = compare_lines(*paths)
@@ -98,7 +98,7 @@ def _loss(left: Path, right: Path, *, as_json: bool) -> int:
 
 def _print(found: "RunComparison", said: str) -> None:
     """The findings, one line each, and the verdict."""
-    from flambeau.train.compare.verdict import fact_text, figure_line, listed_steps
+    from flambeau.compare.verdict import fact_text, figure_line, listed_steps
 
     _say(f"{found.runs[0].folder.path} and {found.runs[1].folder.path}")
     for kind in ("setting", "data", "environment", "history"):
@@ -123,7 +123,7 @@ def _print(found: "RunComparison", said: str) -> None:
 
 
 def _print_state(found: "RunComparison") -> None:
-    from flambeau.train.compare.verdict import value_text
+    from flambeau.compare.verdict import value_text
 
     state = found.state
     assert state is not None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file, check_page
 from flambeau.errors import InputError
+from flambeau.run.options.durations import parse_seconds
 from flambeau.terminal import say
-from flambeau.train.settings.durations import parse_seconds
 
 if TYPE_CHECKING:
     from flambeau.sandbox.changed_files import ChangedFiles
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(found)
     if arguments.html is not None:
-        from flambeau.train.checkpoints.run_report import write_page
+        from flambeau.run.folder.report_file import write_page
         from flambeau.tune.doctor.page import page_of
 
         page = page_of(found, shlex.join(arguments.rest).removeprefix("-- "))
@@ -107,17 +107,23 @@ def _options(arguments: argparse.Namespace) -> "Options":
         )
     if arguments.trace is not None:
         check_file(
-            "--trace", Path(arguments.trace), endings=(".json", ".json.gz"),
-            what="a time line is a JSON file", example="steps.json.gz",
-        )  # fmt: skip
+            "--trace",
+            Path(arguments.trace),
+            endings=(".json", ".json.gz"),
+            what="a time line is a JSON file",
+            example="steps.json.gz",
+        )
     budget_s = parse_seconds(arguments.budget, name="--budget")
     from flambeau.tune.doctor.run_doctor import Options
 
     trace = None if arguments.trace is None else f"{Path(arguments.trace).absolute()}"
     return Options(
-        seconds=arguments.seconds, steps=arguments.steps, budget_s=budget_s,
-        rounds=0 if arguments.no_trials else arguments.rounds, trace=trace,
-    )  # fmt: skip
+        seconds=arguments.seconds,
+        steps=arguments.steps,
+        budget_s=budget_s,
+        rounds=0 if arguments.no_trials else arguments.rounds,
+        trace=trace,
+    )
 
 
 def add_sandbox_flag(parser: argparse.ArgumentParser) -> None:
@@ -238,9 +244,11 @@ def _remedies(found: "Diagnosis") -> list[tuple[str, str, str, str, str]]:
     for one in sorted(found.tried, key=lambda t: -t.gain.times if t.gain else 0.0):
         told = f"{'at most ' * one.remedy.at_most}{one.remedy.predicted:.2f}x"
         if one.gain is None:
-            measured, verdict = "-", one.failure.partition("\n")[0]
+            measured = "-"
+            verdict = one.failure.partition("\n")[0]
         else:
-            measured, verdict = f"{one.gain.times:.2f}x", one.gain.verdict
+            measured = f"{one.gain.times:.2f}x"
+            verdict = one.gain.verdict
         rows.append((one.remedy.name, told, measured, verdict, one.remedy.how))
     return rows
 

@@ -107,12 +107,13 @@ def _report(disk: Path | None) -> dict[str, Any]:
     from flambeau.cli.machine.disk_speed import disk_speed
     from flambeau.cli.machine.nvidia_driver import cuda_of_driver
     from flambeau.cli.machine.wheel_tags import accepted_here
-    from flambeau.data.images.jpeg.region_decode import jpeg_decoder
-    from flambeau.data.images.native.kernel import kernel_status
+    from flambeau.images.jpeg.region_decode import jpeg_decoder
+    from flambeau.images.native.kernel import kernel_status
     from flambeau.recipes.setup.environment import environment
 
     speed = {} if disk is None else {"disk": disk_speed(disk)}
-    found, served = environment(), cuda_of_driver()
+    found = environment()
+    served = cuda_of_driver()
     return {
         "flambeau": __version__,
         **found,

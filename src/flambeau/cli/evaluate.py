@@ -15,7 +15,7 @@ from flambeau.cli.reading_flags import (
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
-    from flambeau.train.evaluation.figures import Evaluation
+    from flambeau.trainer.evaluation.figures import Evaluation
 
 HELP = "measure the model of a run or an export on labelled images"
 
@@ -50,10 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the figures."""
     check_at_least(arguments, workers=0, skip_bad_images=0)
     from flambeau.export.exported_model import load_model
-    from flambeau.train.api import evaluate
-    from flambeau.train.evaluation.confusion_plot import check_plot
-    from flambeau.train.evaluation.predictions_file import SUFFIXES, refuse_existing
-    from flambeau.train.prediction.predictor import Predictor
+    from flambeau.trainer.api import evaluate
+    from flambeau.trainer.evaluation.confusion_plot import check_plot
+    from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
+    from flambeau.trainer.prediction.predictor import Predictor
 
     # Before an hour of work, not after it.
     if arguments.out is not None:

@@ -10,7 +10,7 @@ from flambeau.terminal import say
 from flambeau.user_code import is_function
 
 if TYPE_CHECKING:
-    from flambeau.train.prediction.trained_model import Trained
+    from flambeau.trainer.prediction.trained_model import Trained
 
 HELP = "write the features of images by a run or a pretrained model"
 
@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the file, and say what is in it."""
     check_at_least(arguments, workers=0, skip_bad_images=0)
     layers = _layers(arguments.layers)
-    from flambeau.train.evaluation.feature_file import SUFFIXES
-    from flambeau.train.evaluation.predictions_file import refuse_existing
-    from flambeau.train.prediction.features import open_images, write_features
+    from flambeau.trainer.evaluation.feature_file import SUFFIXES
+    from flambeau.trainer.evaluation.predictions_file import refuse_existing
+    from flambeau.trainer.prediction.features import open_images, write_features
 
     # Before an hour of work, not after it.
     refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
@@ -122,7 +122,7 @@ def _layers(given: str | None) -> list[str]:
 
 
 def _run_of(arguments: argparse.Namespace) -> "Trained":
-    from flambeau.train.prediction.trained_model import at_size, load_trained
+    from flambeau.trainer.prediction.trained_model import at_size, load_trained
 
     for flag in ("pretrained", "weights"):
         if getattr(arguments, flag):
@@ -134,9 +134,9 @@ def _run_of(arguments: argparse.Namespace) -> "Trained":
 
 def _model_of(arguments: argparse.Namespace) -> "Trained":
     from flambeau.inspection.model_facts import DEFAULT_SIZE, model_facts
-    from flambeau.train.prediction.features import named_model
-    from flambeau.train.settings.field_checks import check_value
-    from flambeau.train.settings.settings import FIELDS
+    from flambeau.run.options.option import check_value
+    from flambeau.trainer.prediction.features import named_model
+    from flambeau.trainer.settings.settings import FIELDS
 
     if arguments.pretrained and arguments.weights:
         raise InputError("--pretrained and --weights contradict each other: give one of them")

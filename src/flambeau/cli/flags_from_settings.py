@@ -10,57 +10,90 @@ from collections.abc import Callable
 from typing import Any
 
 from flambeau.errors import InputError
-from flambeau.train.settings import chinese_help
-from flambeau.train.settings.chinese_help import HEADINGS
-from flambeau.train.settings.field_checks import allowed_types, parse_batch_size
-from flambeau.train.settings.settings import FIELDS
+from flambeau.run.options.option import GROUPS, allowed_types, plain_text
+from flambeau.trainer.settings.settings import FIELDS, parse_batch_size
 
 Texts = Callable[[str], str]
 """Takes the name of a flag; gives its help."""
 
 _HEADINGS = {"main": "what matters first"}
 _IMPORTANT = (
-    "model", "epochs", "batch_size", "lr", "image_size", "pretrained", "optimizer", "schedule", "augment",
+    "model",
+    "epochs",
+    "batch_size",
+    "lr",
+    "image_size",
+    "pretrained",
+    "optimizer",
+    "schedule",
+    "augment",
     "seed",
-)  # fmt: skip
-# What belongs to the command and not to the run: its heading, what the value is called, the help.
-_OWN_FLAGS: dict[str, tuple[str, str | None, str]] = {
-    "out": ("main", "DIR", "the run folder (default: runs/NAME, and a hash if flags are given)"),
-    "config": ("run folder", "FILE", "settings from a TOML file; flags win over it"),
-    "fresh": ("run folder", None, "start again; an existing run is renamed, not deleted"),
+)
+# Flags of the command, not of the run: heading, name of the value, help in English and in Chinese.
+COMMAND_FLAGS: dict[str, tuple[str, str | None, str, str]] = {
+    "out": (
+        "main",
+        "DIR",
+        "run folder (default: runs/NAME, plus a hash if flags are given)",
+        "运行目录（默认：runs/NAME，给出设置时后面再加一个哈希）",
+    ),
+    "config": (
+        "run folder",
+        "FILE",
+        "read settings from a TOML file; flags take precedence",
+        "从 TOML 文件读取设置；命令行优先",
+    ),
+    "fresh": (
+        "run folder",
+        None,
+        "start again; an existing run is renamed, not deleted",
+        "重新开始；原有的运行改名，不会删除",
+    ),
     "dry_run": (
         "run folder",
         None,
-        "train for a few steps, say what they cost and how long the run would take, and leave nothing",
+        "train for a few steps, report their cost and the estimated duration of the run, and leave "
+        "nothing behind",
+        "训练几步，报告其开销和整个运行的预计时间，不留下任何东西",
     ),
     "find_lr": (
         "run folder",
         "FILE.svg",
-        "train for up to 100 steps with a rising learning rate, draw their losses, say which one is best, "
-        "and leave nothing else",
+        "learning-rate range test: train for up to 100 steps with a rising learning rate, draw the loss, "
+        "suggest a learning rate, and leave nothing else behind",
+        "学习率范围测试：用逐步升高的学习率训练至多 100 步，画出损失曲线并建议学习率，此外不留下任何东西",
     ),
     "trust": (
         "run folder",
         None,
-        "run code that the folder of the run or of its teacher names (FILE.py:FUNCTION) and this command "
-        "does not, also where nothing shows that you made that folder here; read that code first",
+        "also run code that the run folder or the folder of its teacher names (FILE.py:FUNCTION) and "
+        "this command does not, when nothing shows that you created that folder on this machine; read "
+        "that code first",
+        "运行目录（或教师模型的目录）中指名、而本命令没有指名的代码（FILE.py:FUNCTION）也执行，"
+        "即使没有记录表明该目录是你在本机创建的；请先读一遍那些代码",
     ),
     "replay_step": (
         "run folder",
         "FILE",
-        "run the step again that stopped a run; nothing is written",
+        "repeat the step that stopped a run because it was not finite, and write nothing",
+        "重新执行因出现非有限值而使运行停止的那一步，不写入任何文件",
     ),
     "json_lines": (
         "run folder",
         None,
-        "print what happens as one JSON object per line, and nothing else, on standard output",
+        "print every event as one JSON object per line on standard output, and nothing else there",
+        "在标准输出上逐行打印事件（JSON 对象），除此之外什么都不打印",
     ),
     "procs": (
         "processes",
         "N|auto",
-        "train on N processes of this machine; auto starts one for each GPU (default: 1)",
+        "train on N processes of this machine; auto starts one per GPU (default: 1)",
+        "在本机的 N 个进程上训练；auto 表示每个 GPU 一个（默认：1）",
     ),
 }
+_DESCRIPTION = "训练图像分类模型；再次执行同一命令会继续它的运行"
+_ARGPARSE_TEXTS = ("选项", "显示帮助", "显示这份中文帮助")
+"""The heading and the two lines that argparse itself writes, in Chinese."""
 
 
 def add_flags(parser: argparse.ArgumentParser, *, chinese: bool) -> None:
@@ -75,12 +108,9 @@ def add_flags(parser: argparse.ArgumentParser, *, chinese: bool) -> None:
     parser.add_argument("--zh", action="help", help="this help in Chinese")
     if chinese:
         _translate(parser)
-    titles = dict.fromkeys(["main", *(field.metadata["group"] for field in FIELDS.values())])
     groups = {
-        title: parser.add_argument_group(
-            HEADINGS[title] if chinese else _HEADINGS.get(title, title)
-        )
-        for title in titles
+        title: parser.add_argument_group(in_chinese if chinese else _HEADINGS.get(title, title))
+        for title, in_chinese in GROUPS.items()
     }
     _add_setting(groups["main"], "data", texts)
     _add_own_flag(groups["main"], "out", texts)
@@ -89,7 +119,7 @@ def add_flags(parser: argparse.ArgumentParser, *, chinese: bool) -> None:
     for name, field in FIELDS.items():
         if name not in ("data", *_IMPORTANT):
             _add_setting(groups[field.metadata["group"]], name, texts)
-    for name, (title, _, _) in _OWN_FLAGS.items():
+    for name, (title, *_) in COMMAND_FLAGS.items():
         if name != "out":
             _add_own_flag(groups[title], name, texts)
     # What launchers before torchrun pass to each process, in the two spellings that they had.
@@ -99,7 +129,7 @@ def add_flags(parser: argparse.ArgumentParser, *, chinese: bool) -> None:
 
 
 def _add_own_flag(group: argparse._ArgumentGroup, name: str, texts: Texts) -> None:
-    _, metavar, _ = _OWN_FLAGS[name]
+    metavar = COMMAND_FLAGS[name][1]
     text = texts(name)
     if metavar is None:
         group.add_argument(flag_of(name), action="store_true", help=text)
@@ -110,7 +140,8 @@ def _add_own_flag(group: argparse._ArgumentGroup, name: str, texts: Texts) -> No
 def _add_setting(group: argparse._ArgumentGroup, name: str, texts: Texts) -> None:
     """The flag of a setting; it appears in the namespace only if it is given."""
     field = FIELDS[name]
-    text, choices = texts(name), field.metadata["choices"]
+    text = texts(name)
+    choices = field.metadata["choices"]
     kinds = allowed_types(field)
     if name == "data":
         group.add_argument("data", nargs="?", default=argparse.SUPPRESS, metavar="DATA", help=text)
@@ -153,19 +184,24 @@ def _read(name: str, kinds: tuple[type, ...], text: str) -> Any:
 
 
 def _english(name: str) -> str:
-    if name in _OWN_FLAGS:
-        return _OWN_FLAGS[name][2]
-    field = FIELDS[name]
-    default = _default(name, field.metadata["auto"], yes="yes")
-    return str(field.metadata["help"]) + (f" (default: {default})" if default else "")
+    if name in COMMAND_FLAGS:
+        return COMMAND_FLAGS[name][2]
+    default = _default(name, FIELDS[name].metadata["auto"][0], yes="yes")
+    text = plain_text(FIELDS[name].metadata["text"])
+    return _escaped(text + (f" (default: {default})" if default else ""))
 
 
 def _chinese(name: str) -> str:
-    if name in _OWN_FLAGS:
-        return _wrapped(chinese_help.FLAGS[name])
-    meaning, auto = chinese_help.SETTINGS[name]
-    default = _default(name, auto, yes=chinese_help.YES)
-    return _wrapped(meaning + (f"（{chinese_help.DEFAULT}{default}）" if default else ""))
+    if name in COMMAND_FLAGS:
+        return _wrapped(COMMAND_FLAGS[name][3])
+    default = _default(name, FIELDS[name].metadata["auto"][1], yes="是")
+    text = plain_text(FIELDS[name].metadata["chinese"])
+    return _escaped(_wrapped(text + (f"（默认：{default}）" if default else "")))
+
+
+def _escaped(text: str) -> str:
+    """As argparse takes it, which would format percent signs."""
+    return text.replace("%", "%%")
 
 
 def _default(name: str, auto: str, *, yes: str) -> str:
@@ -175,7 +211,7 @@ def _default(name: str, auto: str, *, yes: str) -> str:
         return auto
     if default is True:
         return yes
-    return "" if default is None or default is False else str(default).replace("%", "%%")
+    return "" if default is None or default is False else str(default)
 
 
 def _translate(parser: argparse.ArgumentParser) -> None:
@@ -186,33 +222,33 @@ def _translate(parser: argparse.ArgumentParser) -> None:
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
-        chinese_help.DESCRIPTION.encode(encoding)
+        _DESCRIPTION.encode(encoding)
     except UnicodeEncodeError as error:
         raise InputError(
             f"standard output is in {encoding}, which has no Chinese letters: set PYTHONUTF8=1, or leave "
             "--zh out"
         ) from error
-    parser.description = chinese_help.DESCRIPTION
+    parser.description = _DESCRIPTION
     parser.formatter_class = argparse.RawTextHelpFormatter  # it would break lines at spaces alone
-    parser._optionals.title = chinese_help.OPTIONS
-    for action, text in zip(
-        parser._actions, (chinese_help.HELP, chinese_help.IN_CHINESE), strict=True
-    ):
+    parser._optionals.title, *texts = _ARGPARSE_TEXTS
+    for action, text in zip(parser._actions, texts, strict=True):
         action.help = text
 
 
 def _wrapped(text: str) -> str:
     """In lines that fit beside the flags of a help; a Chinese letter takes two columns."""
-    room, lines, used = max(20, shutil.get_terminal_size().columns - 27), [""], 0
+    room = max(20, shutil.get_terminal_size().columns - 27)
+    lines = [""]
+    used = 0
     # Words of other languages stay whole, and no line begins with a comma.
-    for part in re.findall(r"（?(?:[!-~]+|.)[，。；：、）]*", text.replace("%%", "%")):
+    for part in re.findall(r"（?(?:[!-~]+|.)[，。；：、）]*", text):
         width = sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in part)
         if used + width > room:
             lines.append("")
             used = 0
         lines[-1] += part
         used += width
-    return "\n".join(line.strip() for line in lines).replace("%", "%%")
+    return "\n".join(line.strip() for line in lines)
 
 
 def flag_of(name: str) -> str:

@@ -216,7 +216,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.json and arguments.depth is not None and arguments.graph is None:
         raise InputError("--depth has no effect with --json, which has every module: leave it out")
     check_at_least(arguments, depth=0)
-    from flambeau.train.evaluation.predictions_file import refuse_existing
+    from flambeau.trainer.evaluation.predictions_file import refuse_existing
 
     for path, suffix in files:
         if path is not None:
@@ -240,8 +240,8 @@ def _loaded(
         model_with_values,
         model_without_values,
     )
-    from flambeau.train.build.model import build_model
-    from flambeau.train.prediction.trained_model import load_trained
+    from flambeau.trainer.parts.model import build_model
+    from flambeau.trainer.prediction.trained_model import load_trained
 
     if Path(name).is_dir():
         trained = load_trained(Path(name), trust=trust, say=say)

@@ -64,11 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Start the ranks and wait for them."""
     words = arguments.command[arguments.command[:1] == ["--"] :]
     command = _command(words, with_local_rank=arguments.local_rank)
-    nodes, procs = _nodes(arguments.nnodes), number_of_procs(arguments.procs)
+    nodes = _nodes(arguments.nnodes)
+    procs = number_of_procs(arguments.procs)
 
     from flambeau.parallel.launcher.job_spec import JobSpec
     from flambeau.parallel.launcher.launch import launch_job
-    from flambeau.train.checkpoints.events_log import note_loss
+    from flambeau.run.folder.events_log import note_loss
 
     spec = JobSpec(
         command=command,
@@ -110,7 +111,8 @@ def _command(words: Sequence[str], *, with_local_rank: bool) -> list[str]:
         raise InputError(
             "nothing to run: flambeau launch [FLAGS] -- train ..., or -- SCRIPT.py ..."
         )
-    name, own = words[0], 1  # how many words say what to run; the rest is for it
+    name = words[0]  # how many words say what to run; the rest is for it
+    own = 1
     head = [sys.executable]
     if name in VERBS:
         if name != "train":

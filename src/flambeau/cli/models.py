@@ -61,10 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         columns = ("name", "parameters", "input", "pretrained")
         cells = (
-            (r.name, count_text(r.parameters), None if r.input_size is None else str(r.input_size),
-             "yes" if r.pretrained else "no")
+            (
+                r.name,
+                count_text(r.parameters),
+                None if r.input_size is None else str(r.input_size),
+                "yes" if r.pretrained else "no",
+            )
             for r in rows
-        )  # fmt: skip
+        )
         print_table(columns, cells, right=("parameters", "input"))
     if not counts:
         say(

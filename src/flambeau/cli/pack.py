@@ -76,16 +76,20 @@ def _add_files(files: argparse._ArgumentGroup) -> None:
         "--chunks", type=int, default=1, metavar="N", help="equal lots: NAME_0.EXT and so on"
     )
     files.add_argument(
-        "--train-ratio", type=float, default=1.0, metavar="X",
+        "--train-ratio",
+        type=float,
+        default=1.0,
+        metavar="X",
         help="share of NAME_train.EXT; the rest is NAME_val.EXT",
-    )  # fmt: skip
+    )
     files.add_argument(
         "--test-ratio", type=float, default=0.0, metavar="X", help="share of NAME_test.EXT"
     )
     files.add_argument(
-        "--shuffle", action=argparse.BooleanOptionalAction,
+        "--shuffle",
+        action=argparse.BooleanOptionalAction,
         help="random order (default: yes with --list, --shards, --chunks or --train-ratio)",
-    )  # fmt: skip
+    )
     files.add_argument(
         "--seed", type=int, metavar="N", help="of that order (default: 100, as im2rec's)"
     )
@@ -130,8 +134,14 @@ def _check_takes_effect(arguments: argparse.Namespace, dst: Path) -> None:
         )
     if arguments.list:
         for name in (
-            "resize", "center_crop", "encode", "quality", "segments", "skip_bad_images", "workers",
-        ):  # fmt: skip
+            "resize",
+            "center_crop",
+            "encode",
+            "quality",
+            "segments",
+            "skip_bad_images",
+            "workers",
+        ):
             if getattr(arguments, name):
                 flag = name.replace("_", "-")
                 raise InputError(f"--{flag} has no effect with --list: leave it out")
@@ -155,10 +165,10 @@ def _shuffles(arguments: argparse.Namespace) -> bool:
 
 
 def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
-    from flambeau.data.images.native.kernel import require_kernel
     from flambeau.data.pack.encode_images import Conversion
     from flambeau.data.pack.shard_plan import target_kind
     from flambeau.data.sources.format_table import FORMATS
+    from flambeau.images.native.kernel import require_kernel
 
     changes = arguments.resize is not None or arguments.center_crop
     encode = arguments.encode

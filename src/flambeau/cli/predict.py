@@ -20,7 +20,7 @@ from flambeau.errors import InputError
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
-    from flambeau.train.prediction.predict_files import Sample
+    from flambeau.trainer.prediction.predict_files import Sample
 
 HELP = "classify images with the model of a run or an export"
 
@@ -57,9 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.force and arguments.out is None:
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")
     from flambeau.export.exported_model import load_model
-    from flambeau.train.evaluation.predictions_file import SUFFIXES, refuse_existing
-    from flambeau.train.prediction.predict_files import predict
-    from flambeau.train.prediction.trained_model import at_size
+    from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
+    from flambeau.trainer.prediction.predict_files import predict
+    from flambeau.trainer.prediction.trained_model import at_size
 
     if arguments.out is not None:
         refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
@@ -95,7 +95,7 @@ def _write(
     *,
     top: int,
 ) -> None:
-    from flambeau.train.evaluation.predictions_file import predictions_file
+    from flambeau.trainer.evaluation.predictions_file import predictions_file
 
     num_images = 0
     with predictions_file(arguments.out, top=top, force=arguments.force) as add:

@@ -26,6 +26,7 @@ _ANSWERS = "errors_and_old_names.md"  # each row of its tables answers a questio
 # result holds at least.
 _WEIGHTS = {"name": 6.0, "title": 4.0, "links": 2.5, "body": 1.0}
 _FEWEST = 0.5
+# A list of words, not one per line.
 _STOP_WORDS = frozenset(
     {
         "a", "an", "and", "are", "as", "at", "be", "by", "can", "do", "does", "for", "from", "how", "i", "if",
@@ -34,9 +35,23 @@ _STOP_WORDS = frozenset(
     }
 )  # fmt: skip
 _SUFFIXES = (
-    "ations", "ation", "ating", "ated", "ates", "ate", "ings", "ing", "ions", "ion", "ies", "ed", "es", "s",
-    "e", "y",
-)  # fmt: skip
+    "ations",
+    "ation",
+    "ating",
+    "ated",
+    "ates",
+    "ate",
+    "ings",
+    "ing",
+    "ions",
+    "ion",
+    "ies",
+    "ed",
+    "es",
+    "s",
+    "e",
+    "y",
+)
 _WORD = re.compile(r"[A-Za-z0-9]+|[\u4e00-\u9fff]+")
 _HUMP = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
@@ -102,7 +117,8 @@ class Index:
         for word in [word for word in wanted if word not in _STOP_WORDS] or wanted:
             num = sum(any(word in c for c in counts.values()) for counts in self._counts)
             weight_of[word] = math.log(1 + len(self._entries) / (num + 0.5))
-        phrase, found = " ".join(words.lower().split()), []
+        phrase = " ".join(words.lower().split())
+        found = []
         for entry, counts, length in zip(self._entries, self._counts, self._lengths, strict=True):
             points = {word: _points(word, counts, length) for word in weight_of}
             held = sum(weight for word, weight in weight_of.items() if points[word])
@@ -130,7 +146,8 @@ def _points(word: str, fields: dict[str, Counter[str]], length: float) -> float:
 def _best_line(entry: Entry, weight_of: Mapping[str, float]) -> str:
     """The line of a page that holds most of what was asked for; where none does, the first one."""
     lines = list(_prose(entry.texts.get("body", [])))
-    best, line = 0.0, lines[0] if lines else entry.line
+    best = 0.0
+    line = lines[0] if lines else entry.line
     for text in lines:
         held = {word for word in _tokens(text) if word in weight_of}
         if (points := sum(weight_of[word] for word in held)) > best:
@@ -245,7 +262,8 @@ def _recipe(path: Path, *, chinese: bool) -> Entry:
 def _sections(text: str, page: str) -> Iterator[Entry]:
     """One entry per heading; the part before the second heading is the page itself."""
     entry: Entry | None = None
-    title, slugs = "", Counter[str]()
+    title = ""
+    slugs = Counter[str]()
     for heading, line in lines_with_headings(text):
         if heading is not None:
             title = title or heading

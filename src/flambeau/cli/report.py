@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the file and say where it is, or show it until Ctrl-C."""
     if arguments.watch is not None:
         return _watch(arguments)
-    from flambeau.train.checkpoints.run_report import write_page
+    from flambeau.run.folder.report_file import write_page
 
     folders = _chosen(arguments.runs)
     out = arguments.out or (
@@ -109,7 +109,7 @@ def _page(
     """
     from flambeau.report.page import report_page
     from flambeau.report.words import CHINESE, ENGLISH
-    from flambeau.train.checkpoints.run_report import link_to, read_run
+    from flambeau.run.folder.report_file import link_to, read_run
 
     names = _names(folders)
     runs = [read_run(folder, names[folder]) for folder in folders]
@@ -135,7 +135,7 @@ def _chosen(words: Sequence[str]) -> list[Path]:
 
 def _folders(words: Sequence[str]) -> Iterator[Path]:
     """Each run once, in the order given."""
-    from flambeau.train.checkpoints.run_summary import Search
+    from flambeau.run.folder.summary import Search
 
     seen = set[Path]()
     for word in words:

@@ -8,8 +8,8 @@ from typing import Any
 
 from flambeau.cli.table import print_json, print_table
 from flambeau.errors import InputError, nearest
+from flambeau.run.folder.summary import STATES, RunSummary, Search, summarize
 from flambeau.terminal import say
-from flambeau.train.checkpoints.run_summary import STATES, RunSummary, Search, summarize
 
 HELP = "list the runs in a folder: data, model, state, best figure"
 
@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
     root = Path(arguments.folder)
-    key, states = arguments.sort.removeprefix("-"), arguments.state or []
+    key = arguments.sort.removeprefix("-")
+    states = arguments.state or []
     _require(key, COLUMNS, f"--sort {arguments.sort}: unknown column")
     for word in states:
         _require(word, STATES, f"--state {word}: unknown state")
@@ -155,9 +156,14 @@ def _cells(run: RunSummary) -> list[str | None]:
         best = f"{run.metric} {run.best:.4f}"
     changed = run.moment
     return [
-        run.name, _last(run.data), _last(run.model), _state_text(run), best,
-        None if changed is None else f"{changed:%Y-%m-%d %H:%M}", _time(run.seconds),
-    ]  # fmt: skip
+        run.name,
+        _last(run.data),
+        _last(run.model),
+        _state_text(run),
+        best,
+        None if changed is None else f"{changed:%Y-%m-%d %H:%M}",
+        _time(run.seconds),
+    ]
 
 
 def _state_text(run: RunSummary) -> str:
@@ -193,7 +199,18 @@ def _facts(run: RunSummary) -> dict[str, Any]:
     """For programs: with the whole path and all settings."""
     when = None if run.moment is None else run.moment.isoformat(timespec="seconds")
     return {
-        "name": run.name, "path": str(run.path), "kind": run.kind, "state": run.state, "why": run.why,
-        "data": run.data, "model": run.model, "metric": run.metric, "best": run.best, "step": run.step,
-        "steps": run.steps, "when": when, "seconds": run.seconds, "config": run.config,
-    }  # fmt: skip
+        "name": run.name,
+        "path": str(run.path),
+        "kind": run.kind,
+        "state": run.state,
+        "why": run.why,
+        "data": run.data,
+        "model": run.model,
+        "metric": run.metric,
+        "best": run.best,
+        "step": run.step,
+        "steps": run.steps,
+        "when": when,
+        "seconds": run.seconds,
+        "config": run.config,
+    }

@@ -38,9 +38,12 @@ def print_table(
     cells = [["-" if cell is None else _short(cell) for cell in row] for row in rows]
     widths = _widths([columns, *cells], console.width)
     table = Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
         show_header=widths is not None,
-    )  # fmt: skip
+    )
     for column, width in zip(columns, widths, strict=True) if widths else ():
         justify: Literal["right", "left"] = "right" if column in right else "left"
         table.add_column(column, width=width, justify=justify, overflow="fold")

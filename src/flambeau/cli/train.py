@@ -1,4 +1,4 @@
-"""`flambeau train`: the flags of train/settings/settings.py in, a trained model in a run folder out."""
+"""`flambeau train`: the flags of trainer/settings/settings.py in, a trained model in a run folder out."""
 
 import argparse
 import contextlib
@@ -18,9 +18,9 @@ from flambeau.provenance import ask_for_config
 from flambeau.sandbox.here import outside
 from flambeau.sandbox.inside import folder_for_run
 from flambeau.terminal import say
-from flambeau.train.settings.config_file import canonical, read_config
-from flambeau.train.settings.default_folder import default_folder, told_settings
-from flambeau.train.settings.settings import FIELDS, Settings
+from flambeau.trainer.settings.default_folder import default_folder, told_settings
+from flambeau.trainer.settings.settings import FIELDS, Settings
+from flambeau.trainer.settings.stored_settings import canonical, read_config
 
 if TYPE_CHECKING:
     from flambeau.recipes.training.lr_range import LRCurve
@@ -58,14 +58,20 @@ def run(arguments: argparse.Namespace) -> int:
     folder = folder_for_run(out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
-        from flambeau.train.start_or_resume import Shown, start
+        from flambeau.trainer.start import Shown, start
 
         with _told_to_a_program(arguments.json_lines, folder) as listener:
             was_finished = start(
-                settings, told, folder, say=say, fresh=arguments.fresh, dry_run=arguments.dry_run,
-                find_lr=_draw_curve(arguments.find_lr), trust=arguments.trust,
+                settings,
+                told,
+                folder,
+                say=say,
+                fresh=arguments.fresh,
+                dry_run=arguments.dry_run,
+                find_lr=_draw_curve(arguments.find_lr),
+                trust=arguments.trust,
                 shown=Shown(listener=listener),
-            )  # fmt: skip
+            )
             if was_finished or not (arguments.dry_run or arguments.find_lr):
                 _report(folder, already=was_finished, listener=listener)
         return 0
@@ -88,7 +94,7 @@ def _check_trial(arguments: argparse.Namespace) -> None:
     if trials and arguments.json_lines:
         raise InputError(f"{trials[0]} tells of no events; leave --json-lines out")
     if arguments.find_lr is not None:
-        from flambeau.train.evaluation.predictions_file import refuse_existing
+        from flambeau.trainer.evaluation.predictions_file import refuse_existing
 
         refuse_existing(Path(arguments.find_lr), suffixes=(".svg",), force=False, remedy="")
 
@@ -172,9 +178,10 @@ def _launch(arguments: argparse.Namespace, procs: int) -> int:
     """Run this command, without --procs, on several processes of this machine."""
     from flambeau.parallel.launcher.job_spec import JobSpec
     from flambeau.parallel.launcher.launch import launch_job
-    from flambeau.train.checkpoints.events_log import note_loss
+    from flambeau.run.folder.events_log import note_loss
 
-    kept, skip = [], False
+    kept = []
+    skip = False
     for word in arguments.words:
         if not skip and word != "--procs" and not word.startswith("--procs="):
             kept.append(word)
@@ -196,7 +203,7 @@ def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
     if given or others:
         flag = flag_of([*given, *others][0])
         raise InputError(f"--replay-step takes its settings from the run; leave {flag} out")
-    from flambeau.train.replay_nan_step import replay_nan_step
+    from flambeau.trainer.replay_nan_step import replay_nan_step
 
     return replay_nan_step(Path(arguments.replay_step), trust=arguments.trust, say=say)
 
@@ -206,8 +213,8 @@ def _report(
 ) -> None:
     """Where the run ended, and what to do next; said by the first process."""
     from flambeau.parallel.ranks import join_ranks
-    from flambeau.train.checkpoints.published_weights import published
-    from flambeau.train.checkpoints.run_folder import RunFolder
+    from flambeau.run.folder.published_weights import published
+    from flambeau.run.folder.run_folder import RunFolder
 
     if not join_ranks().is_first:
         return
@@ -223,11 +230,15 @@ def _report(
     if listener is not None:
         listener(
             {
-                "event": "end", "folder": str(place.path), "file": str(place.weights),
-                "weights": result.weights, "step": result.step, "metrics": result.metrics,
+                "event": "end",
+                "folder": str(place.path),
+                "file": str(place.weights),
+                "weights": result.weights,
+                "step": result.step,
+                "metrics": result.metrics,
                 "already": already,
             }
-        )  # fmt: skip
+        )
     quoted = shlex.quote(str(place.path))  # these lines are copied to a shell
     if already:
         place.tidy()

@@ -13,8 +13,8 @@ from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file
 from flambeau.errors import InputError, unreadable
 from flambeau.provenance import ask_for_config
+from flambeau.run.options.durations import parse_seconds
 from flambeau.terminal import say
-from flambeau.train.settings.durations import parse_seconds
 
 if TYPE_CHECKING:
     from flambeau.tune.doctor.paired_test import Gain
@@ -43,17 +43,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "flambeau tune [FLAGS] ([arguments of flambeau train] | -- COMMAND ...)"
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("--objective", choices=("throughput", "memory"), default="throughput",
-        help="what is to be good: steps per second, or memory (default: throughput)")  # fmt: skip
-    add("--budget", default="5min", metavar="TIME",
-        help="no new comparison after this time, such as 90s (default: 5min)")  # fmt: skip
+    add(
+        "--objective",
+        choices=("throughput", "memory"),
+        default="throughput",
+        help="what is to be good: steps per second, or memory (default: throughput)",
+    )
+    add(
+        "--budget",
+        default="5min",
+        metavar="TIME",
+        help="no new comparison after this time, such as 90s (default: 5min)",
+    )
     add("--rounds", type=int, default=3, metavar="N", help="pairs of trials per value (default: 3)")
-    add("--planned", default="60min", metavar="TIME",
-        help="what the training takes as it is; a longer start must save more (default: 60min)")  # fmt: skip
+    add(
+        "--planned",
+        default="60min",
+        metavar="TIME",
+        help="what the training takes as it is; a longer start must save more (default: 60min)",
+    )
     add("--limit", default="2min", metavar="TIME", help="what one trial may take (default: 2min)")
     add_sandbox_flag(parser)
-    add("--write", default="tuned.toml", metavar="FILE",
-        help="where the settings go, for flambeau train --config (default: tuned.toml)")  # fmt: skip
+    add(
+        "--write",
+        default="tuned.toml",
+        metavar="FILE",
+        help="where the settings go, for flambeau train --config (default: tuned.toml)",
+    )
     add("--json", action="store_true", help="print one JSON object instead, for programs")
 
 
@@ -122,9 +138,11 @@ def _options(arguments: argparse.Namespace) -> "Options":
         parse_seconds(getattr(arguments, name), name=f"--{name}") for name in ("budget", "planned")
     )
     return Options(
-        objective=arguments.objective, budget_s=budget_s, rounds=arguments.rounds,
+        objective=arguments.objective,
+        budget_s=budget_s,
+        rounds=arguments.rounds,
         planned_s=planned_s,
-    )  # fmt: skip
+    )
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str | None:
@@ -140,7 +158,7 @@ def _value_of(flag: str, words: Sequence[str]) -> str | None:
 
 def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
     """Those of the user's own `--config`."""
-    from flambeau.train.settings.config_file import read_config
+    from flambeau.trainer.settings.stored_settings import read_config
 
     file = _value_of("--config", given)
     if file is None:
@@ -210,12 +228,19 @@ def _as_json(found: "Found") -> dict[str, object]:
         "together": None if found.together is None else found.together.times,
         "verdict": None if found.together is None else found.together.verdict,
         "tried": [
-            {"lever": one.lever, "value": one.value, "chosen": one.is_chosen, "note": one.note,
-             "times": _times(one.gain), "low": _low(one.gain),
-             "alone": _times(one.alone), "alone_low": _low(one.alone)}
+            {
+                "lever": one.lever,
+                "value": one.value,
+                "chosen": one.is_chosen,
+                "note": one.note,
+                "times": _times(one.gain),
+                "low": _low(one.gain),
+                "alone": _times(one.alone),
+                "alone_low": _low(one.alone),
+            }
             for one in found.steps
         ],
-    }  # fmt: skip
+    }
 
 
 def _times(gain: "Gain | None") -> float | None:
@@ -247,9 +272,11 @@ def _print(found: "Found", file: Path | None) -> None:
         told = "chosen" if one.is_chosen else verdict
         rows.append((one.lever, one.value, shown(one.alone), shown(one.gain), told))
     print_table(
-        ("lever", "value", "alone", "on top", ""), rows, right=("alone", "on top"),
+        ("lever", "value", "alone", "on top", ""),
+        rows,
+        right=("alone", "on top"),
         styles={"chosen": "green"},
-    )  # fmt: skip
+    )
     for line in _reasons(found):
         print(line)
     if not found.choice:

@@ -13,13 +13,18 @@ from flambeau.terminal import printable
 
 if TYPE_CHECKING:
     from flambeau.data.pack.verify import Damage, FileReport
-    from flambeau.train.weights.weights_summary import WeightsReport
+    from flambeau.weights.weights_summary import WeightsReport
 
 HELP = "check a run and whether a resume would be exact, an export, packed images, or weights"
 
 _OF_A_RUN = (
-    "config.toml", "dataset.json", "environment.json", "metrics.jsonl", "result.json", "checkpoints"
-)  # fmt: skip
+    "config.toml",
+    "dataset.json",
+    "environment.json",
+    "metrics.jsonl",
+    "result.json",
+    "checkpoints",
+)
 _SHOWN = 20  # damaged records, names and tensors of a file; --json has all
 
 
@@ -45,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is damaged, and a summary; 1 if anything is damaged or would not be exact."""
-    from flambeau.train.checkpoints.run_folder import run_around
+    from flambeau.run.folder.run_folder import run_around
 
     path = Path(arguments.path)
     is_export = (path / "export.json").is_file()
@@ -66,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) -> int:
     if path.is_file() or path.is_symlink():
-        from flambeau.train.weights.weights_summary import is_weights, report_weights
+        from flambeau.weights.weights_summary import is_weights, report_weights
 
         if is_weights(path):
             if flags not in ([], ["json"]):
@@ -90,7 +95,8 @@ def _weights_lines(report: "WeightsReport") -> list[str]:
         lines.append(f"{name}: {nan} NaN, {infinite} infinite")
     if len(report.not_finite) > _SHOWN:
         lines.append(f"... and {len(report.not_finite) - _SHOWN} more tensors that are not finite")
-    is_named, is_one = report.path.suffix == ".safetensors", report.container == "safetensors"
+    is_named = report.path.suffix == ".safetensors"
+    is_one = report.container == "safetensors"
     if report.num_tensors and is_named != is_one:
         kind = "a safetensors file" if is_one else "a pickle, and no safetensors file"
         lines.append(f"this is {kind}, whatever its name says: rename it, as others go by the name")
@@ -187,7 +193,7 @@ def _verify_export(path: Path) -> int:
 
 
 def _verify_run(path: Path) -> int:
-    from flambeau.train.verify_run import inspect_run
+    from flambeau.trainer.verify_run import inspect_run
 
     report = inspect_run(path)
     for line in report.lines:

@@ -38,7 +38,7 @@ def check_page(flag: str, path: Path, *, example: str, instead: str, force: bool
     Raises:
         InputError: as above, or another file is there.
     """
-    from flambeau.train.checkpoints.run_report import is_report
+    from flambeau.run.folder.report_file import is_report
 
     check_file(
         flag, path, endings=(".html", ".htm"), what="a report is an HTML file", example=example

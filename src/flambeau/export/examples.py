@@ -1,7 +1,7 @@
 """The example in an export: ten lines that classify image files without flambeau or the training code."""
 
-from flambeau.train.build.model import SMALL_NAMES
-from flambeau.train.prediction.trained_model import Trained
+from flambeau.trainer.parts.model import SMALL_NAMES
+from flambeau.trainer.prediction.trained_model import Trained
 
 _HEAD = '''"""Classify image files: python {name} photo.jpg ...; needs numpy, pillow and {needs}."""
 
@@ -66,8 +66,10 @@ def example_of(format_name: str, trained: Trained, quantize: str | None) -> str:
 
 def _class_of(trained: Trained) -> tuple[str, tuple[str, str]]:
     """What the class needs, its import and its construction."""
-    name, facts = trained.settings.model, trained.facts
-    classes, channels = len(facts.classes), facts.channels
+    name = trained.settings.model
+    facts = trained.facts
+    classes = len(facts.classes)
+    channels = facts.channels
     if name in SMALL_NAMES:
         call = f"SmallConvNet({channels}, {classes}, width={SMALL_NAMES[name]})"
         return "", ("from small_convnet import SmallConvNet", call)

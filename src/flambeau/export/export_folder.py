@@ -26,10 +26,10 @@ from flambeau.provenance import made_now, record
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.models import small_convnet
 from flambeau.recipes.setup.environment import environment
-from flambeau.train.build.model import SMALL_NAMES
-from flambeau.train.prediction.sample_images import SampleImages
-from flambeau.train.prediction.trained_model import Trained
-from flambeau.train.settings.config_file import as_dict
+from flambeau.run.options.option import values_of
+from flambeau.trainer.parts.model import SMALL_NAMES
+from flambeau.trainer.prediction.sample_images import SampleImages
+from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.version import __version__
 
 INDEX = "export.json"
@@ -103,7 +103,7 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
 
 def _settings(trained: Trained) -> dict[str, Any]:
     """Without the places of this machine: of files and folders their names alone."""
-    told = {**as_dict(trained.settings), "data": None}
+    told = {**values_of(trained.settings), "data": None}
     for name in ("model", "teacher", "weights", "class_weights"):
         if isinstance(told.get(name), str):
             told[name] = PurePath(told[name]).name

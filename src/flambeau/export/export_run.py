@@ -15,10 +15,10 @@ from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.step_figures import StepFigures
 from flambeau.export.steps import ExportPlan, Steps
 from flambeau.provenance import named_code
-from flambeau.train.build.data import open_data
-from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
-from flambeau.train.prediction.trained_model import Trained, load_trained
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.trainer.parts.data import open_data
+from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
+from flambeau.trainer.prediction.trained_model import Trained, load_trained
 
 _OwnData = Callable[[str], tuple[Source, Source]]
 """The data of the run, for training and validation; takes what names others, for messages."""

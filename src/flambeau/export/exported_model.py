@@ -15,10 +15,10 @@ from flambeau.export.export_folder import INDEX, asked_again
 from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.formats.classifier import Classifier, ModelFormat
 from flambeau.provenance import Permission, is_recorded
-from flambeau.train.build.data import DataFacts
-from flambeau.train.prediction.trained_model import Trained, load_trained
-from flambeau.train.settings.config_file import from_stored
-from flambeau.train.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.parts.data import DataFacts
+from flambeau.trainer.prediction.trained_model import Trained, load_trained
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.stored_settings import from_stored
 
 _LARGEST_INDEX = 64 << 20  # bytes of export.json: a hundred thousand classes take ten times less
 _EQUAL = 1e-3

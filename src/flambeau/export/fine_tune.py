@@ -9,10 +9,10 @@ from torch.nn.functional import cross_entropy
 
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
-from flambeau.train.build.data import datasets
-from flambeau.train.prediction.trained_model import Trained
-from flambeau.train.run import Run
-from flambeau.train.settings.durations import parse_duration
+from flambeau.run.options.durations import parse_duration
+from flambeau.run.run import Run
+from flambeau.trainer.parts.data import datasets
+from flambeau.trainer.prediction.trained_model import Trained
 
 _LR = 3e-4  # of AdamW, down to 0 by a cosine; chosen
 _ROUNDING = ("scale", "zero_point")  # of fake_quantize, which decay must not pull to 0

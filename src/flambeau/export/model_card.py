@@ -29,9 +29,21 @@ _RUNS = """\
 Run it, as any script, only from a folder that you trust."""
 
 _SHOWN_SETTINGS = (
-    "model", "duration", "batch_size", "optimizer", "lr", "weight_decay", "label_smoothing", "mixup",
-    "cutmix", "ema", "pretrained", "seed", "image_size", "crop",
-)  # fmt: skip
+    "model",
+    "duration",
+    "batch_size",
+    "optimizer",
+    "lr",
+    "weight_decay",
+    "label_smoothing",
+    "mixup",
+    "cutmix",
+    "ema",
+    "pretrained",
+    "seed",
+    "image_size",
+    "crop",
+)
 
 
 def model_card(told: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:

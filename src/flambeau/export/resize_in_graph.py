@@ -56,7 +56,8 @@ class ResizedCentre(nn.Module):
 
     def __init__(self, size: int, interpolation: str = "bilinear") -> None:
         super().__init__()
-        self.size, self.shorter = size, round(size / EVAL_SHARE)
+        self.size = size
+        self.shorter = round(size / EVAL_SHARE)
         self.interpolation = interpolation
 
     def forward(self, pixels: Tensor, full_size: Tensor) -> Tensor:

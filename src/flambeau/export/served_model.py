@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flambeau.errors import InputError
 from flambeau.export.resize_in_graph import ResizedCentre
-from flambeau.train.prediction.trained_model import Trained
+from flambeau.trainer.prediction.trained_model import Trained
 
 
 class ServedModel(nn.Module):
@@ -27,9 +27,12 @@ class ServedModel(nn.Module):
 
     def __init__(self, network: nn.Module, origin: Mapping[str, Any]) -> None:
         super().__init__()
-        self.origin, mean, std = origin, origin["mean"], origin["std"]
+        self.origin = origin
+        mean = origin["mean"]
+        std = origin["std"]
         self.resize = ResizedCentre(origin["size"], origin["interpolation"])
-        self.network, self.channels = network, len(mean)
+        self.network = network
+        self.channels = len(mean)
         # The same products as `normalizer` computes, once.
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1) * 255)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1) * 255)

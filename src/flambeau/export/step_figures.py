@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from flambeau.export.formats.classifier import Classifier
-from flambeau.train.build.device import num_threads
-from flambeau.train.prediction.sample_images import SampleImages
+from flambeau.trainer.parts.device import num_threads
+from flambeau.trainer.prediction.sample_images import SampleImages
 
 BATCH_SIZES = (1, 32)
 _SECONDS = 1.0  # for one cell of the table, of one of two models
@@ -168,8 +168,10 @@ def as_table(figures: Sequence[StepFigures]) -> list[list[str]]:
     """Rows of text, the first with the names of the columns."""
     cells = [(one.batch, one.threads) for one in figures[0].latencies]
     head = ["step", "same answer", "max |dp|", "mean |dp|", "accuracy", "MB"]
-    head += [f"{batch} image{'s' * (batch > 1)}, {threads} thread{'s' * (threads > 1)}: ms (95 %)"
-             for batch, threads in cells]  # fmt: skip
+    head += [
+        f"{batch} image{'s' * (batch > 1)}, {threads} thread{'s' * (threads > 1)}: ms (95 %)"
+        for batch, threads in cells
+    ]
     return [head] + [
         [
             one.name,

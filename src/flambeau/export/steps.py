@@ -22,9 +22,9 @@ from flambeau.recipes.compress.fake_quantize import fake_quantize, to_integers
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
 from flambeau.recipes.compress.prune_channels import prune_channels
 from flambeau.recipes.compress.reparameterize import reparameterize
-from flambeau.train.build.rounded_model import is_batchnorm
-from flambeau.train.prediction.sample_images import SampleImages
-from flambeau.train.prediction.trained_model import Trained
+from flambeau.trainer.parts.rounded_model import is_batchnorm
+from flambeau.trainer.prediction.sample_images import SampleImages
+from flambeau.trainer.prediction.trained_model import Trained
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 INTEGERS = ("int8", "dynamic")
@@ -96,10 +96,12 @@ class ExportPlan:
             InputError: a step, or weights of a class that does not round.
         """
         flags = {
-            "--fold": self.fold, "--reparameterize": self.reparameterize,
-            "--prune": self.prune is not None, "--quantize": self.quantize is not None,
+            "--fold": self.fold,
+            "--reparameterize": self.reparameterize,
+            "--prune": self.prune is not None,
+            "--quantize": self.quantize is not None,
             "--format safetensors": self.format == "safetensors",
-        }  # fmt: skip
+        }
         for flag in (name for name, given in flags.items() if given):
             raise InputError(
                 f"{run} was trained with --qat, folded and rounded: {flag} does not go with that\n"
@@ -181,7 +183,8 @@ class Steps:
         return figures
 
     def _changes(self, scratch: Path) -> list[tuple[str, Callable[[nn.Module], nn.Module]]]:
-        side, channels = self.trained.image_size, self.trained.facts.channels
+        side = self.trained.image_size
+        channels = self.trained.facts.channels
         example = torch.rand(2, channels, side, side, generator=torch.Generator().manual_seed(0))
         changes: list[tuple[str, Callable[[nn.Module], nn.Module]]] = []
         if self.plan.reparameterize:

@@ -33,9 +33,11 @@ def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
     def loss(inverse: float) -> float:
         return float(cross_entropy(logits * inverse, labels))
 
-    low, high = 1 / _RANGE[1], 1 / _RANGE[0]
+    low = 1 / _RANGE[1]
+    high = 1 / _RANGE[0]
     golden = (5**0.5 - 1) / 2
     for _ in range(_STEPS):
-        left, right = high - golden * (high - low), low + golden * (high - low)
+        left = high - golden * (high - low)
+        right = low + golden * (high - low)
         low, high = (low, right) if loss(left) <= loss(right) else (left, high)
     return 2 / (low + high)

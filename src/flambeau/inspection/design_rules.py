@@ -72,12 +72,14 @@ def rule_findings(
     ]
     whole = rows[0]
     return (
-        _of_flops("channels in and out", f"1x1 convolutions of 1:{_UNEQUAL} or more", unequal, whole),
+        _of_flops(
+            "channels in and out", f"1x1 convolutions of 1:{_UNEQUAL} or more", unequal, whole
+        ),
         _of_flops("groups", "grouped convolutions", grouped, whole),
         _of_flops("groups", "depthwise convolutions", depthwise, whole),
         _joins(model, args, kwargs),
         _element_wise(rows),
-    )  # fmt: skip
+    )
 
 
 def _of_flops(

@@ -11,10 +11,16 @@ from torch import Tensor
 from flambeau.errors import InputError, nearest
 
 _DTYPES = {
-    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64,
-    "int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8, "bool": torch.bool,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
     "complex64": torch.complex64,
-}  # fmt: skip
+}
 _MOST_DIMENSIONS = 12
 _MOST_NUMBERS = 2**33  # 32 GiB of float32, which are not allocated
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from flambeau.errors import InputError
 from flambeau.inspection.model_copy import with_values
-from flambeau.train.build.model import kept_as_is
+from flambeau.trainer.parts.model import kept_as_is
 from flambeau.user_code import first_line
 
 _BRANCH = "generic_jump"  # torch's word for an `if` that asks for the value of a tensor

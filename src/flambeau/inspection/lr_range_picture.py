@@ -22,9 +22,11 @@ def svg_of_rates(curve: LRCurve) -> str:
         else f"Train with {best:.2g}, half of the rate at which the average is lowest."
     )
     picture = Picture(
-        _LEFT + _WIDTH + 40, _TOP + _HEIGHT + 4 * LINE,
-        title="Learning-rate range test", description=f"Loss over a rising learning rate. {what}",
-    )  # fmt: skip
+        _LEFT + _WIDTH + 40,
+        _TOP + _HEIGHT + 4 * LINE,
+        title="Learning-rate range test",
+        description=f"Loss over a rising learning rate. {what}",
+    )
     picture.words(
         20, 24, "Learning-rate range test: loss over learning rate", bold=True, size=SIZE + 2
     )
@@ -33,7 +35,8 @@ def svg_of_rates(curve: LRCurve) -> str:
         return picture.text()
     first, last = math.log10(curve.rates[0]), math.log10(curve.rates[-1])
     # What diverges at the end stays at the upper edge.
-    low, high = min(curve.losses), max(curve.losses[: len(curve.losses) // 2 + 1])
+    low = min(curve.losses)
+    high = max(curve.losses[: len(curve.losses) // 2 + 1])
 
     def place(rate: float, loss: float) -> tuple[float, float]:
         share = min(1.0, (loss - low) / ((high - low) or 1.0))

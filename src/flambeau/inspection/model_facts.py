@@ -10,7 +10,7 @@ import torchvision.models
 from torch import nn
 
 from flambeau.errors import InputError
-from flambeau.train.build.model import SMALL, TINY, build_model
+from flambeau.trainer.parts.model import SMALL, TINY, build_model
 
 TORCHVISION = "torchvision:"
 DEFAULT_SIZE = 224  # pixels, where a model was published for none

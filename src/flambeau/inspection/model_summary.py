@@ -200,7 +200,8 @@ class _Watch(TorchDispatchMode):
 
         def after(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             tensors = tensors_of(output)
-            cost, start = self.costs[id(module)], began.pop()
+            cost = self.costs[id(module)]
+            start = began.pop()
             cost.calls += 1
             cost.output = tuple(tuple(one.shape) for one in tensors)
             cost.receptive_field = self._fields[tensors[0]] if tensors else None
@@ -212,7 +213,8 @@ class _Watch(TorchDispatchMode):
 
 
 def _summary(model: nn.Module, watch: _Watch, *, ran: bool) -> ModelSummary:
-    modules, first_names = [], dict[int, str]()
+    modules = []
+    first_names = dict[int, str]()
     for name, module in model.named_modules(remove_duplicate=False):
         cost = watch.costs[id(module)]
         flops, accessed, kept = cost.figures

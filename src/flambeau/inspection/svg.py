@@ -45,9 +45,16 @@ class Picture:
         )
 
     def words(
-        self, x: float, y: float, text: str, *, bold: bool = False, color: str = "#000",
-        anchor: str = "start", size: float = SIZE,
-    ) -> None:  # fmt: skip
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        bold: bool = False,
+        color: str = "#000",
+        anchor: str = "start",
+        size: float = SIZE,
+    ) -> None:
         """A line of text whose letters stand on y."""
         weight = ' font-weight="bold"' if bold else ""
         letters = "" if size == SIZE else f' font-size="{size:g}"'
@@ -102,7 +109,11 @@ def width_of(text: str) -> float:
 def _clean(text: str) -> str:
     """Escaped, and without what XML cannot hold: control characters and halves of surrogates."""
     kept = "".join(
-        c if c in "\n\t" or (ord(c) >= 32 and not 0xD800 <= ord(c) <= 0xDFFF and ord(c) < 0xFFFE)
-        or ord(c) > 0xFFFF else "\N{REPLACEMENT CHARACTER}" for c in text
-    )  # fmt: skip
+        c
+        if c in "\n\t"
+        or (ord(c) >= 32 and not 0xD800 <= ord(c) <= 0xDFFF and ord(c) < 0xFFFE)
+        or ord(c) > 0xFFFF
+        else "\N{REPLACEMENT CHARACTER}"
+        for c in text
+    )
     return escape(kept)

@@ -95,7 +95,8 @@ class Ranks:
         self._num_watching -= 1
         if self.watch is None or self._num_watching > 0:
             return
-        watch, error = self.watch, sys.exc_info()[1]
+        watch = self.watch
+        error = sys.exc_info()[1]
         if isinstance(error, GeneratorExit):
             watch.pause()  # `break`, or an error on its way to sys.excepthook: not known yet
         elif error is None or isinstance(error, SystemExit):
@@ -277,7 +278,8 @@ def _join(world: int) -> Ranks:
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        rank, store = int(_variable("RANK", "0")), _connect()
+        rank = int(_variable("RANK", "0"))
+        store = _connect()
         store = PrefixStore(_name_of_start(store, rank, world), store)
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=world, timeout=_GROUP_TIMEOUT
@@ -308,7 +310,9 @@ def _name_of_start(store: Store, rank: int, world: int) -> str:
     the last time listened, and find none there. So each rank registers under a new random word, and rank 0
     answers each rank that it sees until all have acknowledged.
     """
-    word, started_at, has_told = uuid.uuid4().hex, time.monotonic(), False
+    word = uuid.uuid4().hex
+    started_at = time.monotonic()
+    has_told = False
     if rank:
         store.set(f"flambeau/came/{rank}", word)
         _wait_for_first(store, f"flambeau/answer/{word}", tells=rank == 1)

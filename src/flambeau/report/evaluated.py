@@ -91,22 +91,32 @@ def _evaluated(found: Mapping[str, Any]) -> Evaluated:
     def samples(name: str, *, missing: Any = None) -> list[Sample]:
         return [
             Sample(
-                _text(one["image"])[:1000], number_of_class(one["label"]),
-                number_of_class(one["predicted"]), _share(one["probability"]), _share(one["of_label"]),
+                _text(one["image"])[:1000],
+                number_of_class(one["label"]),
+                number_of_class(one["predicted"]),
+                _share(one["probability"]),
+                _share(one["of_label"]),
                 _picture(one.get("picture")),
             )
             for one in _list(found.get(name, missing), _MOST_SAMPLES)
-        ]  # fmt: skip
+        ]
 
     pairs = (_list(pair, 3) for pair in _list(found["confused"], _MOST_PAIRS))
     bins = (_list(one, 4) for one in _list(found["calibration"], 15))
     return Evaluated(
-        _count(found["step"]), classes, counts("labels"), counts("predicted"), counts("right"),
+        _count(found["step"]),
+        classes,
+        counts("labels"),
+        counts("predicted"),
+        counts("right"),
         [(number_of_class(a), number_of_class(b), _count(times)) for a, b, times in pairs],
         [(min(_count(k), 14), _count(n), _share(c), _share(a)) for k, n, c, a in bins],
-        _share(found["calibration_error"]), samples("mistakes"), samples("unsure"),
-        samples("suspects", missing=[]), _findings(found.get("findings", [])),
-    )  # fmt: skip
+        _share(found["calibration_error"]),
+        samples("mistakes"),
+        samples("unsure"),
+        samples("suspects", missing=[]),
+        _findings(found.get("findings", [])),
+    )
 
 
 def _findings(value: object) -> list[tuple[str, list[str]]]:

@@ -35,9 +35,11 @@ def server(page: Callable[[], str], *, port: int) -> http.server.ThreadingHTTPSe
             content = text.encode(errors="backslashreplace")
             self.send_response(status)
             for name, value in (
-                ("Content-Type", f"{kind}; charset=utf-8"), ("Content-Length", str(len(content))),
-                ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"),
-            ):  # fmt: skip
+                ("Content-Type", f"{kind}; charset=utf-8"),
+                ("Content-Length", str(len(content))),
+                ("Cache-Control", "no-store"),
+                ("X-Content-Type-Options", "nosniff"),
+            ):
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)

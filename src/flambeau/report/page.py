@@ -154,9 +154,15 @@ def _for_script(
 def _chart(chart: Chart) -> dict[str, Any]:
     lines = []
     for line in chart.lines:
-        values = {"run": line.run, "name": line.name, "color": line.color, "dash": line.dash,
-                  "steps": line.series.steps, "epochs": line.series.epochs or None,
-                  "values": line.series.values}  # fmt: skip
+        values = {
+            "run": line.run,
+            "name": line.name,
+            "color": line.color,
+            "dash": line.dash,
+            "steps": line.series.steps,
+            "epochs": line.series.epochs or None,
+            "values": line.series.values,
+        }
         if line.spread is not None:
             values["band"] = line.spread
             values["low"] = [None if pair is None else pair[0] for pair in line.spread]
@@ -215,11 +221,12 @@ def _runs_table(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:
         if any(name in run.series for run in runs)
     ][:2]
     head = [
-        heading(words["name"], sorts=True), heading(words["state"], sorts=True),
+        heading(words["name"], sorts=True),
+        heading(words["state"], sorts=True),
         *(heading(name, number=True, sorts=True) for name in figures),
         *(heading(f"{name} ({words['last']})", number=True, sorts=True) for name in sparks),
         *(heading(name, sorts=True) for name in shown),
-    ]  # fmt: skip
+    ]
     rows = []
     for run in runs:
         name = escaped(run.name)
@@ -250,8 +257,10 @@ def _spark_cell(series: Series | None) -> str:
     if not known:
         return '<td class="number" data-value=""></td>'
     width, height = _SPARK
-    low, high = min(known), max(known)
-    right, scale = max(1, len(known) - 1), (height - 4) / ((high - low) or 1)
+    low = min(known)
+    high = max(known)
+    right = max(1, len(known) - 1)
+    scale = (height - 4) / ((high - low) or 1)
     points = " ".join(
         f"{1 + (width - 2) * k / right:.1f},{height - 2 - scale * (value - low):.1f}"
         for k, value in enumerate(known)

@@ -83,7 +83,8 @@ def _matrix(found: Evaluated, words: Words) -> str:
             share = min(1.0, times / max(1, found.labels[label]))
             said = f"{found.classes[label]} → {found.classes[answer]}: {times}"
             kind = "right" if label == answer else "wrong"
-            x, y = left + answer * _CELL, left + label * _CELL
+            x = left + answer * _CELL
+            y = left + label * _CELL
             parts.append(_cell(x, y, times, share=share, kind=kind, said=said))
     size = left + len(found.classes) * _CELL + _MARGIN
     said = escaped(words["confusion_told"])
@@ -127,7 +128,9 @@ def classes(found: Evaluated, words: Words) -> str:
     """Precision, recall and F1 of each class, the worst first."""
     rows = []
     for k, name in enumerate(found.classes):
-        of, said, right = found.labels[k], found.predicted[k], found.right[k]
+        of = found.labels[k]
+        said = found.predicted[k]
+        right = found.right[k]
         f1 = 2 * right / (of + said) if of + said else math.nan
         told = "-" if math.isnan(f1) else f"{f1:.1%}"
         rows.append((f1, (name, of, _percent(right, of), _percent(right, said), told)))
@@ -143,7 +146,8 @@ def _percent(part: int, whole: int) -> str:
 
 def calibration(found: Evaluated, words: Words) -> str:
     """How often answers of a confidence are right, against that confidence."""
-    low, high = 34, _PLOT - 10
+    low = 34
+    high = _PLOT - 10
     scale = high - low
 
     def x(share: float) -> float:
@@ -185,7 +189,8 @@ def timing(run: ReportedRun, words: Words) -> str:
     speed, wait = run.series.get("images_per_s"), run.series.get("data_wait")
     if speed is None or wait is None:
         return ""
-    shares, before = dict(zip(wait.steps, wait.values, strict=True)), 0
+    shares = dict(zip(wait.steps, wait.values, strict=True))
+    before = 0
     steps = seconds = waited = 0.0  # the seconds of a batch of one image: its size cancels out
     for step, rate in zip(speed.steps, speed.values, strict=True):
         share_of_line, new, before = shares.get(step), step - before, step
@@ -194,7 +199,8 @@ def timing(run: ReportedRun, words: Words) -> str:
             waited += share_of_line * new / rate
     if not seconds:
         return ""
-    share, samples = waited / seconds, steps / seconds
+    share = waited / seconds
+    samples = steps / seconds
     verdict = "fast_data" if share < 0.05 else "some_waiting" if share < 0.2 else "slow_data"
     told = words[verdict].format(share=f"{share:.0%}", samples=f"{samples:,.0f}")
     if verdict != "fast_data" and "model" in run.facts:  # of the command, whose data are images

@@ -243,6 +243,10 @@ def _lines(
         for step, c in zip(several[0].steps, columns, strict=True)
     }
     yield Line(
-        group[0].name, f"{group[0].name}{what}, n = {len(several)}", mean,
-        tuple(ends[step] for step in mean.steps), color, dash,
-    )  # fmt: skip
+        group[0].name,
+        f"{group[0].name}{what}, n = {len(several)}",
+        mean,
+        tuple(ends[step] for step in mean.steps),
+        color,
+        dash,
+    )

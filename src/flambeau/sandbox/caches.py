@@ -6,9 +6,13 @@ import tempfile
 from pathlib import Path
 
 _FOLDERS = (
-    ("XDG_CACHE_HOME", "~/.cache"), ("TORCH_HOME", ""), ("HF_HOME", ""), ("TRITON_CACHE_DIR", "~/.triton"),
-    ("CUDA_CACHE_PATH", "~/.nv"), ("TORCHINDUCTOR_CACHE_DIR", "{tmp}/torchinductor_{user}"),
-)  # fmt: skip
+    ("XDG_CACHE_HOME", "~/.cache"),
+    ("TORCH_HOME", ""),
+    ("HF_HOME", ""),
+    ("TRITON_CACHE_DIR", "~/.triton"),
+    ("CUDA_CACHE_PATH", "~/.nv"),
+    ("TORCHINDUCTOR_CACHE_DIR", "{tmp}/torchinductor_{user}"),
+)
 
 
 def cache_folders() -> list[Path]:

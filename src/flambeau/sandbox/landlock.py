@@ -17,7 +17,8 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = (
 _VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
 _PATH_BENEATH = 1
 _NO_NEW_PRIVS = 38  # PR_SET_NO_NEW_PRIVS of prctl(2)
-_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+_WRITE_FILE = 1 << 1
+_TRUNCATE = 1 << 14
 # remove_dir, remove_file, make_char, make_dir, make_reg, make_sock, make_fifo, make_block, make_sym
 _CHANGE_FOLDER = sum(1 << bit for bit in range(4, 13))
 _REFER = 1 << 13  # link and rename from one folder into another

@@ -13,18 +13,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
-MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+MS_RDONLY = 1
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _DROP_FROM_BOUNDING_SET = 24  # PR_CAPBSET_DROP of prctl(2)
 _CAP_SYS_PTRACE = 19
 
 _NO_FILES = frozenset(
     {
-        "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs",
-        "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs",
-        "selinuxfs", "sysfs", "tracefs",
+        "autofs",
+        "binfmt_misc",
+        "bpf",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "efivarfs",
+        "fusectl",
+        "hugetlbfs",
+        "mqueue",
+        "nsfs",
+        "proc",
+        "pstore",
+        "rpc_pipefs",
+        "securityfs",
+        "selinuxfs",
+        "sysfs",
+        "tracefs",
     }
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

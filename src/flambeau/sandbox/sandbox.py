@@ -40,7 +40,7 @@ _TOLD = {
     "overlayfs": "see your files through an overlay (overlayfs), and change none of them",
     "copy": "write to a copy of the working folder and nowhere else (Landlock), and change no file of yours",
     UNPROTECTED: "may change your files (--trials-may-write)",
-}  # fmt: skip
+}
 
 
 class HasFileno(Protocol):
@@ -190,9 +190,14 @@ class Sandbox:
             *command,
         ]
         running.process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output.fileno(), stderr=subprocess.STDOUT,
-            env=environment, cwd=cwd, start_new_session=True,
-        )  # fmt: skip
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output.fileno(),
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=cwd,
+            start_new_session=True,
+        )
         return running.process
 
     def failure(self, folder: Path) -> str:
@@ -276,7 +281,8 @@ class Sandbox:
         self, running: "_Running", command: list[str], environment: dict[str, str]
     ) -> tuple[dict[str, Any], Path]:
         """What `start.main` gets, and the copy of the working folder; changes command and environment."""
-        here, copy = Path.cwd(), running.scratch[0] / "folder"
+        here = Path.cwd()
+        copy = running.scratch[0] / "folder"
         temporary = running.scratch[0] / "tmp"
         temporary.mkdir()
         copy_folder(here, copy)

@@ -79,7 +79,8 @@ def enter_view(
 
 def _leave_mounts() -> bool:
     """Into a mount namespace of our own; whether that took a user namespace."""
-    user, group = os.geteuid(), os.getegid()
+    user = os.geteuid()
+    group = os.getegid()
     is_unprivileged = False
     try:
         unshare(CLONE_NEWNS)
@@ -169,16 +170,21 @@ class _View:
         for path, folder in kept.items():
             self._pin(path)
             self._uppers[path] = _upper_in(Path(folder))
-        self._kept, self._real = list(kept), [path for path in real if path in self._pinned]
+        self._kept = list(kept)
+        self._real = [path for path in real if path in self._pinned]
         self._hidden: list[Mount] = [
-            one for one in self._mounts if one.path != "/" and any(
-                is_inside(one.path, place) and one.path != place for place in self._places
-            ) and one.path not in self._places and self._pin(one.path)
-        ]  # fmt: skip
+            one
+            for one in self._mounts
+            if one.path != "/"
+            and any(is_inside(one.path, place) and one.path != place for place in self._places)
+            and one.path not in self._places
+            and self._pin(one.path)
+        ]
         self._channels = [
-            path for path in _sockets_and_pipes()
+            path
+            for path in _sockets_and_pipes()
             if any(is_inside(path, place) for place in self._places) and self._pin(path)
-        ]  # fmt: skip
+        ]
         if memory_bytes and self._places:
             # Any folder serves for it, since all are covered in a moment.
             mount("tmpfs", self._places[0], "tmpfs", 0, f"size={memory_bytes},mode=700")
@@ -335,9 +341,13 @@ def _locked_flags(path: str) -> int:
     """Flags of a mount that an unprivileged remount must repeat: nosuid, nodev, noexec, relatime, ..."""
     flags = os.statvfs(path).f_flag
     known = {
-        os.ST_NOSUID: 2, os.ST_NODEV: 4, os.ST_NOEXEC: 8, os.ST_NOATIME: 1024, os.ST_NODIRATIME: 2048,
+        os.ST_NOSUID: 2,
+        os.ST_NODEV: 4,
+        os.ST_NOEXEC: 8,
+        os.ST_NOATIME: 1024,
+        os.ST_NODIRATIME: 2048,
         os.ST_RELATIME: 1 << 21,
-    }  # fmt: skip
+    }
     return sum(flag for bit, flag in known.items() if flags & bit)
 
 
@@ -357,7 +367,8 @@ def _sockets_and_pipes() -> list[str]:
             path = line.partition(" /")[2]
             if path and len(found) < _MOST_SOCKETS and Path("/" + path).is_socket():
                 found.append(os.path.realpath("/" + path))
-    left, pipes = [_MOST_LOOKED_AT], set[str]()
+    left = [_MOST_LOOKED_AT]
+    pipes = set[str]()
     for folder in {"/tmp", "/run", os.environ.get("TMPDIR", "/tmp")}:
         pipes.update(_pipes_in(folder, _PIPES_DEPTH, left))
     return found + sorted(pipes & _open_files() if pipes else pipes)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 
-from flambeau.train.prediction.trained_model import load_trained
+from flambeau.trainer.prediction.trained_model import load_trained
 
 NET = """
 import torch

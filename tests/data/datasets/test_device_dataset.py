@@ -19,7 +19,7 @@ from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
 from flambeau.recipes.data.batch_augment import batch_augment
 from flambeau.recipes.data.sample_order import sample_seeds
-from flambeau.train.run import Run
+from flambeau.run.run import Run
 
 
 class Pictures:

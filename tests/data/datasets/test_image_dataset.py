@@ -16,11 +16,11 @@ from PIL import Image
 from flambeau.data.datasets import image_dataset as module
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.datasets.image_statistics import Probe, mean_std, probe
-from flambeau.data.images.decode import decode
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
 from flambeau.errors import InputError
+from flambeau.images.decode import decode
 from flambeau.recipes.data.batch_augment import batch_augment
 from flambeau.recipes.data.sample_order import sample_seeds
 

@@ -31,10 +31,10 @@ from torchvision.transforms import v2
 
 from flambeau.data.drop_in import interception
 from flambeau.data.fast import fast
-from flambeau.data.images.decode import Picture
-from flambeau.data.images.native import kernel as native
 from flambeau.data.transforms.resizing import resized_part
 from flambeau.errors import InputError
+from flambeau.images.decode import Picture
+from flambeau.images.native import kernel as native
 
 # On one CPU torch warns of two workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

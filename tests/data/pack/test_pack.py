@@ -259,7 +259,7 @@ def test_quality_is_that_of_the_flag(photos: Path, tmp_path: Path) -> None:
 
 def test_segments_keep_every_pixel(photos: Path, tmp_path: Path) -> None:
     """And files that cannot be cut keep their bytes."""
-    segments = pytest.importorskip("flambeau.data.images.jpeg.scan_segments")
+    segments = pytest.importorskip("flambeau.images.jpeg.scan_segments")
     Image.new("L", (9, 9), 7).save(photos / "bee" / "icon.png")
     dst = packed(photos, tmp_path / "made", Conversion(segments=True))
     cut = 0

@@ -20,10 +20,10 @@ import torchvision.datasets
 from PIL import Image
 
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.images.decode import decode
 from flambeau.data.sources import torchvision_sets
 from flambeau.data.sources.torchvision_sets import NAMES, open_named
 from flambeau.errors import InputError
+from flambeau.images.decode import decode
 from flambeau.recipes.data.sample_order import sample_seeds
 
 RANDOM = np.random.default_rng(0)

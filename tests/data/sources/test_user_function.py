@@ -20,12 +20,12 @@ from torchvision import datasets, transforms, tv_tensors
 from torchvision.transforms import v2
 
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.images.decode import decode
 from flambeau.data.sources.hold_out import hold_out
 from flambeau.data.sources.open_data import open_parts, open_source, open_sources
 from flambeau.data.sources.user_function import open_function
 from flambeau.data.sources.user_samples import stored_image
 from flambeau.errors import DecodeError, InputError
+from flambeau.images.decode import decode
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (12, 9, 7, 3), dtype=np.uint8)  # numbers, H, W, C

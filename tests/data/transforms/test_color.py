@@ -11,8 +11,8 @@ import torchvision.transforms.v2.functional as TF
 from PIL import Image
 from torchvision.transforms import v2
 
-from flambeau.data.images.native import kernel as native
 from flambeau.data.transforms import color, shape
+from flambeau.images.native import kernel as native
 from flambeau.recipes.data.sample_order import sample_seeds
 
 SEEDS = sample_seeds(torch.arange(3000), seed=0, epoch=0)

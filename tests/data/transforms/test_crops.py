@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torchvision.transforms import CenterCrop, InterpolationMode, RandomResizedCrop, Resize
 
-from flambeau.data.images.decode import Picture
-from flambeau.data.images.native import kernel as native
 from flambeau.data.transforms import crops as module
 from flambeau.data.transforms import resizing
 from flambeau.data.transforms.crops import (
@@ -25,6 +23,8 @@ from flambeau.data.transforms.crops import (
     random_resized_crop_box,
     train_image,
 )
+from flambeau.images.decode import Picture
+from flambeau.images.native import kernel as native
 from flambeau.recipes.data.sample_order import sample_seeds
 
 PHOTOS = Path(__file__).parents[4] / "shared" / "datasets" / "photos.tar"

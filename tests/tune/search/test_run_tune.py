@@ -16,8 +16,8 @@ from flambeau.cli.command import main
 from flambeau.cli.tune import FIRST_LINE
 from flambeau.data.sources.open_data import open_sources
 from flambeau.errors import InputError
-from flambeau.train.settings.config_file import read_config
-from flambeau.train.settings.settings import Settings
+from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.settings.stored_settings import read_config
 from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.search.levers import AsItIs, Lever, Setting, levers_of_train
 from flambeau.tune.search.packed_copy import PackedCopies

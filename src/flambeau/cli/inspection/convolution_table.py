@@ -50,7 +50,8 @@ def _windows(words: list[str]) -> "tuple[int, list[Window]]":
     """The size of the input, and the windows of --conv."""
     from flambeau.recipes.models.convolution_sizes import Window
 
-    size, windows = 0, []
+    size = 0
+    windows = []
     for number, word in enumerate(words):
         found = re.fullmatch(_CONV, word)
         if found is None or (found["size"] is None) != bool(number):

@@ -42,12 +42,16 @@ def _print(found: "StepProfile", trace: Path | None, *, as_json: bool) -> int:
     print_table(
         ("part", "ms", "half of the steps", "share"),
         [
-            (name, milliseconds(part.median_s), f"{milliseconds(part.low_s)} to {milliseconds(part.high_s)}",
-             _share(part.median_s, found.step.median_s))
+            (
+                name,
+                milliseconds(part.median_s),
+                f"{milliseconds(part.low_s)} to {milliseconds(part.high_s)}",
+                _share(part.median_s, found.step.median_s),
+            )
             for name, part in rows
         ],
         right=("ms", "half of the steps", "share"),
-    )  # fmt: skip
+    )
     _print_operations(found)
     _print_modules(found)
     _print_functions(found)
@@ -82,12 +86,14 @@ def _print_modules(found: "StepProfile") -> None:
         kinds[one.kind].append(one)
     sums = [
         ModuleTime(
-            f"all {len(ones)} {kind}", "",
-            sum(one.forward_s for one in ones), sum(one.backward_s for one in ones),
+            f"all {len(ones)} {kind}",
+            "",
+            sum(one.forward_s for one in ones),
+            sum(one.backward_s for one in ones),
         )
         for kind, ones in kinds.items()
         if len(ones) > 1
-    ]  # fmt: skip
+    ]
     sums.sort(key=lambda one: -one.total_s)
     all_s = sum(one.total_s for one in found.modules)
     print()
@@ -95,12 +101,17 @@ def _print_modules(found: "StepProfile") -> None:
     print_table(
         ("module", "kind", "forward ms", "backward ms", "share"),
         [
-            (one.name or "(model)", one.kind or None, milliseconds(one.forward_s),
-             milliseconds(one.backward_s), _share(one.total_s, all_s))
+            (
+                one.name or "(model)",
+                one.kind or None,
+                milliseconds(one.forward_s),
+                milliseconds(one.backward_s),
+                _share(one.total_s, all_s),
+            )
             for one in chosen
         ],
         right=("forward ms", "backward ms", "share"),
-    )  # fmt: skip
+    )
 
 
 def _print_functions(found: "StepProfile") -> None:

@@ -40,7 +40,7 @@ def print_rules(findings: list[dict[str, Any]] | None = None, *, as_json: bool) 
     """What it costs on this machine; returns the exit code."""
     from flambeau.inspection.timing.channel_rules import measure_rules
     from flambeau.inspection.timing.step_profile import device_name
-    from flambeau.train.build.device import pick_device, use_threads
+    from flambeau.trainer.parts.device import pick_device, use_threads
 
     use_threads()
     device = pick_device("auto")
@@ -51,13 +51,20 @@ def print_rules(findings: list[dict[str, Any]] | None = None, *, as_json: bool) 
         more = {} if findings is None else {"model": findings}
         print_json([{"device": device_name(device), "variants": rows} | more])
         return 0
-    cells, rule = [], ""
+    cells = []
+    rule = ""
     for one in found:
         cells.append(
-            (one.rule if one.rule != rule else "", one.name, f"{one.flops / 1e6:.0f} M",
-             with_spread(one.inference), f"{one.times_inference:.2f}",
-             with_spread(one.training), f"{one.times_training:.2f}")
-        )  # fmt: skip
+            (
+                one.rule if one.rule != rule else "",
+                one.name,
+                f"{one.flops / 1e6:.0f} M",
+                with_spread(one.inference),
+                f"{one.times_inference:.2f}",
+                with_spread(one.training),
+                f"{one.times_training:.2f}",
+            )
+        )
         rule = one.rule
     columns = (
         "rule",

@@ -45,7 +45,7 @@ def steps_here(source: Source) -> "Iterator[Steps]":
         WorkerLost: a process that reads data has died.
     """
     from flambeau.inspection.timing.training_steps import steps_of_model, steps_of_run
-    from flambeau.train.build.device import pick_device, use_threads
+    from flambeau.trainer.parts.device import pick_device, use_threads
 
     with contextlib.ExitStack() as stack:
         if source.run is not None:

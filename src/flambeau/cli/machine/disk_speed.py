@@ -61,7 +61,8 @@ def disk_speed(
 def _write(file: IO[Any], most: int, clock: Callable[[], float]) -> tuple[int, float]:
     """How many bytes have been written, and MiB per second."""
     noise = os.urandom(_PIECE)  # what can be compressed would be
-    size, start = 0, clock()
+    size = 0
+    start = clock()
     while size + _PIECE <= most and clock() - start < _SECONDS:
         left = memoryview(noise)
         while left:
@@ -76,7 +77,8 @@ def _read(file: IO[Any], size: int, clock: Callable[[], float]) -> float | None:
         return None
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     file.seek(0)
-    place, start = memoryview(bytearray(_PIECE)), clock()
+    place = memoryview(bytearray(_PIECE))
+    start = clock()
     done = 0
     while done < size and clock() - start < _SECONDS:
         done += os.readv(file.fileno(), [place])

@@ -14,7 +14,8 @@ def cuda_of_driver(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[int, int] 
     Args:
         load: opens a library of C by its name.
     """
-    library, number = _library(load), ctypes.c_int(0)
+    library = _library(load)
+    number = ctypes.c_int(0)
     if library is None or library.cuDriverGetVersion(ctypes.byref(number)) or not number.value:
         return None
     return cuda_version(number.value)

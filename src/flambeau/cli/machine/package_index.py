@@ -54,7 +54,8 @@ def newest_fitting(
     from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
     address = f"{index}/{canonicalize_name(wanted.name)}/"
-    here, best = set(sys_tags()), None
+    here = set(sys_tags())
+    best = None
     for name, python in _files(address, timeout_s):
         try:
             _, version, _, tags = parse_wheel_filename(name)

@@ -29,15 +29,18 @@ def class_findings(train: Tensor, val: Tensor, classes: Sequence[str]) -> list[F
     rows += [Row((), f"{classes[k]}: {counts[k]} to train on") for k in order if counts[k] < _FEW]
     rows += [
         Row((), f"{name}: none to validate on")
-        for name, count in zip(classes, val_counts, strict=True) if not count
-    ]  # fmt: skip
+        for name, count in zip(classes, val_counts, strict=True)
+        if not count
+    ]
     if not rows:
         return []
     return [
         Finding(
-            "classes", "The classes are uneven",
+            "classes",
+            "The classes are uneven",
             "The accuracy is mostly that of the large classes; what is not validated on is not known.",
             "Give train --balance or --class-weights, look at the figures of each class, or add images.",
-            len(rows), rows,
+            len(rows),
+            rows,
         )
-    ]  # fmt: skip
+    ]

@@ -65,7 +65,8 @@ def write_listing(
     Raises:
         InputError: a name that a listing cannot hold, or a class of which nothing to train on is left.
     """
-    labels, classes = source.labels.tolist(), source.classes
+    labels = source.labels.tolist()
+    classes = source.classes
     folder = path.absolute().parent
     kept = [number for number in range(len(source)) if number not in drop]
     _check_left(kept, labels, is_val, classes)

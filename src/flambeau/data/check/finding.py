@@ -5,9 +5,20 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 KINDS = (
-    "leaks", "contradictions", "unreadable", "blank", "copies", "near-copies", "labels", "classes", "names",
-    "exposure", "tiny", "odd", "endings",
-)  # fmt: skip
+    "leaks",
+    "contradictions",
+    "unreadable",
+    "blank",
+    "copies",
+    "near-copies",
+    "labels",
+    "classes",
+    "names",
+    "exposure",
+    "tiny",
+    "odd",
+    "endings",
+)
 """The gravest first."""
 
 WITHOUT_IMAGES = ("classes", "names")

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flambeau.data.images.decode import Picture, Stored
-from flambeau.data.images.file_formats import format_of
-from flambeau.data.images.pixels import Pixels
-from flambeau.data.images.stand_ins import why_unreadable
-from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.sources.source import PixelKind, Source, pixel_kind
 from flambeau.errors import DecodeError, InputError
+from flambeau.images.decode import Picture, Stored
+from flambeau.images.file_formats import format_of
+from flambeau.images.pixels import Pixels
+from flambeau.images.stand_ins import why_unreadable
+from flambeau.images.thread_pool import DecodePool
 
 SIDE = 32
 """Pixels of the small grey picture."""
@@ -72,7 +72,8 @@ def look_at(
         threads: that read; None for one per usable CPU.
         advance: called after each image, from any thread.
     """
-    kind, facts = pixel_kind(source), no_facts(len(source))
+    kind = pixel_kind(source)
+    facts = no_facts(len(source))
 
     def note(number: int, stored: Stored) -> None:
         note_all(facts, number, stored, kind)
@@ -163,7 +164,8 @@ def note_all(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) ->
     facts.pixel_hash[number] = content_hash(shape.encode(), np.ascontiguousarray(pixels).data)
     image = Image.fromarray(np.ascontiguousarray(_of_8_bits(pixels, kind)))
     counts = np.reshape(image.histogram(), (3, 256))
-    area, levels = image.width * image.height, np.arange(256)
+    area = image.width * image.height
+    levels = np.arange(256)
     mean = counts @ levels / area
     variance = counts @ levels**2 / area - mean**2
     facts.spread[number] = np.sqrt(max(variance.max(), 0))

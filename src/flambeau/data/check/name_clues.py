@@ -55,13 +55,15 @@ def name_findings(
         )
     return [
         Finding(
-            "names", f"Names say that parts may not be independent: {'; '.join(told)}",
+            "names",
+            f"Names say that parts may not be independent: {'; '.join(told)}",
             "Frames of one video, or images of one patient, are nearly alike: on both sides they make the "
             "figures too good, and no comparison of pixels finds all of them.",
             "Split by recording, person or place, not by image.",
-            len(rows), rows,
+            len(rows),
+            rows,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _stem(name: str) -> str:
@@ -109,11 +111,12 @@ def _groups_in_both(
             places[found[1].lower()].append(int(found[2]))
     sizes = Counter(labels)
     groups = {
-        key: group for key, group in members.items()
+        key: group
+        for key, group in members.items()
         if len(group) > 1
         and max(places[key]) - min(places[key]) < _SPARSE * len(group)
         and not _is_wide(group, labels, sizes, len(stems))
-    }  # fmt: skip
+    }
     cut = {
         key: group for key, group in groups.items() if len({bool(is_val[n]) for n in group}) == 2
     }

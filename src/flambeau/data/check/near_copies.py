@@ -195,7 +195,8 @@ class _Index:
                     (some[is_near][row], start + top.indices[row, place], top.values[row, place])
                 )
         row, member, score = (torch.cat(column) for column in zip(*hits, strict=True))
-        query, found = queries[row // NUM_QUERIES], self._numbers[member]
+        query = queries[row // NUM_QUERIES]
+        found = self._numbers[member]
         others = query != found
         columns = (query, found, score, row % NUM_QUERIES)
         return _best_of_each(_Candidates(*(column[others] for column in columns)))

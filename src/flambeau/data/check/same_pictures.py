@@ -86,9 +86,12 @@ def _note_leaks(leaked: dict[int, int], same: Sequence[int], is_val: NDArray[np.
 
 
 def copy_findings(
-    same: SamePictures, labels: Sequence[int], classes: Sequence[str], facts: ImageFacts,
+    same: SamePictures,
+    labels: Sequence[int],
+    classes: Sequence[str],
+    facts: ImageFacts,
     is_val: NDArray[np.bool_],
-) -> list[Finding]:  # fmt: skip
+) -> list[Finding]:
     """Leaks, contradictions, copies and near copies.
 
     Of each picture one image is kept, a validation image where there is one; of copies that contradict each
@@ -158,14 +161,20 @@ def _leaks(rows: Sequence[Row], drop: frozenset[int], num_val: int) -> Finding:
         f"{images_text(len(rows), 'validation image')} ({share}) can be seen in training, too",
         "Their accuracy is that of memory, so the figures of a run are too good.",
         f"Take {images_text(len(drop), 'training image')} out, as --out does.",
-        len(rows), rows, drop,
-    )  # fmt: skip
+        len(rows),
+        rows,
+        drop,
+    )
 
 
 def _contradictions(
-    wrong: Sequence[Sequence[int]], pairs: Sequence[NearPair], labels: Sequence[int],
-    classes: Sequence[str], facts: ImageFacts, drop: frozenset[int],
-) -> Finding:  # fmt: skip
+    wrong: Sequence[Sequence[int]],
+    pairs: Sequence[NearPair],
+    labels: Sequence[int],
+    classes: Sequence[str],
+    facts: ImageFacts,
+    drop: frozenset[int],
+) -> Finding:
     def told(numbers: Sequence[int]) -> str:
         return " and ".join(dict.fromkeys(classes[labels[number]] for number in numbers))
 
@@ -177,19 +186,24 @@ def _contradictions(
         f"{images_text(len(rows), 'picture')} {'has' if len(rows) == 1 else 'have'} two labels or more",
         "At most one of them is right, and the loss of the others never goes away.",
         "Correct them. Of copies to the last pixel --out leaves out all, of others the training image.",
-        len(rows), rows, drop,
-    )  # fmt: skip
+        len(rows),
+        rows,
+        drop,
+    )
 
 
 def _copies(groups: Sequence[Sequence[int]], drop: frozenset[int]) -> Finding:
     count = sum(len(group) - 1 for group in groups)
     more = "is a copy" if count == 1 else "are copies"
     return Finding(
-        "copies", f"{images_text(count)} {more} of another one in the same part",
+        "copies",
+        f"{images_text(count)} {more} of another one in the same part",
         "A picture counts as often as it is there, in training and in the figures.",
         "Keep one of each, as --out does, unless the weight is meant.",
-        count, [Row(tuple(group[:_OF_A_GROUP]), _more(group)) for group in groups], drop,
-    )  # fmt: skip
+        count,
+        [Row(tuple(group[:_OF_A_GROUP]), _more(group)) for group in groups],
+        drop,
+    )
 
 
 def _more(group: Sequence[int]) -> str:
@@ -204,8 +218,10 @@ def _near(pairs: Sequence[NearPair], facts: ImageFacts, drop: frozenset[int]) ->
         f"{images_text(len(pairs), 'pair')} of images in the same part {verb} the same picture",
         "Resized, compressed again, cropped or mirrored, it counts as often as it is there.",
         "Keep one of each, as --out does; of a few dozen look at all of them.",
-        len(pairs), [Row(pair[:2], _how(pair, facts)) for pair in shown], drop,
-    )  # fmt: skip
+        len(pairs),
+        [Row(pair[:2], _how(pair, facts)) for pair in shown],
+        drop,
+    )
 
 
 def _how(pair: NearPair, facts: ImageFacts) -> str:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from flambeau.data.check.finding import Finding, of_single_images
 from flambeau.data.check.image_facts import ImageFacts
-from flambeau.data.images.file_formats import ENDINGS
+from flambeau.images.file_formats import ENDINGS
 
 # All chosen: what is flagged should be looked at, not thrown away unseen.
 _BLANK = 3.0  # standard deviation, levels; JPEG noise on one color has less
@@ -27,37 +27,49 @@ def single_image_findings(facts: ImageFacts, names: Sequence[str]) -> list[Findi
     """
     return [
         *of_single_images(
-            "unreadable", "cannot be read", "Training stops at the first of them.",
+            "unreadable",
+            "cannot be read",
+            "Training stops at the first of them.",
             "Repair or remove them; --skip-bad-images N of train leaves them out.",
             sorted(facts.problems.items()),
         ),
         *of_single_images(
-            "blank", "show nothing: one color, or nearly one",
+            "blank",
+            "show nothing: one color, or nearly one",
             "There is nothing to learn in them but their label.",
             "Look at them; a failed download or export looks like this.",
             _blank(facts),
         ),
         *of_single_images(
-            "exposure", "are almost all black or all white",
+            "exposure",
+            "are almost all black or all white",
             "They may be failed exposures, masks, or images that were scaled wrongly.",
-            "Look at them.", _dark_or_bright(facts),
+            "Look at them.",
+            _dark_or_bright(facts),
         ),
         *of_single_images(
-            "tiny", "are tiny", "They are enlarged to the size of training, and are blurred then.",
-            "Look at them: thumbnails and icons come with a download.", _tiny(facts),
+            "tiny",
+            "are tiny",
+            "They are enlarged to the size of training, and are blurred then.",
+            "Look at them: thumbnails and icons come with a download.",
+            _tiny(facts),
         ),
         *of_single_images(
-            "odd", "are unlike the rest in shape or color",
+            "odd",
+            "are unlike the rest in shape or color",
             "A crop of the usual shape cuts off most of a long one; a few grey images among color ones, or "
             "the reverse, often are of another origin.",
-            "Look at them.", _odd(facts),
+            "Look at them.",
+            _odd(facts),
         ),
         *of_single_images(
-            "endings", "are of another format than the ending of their name says",
+            "endings",
+            "are of another format than the ending of their name says",
             "flambeau decodes by content, other programs may not.",
-            "Rename them if others read them, too.", _endings(facts, names),
+            "Rename them if others read them, too.",
+            _endings(facts, names),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def is_blank(facts: ImageFacts) -> NDArray[np.bool_]:

@@ -113,14 +113,16 @@ def aligned(
         (N,) cosine of the two; (N, 4) the part; and (N, 2) differences: of the means in gray levels, and of
         the logarithms of the contrast.
     """
-    table, weights = cut_rows(FINE), frequencies(FINE)
+    table = cut_rows(FINE)
+    weights = frequencies(FINE)
     plain = whole_spectra(others_NSS, FINE)
     other = torch.where(is_mirrored_N[:, None, None], mirrored(plain), plain)
     wanted = (other * weights).flatten(1)
     wanted_norm = wanted.norm(dim=1).clamp(min=1e-6)
     cuts = cuts_N4.clone()
     best = torch.full((len(cuts),), -2.0)
-    norm, mean = torch.ones(len(cuts)), torch.zeros(len(cuts))
+    norm = torch.ones(len(cuts))
+    mean = torch.zeros(len(cuts))
     for step in (2, 1, 1):
         for axis in (0, 2):
             across = 2 - axis

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from flambeau.data.check.image_facts import ImageFacts, content_hash, no_facts, note_all, read_each
-from flambeau.data.images.decode import Picture, Stored
-from flambeau.data.images.file_formats import format_of
 from flambeau.data.sources.source import PixelKind, Source
+from flambeau.images.decode import Picture, Stored
+from flambeau.images.file_formats import format_of
 
 _MIDDLE_BYTES = 1 << 12  # chosen; those of two photographs are never the same
 _BYTES_PER_PIXEL = 0.03  # an image of one color has less: a JPEG about 0.016

@@ -87,7 +87,10 @@ class DeviceDataset(SeededDataset):
                 f"{device}: all must have this size, at most {SMALL_SIDE}, and {limit_bytes} bytes in all"
             )
         self.source, self.image_size, self.channels = source, image_size, channels
-        self.train, self.crop, self.cutout, self.device = train, crop, cutout, torch.device(device)
+        self.train = train
+        self.crop = crop
+        self.cutout = cutout
+        self.device = torch.device(device)
         images = ImageDataset(
             source,
             image_size=image_size,
@@ -118,7 +121,8 @@ class DeviceDataset(SeededDataset):
             targets (N,) int64, both on the device; and the indices that could not be read, replaced in
             training, missing in evaluation.
         """
-        used, bad = indices, list[int]()
+        used = indices
+        bad = list[int]()
         if self._decoded.used is not None:
             indices = indices.cpu()
             used = self._decoded.used[indices]
@@ -128,9 +132,12 @@ class DeviceDataset(SeededDataset):
         x_NCHW = self._decoded.x_NHWC[used].permute(0, 3, 1, 2)
         if self.train:
             x_NCHW = batch_augment(
-                x_NCHW, self._moved(seeds), padding=self.crop.padding_of(self.image_size),
-                flip=self.crop.flip, cutout=self.cutout,
-            )  # fmt: skip
+                x_NCHW,
+                self._moved(seeds),
+                padding=self.crop.padding_of(self.image_size),
+                flip=self.crop.flip,
+                cutout=self.cutout,
+            )
         return (x_NCHW, self._labels[used]), bad
 
     def _moved(self, numbers: Tensor) -> Tensor:

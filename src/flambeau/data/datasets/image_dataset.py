@@ -11,14 +11,14 @@ from torch import Tensor
 
 from flambeau.data.datasets.decoded_images import NUMPY_TYPES, DecodedImages, NothingReadable
 from flambeau.data.datasets.image_statistics import probe
-from flambeau.data.images.stand_ins import why_unreadable
-from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.progress import reading
 from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
 from flambeau.errors import DecodeError, InputError
+from flambeau.images.stand_ins import why_unreadable
+from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.data.batch_augment import batch_augment
 
 # Up to here a random crop of a part would leave too little (CIFAR 32, Tiny ImageNet 64).
@@ -210,6 +210,9 @@ class ImageDataset(SeededDataset):
                 out.numpy()[:] = self.augmentation(out.numpy(), seed)
         else:
             eval_image(
-                data, self.image_size, channels=self.channels,
-                interpolation=self.crop.interpolation, out=out,
-            )  # fmt: skip
+                data,
+                self.image_size,
+                channels=self.channels,
+                interpolation=self.crop.interpolation,
+                out=out,
+            )

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from flambeau.data.images.decode import Picture, Stored, decode
-from flambeau.data.images.stand_ins import why_unreadable
-from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.errors import DecodeError, InputError
+from flambeau.images.decode import Picture, Stored, decode
+from flambeau.images.stand_ins import why_unreadable
+from flambeau.images.thread_pool import DecodePool
 
 _LEAST_STD = 0.0039  # one grey level of 255: where all images are one flat color
 
@@ -86,7 +86,8 @@ def mean_std(
     Raises:
         InputError: none of the images can be read.
     """
-    levels, is_float = np.arange(256), pixel_kind(source) != "uint8"
+    levels = np.arange(256)
+    is_float = pixel_kind(source) != "uint8"
 
     def moments(data: Stored) -> tuple[Any, Any]:
         pixels = decode(data, channels=channels, min_side=_STATISTICS_SIDE)
@@ -97,7 +98,8 @@ def mean_std(
             return wide.mean((0, 1)), (wide**2).mean((0, 1))
         # Twenty times faster than sums over the pixels.
         histogram = Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels).histogram()
-        counts, area = np.reshape(histogram, (channels, 256)), pixels.size // channels
+        counts = np.reshape(histogram, (channels, 256))
+        area = pixels.size // channels
         return counts @ levels / (255 * area), counts @ levels**2 / (255**2 * area)
 
     mean, square = np.mean(_look_at(source, limit, moments), axis=0)

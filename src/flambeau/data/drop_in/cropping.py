@@ -9,11 +9,11 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from flambeau.data.drop_in.transform_kinds import filter_name, is_one_of, is_timms
-from flambeau.data.images.decode import Picture
-from flambeau.data.images.pixels import Pixels
 from flambeau.data.transforms.color import uniform
 from flambeau.data.transforms.crops import random_resized_crop_box
 from flambeau.data.transforms.resizing import resized_part, resized_window
+from flambeau.images.decode import Picture
+from flambeau.images.pixels import Pixels
 
 Source = Callable[[Picture, int, int], Pixels]
 """Pixels (H, W, C) uint8 of a picture, as so many channels, drawn from a seed."""
@@ -105,7 +105,9 @@ def _random_resized_crop(transform: Any) -> tuple[tuple[int, int], _Draw] | None
         return None
     modes = transform.interpolation
     modes = modes if isinstance(modes, tuple | list) else [modes]
-    filters, scale, ratio = [filter_name(mode) for mode in modes], transform.scale, transform.ratio
+    filters = [filter_name(mode) for mode in modes]
+    scale = transform.scale
+    ratio = transform.ratio
     if not {*filters} <= _FILTERS or getattr(transform, "antialias", True) is False:
         return None
     if not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
@@ -122,7 +124,8 @@ def _resize(transform: Any) -> Callable[[int, int], tuple[int, int, str]] | None
     """Of height and width of a picture the ones it is resized to, and the filter."""
     if not is_one_of(transform, v1.Resize, v2.Resize) or transform.antialias is False:
         return None
-    size, filter_ = transform.size, filter_name(transform.interpolation)
+    size = transform.size
+    filter_ = filter_name(transform.interpolation)
     if filter_ not in _FILTERS or transform.max_size is not None or size is None:
         return None
     sides = [size] if isinstance(size, int) else list(size)

@@ -21,17 +21,25 @@ def erasing(transform: Any) -> Callable[[Tensor, int], Tensor] | None:
         value = transform.value
         numbers = None if value is None or isinstance(value, str) else value
         return lambda x, seed: _erased(
-            x, seed, p=transform.p, counts=(1, 1), scale=transform.scale,
+            x,
+            seed,
+            p=transform.p,
+            counts=(1, 1),
+            scale=transform.scale,
             log_ratio=(math.log(transform.ratio[0]), math.log(transform.ratio[1])),
             fill=_noise if numbers is None else lambda shape, _: _constant(numbers),
-        )  # fmt: skip
+        )
     if is_timms(transform, "RandomErasing") and transform.num_splits <= 1:
         fill = _noise if transform.per_pixel else _one_color if transform.rand_color else None
         return lambda x, seed: _erased(
-            x, seed, p=transform.probability, counts=(transform.min_count, transform.max_count),
-            scale=(transform.min_area, transform.max_area), log_ratio=transform.log_aspect_ratio,
+            x,
+            seed,
+            p=transform.probability,
+            counts=(transform.min_count, transform.max_count),
+            scale=(transform.min_area, transform.max_area),
+            log_ratio=transform.log_aspect_ratio,
             fill=fill or (lambda shape, _: _constant(0.0)),
-        )  # fmt: skip
+        )
     return None
 
 

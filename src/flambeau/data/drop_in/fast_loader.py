@@ -26,8 +26,8 @@ from flambeau.data.drop_in.seeded_samples import (
     whole_batch,
 )
 from flambeau.data.drop_in.stacking import collate_in_place
-from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.loading.prefetch_thread import read_ahead
+from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 
@@ -195,7 +195,8 @@ class FastLoader:
         return lambda: ready
 
     def _samples(self, batch: Batch, pool: DecodePool, memory: BatchMemory | None) -> Any:
-        dataset, stored = self.loader.dataset, self.options.stored
+        dataset = self.loader.dataset
+        stored = self.options.stored
         # A data set's own code behind the transforms must see what they give.
         raw = self.found.is_complete and self.found.pipelines == 1
         raw = raw and memory is not None and self.options.device is not None
@@ -236,14 +237,18 @@ class FastLoader:
         if self._in_workers is None or not loader.persistent_workers:
             self._in_workers = DataLoader(
                 SeededSamples(loader.dataset, self.options.stored),
-                batch_sampler=_Once(), collate_fn=loader.collate_fn,
-                num_workers=self._workers, pin_memory=loader.pin_memory, timeout=loader.timeout,
+                batch_sampler=_Once(),
+                collate_fn=loader.collate_fn,
+                num_workers=self._workers,
+                pin_memory=loader.pin_memory,
+                timeout=loader.timeout,
                 worker_init_fn=StartWorker(loader.worker_init_fn),
-                prefetch_factor=loader.prefetch_factor, in_order=loader.in_order,
+                prefetch_factor=loader.prefetch_factor,
+                in_order=loader.in_order,
                 multiprocessing_context=loader.multiprocessing_context,
                 persistent_workers=loader.persistent_workers,
                 generator=torch.Generator().manual_seed(base % 2**63),  # of the workers' own seeds
-            )  # fmt: skip
+            )
         sampler = self._in_workers.batch_sampler
         assert isinstance(sampler, _Once)
         sampler.batches = batches

@@ -27,7 +27,8 @@ def install() -> None:
     from torchvision.datasets import folder
     from torchvision.transforms import Compose, v2
 
-    opener, loader = PIL.Image.open, folder.pil_loader
+    opener = PIL.Image.open
+    loader = folder.pil_loader
 
     @functools.wraps(opener)
     def open_image(fp: Any, mode: Any = "r", formats: Any = None) -> Image.Image:

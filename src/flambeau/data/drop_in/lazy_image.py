@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from flambeau.data.images.decode import Picture, Stored, own_header
-from flambeau.data.images.exif_orientation import UPRIGHT
-from flambeau.data.images.jpeg.headers import JpegHeader
-from flambeau.data.images.png import PngHeader
 from flambeau.errors import DecodeError
+from flambeau.images.decode import Picture, Stored, own_header
+from flambeau.images.exif_orientation import UPRIGHT
+from flambeau.images.jpeg.headers import JpegHeader
+from flambeau.images.png import PngHeader
 
 _MODES = ("RGB", "L")
 _JPEG_END = b"\xff\xd9"
@@ -43,7 +43,8 @@ class LazyImage(Image.Image):
         super().__init__()
         del self.info
         self.picture, self._open_it = picture, open_it
-        self._mode, self._size = mode, (picture.width, picture.height)
+        self._mode = mode
+        self._size = (picture.width, picture.height)
 
     def __getattr__(self, name: str) -> Any:
         """What PIL's class for JPEG would have: `info` and others."""
@@ -140,7 +141,8 @@ def opened_lazily(
             picture = Picture(data, header)
             if picture.height * picture.width <= (Image.MAX_IMAGE_PIXELS or math.inf):
                 image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
-                image.format, image.filename = format_, _name_of(fp)
+                image.format = format_
+                image.filename = _name_of(fp)
                 return image
     try:
         opened: Image.Image = opener(io.BytesIO(data), "r", formats)

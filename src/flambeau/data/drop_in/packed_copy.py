@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.data.drop_in.known_datasets import parts_of
-from flambeau.data.images.decode import Stored
 from flambeau.data.pack.writers import keys_for
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.open_data import open_parts
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
+from flambeau.images.decode import Stored
 
 _MOST_BYTES = 1 << 26  # of a .pack.json, which has a line for each file of shards
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flambeau.data.drop_in.batch_memory import BatchMemory
-from flambeau.data.images.decode import Stored
+from flambeau.images.decode import Stored
 from flambeau.recipes.data.sample_order import mix
 
 

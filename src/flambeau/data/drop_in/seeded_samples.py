@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 from flambeau.data.drop_in.batch_memory import BatchMemory
 from flambeau.data.drop_in.interception import install
 from flambeau.data.drop_in.sample_context import Sample, making
-from flambeau.data.images.decode import Stored
+from flambeau.images.decode import Stored
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.seeding import seed_cpu
 

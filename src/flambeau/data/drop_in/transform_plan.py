@@ -29,10 +29,10 @@ from flambeau.data.drop_in.transforms import (
     pixel_step,
     takes_pictures,
 )
-from flambeau.data.images.channels import to_image
-from flambeau.data.images.decode import Picture
-from flambeau.data.images.native import kernel as native
-from flambeau.data.images.pixels import Pixels
+from flambeau.images.channels import to_image
+from flambeau.images.decode import Picture
+from flambeau.images.native import kernel as native
+from flambeau.images.pixels import Pixels
 from flambeau.recipes.data.sample_order import mix
 
 _CACHE_BYTES = 1 << 23  # of a batch that does not stay in a core's cache until it is used
@@ -109,7 +109,8 @@ class Plan:
             return None
         if not isinstance(value, Tensor) or value.shape != (channels, 1, 256):
             return None
-        kind, plain = type(value), value.as_subclass(Tensor)
+        kind = type(value)
+        plain = value.as_subclass(Tensor)
         if plain.dtype == torch.float32:
             return Levels(plain[:, 0].contiguous().numpy(), kind)
         same = plain.dtype == torch.uint8 and bool((plain[:, 0] == torch.arange(256)).all())
@@ -131,7 +132,8 @@ class Plan:
 
 def plan_of(compose: Any) -> Plan | None:
     """The plan of a Compose of torchvision's; None where none of its transforms can be taken over."""
-    plan, is_float = Plan(), False
+    plan = Plan()
+    is_float = False
     transforms = _flat(compose, is_whole=True)
     while transforms and is_pointwise(transforms[0]) and keeps_levels(transforms[0]):
         plan.pointwise.append(transforms[0])

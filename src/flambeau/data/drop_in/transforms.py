@@ -14,8 +14,6 @@ from torchvision.transforms import v2
 
 from flambeau.data.drop_in.cropping import PixelStep, crop_step
 from flambeau.data.drop_in.transform_kinds import filter_name, is_one_of, is_timms
-from flambeau.data.images.channels import to_image
-from flambeau.data.images.pixels import Pixels
 from flambeau.data.transforms import color
 from flambeau.data.transforms.auto_augment import (
     Operation,
@@ -24,14 +22,25 @@ from flambeau.data.transforms.auto_augment import (
     trivial_augment_wide,
 )
 from flambeau.data.transforms.color import uniform
+from flambeau.images.channels import to_image
+from flambeau.images.pixels import Pixels
 
 
 def is_pointwise(transform: Any) -> bool:
     """Whether it makes other numbers of levels, each alone."""
     return is_one_of(
-        transform, v1.ToTensor, v1.PILToTensor, v1.ConvertImageDtype, v1.Normalize, v2.ToImage,
-        v2.PILToTensor, v2.ToDtype, v2.ConvertImageDtype, v2.Normalize, v2.ToPureTensor,
-    ) or is_timms(transform, "MaybeToTensor", "MaybePILToTensor")  # fmt: skip
+        transform,
+        v1.ToTensor,
+        v1.PILToTensor,
+        v1.ConvertImageDtype,
+        v1.Normalize,
+        v2.ToImage,
+        v2.PILToTensor,
+        v2.ToDtype,
+        v2.ConvertImageDtype,
+        v2.Normalize,
+        v2.ToPureTensor,
+    ) or is_timms(transform, "MaybeToTensor", "MaybePILToTensor")
 
 
 def keeps_levels(transform: Any) -> bool:
@@ -44,13 +53,35 @@ def keeps_levels(transform: Any) -> bool:
 
 
 _PICTURES = {
-    "AugMix", "AutoAugment", "CenterCrop", "ColorJitter", "ElasticTransform", "GaussianBlur", "Grayscale",
-    "Pad", "RandAugment", "RandomAdjustSharpness", "RandomAffine", "RandomAutocontrast", "RandomCrop",
-    "RandomEqualize", "RandomGrayscale", "RandomInvert", "RandomPerspective", "RandomPosterize",
-    "RandomResizedCrop", "RandomRotation", "RandomSolarize", "Resize", "TrivialAugmentWide",
-    "AugMixAugment", "CenterCropOrPad", "RandomCropOrPad", "RandomResizedCropAndInterpolation",
+    "AugMix",
+    "AutoAugment",
+    "CenterCrop",
+    "ColorJitter",
+    "ElasticTransform",
+    "GaussianBlur",
+    "Grayscale",
+    "Pad",
+    "RandAugment",
+    "RandomAdjustSharpness",
+    "RandomAffine",
+    "RandomAutocontrast",
+    "RandomCrop",
+    "RandomEqualize",
+    "RandomGrayscale",
+    "RandomInvert",
+    "RandomPerspective",
+    "RandomPosterize",
+    "RandomResizedCrop",
+    "RandomRotation",
+    "RandomSolarize",
+    "Resize",
+    "TrivialAugmentWide",
+    "AugMixAugment",
+    "CenterCropOrPad",
+    "RandomCropOrPad",
+    "RandomResizedCropAndInterpolation",
     "ResizeKeepRatio",
-}  # fmt: skip
+}
 """Classes of torchvision and timm that make one PIL image of one, unlike FiveCrop or Lambda."""
 
 
@@ -83,9 +114,12 @@ def pixel_step(transform: Any, *, of_tensor: bool = False) -> PixelStep | None:
         return lambda pixels, seed: _jittered(pixels, seed, transform)
     if is_one_of(transform, v1.RandAugment, v2.RandAugment) and _plain(transform):
         return lambda pixels, seed: rand_augment(
-            pixels, seed, num_ops=transform.num_ops, magnitude=transform.magnitude,
+            pixels,
+            seed,
+            num_ops=transform.num_ops,
+            magnitude=transform.magnitude,
             num_magnitude_bins=transform.num_magnitude_bins,
-        )  # fmt: skip
+        )
     if is_one_of(transform, v1.TrivialAugmentWide, v2.TrivialAugmentWide):
         usual = _plain(transform) and transform.num_magnitude_bins == 31
         return trivial_augment_wide if usual else None
@@ -101,9 +135,11 @@ def pixel_step(transform: Any, *, of_tensor: bool = False) -> PixelStep | None:
 # ---------------------------------------------------------------- color, and choices
 
 _ADJUST = (
-    ("brightness", color.adjust_brightness), ("contrast", color.adjust_contrast),
-    ("saturation", color.adjust_saturation), ("hue", color.adjust_hue),
-)  # fmt: skip
+    ("brightness", color.adjust_brightness),
+    ("contrast", color.adjust_contrast),
+    ("saturation", color.adjust_saturation),
+    ("hue", color.adjust_hue),
+)
 
 
 def _jittered(pixels: Pixels, seed: int, transform: Any) -> Pixels:

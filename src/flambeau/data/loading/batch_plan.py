@@ -120,7 +120,9 @@ class BatchPlan(Sampler[BatchPart]):
         self._repeats, self._skip = repeats, skip
 
     def __iter__(self) -> Iterator[BatchPart]:
-        epoch, position, size = self._epoch, self._position, self._layout.global_batch_size
+        epoch = self._epoch
+        position = self._position
+        size = self._layout.global_batch_size
         skip = self._skip
         while self._epochs is None or epoch < self._epoch + self._epochs:
             order = self._order(epoch)
@@ -130,7 +132,8 @@ class BatchPlan(Sampler[BatchPart]):
                 yield from itertools.islice(
                     self._parts(epoch, (order, draws), position, stop), skip, None
                 )
-                position, skip = stop, 0
+                position = stop
+                skip = 0
             epoch, position = epoch + 1, 0
 
     def _parts(
@@ -138,7 +141,9 @@ class BatchPlan(Sampler[BatchPart]):
     ) -> Iterator[BatchPart]:
         """The parts of one global batch, the samples from `start` to `stop` of the order and its draws."""
         order, draws = samples
-        layout, low, part = self._layout, start, 0
+        layout = self._layout
+        low = start
+        part = 0
         if layout.parts is not None:
             yield from self._dealt(epoch, samples, start, stop)
             return
@@ -155,16 +160,26 @@ class BatchPlan(Sampler[BatchPart]):
             )
             if own is not None or layout.keeps_empty:
                 yield BatchPart(
-                    epoch, order[low:high], draws[low:high], own or slice(0, 2), own is None,
-                    stop - start, part, high == stop, high, last is not None, low + own.stop if own else high,
-                )  # fmt: skip
+                    epoch,
+                    order[low:high],
+                    draws[low:high],
+                    own or slice(0, 2),
+                    own is None,
+                    stop - start,
+                    part,
+                    high == stop,
+                    high,
+                    last is not None,
+                    low + own.stop if own else high,
+                )
             low = high
 
     def _dealt(
         self, epoch: int, samples: tuple[Indices, Indices], start: int, stop: int
     ) -> Iterator[BatchPart]:
         """This rank's of the parts into which a global batch is always cut; the last moves the position."""
-        layout, (order, draws) = self._layout, samples
+        layout = self._layout
+        (order, draws) = samples
         parts = layout.num_parts
         shares = [
             share_of(stop - start, rank=part, world=parts, usual=layout.global_batch_size)
@@ -178,18 +193,32 @@ class BatchPlan(Sampler[BatchPart]):
         for part, share in enumerate(mine, start=1):
             is_last = part == len(mine)
             yield BatchPart(
-                epoch, order[start:stop], draws[start:stop], share or slice(0, 2), share is None,
-                stop - start, part, is_last, stop if is_last else start, True,
-                start + share.stop if share else stop, len(there),
-            )  # fmt: skip
+                epoch,
+                order[start:stop],
+                draws[start:stop],
+                share or slice(0, 2),
+                share is None,
+                stop - start,
+                part,
+                is_last,
+                stop if is_last else start,
+                True,
+                start + share.stop if share else stop,
+                len(there),
+            )
 
 
 def share_sizes(length: int, layout: BatchLayout) -> list[int]:
     """How many samples this rank gets at once: each number once, in the order of an epoch of `length`."""
     plan = BatchPlan(
-        layout, lambda epoch: np.arange(length), repeats=False, length=length, epoch=0, position=0,
+        layout,
+        lambda epoch: np.arange(length),
+        repeats=False,
+        length=length,
+        epoch=0,
+        position=0,
         epochs=1,
-    )  # fmt: skip
+    )
     return list(dict.fromkeys(part.own.stop - part.own.start for part in plan))
 
 

@@ -45,7 +45,8 @@ def is_tensor_per_sample(batch: Any, expected: int) -> bool | None:
         return False
     if not all(isinstance(v, Tensor) for v in batch) or len({v.dim() for v in batch}) != 1:
         return False
-    num_dims, sizes = batch[0].dim(), {len(v) if v.dim() else None for v in batch}
+    num_dims = batch[0].dim()
+    sizes = {len(v) if v.dim() else None for v in batch}
     if len(sizes) > 1 or num_dims == 0:
         return True
     if num_dims < 3:

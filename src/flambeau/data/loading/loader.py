@@ -174,13 +174,19 @@ class Loader:
             position: samples of it that are already consumed.
             epochs: how many in all; None for ever.
         """
-        last, skip = None if epochs is None else epoch + epochs, 0
+        last = None if epochs is None else epoch + epochs
+        skip = 0
         while True:
             plan = BatchPlan(
-                self._layout, self.order, repeats=self._sampler is not None, length=self.length,
-                epoch=epoch, position=position, skip=skip,
+                self._layout,
+                self.order,
+                repeats=self._sampler is not None,
+                length=self.length,
+                epoch=epoch,
+                position=position,
+                skip=skip,
                 epochs=None if last is None else last - epoch,
-            )  # fmt: skip
+            )
             try:
                 for micro in self._micro_batches(plan):
                     # Where new workers would begin, if these are lost.
@@ -206,10 +212,20 @@ class Loader:
                 if bad and self._on_bad is not None:
                     self._on_bad(bad)
                 yield MicroBatch(
-                    self._fetch.unpacked(data), part.indices, size, part.total, part.part, part.ends_batch,
-                    part.position == self.length, part.position, bad,
-                    part.all_have, part.draw, part.own, part.dealt,
-                )  # fmt: skip
+                    self._fetch.unpacked(data),
+                    part.indices,
+                    size,
+                    part.total,
+                    part.part,
+                    part.ends_batch,
+                    part.position == self.length,
+                    part.position,
+                    bad,
+                    part.all_have,
+                    part.draw,
+                    part.own,
+                    part.dealt,
+                )
 
     def _fetched(self, plan: BatchPlan) -> Generator["_Fetched"]:
         """What is read of each part, in order: by workers, by a thread, or here."""
@@ -259,7 +275,9 @@ def _device_of(dataset: Dataset[Any]) -> torch.device | None:
 
 def _pins_and_ahead(dataset: Dataset[Any], options: ReadOptions) -> tuple[bool, int]:
     """Whether batches are pinned, and how many of them a thread reads ahead."""
-    workers, ahead, held_on = options.workers, options.ahead, _device_of(dataset)
+    workers = options.workers
+    ahead = options.ahead
+    held_on = _device_of(dataset)
     if held_on is not None and workers:
         raise InputError(
             f"the data are held on {held_on}: no process can read them, workers must be 0"

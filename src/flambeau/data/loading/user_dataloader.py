@@ -112,7 +112,8 @@ class UserDataLoader:
                     set_epoch(epoch)
             source = itertools.islice(self._read(epoch), position, None)
             while group := list(itertools.islice(source, self._accumulate)):
-                sized, total = [], 0
+                sized = []
+                total = 0
                 for number, batch in enumerate(group, start=position):
                     is_listed = self._is_listed(batch, number)
                     whole = len(batch) if is_listed else count_samples(batch)
@@ -128,10 +129,18 @@ class UserDataLoader:
                     )
                     if size or self._keeps_empty:
                         yield MicroBatch(
-                            data, _NO_INDICES, size, total, part, position == stop,
-                            position == self.length, position, (), all_have,
+                            data,
+                            _NO_INDICES,
+                            size,
+                            total,
+                            part,
+                            position == stop,
+                            position == self.length,
+                            position,
+                            (),
+                            all_have,
                             position + (self._rank << 40),
-                        )  # fmt: skip
+                        )
             if position != self.length:
                 raise InputError(
                     f"the loader says it has {self.length} batches and made {position}"

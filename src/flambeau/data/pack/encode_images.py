@@ -14,10 +14,10 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from flambeau.data.images.decode import Picture, Stored, decode
-from flambeau.data.images.file_formats import ENDINGS, format_of
-from flambeau.data.images.jpeg.scan_segments import CannotSegment, segment
-from flambeau.data.images.pixels import Pixels
+from flambeau.images.decode import Picture, Stored, decode
+from flambeau.images.file_formats import ENDINGS, format_of
+from flambeau.images.jpeg.scan_segments import CannotSegment, segment
+from flambeau.images.pixels import Pixels
 
 _FORMATS = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP", "bmp": "BMP"}
 
@@ -55,7 +55,7 @@ class Conversion:
         quality: of a JPEG or a WebP, 1 to 100.
         center_crop: cut the square in the middle out first.
         keep_small: with `resize`, an image that keeps its size keeps its bytes as well.
-        segments: store JPEGs so that parts of them can be decoded alone (data/images/jpeg/scan_segments.py).
+        segments: store JPEGs so that parts of them can be decoded alone (images/jpeg/scan_segments.py).
         channels: of raw pixels, 1 or 3; None: as the image has them.
     """
 
@@ -170,7 +170,8 @@ def suffix_of(data: bytes) -> str:
 def _square(pixels: Pixels) -> Pixels:
     height, width = pixels.shape[:2]
     side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
+    top = (height - side) // 2
+    left = (width - side) // 2
     return pixels[top : top + side, left : left + side]
 
 

@@ -220,9 +220,13 @@ class PackFiles:
         Disk().sync_folder(self.dst.parent)
         images = sum(entry["images"] for entry in files.values())
         told = {
-            "config": self._config, "classes": list(self._classes), "images": images,
-            "bad_images": list(bad), "beside": sorted(beside - files.keys()), "files": files,
-        }  # fmt: skip
+            "config": self._config,
+            "classes": list(self._classes),
+            "images": images,
+            "bad_images": list(bad),
+            "beside": sorted(beside - files.keys()),
+            "files": files,
+        }
         write_whole(self._manifest, json.dumps(told, ensure_ascii=False))
         _remove(self._staging)
         return Packed(self.finals, images, bad, already=False)
@@ -301,8 +305,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     remedy = "Remove it: it only holds checksums and how the data were made"
     kinds = {
-        "config": dict, "classes": list, "images": int, "bad_images": list, "beside": list, "files": dict,
-    }  # fmt: skip
+        "config": dict,
+        "classes": list,
+        "images": int,
+        "bad_images": list,
+        "beside": list,
+        "files": dict,
+    }
     facts = _read_facts(path, kinds, remedy)
     for entry in facts["files"].values():
         crcs = entry.get("crc32") if isinstance(entry, dict) else None

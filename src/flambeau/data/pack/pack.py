@@ -18,8 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 import PIL
 import simplejpeg
 
-from flambeau.data.images.decode import Stored
-from flambeau.data.images.stand_ins import why_unreadable
 from flambeau.data.pack.encode_images import (
     CannotStore,
     Conversion,
@@ -41,6 +39,8 @@ from flambeau.data.pack.writers import Record, as_buffer, keys_for, open_writer,
 from flambeau.data.sources.format_table import FORMATS, endings_of
 from flambeau.data.sources.source import Source, content_sample
 from flambeau.errors import DecodeError, InputError, require_folder
+from flambeau.images.decode import Stored
+from flambeau.images.stand_ins import why_unreadable
 from flambeau.terminal import CountBar
 
 _AHEAD = 4  # images in work for each thread, so that a large one does not hold up the others
@@ -107,7 +107,8 @@ def pack(
     _check_encoding(how.encode, kind)
     parts = named_parts(src, kind, download=download)
     _check_crop(parts, how)
-    units, remarks = units_of(parts, dst, split), remarks_on_classes(parts, kind)
+    units = units_of(parts, dst, split)
+    remarks = remarks_on_classes(parts, kind)
     files = PackFiles(dst, kind, parts[0][1].classes, units, _config(kind, parts, how, split))
     if not fresh and (made := files.finished()) is not None:
         return made._replace(remarks=remarks)
@@ -195,7 +196,9 @@ class _Work:
 
     def _write(self, target: Path, unit: Unit) -> list[int]:
         """Write the images of a unit; their CRC-32."""
-        source, keys, crcs = self._sources[unit.part], self._keys[unit.part], []
+        source = self._sources[unit.part]
+        keys = self._keys[unit.part]
+        crcs = []
         labels = self._labels[unit.part]
         images = self._map(lambda index: self._one(source, index), unit.indices)
         with (

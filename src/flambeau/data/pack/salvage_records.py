@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from flambeau.data.images.decode import Stored
 from flambeau.data.sources.tfrecord_file import IMAGES, LABELS, pixel_shape
+from flambeau.images.decode import Stored
 from flambeau.recipes.data.recordio import RecordError, unpack
 from flambeau.recipes.data.tf_example import parse_example
 from flambeau.recipes.data.tfrecord import crc32c
@@ -56,10 +56,13 @@ class Found(NamedTuple):
 
 
 def walk_rec(path: Path, data: mmap.mmap) -> Iterator[Found]:
-    index, keys = path.with_suffix(".idx"), index_keys(path)
+    index = path.with_suffix(".idx")
+    keys = index_keys(path)
     yield from _index_damage(index)
     starts = sorted(keys)
-    seen, at, number = set(), 0, 0
+    seen = set()
+    at = 0
+    number = 0
     last: list[Found] = []  # of the record that ends at `at`
     while at < len(data):
         record = _rec_at(data, at)
@@ -87,9 +90,10 @@ def walk_rec(path: Path, data: mmap.mmap) -> Iterator[Found]:
             number += 1
             if start != at:
                 yield Found(
-                    f"record {number - 1} (key {keys[start]})", start,
+                    f"record {number - 1} (key {keys[start]})",
+                    start,
                     damage=f"lost: it lies in the damaged bytes {at} .. {end}",
-                )  # fmt: skip
+                )
         at, number = end, number + (not lost)
     yield from last
     for start in sorted(set(starts) - seen):
@@ -111,12 +115,15 @@ def _rec_record(name: str, at: int, key: int | None, payload: bytes) -> Found:
 
 def _rec_at(data: mmap.mmap, start: int) -> tuple[bytes, int] | str:
     """The payload of the record from `start`, and where it ends; or what is wrong with it."""
-    at, flag, pieces = start, 1, []
+    at = start
+    flag = 1
+    pieces = []
     while flag in (1, 2):
         if at + 8 > len(data):
             return f"the file ends at byte {len(data)}, within a header"
         magic, word = struct.unpack_from("<4sI", data, at)
-        flag, length = word >> 29, word & 0x1FFFFFFF
+        flag = word >> 29
+        length = word & 0x1FFFFFFF
         end = at + 8 + length + -length % 4
         if magic != _MAGIC:
             return f"no header at byte {at}: {magic.hex()} instead of {_MAGIC.hex()}"

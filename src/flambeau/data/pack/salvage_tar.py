@@ -81,7 +81,9 @@ def walk_tar(data: mmap.mmap) -> Iterator[Found]:
 
 
 def _found(sample: _Sample, kind: str) -> Found:
-    name, images, files = _shown(f"sample {sample.key}"), sample.images(), sample.files
+    name = _shown(f"sample {sample.key}")
+    images = sample.images()
+    files = sample.files
     damage, label = None, None
     whole: bool | None = True
     if not images:
@@ -93,11 +95,13 @@ def _found(sample: _Sample, kind: str) -> Found:
         if "cls" not in files:
             damage = "no .cls in it, as others have"
         elif not re.fullmatch(rb"\d{1,8}", text):
-            damage, whole = f"its .cls is no number of a class: {text[:40]!r}", None
+            damage = f"its .cls is no number of a class: {text[:40]!r}"
+            whole = None
         else:
             label = int(text)
     elif kind == "json" and _json_label(files) is None:
-        damage, whole = "no label in a .json of it, as others have", None
+        damage = "no label in a .json of it, as others have"
+        whole = None
     elif kind == "txt" and "txt" not in files:
         damage = "no .txt in it, as others have"
     if damage is not None:
@@ -143,7 +147,9 @@ def _samples(data: mmap.mmap, read: Container[str] | None = None) -> Iterator[_S
 
 def _members(data: mmap.mmap) -> Iterator[_Member | Found]:
     """The files, and the damage between them."""
-    at, long_name, behind_damage = 0, None, False
+    at = 0
+    long_name = None
+    behind_damage = False
     last: _Member | None = None  # if it ends right before `at`
     while at < len(data):
         info = _header(data[at : at + _BLOCK])
@@ -156,10 +162,14 @@ def _members(data: mmap.mmap) -> Iterator[_Member | Found]:
             yield _damage(data, at, behind.start(), follows)
             if follows == len(data):
                 return
-            at, last, long_name, behind_damage = follows, None, None, True
+            at = follows
+            last = None
+            long_name = None
+            behind_damage = True
             continue
         yield from () if last is None else (last,)
-        last, start = None, at + _BLOCK
+        last = None
+        start = at + _BLOCK
         size = 0 if info.islnk() or info.issym() or info.isdir() or info.isdev() else info.size
         if start + size > len(data):
             damage = f"cut short: it would end at byte {start + size}"

@@ -5,7 +5,6 @@ import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from flambeau.data.images.stand_ins import stand_in_at, why_unreadable
 from flambeau.data.pack.salvage_records import Found, walk_rec, walk_tfrecord
 from flambeau.data.pack.salvage_tar import walk_tar
 from flambeau.data.pack.table_files import walk_table
@@ -15,6 +14,7 @@ from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.formats import kind_of, open_path
 from flambeau.data.sources.source import Source
 from flambeau.errors import DamagedData, InputError
+from flambeau.images.stand_ins import stand_in_at, why_unreadable
 
 # What may still get something out of a file that cannot be opened, by format.
 RECOVERY: Mapping[str, str] = {
@@ -65,7 +65,8 @@ def _scan_source(path: Path, kind: str) -> Iterator[Found]:
     try:
         parts = _parts(path)
     except InputError as error:
-        other, reason = stand_in_at(path), in_one_line(error, path)
+        other = stand_in_at(path)
+        reason = in_one_line(error, path)
         if other is not None:
             yield Found("the file", None, damage=f"this is {other}", whole=True)
         elif isinstance(error, DamagedData):
@@ -75,7 +76,8 @@ def _scan_source(path: Path, kind: str) -> Iterator[Found]:
             yield Found("the file", None, damage=reason, whole=None)
         return
     for source in parts:
-        labels, names = source.labels.tolist(), source.names
+        labels = source.labels.tolist()
+        names = source.names
         for index in range(len(source)):
             name = source.describe(index).removeprefix(str(path.absolute()))
             name = name.removeprefix(str(path)).lstrip("/, ")

@@ -116,7 +116,8 @@ def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[s
                 f"{problem}, which only a .rec file can hold\n"
                 "Name a DST that ends in .rec; flambeau predict reads the images without labels"
             ) from error
-        train, val = VectorRecords(src), None
+        train = VectorRecords(src)
+        val = None
     if kind != "list" and pixel_kind(train) != "uint8":
         raise InputError(
             f"{train.describe(0)} has floating-point pixels, which no file here would keep\n"
@@ -209,7 +210,8 @@ def deal(length: int, split: Split) -> Iterator[tuple[str, str, list[int]]]:
     size = -(-length // split.chunks)
     train, test = int(size * split.train_ratio), int(size * split.test_ratio)
     for chunk in range(split.chunks):
-        lot, suffix = order[chunk * size : (chunk + 1) * size], f"_{chunk}" * (split.chunks > 1)
+        lot = order[chunk * size : (chunk + 1) * size]
+        suffix = f"_{chunk}" * (split.chunks > 1)
         if split.train_ratio == 1:
             yield suffix, "", lot
             continue
@@ -236,7 +238,8 @@ def record_paths(source: Source, *, dots: bool) -> list[str]:
 
     """
     folders_of = folder_names(source.classes)
-    paths, taken = [], set()
+    paths = []
+    taken = set()
     for name, label in zip(source.names, source.labels.tolist(), strict=True):
         stem = re.sub(r"\.\w{1,5}$", "", name)
         home = folders_of[label]
@@ -247,7 +250,8 @@ def record_paths(source: Source, *, dots: bool) -> list[str]:
         *folders, last = (_safe(part) for part in below.split("/"))
         last = last if dots else last.replace(".", "_")
         path = "/".join([home, *folders, last])
-        unique, count = path, 2
+        unique = path
+        count = 2
         while unique.lower() in taken:
             unique, count = f"{path}-{count}", count + 1
         taken.add(unique.lower())

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flambeau.data.images.stand_ins import why_unreadable
 from flambeau.data.pack.salvage_records import Found
 from flambeau.data.sources.tables.arrow_file import (
     Batch,
@@ -25,13 +24,16 @@ from flambeau.data.sources.tables.arrow_file import (
 from flambeau.data.sources.tables.columns import Columns, choose_columns
 from flambeau.data.sources.tables.parquet_file import joined_batches, open_table, row_batches
 from flambeau.errors import DamagedData
+from flambeau.images.stand_ins import why_unreadable
 from flambeau.optional_packages import extra
 
 # Small images would stand in the statistics once more, as the least and the greatest value of a page.
 _PARQUET: dict[str, Any] = {
-    "use_dictionary": False, "write_statistics": ["label"], "write_page_checksum": True,
+    "use_dictionary": False,
+    "write_statistics": ["label"],
+    "write_page_checksum": True,
     "write_page_index": True,
-}  # fmt: skip
+}
 _GROUP_ROWS = 100  # as Hugging Face has it for images
 _GROUP_BYTES = 1 << 25
 
@@ -101,7 +103,8 @@ def walk_table(path: Path, kind: str) -> Iterator[Found]:
 
 
 def _walk_parquet(path: Path) -> Iterator[Found]:
-    pa, table = extra("pyarrow", what=f"{path}"), open_table(path)
+    pa = extra("pyarrow", what=f"{path}")
+    table = open_table(path)
     columns = choose_columns(table.schema_arrow, path)
     row = 0
     for group in range(table.num_row_groups):
@@ -117,7 +120,8 @@ def _walk_parquet(path: Path) -> Iterator[Found]:
 
 
 def _walk_arrow(path: Path) -> Iterator[Found]:
-    pa, row = extra("pyarrow", what=f"{path}"), 0
+    pa = extra("pyarrow", what=f"{path}")
+    row = 0
     with pa.memory_map(str(path)) as mapped:
         try:
             schema, batches = arrow_batches(pa, path, mapped.read_buffer())
@@ -134,7 +138,8 @@ def _rows(
     path: Path, first: int, record_batch: Any, batch: Batch, columns: Columns
 ) -> Iterator[Found]:
     for at, (name, label) in enumerate(zip(batch.paths, batch.labels, strict=True)):
-        row, data = f"row {first + at}" + f" ({name})" * bool(name), batch.images[at].as_py()
+        row = f"row {first + at}" + f" ({name})" * bool(name)
+        data = batch.images[at].as_py()
         reason = no_label(label, columns)
         if reason is None and isinstance(label, int) and not 0 <= label < _num_labels(columns):
             reason = f"label {label} is no number of a class"

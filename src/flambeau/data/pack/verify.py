@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flambeau.data.images.decode import Picture, Stored, decode
-from flambeau.data.images.stand_ins import stand_in_at
 from flambeau.data.pack.encode_images import Layout
 from flambeau.data.pack.output_files import MANIFEST, disk_told, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
@@ -38,6 +36,8 @@ from flambeau.errors import (
     require_folder,
     unreadable,
 )
+from flambeau.images.decode import Picture, Stored, decode
+from flambeau.images.stand_ins import stand_in_at
 from flambeau.recipes.data.recordio import RecordWriter
 from flambeau.recipes.data.tar_shards import TarWriter
 from flambeau.recipes.data.tfrecord import TFRecordWriter
@@ -207,7 +207,9 @@ def _checked(
         told = f"without {path.name}{MANIFEST} it cannot be told of which image, so none is good"
         yield Found(member, None, damage=f"its checksum does not match; {told}")
         return
-    damaged, closed, labelled = 0, False, True
+    damaged = 0
+    closed = False
+    labelled = True
     num_classes = _num_classes(path)
     with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
         look = partial(_look, deep=deep)

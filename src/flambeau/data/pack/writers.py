@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.data.images.decode import Stored
 from flambeau.data.pack.encode_images import CannotStore, Layout, suffix_of
 from flambeau.data.pack.shard_plan import record_paths
 from flambeau.data.pack.table_files import open_table_writer
@@ -26,6 +25,7 @@ from flambeau.data.sources.arrays.tensorstore_file import write_store
 from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.lmdb_file import image_key
 from flambeau.data.sources.source import Source
+from flambeau.images.decode import Stored
 from flambeau.optional_packages import extra
 from flambeau.recipes.data.lmdb_records import LMDBWriter
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
@@ -280,9 +280,17 @@ def _save_pth(path: Path, arrays: Arrays) -> None:
 
 TABLES = ("parquet", "arrow")
 _WRITERS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
-    "rec": _rec, "tfrecord": _tfrecord, "tar": _tar, "lmdb": _lmdb, "folder": _folder,
-}  # fmt: skip
+    "rec": _rec,
+    "tfrecord": _tfrecord,
+    "tar": _tar,
+    "lmdb": _lmdb,
+    "folder": _folder,
+}
 _SAVERS: dict[str, Saver] = {
-    "npy": _save_npy, "npz": _save_npz, "hdf5": _save_hdf5, "n5": partial(_save_store, driver="n5"),
-    "zarr": partial(_save_store, driver="zarr3"), "pth": _save_pth,
-}  # fmt: skip
+    "npy": _save_npy,
+    "npz": _save_npz,
+    "hdf5": _save_hdf5,
+    "n5": partial(_save_store, driver="n5"),
+    "zarr": partial(_save_store, driver="zarr3"),
+    "pth": _save_pth,
+}

@@ -24,8 +24,10 @@ class FileSet:
     def __init__(
         self, root: Path, names: Sequence[str], labels: Sequence[int], classes: Sequence[str]
     ) -> None:
-        self._root, self.names = root, tuple(names)
-        self.classes, self.labels = tuple(classes), torch.tensor(labels, dtype=torch.int64)
+        self._root = root
+        self.names = tuple(names)
+        self.classes = tuple(classes)
+        self.labels = torch.tensor(labels, dtype=torch.int64)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -45,7 +45,8 @@ def folder_names(classes: Sequence[str]) -> list[str]:
     made = []
     for name in classes:
         escaped = _escaped(name, first=as_parts and name.lower() in _PARTS)
-        unique, number = escaped, 2
+        unique = escaped
+        number = 2
         while _same(unique) in taken:
             unique, number = f"{escaped}%~{number}", number + 1
         taken.add(_same(unique))

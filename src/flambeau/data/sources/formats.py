@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flambeau.data.images.stand_ins import stand_in_at
 from flambeau.data.sources.arrays.array_roles import is_of_labels
 from flambeau.data.sources.arrays.array_source import open_arrays
 from flambeau.data.sources.folder import FolderSource, class_folders
@@ -19,6 +18,7 @@ from flambeau.data.sources.tables.parquet_file import open_parquet
 from flambeau.data.sources.tar_file import open_tar
 from flambeau.data.sources.tfrecord_file import TFRecordSource
 from flambeau.errors import DamagedData, InputError
+from flambeau.images.stand_ins import stand_in_at
 
 # TensorFlow's train.tfrecord-00000-of-00010, and train-00000-of-00010.tfrecord.
 _SHARD = re.compile(r"-\d+-of-(\d+)(?=$|\.\w+$)")
@@ -148,6 +148,9 @@ def _open(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | None]
 
 
 _SOURCES: dict[str, Callable[..., Source]] = {
-    "rec": RecordSource, "tfrecord": TFRecordSource, "lmdb": LMDBSource,
-    "parquet": open_parquet, "arrow": ArrowSource,
-}  # fmt: skip
+    "rec": RecordSource,
+    "tfrecord": TFRecordSource,
+    "lmdb": LMDBSource,
+    "parquet": open_parquet,
+    "arrow": ArrowSource,
+}

@@ -23,14 +23,38 @@ from flambeau.data.sources.source import Source, SubsetSource
 from flambeau.errors import InputError, unreadable
 
 # Headers in lower case, letters only, singular; of several in one file the first one here counts.
-_PATH = ("path", "filepath", "file", "filename", "image", "imagepath", "imagefile", "imagename",
-         "img", "imgpath", "imgname", "路径", "文件", "文件名", "图像", "图片")  # fmt: skip
+_PATH = (
+    "path",
+    "filepath",
+    "file",
+    "filename",
+    "image",
+    "imagepath",
+    "imagefile",
+    "imagename",
+    "img",
+    "imgpath",
+    "imgname",
+    "路径",
+    "文件",
+    "文件名",
+    "图像",
+    "图片",
+)
 _LABEL = ("label", "class", "target", "category", "classname", "labelname", "标签", "类别")
 _SPLIT = ("split", "subset", "partition", "dataset", "set")
 
 # What those who split data call the parts.
-PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
-          "dev": "val", "test": "test", "testing": "test"}  # fmt: skip
+PARTS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -200,7 +224,8 @@ def _rows(path: Path, file: TextIO, *, labelled: bool) -> Iterator[_Row]:
     seen: dict[str, int] = {}
     rows = _lst_rows if _is_lst(path) else _table_rows
     for row in rows(path, records, labelled=labelled):
-        where, name = f"{path}, line {row.line}", row.name
+        where = f"{path}, line {row.line}"
+        name = row.name
         if not name or (labelled and not row.label):
             raise InputError(
                 f"{where} has no {'label' if name else 'path'}\nExpected an image and its class"

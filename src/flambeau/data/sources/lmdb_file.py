@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flambeau.data.images.decode import Stored
-from flambeau.data.images.file_formats import format_of
 from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import stored_index
 from flambeau.errors import DamagedData, InputError, unreadable
+from flambeau.images.decode import Stored
+from flambeau.images.file_formats import format_of
 from flambeau.recipes.checkpoints.safe_pickle import plain_pickle
 from flambeau.recipes.data.lmdb_records import LMDBError, LMDBIndex, LMDBReader, LMDBUnfit, lmdb_key
 from flambeau.recipes.data.recordio import RecordError, unpack

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from flambeau.data.images.stand_ins import stand_in_at
 from flambeau.data.sources.data_home import data_home
 from flambeau.data.sources.data_names import check_download, is_named, refuse_address
 from flambeau.data.sources.file_set import FileSet
@@ -30,6 +29,7 @@ from flambeau.data.sources.tables.hugging_face import open_hub
 from flambeau.data.sources.torchvision_sets import NAMES, open_named
 from flambeau.data.sources.user_function import open_function
 from flambeau.errors import InputError, unreadable
+from flambeau.images.stand_ins import stand_in_at
 from flambeau.user_code import is_function
 
 EMBEDDED = Path(__file__).parents[1] / "embedded" / "fashion_mnist_train.rec"

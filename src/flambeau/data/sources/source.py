@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from flambeau.data.images.decode import Stored
 from flambeau.errors import InputError
+from flambeau.images.decode import Stored
 
 PixelKind = Literal["uint8", "unit", "float"]
 """Of images as they are decoded: of 8 bits; floating-point numbers around 0 .. 1; or any such numbers, maybe

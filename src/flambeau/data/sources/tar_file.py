@@ -140,7 +140,9 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
 
 def _images(reader: TarReader) -> tuple[list[int], list[int]]:
     """Samples that have an image, and where it stands among all files of samples."""
-    samples, places, start = [], [], 0
+    samples = []
+    places = []
+    start = 0
     for sample, key in enumerate(reader.keys):
         extensions = reader.extensions(sample)
         images = [name for name in extensions if name in _IMAGES]

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.data.images.decode import Stored
 from flambeau.data.sources.class_names import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import Arrays, joined, split_texts, stored_index
 from flambeau.data.sources.listing import numbers_or_words
 from flambeau.errors import DamagedData, InputError, unreadable
+from flambeau.images.decode import Stored
 from flambeau.recipes.data.tf_example import parse_example
 from flambeau.recipes.data.tfrecord import TFRecordError, TFRecordReader
 
@@ -27,16 +27,43 @@ Features = Mapping[str, list[bytes] | Tensor]
 
 # The first of each that a record has counts.
 IMAGES = (
-    "image/encoded", "image", "image_raw", "image/raw", "image_bytes", "encoded", "img",
-    "jpg", "jpeg", "png", "webp",
-)  # fmt: skip
+    "image/encoded",
+    "image",
+    "image_raw",
+    "image/raw",
+    "image_bytes",
+    "encoded",
+    "img",
+    "jpg",
+    "jpeg",
+    "png",
+    "webp",
+)
 LABELS = (
-    "image/class/label", "label", "image/label", "class", "class_id", "cls", "target", "fine_label",
-    "image/class/text", "class_name", "class/text", "image/class/synset", "text",
-)  # fmt: skip
+    "image/class/label",
+    "label",
+    "image/label",
+    "class",
+    "class_id",
+    "cls",
+    "target",
+    "fine_label",
+    "image/class/text",
+    "class_name",
+    "class/text",
+    "image/class/synset",
+    "text",
+)
 NAMES = (
-    "image/filename", "file_name", "filename", "image_name", "image_id", "id", "key", "__key__",
-)  # fmt: skip
+    "image/filename",
+    "file_name",
+    "filename",
+    "image_name",
+    "image_id",
+    "id",
+    "key",
+    "__key__",
+)
 _SIDES = (
     ("image/height", "height", "rows"),
     ("image/width", "width", "cols"),

@@ -40,7 +40,8 @@ class PixelSet:
         self, title: str, pixels: NDArray[np.uint8], labels: Sequence[int], classes: Sequence[str]
     ) -> None:
         self._title, self._pixels = title, pixels
-        self.classes, self.labels = tuple(classes), torch.tensor(labels, dtype=torch.int64)
+        self.classes = tuple(classes)
+        self.labels = torch.tensor(labels, dtype=torch.int64)
 
     @property
     def names(self) -> Sequence[str]:
@@ -278,21 +279,40 @@ def _imagenette(size: str, folder: str) -> _NamedSet:
 
 _SETS = {
     "cifar10": _NamedSet(
-        "CIFAR10", _TRAIN, _TEST, _as_they_are,
-        [f"cifar-10-batches-py/{file}" for file in (
-            "data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5",
-            "test_batch", "batches.meta",
-        )],
+        "CIFAR10",
+        _TRAIN,
+        _TEST,
+        _as_they_are,
+        [
+            f"cifar-10-batches-py/{file}"
+            for file in (
+                "data_batch_1",
+                "data_batch_2",
+                "data_batch_3",
+                "data_batch_4",
+                "data_batch_5",
+                "test_batch",
+                "batches.meta",
+            )
+        ],
         ["cifar-10-python.tar.gz"],
     ),
     "cifar100": _NamedSet(
-        "CIFAR100", _TRAIN, _TEST, _as_they_are,
+        "CIFAR100",
+        _TRAIN,
+        _TEST,
+        _as_they_are,
         [f"cifar-100-python/{file}" for file in ("train", "test", "meta")],
         ["cifar-100-python.tar.gz"],
     ),
     "country211": _NamedSet(
-        "Country211", _FILES_TRAIN, {"split": "valid", "loader": _path}, _listed,
-        ["country211"], ["country211.tgz"], 31650 + 10550,
+        "Country211",
+        _FILES_TRAIN,
+        {"split": "valid", "loader": _path},
+        _listed,
+        ["country211"],
+        ["country211.tgz"],
+        31650 + 10550,
     ),
     "dtd": _NamedSet(
         "DTD", _FILES_TRAIN, _FILES_VAL, _listed, ["dtd/dtd"], ["dtd/dtd-r1.0.1.tar.gz"]
@@ -300,31 +320,52 @@ _SETS = {
     "emnist-balanced": _emnist("balanced"),
     "emnist-digits": _emnist("digits"),
     "eurosat": _NamedSet(
-        "EuroSAT", {"loader": _path}, None, _listed,
-        ["eurosat/2750"], ["eurosat/EuroSAT.zip"], 27000,
+        "EuroSAT",
+        {"loader": _path},
+        None,
+        _listed,
+        ["eurosat/2750"],
+        ["eurosat/EuroSAT.zip"],
+        27000,
     ),
     "fashion-mnist": _mnist("FashionMNIST"),
     "fgvc-aircraft": _NamedSet(
-        "FGVCAircraft", _FILES_TRAIN, _FILES_VAL, _listed,
-        ["fgvc-aircraft-2013b"], ["fgvc-aircraft-2013b.tar.gz"],
+        "FGVCAircraft",
+        _FILES_TRAIN,
+        _FILES_VAL,
+        _listed,
+        ["fgvc-aircraft-2013b"],
+        ["fgvc-aircraft-2013b.tar.gz"],
     ),
     "flowers102": _NamedSet(
-        "Flowers102", _FILES_TRAIN, _FILES_VAL, _listed,
+        "Flowers102",
+        _FILES_TRAIN,
+        _FILES_VAL,
+        _listed,
         [f"flowers-102/{file}" for file in ("jpg", "imagelabels.mat", "setid.mat")],
         [f"flowers-102/{file}" for file in ("102flowers.tgz", "imagelabels.mat", "setid.mat")],
         package="scipy",
     ),
     "food101": _NamedSet(
-        "Food101", _FILES_TRAIN, _FILES_TEST, _listed,
-        ["food-101/meta", "food-101/images"], ["food-101.tar.gz"],
+        "Food101",
+        _FILES_TRAIN,
+        _FILES_TEST,
+        _listed,
+        ["food-101/meta", "food-101/images"],
+        ["food-101.tar.gz"],
     ),
     "gtsrb": _NamedSet(
-        "GTSRB", _SPLIT_TRAIN, _SPLIT_TEST, _signs,
+        "GTSRB",
+        _SPLIT_TRAIN,
+        _SPLIT_TEST,
+        _signs,
         ["gtsrb/GTSRB/Training", "gtsrb/GTSRB/Final_Test/Images", "gtsrb/GT-final_test.csv"],
-        [f"gtsrb/GTSRB{file}.zip" for file in (
-            "-Training_fixed", "_Final_Test_Images", "_Final_Test_GT"
-        )],
-        26640 + 12630, classes=tuple(map(str, range(43))),
+        [
+            f"gtsrb/GTSRB{file}.zip"
+            for file in ("-Training_fixed", "_Final_Test_Images", "_Final_Test_GT")
+        ],
+        26640 + 12630,
+        classes=tuple(map(str, range(43))),
     ),
     "imagenette": _imagenette("full", "imagenette2"),
     "imagenette-160": _imagenette("160px", "imagenette2-160"),
@@ -332,33 +373,59 @@ _SETS = {
     "kmnist": _mnist("KMNIST"),
     "mnist": _mnist("MNIST"),
     "oxford-pets": _NamedSet(
-        "OxfordIIITPet", {"split": "trainval"}, _SPLIT_TEST, _pets,
+        "OxfordIIITPet",
+        {"split": "trainval"},
+        _SPLIT_TEST,
+        _pets,
         ["oxford-iiit-pet/images", "oxford-iiit-pet/annotations"],
         ["oxford-iiit-pet/images.tar.gz", "oxford-iiit-pet/annotations.tar.gz"],
     ),
     "qmnist": _NamedSet(
-        "QMNIST", _TRAIN, _TEST, _first_columns,
-        _QMNIST, [f"{file}.gz" for file in _QMNIST],
+        "QMNIST",
+        _TRAIN,
+        _TEST,
+        _first_columns,
+        _QMNIST,
+        [f"{file}.gz" for file in _QMNIST],
     ),
     "rendered-sst2": _NamedSet(
-        "RenderedSST2", _FILES_TRAIN, _FILES_VAL, _listed,
-        ["rendered-sst2"], ["rendered-sst2.tgz"], 6920 + 872,
+        "RenderedSST2",
+        _FILES_TRAIN,
+        _FILES_VAL,
+        _listed,
+        ["rendered-sst2"],
+        ["rendered-sst2.tgz"],
+        6920 + 872,
     ),
     "stl10": _NamedSet(
-        "STL10", _SPLIT_TRAIN, _SPLIT_TEST, _channels_first,
-        [f"stl10_binary/{file}" for file in (
-            "train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin",
-            "class_names.txt",
-        )],
+        "STL10",
+        _SPLIT_TRAIN,
+        _SPLIT_TEST,
+        _channels_first,
+        [
+            f"stl10_binary/{file}"
+            for file in (
+                "train_X.bin",
+                "train_y.bin",
+                "test_X.bin",
+                "test_y.bin",
+                "unlabeled_X.bin",
+                "class_names.txt",
+            )
+        ],
         ["stl10_binary.tar.gz"],
     ),
     "svhn": _NamedSet(
-        "SVHN", _SPLIT_TRAIN, _SPLIT_TEST, _channels_first,
-        _SVHN, _SVHN, classes=_DIGITS, package="scipy",
+        "SVHN",
+        _SPLIT_TRAIN,
+        _SPLIT_TEST,
+        _channels_first,
+        _SVHN,
+        _SVHN,
+        classes=_DIGITS,
+        package="scipy",
     ),
-    "usps": _NamedSet(
-        "USPS", _TRAIN, _TEST, _as_they_are, _USPS, _USPS, classes=_DIGITS
-    ),
-}  # fmt: skip
+    "usps": _NamedSet("USPS", _TRAIN, _TEST, _as_they_are, _USPS, _USPS, classes=_DIGITS),
+}
 
 NAMES = tuple(_SETS)

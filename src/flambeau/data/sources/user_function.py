@@ -20,8 +20,6 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
-from flambeau.data.images.decode import Stored
-from flambeau.data.images.thread_pool import DecodePool
 from flambeau.data.sources.class_names import chosen_labels, named_labels, unlabelled
 from flambeau.data.sources.dataset_attributes import classes_of, is_source, labels_of, promise
 from flambeau.data.sources.source import PixelKind
@@ -35,6 +33,8 @@ from flambeau.data.sources.user_samples import (
     stored_image,
 )
 from flambeau.errors import DecodeError, InputError
+from flambeau.images.decode import Stored
+from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 from flambeau.terminal import CountBar
 from flambeau.user_code import call_function, first_line, line_of, naming, read_source
@@ -90,13 +90,15 @@ class UserSource:
         with naming(returned.path):
             names = getattr(data, "names", None) if is_source(data) else None
             self._names = None if names is None else list(map(str, names))
-            classes, known = classes_of(data), labels_of(data, len(self))
+            classes = classes_of(data)
+            known = labels_of(data, len(self))
             version = getattr(data, "fingerprint", None)
         if known is None and is_source(data):
             raise InputError(
                 f"{returned.name}: .labels are not one for each of the {len(self)} {self._what}samples"
             )
-        self._told, self._labelled = known is not None, labelled or known is not None
+        self._told = known is not None
+        self._labelled = labelled or known is not None
         if self._labelled:
             labels = self._read_labels() if known is None else self._plain_labels(known)
             self.classes, self.labels = self._classes_and_labels(classes, labels)
@@ -165,15 +167,17 @@ class UserSource:
 
     def _read_labels(self) -> list[Label]:
         """One pass over the samples."""
-        length, labels = len(self), dict[int, Label]()
+        length = len(self)
+        labels = dict[int, Label]()
         data = self._returned.part(self._number)
         is_first = os.environ.get("RANK", "0") == "0"
         if is_first:
             print(
                 f"{self._returned.name}: reading all {length} {self._what}samples for their labels; "
                 "a data set with .targets is spared this",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
 
         def work(index: int) -> None:
             try:
@@ -235,7 +239,8 @@ class UserSource:
 
         Samples that differ from one reading to the next could not be continued exactly, and are refused.
         """
-        data, images = self._returned.part(self._number), dict[int, object]()
+        data = self._returned.part(self._number)
+        images = dict[int, object]()
         for index in sorted({k * len(self) // _LOOKED_AT for k in range(_LOOKED_AT)}):
             with contextlib.suppress(DecodeError), self._errors(index), self._lock():
                 images[index] = self._image(data, index)
@@ -274,7 +279,8 @@ class _Returned:
         # Edited during a run, it stays what it was.
         self._source = read_source(self.name, what="DATA")
         self._locks: dict[int, threading.Lock] = {}
-        self._pid, self._parts = os.getpid(), self._call()
+        self._pid = os.getpid()
+        self._parts = self._call()
         self.lengths = [self._length(data) for data in self._parts]
         self._fork_safe = all(promise(data, "fork_safe") for data in self._parts)
 

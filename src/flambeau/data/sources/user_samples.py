@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from flambeau.data.images.decode import Stored
-from flambeau.data.images.exif_orientation import UPRIGHT, info_orientation, turn_upright
-from flambeau.data.images.float_pixels import float_to_uint8
 from flambeau.data.sources.source import PixelKind
 from flambeau.errors import DecodeError
+from flambeau.images.decode import Stored
+from flambeau.images.exif_orientation import UPRIGHT, info_orientation, turn_upright
+from flambeau.images.float_pixels import float_to_uint8
 
 Label = int | str
 """The number of a class, or its name."""

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flambeau.data.images.pixels import Pixels
 from flambeau.data.transforms import color, shape
 from flambeau.data.transforms.color import color_jitter, uniform
+from flambeau.images.pixels import Pixels
 
 # Numbers of the random streams: three of TrivialAugment, and two an operation of RandAugment.
 _TRIVIAL, _RAND = 1100, 2000
@@ -98,9 +98,13 @@ def rand_augment(
     """
     height, width = pixels.shape[:2]
     drawn = draw_rand_augment(
-        height, width, seed,
-        num_ops=num_ops, magnitude=magnitude, num_magnitude_bins=num_magnitude_bins,
-    )  # fmt: skip
+        height,
+        width,
+        seed,
+        num_ops=num_ops,
+        magnitude=magnitude,
+        num_magnitude_bins=num_magnitude_bins,
+    )
     return apply_operations(pixels, drawn)
 
 

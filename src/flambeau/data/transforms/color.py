@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flambeau.data.images.channels import to_image
-from flambeau.data.images.native.kernel import kernel
-from flambeau.data.images.pixels import Pixels
+from flambeau.images.channels import to_image
+from flambeau.images.native.kernel import kernel
+from flambeau.images.pixels import Pixels
 from flambeau.recipes.data.sample_order import mix
 
 Floats = NDArray[np.float32]
@@ -82,9 +82,11 @@ def color_jitter(
     steps = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
     for step in _ORDERS[int(uniform(seed, _JITTER) * len(_ORDERS))]:
         strength = strengths[step]
-        low, high = max(0.0, 1.0 - strength), 1.0 + strength
+        low = max(0.0, 1.0 - strength)
+        high = 1.0 + strength
         if steps[step] is adjust_hue:
-            low, high = -strength, strength
+            low = -strength
+            high = strength
         if strength:
             pixels = steps[step](pixels, low + (high - low) * uniform(seed, _JITTER + 1 + step))
     return np.ascontiguousarray(pixels)
@@ -301,7 +303,9 @@ def _levels(values: Floats) -> Pixels:
 
 def _blend(pixels: Pixels, other: Pixels | np.float32, factor: float) -> Pixels:
     """`factor` of the pixels, the rest of a level for all or for each of them, (H, W) uint8."""
-    share, rest, native = np.float32(factor), np.float32(1 - factor), kernel()
+    share = np.float32(factor)
+    rest = np.float32(1 - factor)
+    native = kernel()
     if native is not None:
         return native.blend(np.ascontiguousarray(pixels), other, share, rest)
     values = _floats(pixels)

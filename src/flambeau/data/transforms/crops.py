@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flambeau.data.images.decode import Picture, Stored
-from flambeau.data.images.pixels import Pixels
 from flambeau.data.transforms.color import uniform
 from flambeau.data.transforms.resizing import fill_part, scaled_box, window_of_part
 from flambeau.errors import DecodeError
+from flambeau.images.decode import Picture, Stored
+from flambeau.images.pixels import Pixels
 
 # Smallest and largest part of the area that a crop keeps. Published ImageNet runs of 90 epochs and more go
 # down to 0.08; for the shorter runs and smaller data sets meant here, milder. Chosen, untested.
@@ -200,9 +200,15 @@ def eval_image(
     first_row, first_column = (_centred(side, size) for side in sides)
     window = first_row, first_column, size, size
     out[:] = window_of_part(
-        picture, (top, left, rows, columns), sides, window, eighths, interpolation,
-        channels=channels, dtype=out.dtype,
-    )  # fmt: skip
+        picture,
+        (top, left, rows, columns),
+        sides,
+        window,
+        eighths,
+        interpolation,
+        channels=channels,
+        dtype=out.dtype,
+    )
     return out.numpy()
 
 

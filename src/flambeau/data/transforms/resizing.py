@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flambeau.data.images.channels import to_image
-from flambeau.data.images.decode import Picture
-from flambeau.data.images.native import kernel as native
-from flambeau.data.images.pixels import Box, Pixels
+from flambeau.images.channels import to_image
+from flambeau.images.decode import Picture
+from flambeau.images.native import kernel as native
+from flambeau.images.pixels import Box, Pixels
 
 # How far the filters reach to each side, in pixels of the smaller of the two images.
 _REACH = {"bilinear": 1, "bicubic": 2}
@@ -85,9 +85,16 @@ def resized_window(
     """
     every = 0, 0, picture.height, picture.width
     return window_of_part(
-        picture, every, sides, window, 8, interpolation,
-        channels=channels, dtype=torch.uint8, pillows=pillows,
-    ).numpy()  # fmt: skip
+        picture,
+        every,
+        sides,
+        window,
+        8,
+        interpolation,
+        channels=channels,
+        dtype=torch.uint8,
+        pillows=pillows,
+    ).numpy()
 
 
 def fill_part(
@@ -105,7 +112,8 @@ def fill_part(
         picture.scale_eighths_for(box[2], box[2], least=least_share * height),
         picture.scale_eighths_for(box[3], box[3], least=least_share * width),
     )
-    part, cubic = scaled_box(box, eighths), interpolation == "bicubic"
+    part = scaled_box(box, eighths)
+    cubic = interpolation == "bicubic"
     if picture.resize_part(part, out.numpy(), scale_eighths=eighths, mirror=mirror, cubic=cubic):
         return
     pixels = picture.pixels(part, channels=channels, scale_eighths=eighths)
@@ -160,7 +168,8 @@ def _resize(
     pillows: bool = False,
 ) -> Tensor:
     """Resized with antialiasing, (height, width, C): by the kernel, torch or Pillow."""
-    channels, cubic = pixels.shape[2], interpolation == "bicubic"
+    channels = pixels.shape[2]
+    cubic = interpolation == "bicubic"
     # Copied unless its strides are the usual ones. Of a view whose sides of length 1 have others, which
     # count as contiguous, torch 2.15's uint8 kernel reads out of bounds: a segmentation fault.
     if pixels.strides != (pixels.shape[1] * channels, channels, 1) or not pixels.flags.writeable:
@@ -192,7 +201,8 @@ def _resize(
 
 def _pillow_begins_with_rows(pixels: Pixels, height: int, width: int) -> bool:
     """In every version, as the kernel does; else Pillow 13 begins with the columns, and others may not."""
-    less_height, less_width = pixels.shape[0] - height, pixels.shape[1] - width
+    less_height = pixels.shape[0] - height
+    less_width = pixels.shape[1] - width
     return bool(less_height <= max(0, 2 * less_width))
 
 

@@ -13,8 +13,8 @@ H: height, W: width, C: channels.
 import numpy as np
 from PIL import Image
 
-from flambeau.data.images.channels import to_image
-from flambeau.data.images.pixels import Pixels
+from flambeau.images.channels import to_image
+from flambeau.images.pixels import Pixels
 
 
 def shear_x(pixels: Pixels, amount: float) -> Pixels:
@@ -68,7 +68,8 @@ def rotate(pixels: Pixels, degrees: float) -> Pixels:
 
 
 def _moved(pixels: Pixels, down: int, right: int) -> Pixels:
-    result, (height, width) = np.zeros_like(pixels, order="C"), pixels.shape[:2]
+    result = np.zeros_like(pixels, order="C")
+    (height, width) = pixels.shape[:2]
     if abs(down) < height and abs(right) < width:
         result[max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = (
             pixels[max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)]

@@ -24,23 +24,61 @@ _ATEN = re.compile(r"torch\.ops\.aten\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)", re.ASCII
 _FORBIDDEN = {"from_file", "save", "set", "set_", "segment_reduce"}
 # Of torch's inner operators those that a trace of a model has; others may trust what they are given.
 _INNER = {
-    "__and__", "__iand__", "__ior__", "__ixor__", "__lshift__", "__or__", "__rshift__", "__xor__",
-    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_assert_async", "_assert_scalar",
-    "_assert_tensor_metadata", "_cdist_forward", "_conj", "_conj_physical", "_convolution",
-    "_convolution_mode", "_euclidean_dist", "_fft_c2c", "_fft_c2r", "_fft_r2c", "_is_all_true",
+    "__and__",
+    "__iand__",
+    "__ior__",
+    "__ixor__",
+    "__lshift__",
+    "__or__",
+    "__rshift__",
+    "__xor__",
+    "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool3d",
+    "_assert_async",
+    "_assert_scalar",
+    "_assert_tensor_metadata",
+    "_cdist_forward",
+    "_conj",
+    "_conj_physical",
+    "_convolution",
+    "_convolution_mode",
+    "_euclidean_dist",
+    "_fft_c2c",
+    "_fft_c2r",
+    "_fft_r2c",
+    "_is_all_true",
     "_is_any_true",
-    "_local_scalar_dense", "_log_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
-    "_neg_view", "_prelu_kernel", "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_attention_math", "_shape_as_tensor", "_softmax", "_stack", "_to_copy", "_trilinear",
-    "_unique2", "_unsafe_view", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa",
-    "_upsample_lanczos2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_weight_norm",
+    "_local_scalar_dense",
+    "_log_softmax",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+    "_neg_view",
+    "_prelu_kernel",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_attention_math",
+    "_shape_as_tensor",
+    "_softmax",
+    "_stack",
+    "_to_copy",
+    "_trilinear",
+    "_unique2",
+    "_unsafe_view",
+    "_upsample_bicubic2d_aa",
+    "_upsample_bilinear2d_aa",
+    "_upsample_lanczos2d_aa",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_weight_norm",
     "_weight_norm_interface",
-}  # fmt: skip
+}
 _NO_TENSOR = re.compile(r"Storage|Stream|RRef|Future|Any|__torch__|Dict|Enum|\bt\d?\b|filename")
 _STRIDED = 7
 _MEMORY_FORMATS = {
-    1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format,
-}  # fmt: skip
+    1: torch.contiguous_format,
+    2: torch.channels_last,
+    3: torch.channels_last_3d,
+    4: torch.preserve_format,
+}
 _MOST_BITS = 64
 
 
@@ -59,8 +97,23 @@ _OF_NUMBERS: dict[str, Callable[..., Any]] = {
     **{
         f"_operator.{name}": getattr(operator, name)
         for name in (
-            "eq", "ne", "le", "ge", "lt", "gt", "neg", "pos", "mul", "add", "sub", "floordiv", "mod",
-            "truediv", "and_", "or_", "rshift",
+            "eq",
+            "ne",
+            "le",
+            "ge",
+            "lt",
+            "gt",
+            "neg",
+            "pos",
+            "mul",
+            "add",
+            "sub",
+            "floordiv",
+            "mod",
+            "truediv",
+            "and_",
+            "or_",
+            "rshift",
         )
     },
     "_operator.pow": _bounded(operator.pow),
@@ -72,7 +125,7 @@ _OF_NUMBERS: dict[str, Callable[..., Any]] = {
     },
     "torch.sym_sqrt": math.sqrt,
     "torch._sym_sqrt": math.sqrt,
-}  # fmt: skip
+}
 
 
 def _same_mode(_: bool, graph: "PlainGraph", *args: Any) -> list[Any]:
@@ -182,7 +235,8 @@ class PlainGraph:
             raise NotPlain("an operator has no name")
         of_graphs = target in _OF_GRAPHS
         function = _OF_GRAPHS.get(target) or _OF_NUMBERS.get(target) or _operator(target)
-        args, kwargs = list[Any](), dict[str, Any]()
+        args = list[Any]()
+        kwargs = dict[str, Any]()
         for given in _items(node.get("inputs")):
             told = _dict(given, "input")
             value = self._value(_dict(told.get("arg"), "argument"), graphs=of_graphs)
@@ -243,11 +297,18 @@ class PlainGraph:
 
 
 _LISTS = {
-    "as_ints": "as_int", "as_floats": "as_float", "as_bools": "as_bool", "as_strings": "as_string",
-    "as_tensors": "as_tensor", "as_sym_ints": "as_sym_int", "as_sym_floats": "as_sym_float",
-    "as_sym_bools": "as_sym_bool", "as_int_lists": "as_ints", "as_float_lists": "as_floats",
+    "as_ints": "as_int",
+    "as_floats": "as_float",
+    "as_bools": "as_bool",
+    "as_strings": "as_string",
+    "as_tensors": "as_tensor",
+    "as_sym_ints": "as_sym_int",
+    "as_sym_floats": "as_sym_float",
+    "as_sym_bools": "as_sym_bool",
+    "as_int_lists": "as_ints",
+    "as_float_lists": "as_floats",
     "as_nested_tensors": "as_tensors",
-}  # fmt: skip
+}
 
 
 def plain_graph(archive: PlainArchive) -> PlainGraph:
@@ -267,7 +328,8 @@ def plain_graph(archive: PlainArchive) -> PlainGraph:
         if kind == "user_input":
             continue
         field_, tensors = _STORED.get(kind, ("", "weights"))
-        name, stored = _dict(told, kind).get(field_), getattr(archive, tensors)
+        name = _dict(told, kind).get(field_)
+        stored = getattr(archive, tensors)
         if kind == "buffer" and told.get("persistent") is False:
             stored = archive.constants
         if not isinstance(name, str) or name not in stored:
@@ -332,8 +394,11 @@ def _constant(kind: str, value: Any) -> Any:
 
 
 _PLAIN: dict[str, tuple[type, ...]] = {
-    "as_int": (int,), "as_float": (float, int), "as_bool": (bool,), "as_string": (str,),
-}  # fmt: skip
+    "as_int": (int,),
+    "as_float": (float, int),
+    "as_bool": (bool,),
+    "as_string": (str,),
+}
 _WORDS = ("Infinity", "-Infinity", "NaN")  # as torch writes floats that JSON has not
 
 

@@ -35,6 +35,7 @@ _NAMES = re.compile(
 )
 _MOST_MEMBERS = 200_000  # a tensor has one; the largest models have some thousand
 _MOST_SIZES = 64  # dimensions of a tensor, as torch allows
+# The numbers of torch.export's schema, several per line.
 _DTYPES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
     10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16", 29: "float8_e4m3fn",

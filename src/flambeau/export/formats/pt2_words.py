@@ -15,6 +15,7 @@ from typing import Any
 
 from flambeau.export.formats.pt2_archive import NotPlain
 
+# A list of names, not one per line.
 _FUNCTIONS = frozenset(
     {
         "Symbol", "Integer", "Float", "Rational", "Mul", "Add", "Pow", "Mod", "Max", "Min", "Abs", "floor",
@@ -32,14 +33,41 @@ _OF_TEXT = {
 }
 _IN_GUARDS = frozenset(
     {
-        "L", "torch", "math", "size", "stride", "storage_offset", "sym_max", "sym_min", "sym_not", "sym_ite",
-        "sym_int", "sym_float", "sym_sum", "trunc", "floor", "ceil", "sqrt",
+        "L",
+        "torch",
+        "math",
+        "size",
+        "stride",
+        "storage_offset",
+        "sym_max",
+        "sym_min",
+        "sym_not",
+        "sym_ite",
+        "sym_int",
+        "sym_float",
+        "sym_sum",
+        "trunc",
+        "floor",
+        "ceil",
+        "sqrt",
     }
-)  # fmt: skip
+)
 _ARITHMETIC = (
-    ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop,
-    ast.cmpop, ast.expr_context, ast.Constant, ast.IfExp, ast.Call, ast.Name,
-)  # fmt: skip
+    ast.Expression,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.operator,
+    ast.unaryop,
+    ast.boolop,
+    ast.cmpop,
+    ast.expr_context,
+    ast.Constant,
+    ast.IfExp,
+    ast.Call,
+    ast.Name,
+)
 _NAME = re.compile(r"[A-Za-z_]\w{0,999}", re.ASCII)
 _PATH = re.compile(r"[\w.\- ]{1,1999}")
 _TREES = {None, "builtins.tuple", "builtins.list", "builtins.dict"}
@@ -100,7 +128,8 @@ def _is_expression(text: str) -> bool:
         if isinstance(node, ast.Call):
             if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS:
                 return False
-            form, first = _OF_TEXT.get(node.func.id), node.args[0] if node.args else None
+            form = _OF_TEXT.get(node.func.id)
+            first = node.args[0] if node.args else None
             if form is not None and isinstance(first, ast.Constant):
                 if isinstance(first.value, str) and not form.fullmatch(first.value):
                     return False

@@ -13,7 +13,7 @@ from flambeau.export.formats.torch_export_file import read_bytes
 from flambeau.export.served_model import ServedModel
 from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
-from flambeau.train.build.model import build_model
+from flambeau.trainer.parts.model import build_model
 from flambeau.user_code import is_function
 
 _KEY = "flambeau"  # in the header of the file: how the class is made, and what images become
@@ -52,7 +52,8 @@ def open_weights(path: Path, threads: int, permission: Permission) -> Classifier
     del threads
     try:
         data = read_bytes(path)
-        state, origin = load(data), _origin(data)
+        state = load(data)
+        origin = _origin(data)
         name = str(origin["model"])
         if is_function(name):
             permission.ask_for_file(path, data, what=name)

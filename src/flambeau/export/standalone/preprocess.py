@@ -31,7 +31,8 @@ class Preprocessing:
     def __init__(self, folder: str | Path) -> None:
         told = json.loads((Path(folder) / "export.json").read_text(encoding="utf-8"))
         self.classes: list[str] = told["classes"]
-        self.size, self.channels = told["image_size"], len(told["mean"])
+        self.size = told["image_size"]
+        self.channels = len(told["mean"])
         self.interpolation, self.shorter = told["interpolation"], told["resized_shorter_side"]
         self.mean, self.std = (np.float32(told[name]) for name in ("mean", "std"))
 
@@ -43,7 +44,8 @@ class Preprocessing:
         with Image.open(file, formats=FORMATS) as opened:
             width, height = opened.size
             turned = opened.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-            size, is_jpeg = None, opened.format in ("JPEG", "MPO")  # a JPEG of phones
+            size = None  # a JPEG of phones
+            is_jpeg = opened.format in ("JPEG", "MPO")
             for eighths in (1, 2, 4) if is_jpeg else ():
                 if min(width, height) * eighths >= 8 * self.shorter:
                     size = (width * eighths // 8, height * eighths // 8)

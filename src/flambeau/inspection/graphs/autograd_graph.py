@@ -193,7 +193,8 @@ class _Reader:
         return AutogradNode(node.name(), module, saved=saved)
 
     def _saved(self, name: str, tensor: Tensor) -> SavedTensor:
-        key, size = storage_key(tensor), tensor.untyped_storage().nbytes()
+        key = storage_key(tensor)
+        size = tensor.untyped_storage().nbytes()
         of = self._kinds.get(key, _AGAIN if key in self.again.made else "")
         if of or key in self._kept:
             size = 0

@@ -68,7 +68,9 @@ def layered_layout(
     xs = _across(net, sweeps)
     left = min(x - width / 2 for x, width in zip(xs, net.widths, strict=True))
     xs = [x - left for x in xs]
-    ys, heights, y = [0.0] * len(xs), [], 0.0
+    ys = [0.0] * len(xs)
+    heights = []
+    y = 0.0
     for layer in net.layers:
         heights.append(max((sizes[n][1] for n in layer if n < len(sizes)), default=0.0))
         for node in layer:
@@ -160,7 +162,8 @@ def _net(
 def _sort_layers(net: _Net, sweeps: int) -> None:
     """Each layer by the mean place of its neighbors, down and up; the best order of all stays."""
     place = {node: n for layer in net.layers for n, node in enumerate(layer)}
-    best, fewest = [list(layer) for layer in net.layers], _crossings(net, place)
+    best = [list(layer) for layer in net.layers]
+    fewest = _crossings(net, place)
     for sweep in range(sweeps):
         down = sweep % 2 == 0
         for layer in net.layers if down else reversed(net.layers):
@@ -172,7 +175,8 @@ def _sort_layers(net: _Net, sweeps: int) -> None:
             layer.sort(key=lambda node, mean=mean: mean.get(node, place[node]))  # type: ignore[misc]
             place |= {node: n for n, node in enumerate(layer)}
         if (crossings := _crossings(net, place)) < fewest:
-            best, fewest = [list(layer) for layer in net.layers], crossings
+            best = [list(layer) for layer in net.layers]
+            fewest = crossings
     net.layers[:] = best
 
 
@@ -214,13 +218,16 @@ def _across(net: _Net, sweeps: int) -> list[float]:
 
 def _spread(net: _Net, layer: list[int], wanted: list[float], weights: list[float]) -> list[float]:
     """The places nearest to the wanted ones, in this order and without an overlap."""
-    offsets, edge = [], 0.0
+    offsets = []
+    edge = 0.0
     for node in layer:
         offsets.append(edge + net.widths[node] / 2)
         edge += net.widths[node]
     blocks: list[tuple[float, float, int]] = []  # mean, weight, how many
     for want, offset, pull in zip(wanted, offsets, weights, strict=True):
-        mean, weight, count = want - offset, pull, 1
+        mean = want - offset
+        weight = pull
+        count = 1
         while blocks and blocks[-1][0] > mean:
             before, heavy, many = blocks.pop()
             mean = (mean * weight + before * heavy) / (weight + heavy)

@@ -106,8 +106,11 @@ def _variants() -> dict[tuple[str, str], tuple[int, nn.Module]]:
         add("branches", f"{name} in a row", channels, *[_point(channels, channels)] * count)
         add("branches", f"{name} side by side", channels, _Branches(channels, count))
     for name, relu, shortcut in (
-        ("neither", False, False), ("ReLU", True, False), ("addition", False, True), ("both", True, True),
-    ):  # fmt: skip
+        ("neither", False, False),
+        ("ReLU", True, False),
+        ("addition", False, True),
+        ("both", True, True),
+    ):
         block = _Bottleneck(256, relu=relu, shortcut=shortcut)
         add("element-wise operations", f"bottleneck of 256 channels: {name}", 256, block)
     return found

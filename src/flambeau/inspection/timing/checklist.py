@@ -20,7 +20,7 @@ from flambeau.inspection.timing.step_profile import no_part, read_seconds, timed
 from flambeau.inspection.timing.training_steps import WAIT, Part, Steps, steps_of_model
 from flambeau.recipes.memory.memory_budget import mean_of_all
 from flambeau.recipes.setup.environment import usable_cpus
-from flambeau.train.build.device import num_threads
+from flambeau.trainer.parts.device import num_threads
 
 BASE = "as it is"
 _CLOSE = 0.02  # below this share a difference is of no use, however sure; chosen

@@ -61,7 +61,8 @@ def _draw_axes(picture: Picture, chart: _Chart, timeline: MemoryTimeline) -> Non
             picture.words((x + to) / 2, _TOP - 5, part.name, anchor="middle", color="#555")
         picture.end()
     for quarter in range(5):
-        size, seconds = chart.most * quarter / 4, chart.end_s * quarter / 4
+        size = chart.most * quarter / 4
+        seconds = chart.end_s * quarter / 4
         y = chart.y(size)
         picture.line((_LEFT, y), (_LEFT + _WIDTH, y), color="#ccc")
         picture.words(_LEFT - 6, y + 4, size_text(round(size)), anchor="end", color="#555")
@@ -87,7 +88,8 @@ def _outline(timeline: MemoryTimeline, chart: _Chart) -> list[tuple[float, float
     stretches: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for seconds, size in timeline.samples:
         stretches[int(seconds / chart.end_s * _POINTS)].append((seconds, size))
-    outline, last = [(chart.x(0), chart.y(0))], 0
+    outline = [(chart.x(0), chart.y(0))]
+    last = 0
     for stretch in stretches.values():
         by_size = sorted(stretch, key=lambda sample: sample[1])
         for seconds, size in sorted({stretch[0], by_size[0], by_size[-1], stretch[-1]}):

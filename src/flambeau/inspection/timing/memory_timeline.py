@@ -101,7 +101,10 @@ def _timeline(events: Sequence[dict[str, Any]], steps: Steps, there: int) -> Mem
     begin = min((e["ts"] for e in parts), default=0.0)
     live: dict[int, tuple[int, str]] = {}
     at_peak: dict[int, tuple[int, str]] = {}
-    samples, now, peak, peak_s = [(0.0, 0)], 0, 0, 0.0
+    samples = [(0.0, 0)]
+    now = 0
+    peak = 0
+    peak_s = 0.0
     for event, owner in _owned(events, spans, on_cpu=steps.device.type == "cpu"):
         size, address = event["args"]["Bytes"], event["args"]["Addr"]
         if size > 0:
@@ -111,7 +114,9 @@ def _timeline(events: Sequence[dict[str, Any]], steps: Steps, there: int) -> Mem
         now += size
         samples.append(((event["ts"] - begin) / 1e6, now))
         if now > peak:
-            peak, peak_s, at_peak = now, samples[-1][0], dict(live)
+            peak = now
+            peak_s = samples[-1][0]
+            at_peak = dict(live)
     owners: dict[str, int] = defaultdict(int)
     for size, owner in at_peak.values():
         owners[owner] += size

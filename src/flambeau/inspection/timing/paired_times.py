@@ -52,7 +52,8 @@ def interleaved(
         By name the seconds of each round.
     """
     found: dict[str, list[float]] = {name: [] for name in calls}
-    order, draw = list(calls), random.Random(0)
+    order = list(calls)
+    draw = random.Random(0)
     begin = time.perf_counter()
     for number in range(-_WARM_UP, rounds):
         if number == 0:

@@ -305,7 +305,8 @@ def read_seconds(batches: Generator[Any], *, enough_s: float = _ENOUGH_S) -> flo
     """
     with contextlib.closing(batches):
         next(batches)
-        count, start = 0, time.perf_counter()
+        count = 0
+        start = time.perf_counter()
         while count < 2 or (count < _STEPS and time.perf_counter() - start < enough_s):
             next(batches)
             count += 1

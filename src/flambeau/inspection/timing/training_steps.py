@@ -17,12 +17,12 @@ from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.errors import InputError
 from flambeau.inspection.model_copy import tensors_of, with_values
 from flambeau.recipes.memory.memory_budget import mean_of_all
-from flambeau.train.build.data import reopen_data
-from flambeau.train.checkpoints.run_folder import RunFolder
-from flambeau.train.fit_classifier import Training
-from flambeau.train.settings.config_file import from_stored
-from flambeau.train.settings.resolved_settings import ResolvedSettings
-from flambeau.train.temporary_run import temporary_training
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.trainer.fit import Training
+from flambeau.trainer.parts.data import reopen_data
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.stored_settings import from_stored
+from flambeau.trainer.temporary_run import temporary_training
 from flambeau.user_code import first_line
 
 Part = Callable[[str], AbstractContextManager[Any]]
@@ -137,10 +137,17 @@ def steps_of_run(
         settings, folder.dataset, folder.permission(stored, trust=trust, say=say)
     )
     alone = dataclasses.replace(
-        settings, duration=_LONG, pretrained=False, weights=None, device="auto",
-        shard="none", compression="none", compile="none", stop_within=None,
+        settings,
+        duration=_LONG,
+        pretrained=False,
+        weights=None,
+        device="auto",
+        shard="none",
+        compression="none",
+        compile="none",
+        stop_within=None,
         parts=None if settings.sync_bn else settings.parts,  # parts with it are not done one by one
-    )  # fmt: skip
+    )
     with temporary_training(alone, facts, train, val) as training:
         pin = training.run.device.type == "cuda"
 
@@ -152,7 +159,8 @@ def steps_of_run(
 
         side = alone.image_size
         example = torch.empty(alone.batch_size, facts.channels, side, side, device="meta")
-        step, device = _step_of(training), training.run.device
+        step = _step_of(training)
+        device = training.run.device
         yield Steps(step, training.model, device, _about(settings), read, (example,))
 
 

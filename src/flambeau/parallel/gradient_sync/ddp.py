@@ -80,7 +80,8 @@ class Replicas:
 
     def _on_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         if not self._is_recorded:
-            buffer, parameters = bucket.buffer(), bucket.parameters()
+            buffer = bucket.buffer()
+            parameters = bucket.parameters()
             views = [_view(p, g) for p, g in zip(parameters, bucket.gradients(), strict=True)]
             self._buckets.append(_Bucket(buffer, views, parameters))
             return default_hooks.allreduce_hook(_world(), bucket)

@@ -30,9 +30,18 @@ from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 UNIT_BYTES = 4 << 20  # smaller blocks are gathered with what is around them; chosen, untested
 # What they do to an element depends on that element alone, so a piece may be stepped without the others.
 _ELEMENTWISE = (
-    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad,
-    optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD,
-)  # fmt: skip
+    optim.SGD,
+    optim.Adam,
+    optim.AdamW,
+    optim.NAdam,
+    optim.RAdam,
+    optim.Adamax,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.RMSprop,
+    optim.Rprop,
+    optim.ASGD,
+)
 
 
 def shard_model(
@@ -276,7 +285,8 @@ class Shards:
             )
         if not self._is_stepped:
             # Buffers that a forward pass writes and may read again are rank 0's, as those of Replicas.
-            now, self._is_stepped = buffer_versions(self._model), True
+            now = buffer_versions(self._model)
+            self._is_stepped = True
             changed = [name for name in now if now[name] != (self._versions or {}).get(name)]
             self._broadcast = sorted(set().union(*self._ranks.gather(changed)))
         gradients: list[Tensor] = []

@@ -57,7 +57,8 @@ class Lockstep:
 
     def _begin_round(self) -> None:
         # The last function of a round runs in the thread that calls.
-        self._turns, self._last = list[_Turn](), _Turn()
+        self._turns = list[_Turn]()
+        self._last = _Turn()
         self._current: _Turn | None = None
         self._given: list[Tensor] = []
         self._error: BaseException | None = None

@@ -33,10 +33,11 @@ class PartsInLockstep:
         self._ranks, self._parts = ranks, parts
         self._parameters = list(model.parameters())
         self._lockstep = Lockstep(
-            self._parameters[0].device, most=parts,
+            self._parameters[0].device,
+            most=parts,
             uneven=f"parts = {parts}: the parts of a step passed through different SyncBatchNorm layers, "
             "or more often: what a batch goes through must not depend on its samples",
-        )  # fmt: skip
+        )
         self.keeps = self._lockstep.keeps
         self.keeps.append(self._keep)
         self._synced = [m for m in model.modules() if isinstance(m, SyncBatchNorm)]

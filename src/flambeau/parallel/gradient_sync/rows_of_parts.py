@@ -21,7 +21,8 @@ class RowsOfParts:
     def __init__(self, mine: Tensor, ranks: Ranks, *, parts: int, dealt: int) -> None:
         owned = (parts_of(rank, ranks.world, parts) for rank in range(ranks.world))
         self._shares = [len(range(own.start, min(own.stop, dealt))) for own in owned]
-        self._everyones, self._arriving = [mine], None
+        self._everyones = [mine]
+        self._arriving = None
         if ranks.world > 1:
             sent = mine.new_zeros(max(self._shares), *mine.shape[1:])
             there = self._shares[ranks.rank]

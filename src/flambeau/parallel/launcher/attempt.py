@@ -68,7 +68,9 @@ class Round:
         self.outcome: Outcome | None = None
         self.ending: Ending | None = None
         self._ranks, self._status, self._place, self._say = ranks, status, place, say
-        self._signals, self._num_sent, self._num_restarts = signals, 0, num_restarts
+        self._signals = signals
+        self._num_sent = 0
+        self._num_restarts = num_restarts
         self._can_halve = can_halve
         self._failures: list[Ending] = []
         self._noted = set[int]()
@@ -84,7 +86,8 @@ class Round:
         for number in sorted(self._ranks.codes.keys() - self._noted):  # some before the first look
             self._noted.add(number)
             self._note(number, self._ranks.codes[number])
-        codes, is_running = list(self._ranks.codes.values()), self._ranks.is_running
+        codes = list(self._ranks.codes.values())
+        is_running = self._ranks.is_running
         if self._signals.count(signal.SIGINT) > 1:
             if is_running:  # for a moment
                 self._ranks.kill()  # again: some may have been starting
@@ -111,7 +114,8 @@ class Round:
 
     def _stopped_ranks(self) -> list[int]:
         """Who has stood still for too long, or has since it was sent a signal."""
-        now, before = time.monotonic(), self._stopped_s
+        now = time.monotonic()
+        before = self._stopped_s
         passed_s, self._looked_at = min(now - self._looked_at, _LOOK_AWAY_S), now
         self._stopped_s = {n: before.get(n, 0.0) + passed_s for n in self._ranks.stopped()}
         return [n for n, stopped_s in self._stopped_s.items() if stopped_s >= _STOPPED_S]

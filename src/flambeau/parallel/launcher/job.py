@@ -101,8 +101,10 @@ class Job:
 
     def _wait_for_host(self) -> None:
         """Until somebody listens at the rendezvous, or a signal has come."""
-        place, timeout_s = self._place, self._spec.join_timeout_s
-        started_at, has_told = time.monotonic(), False
+        place = self._place
+        timeout_s = self._spec.join_timeout_s
+        started_at = time.monotonic()
+        has_told = False
         while not self._signals and (reason := place.refuses()):
             waited_s = time.monotonic() - started_at
             if waited_s > timeout_s:
@@ -126,9 +128,12 @@ class Job:
 
     def _next_round(self) -> Outcome | None:
         """Start the ranks and wait for their end; None if they are to be started again."""
-        number, spec, status = self._num_rounds, self._spec, None
+        number = self._num_rounds
+        spec = self._spec
+        status = None
         if self._store is not None:
-            store, node_rank = self._store, spec.node_rank if spec.is_ordered else None
+            store = self._store
+            node_rank = spec.node_rank if spec.is_ordered else None
             joining = Background(lambda: job_status.join_round(store, spec.nodes[1], node_rank))
             if not self._wait_for(joining):
                 return self._stopped()
@@ -138,7 +143,8 @@ class Job:
             if found is None:
                 line = "the job is over; it had as many nodes as it takes without this one"
                 return Outcome(0, line)
-            number, status = found, RoundStatus(self._store, found)
+            number = found
+            status = RoundStatus(self._store, found)
         self._num_rounds += 1
         # A node that was left behind in a round may come to the same one again.
         folder = self._folder / f"{self._num_rounds}"
@@ -161,7 +167,8 @@ class Job:
         self, ranks: RankProcesses, status: RoundStatus | None, agent: Background[None]
     ) -> Outcome | None:
         """Until there are ranks, or it is known why there will be none."""
-        started_at, has_told = time.monotonic(), False
+        started_at = time.monotonic()
+        has_told = False
         while not ranks.started:
             agent.join(_POLL_S)
             ranks.poll()

@@ -43,7 +43,8 @@ class Background(threading.Thread, Generic[_T]):
 
     def __init__(self, work: Callable[[], _T]) -> None:
         super().__init__(daemon=True)
-        self._work, self._values = work, list[_T]()
+        self._work = work
+        self._values = list[_T]()
         self.error: Exception | None = None
         self.start()
 
@@ -160,7 +161,8 @@ def join_round(store: Store, most_nodes: int, node_rank: int | None) -> int | No
 
 def _claim(store: Store, number: int, node_rank: int | None) -> None:
     """Take a place in the order of the nodes; where that is wrong, the round ends for all."""
-    way, wrong = "torch's order" if node_rank is None else "--node-rank", ""
+    way = "torch's order" if node_rank is None else "--node-rank"
+    wrong = ""
     if store.compare_set(f"{number}/order", "", way).decode() != way:
         wrong = "give --node-rank to all nodes, or to none"
     elif node_rank is not None and store.add(f"{number}/claim/{node_rank}", 1) > 1:
@@ -183,14 +185,20 @@ class RoundStatus:
         self.ending: Ending | None = None
         self.everyone_is_done = self.is_done = False
         self.silent_node: str | None = None
-        self._store, self._number = PrefixStore(f"{number}", store), number
+        self._store = PrefixStore(f"{number}", store)
+        self._number = number
         self._job = store
-        self._node, self.num_nodes, self._name = -1, 0, ""
+        self._node = -1
+        self.num_nodes = 0
+        self._name = ""
         self._outbox: Ending | None = None
         self._others_began_at = math.inf
-        self._is_leaving, self._num_gone, self._told = False, 0, set[str]()
+        self._is_leaving = False
+        self._num_gone = 0
+        self._told = set[str]()
         self._beats: dict[int, tuple[bytes, float]] = {}
-        self._num_looks, self._looked_at = 0, time.monotonic()
+        self._num_looks = 0
+        self._looked_at = time.monotonic()
         self._wake, self._ended = threading.Event(), threading.Event()
         self._thread = Background(self._run)
 

@@ -24,10 +24,13 @@ _FOLDER = "flambeau-launch-"  # begins the names of our folders among the tempor
 _FORWARDED_AS = {
     getattr(signal, name): getattr(signal, sent)
     for name, sent in (
-        ("SIGTERM", "SIGTERM"), ("SIGUSR1", "SIGUSR1"), ("SIGINT", "SIGINT"), ("SIGHUP", "SIGTERM"),
+        ("SIGTERM", "SIGTERM"),
+        ("SIGUSR1", "SIGUSR1"),
+        ("SIGINT", "SIGINT"),
+        ("SIGHUP", "SIGTERM"),
     )
     if hasattr(signal, name)
-}  # fmt: skip
+}
 
 
 def launch(

@@ -30,7 +30,9 @@ def supervise(arguments: Sequence[str]) -> int:
     Returns:
         The exit code, as the launcher has chosen it.
     """
-    launcher, folder, command = int(arguments[0]), Path(arguments[1]), arguments[2:]
+    launcher = int(arguments[0])
+    folder = Path(arguments[1])
+    command = arguments[2:]
     if (folder / "released").exists():  # torch's agent starts ranks that nobody wants any more
         return 1
     for (

@@ -192,7 +192,8 @@ class FailureDetector:
             client: of the store.
             has_lost_peer: a connection to another rank is broken, so look for a silent rank at once.
         """
-        stalled_s, silent_s = self._progress.stalled_s, self._pace.silent_s
+        stalled_s = self._progress.stalled_s
+        silent_s = self._pace.silent_s
         allowed_s = 0.0 if has_lost_peer else self._progress.allowed_s
         if not has_lost_peer and (allowed_s == 0 or stalled_s + silent_s < allowed_s):
             self._before = None
@@ -222,22 +223,22 @@ class FailureDetector:
 
     def loss_of_store(self, address: str, error: str) -> Failure:
         """The failure to report when the store is lost. Each machine finds out for itself."""
-        own, here = self.me.pid_namespace, [self._rank]
+        own = self.me.pid_namespace
+        here = [self._rank]
         if own:
             here = [r for r, peer in enumerate(self._peers) if peer.pid_namespace == own] or here
         gone: list[int] = []
         for _ in range(5):  # a process closes its connections before it is seen to be gone
             gone = gone or [rank for rank in here if self._peers and self._peers[rank].is_gone]
             time.sleep(0.1)
-        loss, server, stack = (
-            f"lost the rendezvous store at {address}: {error}",
-            self._store_rank,
-            "",
-        )
+        loss = f"lost the rendezvous store at {address}: {error}"
+        server = self._store_rank
+        stack = ""
         if gone:
             cause = self._killed(server if server is not None and server in gone else gone[0])
         elif server is not None:
-            gone, stack = [server], stack_text(self._store_rank_frames)
+            gone = [server]
+            stack = stack_text(self._store_rank_frames)
             cause = f"{self.name(server)}, which serves the store, is gone or stopped: {loss}"
         else:
             cause = loss

@@ -100,7 +100,9 @@ class ProgressTracker:
         self, *, timeout_s: float, tick_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.timeout_s, self._tick_s, self._clock = timeout_s, tick_s, clock
-        self._phase, self._count, self.point = "starting", 0, 0
+        self._phase = "starting"
+        self._count = 0
+        self.point = 0
         self._known: set[str] = set()
         self._position: tuple[int, int, str] | None = None
         self._updated_at = self.stalled_s = 0.0
@@ -130,7 +132,8 @@ class ProgressTracker:
         if position == self._position:
             self.stalled_s += min(now - self._updated_at, self._tick_s)
         else:
-            self._position, self.stalled_s = position, 0.0
+            self._position = position
+            self.stalled_s = 0.0
         self._updated_at = now
 
     def heartbeat(self, *, has_left: bool = False) -> Heartbeat:

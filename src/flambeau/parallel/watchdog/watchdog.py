@@ -78,9 +78,11 @@ class Watchdog:
         pace: Pace = PACE,
     ) -> None:
         self._rank, self._world, self._store_rank = member.rank, member.world, member.store_rank
-        self._connect, self._prefix = connect if member.world > 1 else HashStore, prefix
+        self._connect = connect if member.world > 1 else HashStore
+        self._prefix = prefix
         self._pace = pace
-        self._say, self._end = say or _say, end
+        self._say = say or _say
+        self._end = end
         self.note: Callable[[str], object] = lambda _: None
         self.heed: Callable[[str], object] = lambda _: None
         self._progress = ProgressTracker(timeout_s=stall_timeout_s, tick_s=pace.beat_s)
@@ -109,11 +111,13 @@ class Watchdog:
 
     def pause(self) -> None:
         """No progress is expected until `resume`, and the process may end without an error."""
-        self._is_paused, self._progress.timeout_s = True, 0.0
+        self._is_paused = True
+        self._progress.timeout_s = 0.0
 
     def resume(self, stall_timeout_s: float) -> None:
         """Progress is expected again."""
-        self._is_paused, self._progress.timeout_s = False, stall_timeout_s
+        self._is_paused = False
+        self._progress.timeout_s = stall_timeout_s
 
     def stop(self) -> None:
         """End the watch of a run that has ended well, and let the others know. Not for a run that failed."""
@@ -161,7 +165,8 @@ class Watchdog:
             Whether to print it; False when another rank has failed with the same message before.
         """
         cause = _first_line(cause)
-        first, time_s = True, int(time.time())
+        first = True
+        time_s = int(time.time())
         if self._is_on and self._thread.is_alive():
             self._wish = wish
             self._own_failure = (cause, code)

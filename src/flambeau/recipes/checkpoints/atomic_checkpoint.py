@@ -203,7 +203,9 @@ class CheckpointWriter:
         self, folder: Path, *, temporary: Path | None = None, disk: Disk | None = None
     ) -> None:
         self.entries: dict[str, dict[str, Any]] = {}
-        self._folder, self._temporary, self._disk = folder, temporary, disk or Disk()
+        self._folder = folder
+        self._temporary = temporary
+        self._disk = disk or Disk()
         self._renamed = False
 
     def start(self) -> Path:
@@ -586,7 +588,8 @@ def _verified_chunks(
 ) -> Iterator[bytes]:
     """The content of a file in chunks; whoever takes them all knows that it is as saved."""
     size = entry["size"]
-    digest, length = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    length = 0
     for chunk in _chunks(disk, folder, name, chunk_bytes):
         digest.update(chunk)
         length += len(chunk)

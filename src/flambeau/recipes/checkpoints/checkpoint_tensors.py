@@ -16,9 +16,20 @@ _PLAIN = str, bytes, int, float, set, frozenset, type(None)  # which are not loo
 _LONGEST, _MOST = 2000, 100_000_000
 # Averaged weights last: who needs them asks for them. Chosen by what the named projects write.
 KEYS = (
-    "state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params",
-    "model_ema", "ema_state_dict", "state_dict_ema", "ema", "params_ema",
-)  # fmt: skip
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "module",
+    "net",
+    "network",
+    "weights",
+    "params",
+    "model_ema",
+    "ema_state_dict",
+    "state_dict_ema",
+    "ema",
+    "params_ema",
+)
 
 
 def tensors_in(value: Any) -> dict[str, Tensor]:

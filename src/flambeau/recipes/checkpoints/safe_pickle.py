@@ -38,11 +38,23 @@ _MAX_DEPTH = 100  # of containers in each other; real ones stay below 40
 _MAX_KEY_PARTS, _MAX_TUPLE_KEYS = 16, 10_000
 _MAGIC = 0x1950A86A20F9469CFC6C  # what torch.save wrote first before PyTorch 1.6
 _STORAGE_DTYPES = {
-    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
-    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
-    "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
-    "Untyped": torch.uint8, "QInt8": torch.qint8, "QUInt8": torch.quint8, "QInt32": torch.qint32,
-}  # fmt: skip
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+    "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128,
+    "Untyped": torch.uint8,
+    "QInt8": torch.qint8,
+    "QUInt8": torch.quint8,
+    "QInt32": torch.qint32,
+}
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _STORAGE = re.compile(r"torch\.(?:cuda\.|storage\.)?(\w+)Storage")
 _NUMPY_DTYPE = re.compile(r"[<>=|]([biufc][0-9]{1,2}|[SU][0-9]{1,9})")
@@ -111,7 +123,8 @@ def pickle_contents(path: Path, *, mapped: bool = False) -> Contents:
     """
     with _parsed(path, checked=mapped) as parsed:
         builder = _Builder(parsed, drop=True, mapped=mapped or None)
-        built, refused = builder.build(parsed.root), parsed.refused()
+        built = builder.build(parsed.root)
+        refused = parsed.refused()
         known = (_OLD_NAMES.get(name, name) for name in parsed.names)
         plain = not refused and all(name[:6] == "torch." or name in _TORCH for name in known)
         plain &= parsed.container in ("zip", "torch before 1.6") and parsed.protocol == 2
@@ -207,7 +220,8 @@ class _Machine:
         self.loaded: dict[int, tuple[Any, _Storage]] = {}
         self.names: dict[str, None] = outer.names if outer else {}
         self.made: Iterator[int] = outer.made if outer else itertools.count()
-        self.protocol, self.checked_key = 0, _KeyCheck()
+        self.protocol = 0
+        self.checked_key = _KeyCheck()
 
     def run(self) -> Any:
         self.stack: list[Any] = []
@@ -228,7 +242,8 @@ class _Machine:
         raise NotSupported(f"too large to be checked: it has over {_MAX_OPS} opcodes")
 
     def step(self, name: str, argument: Any) -> None:
-        push, items = self.stack.append, self.take(_TAKES[name]) if name in _TAKES else []
+        push = self.stack.append
+        items = self.take(_TAKES[name]) if name in _TAKES else []
         if _LOADER.path in self.names and _LOADER in items[name in _CALLS :]:
             raise PickleRefused(f"it hands {_LOADER.path} to something that may call it")
         match name:
@@ -316,7 +331,8 @@ class _Machine:
                     raise PickleRefused("bytes in bytes")
                 data = io.BytesIO(_raw(raw.args[0] if isinstance(raw, _Made) else raw))
                 parsed = _parse_stream(data, self)
-                inner, self.held[key] = parsed.root, parsed.held[parsed.root.key]
+                inner = parsed.root
+                self.held[key] = parsed.held[parsed.root.key]
             except (PickleRefused, AttributeError) as error:
                 raise PickleRefused(f"{_LOADER.path} of no storage: {error}") from error
             self.loaded[id(raw)] = raw, _Storage(inner.dtype, key, inner.size)
@@ -356,6 +372,7 @@ def _python2_string(file: Any) -> str:  # the reader of pickletools knows ASCII 
 _OPCODES: dict[bytes, tuple[str, Any]] = {
     o.code.encode("latin-1"): (o.name, o.arg and o.arg.reader) for o in pickletools.opcodes
 } | {b"S": ("STRING", _python2_string)}
+# A table by opcode; opcodes that take alike share a line.
 _TAKES = {  # how many items opcodes take off the stack; None: all behind the last mark
     **dict.fromkeys(("EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"), 0),
     **dict.fromkeys(("TUPLE1", "APPEND", "BINPERSID"), 1), "TUPLE3": 3, "NEWOBJ_EX": 3,
@@ -590,7 +607,8 @@ class _Builder:
         return Foreign(what)
 
     def storage(self, storage: _Storage, dtype: torch.dtype) -> Tensor:
-        key, held = storage.key, self.parsed.held[storage.key]
+        key = storage.key
+        held = self.parsed.held[storage.key]
         size_bytes = storage.size * storage.dtype.itemsize
         if size_bytes > len(held):
             raise PickleRefused(f"storage {key!r} has {len(held)} of its {size_bytes} bytes")
@@ -692,37 +710,71 @@ def _array(raw: Any, dtype: Any, shape: tuple[int, ...] = (), order: Any = "C") 
 _MISUSE = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, AttributeError)
 _MAKERS: dict[str, Callable[[_Builder, _Made], Any]] = {
     **dict.fromkeys((f"torch._utils._rebuild_tensor{v}" for v in ("", "_v2", "_v3")), _tensor),
-    "torch._utils._rebuild_parameter": _data, "torch.nn.parameter.Parameter": _data,
-    "torch._utils._rebuild_parameter_with_state": _data, "torch._tensor._rebuild_from_type_v2": _typed,
+    "torch._utils._rebuild_parameter": _data,
+    "torch.nn.parameter.Parameter": _data,
+    "torch._utils._rebuild_parameter_with_state": _data,
+    "torch._tensor._rebuild_from_type_v2": _typed,
     "torch.Size": lambda b, made: torch.Size(b.build(made.args[0])),
     "torch.device": lambda b, made: torch.device(*made.args),
-    "collections.OrderedDict": _mapping, "builtins.set": _set, "builtins.frozenset": _set,
-    **dict.fromkeys(("collections.defaultdict", "collections.Counter"), lambda b, m: dict(_mapping(b, m))),
+    "collections.OrderedDict": _mapping,
+    "builtins.set": _set,
+    "builtins.frozenset": _set,
+    **dict.fromkeys(
+        ("collections.defaultdict", "collections.Counter"), lambda b, m: dict(_mapping(b, m))
+    ),
     "builtins.complex": lambda b, made: complex(*map(float, made.args)),
     "builtins.bytearray": lambda b, made: bytearray(_raw(*map(b.build, made.args))),
-    "builtins.bytes": lambda b, made: _raw(*made.args), "_codecs.encode": lambda b, made: _raw(made.args[0]),
-    **dict.fromkeys(("argparse.Namespace", "types.SimpleNamespace"),
-                    lambda b, made: dict(b.pairs((made.state or {}).items()))),
+    "builtins.bytes": lambda b, made: _raw(*made.args),
+    "_codecs.encode": lambda b, made: _raw(made.args[0]),
+    **dict.fromkeys(
+        ("argparse.Namespace", "types.SimpleNamespace"),
+        lambda b, made: dict(b.pairs((made.state or {}).items())),
+    ),
     "pathlib.PosixPath": lambda b, made: str(PurePosixPath(*made.args)),
-    "numpy.dtype": _numpy_dtype, "numpy._core.multiarray._reconstruct": _numpy_array,
+    "numpy.dtype": _numpy_dtype,
+    "numpy._core.multiarray._reconstruct": _numpy_array,
     "numpy._core.multiarray.scalar": _scalar,
     "numpy._core.numeric._frombuffer": lambda b, made: _array(*map(b.build, made.args)),
     "torch._utils._rebuild_sparse_tensor": lambda b, made: b.left_out("a sparse tensor"),
     "torch._utils._rebuild_qtensor": lambda b, made: b.left_out("a quantized tensor"),
     "torch._utils._rebuild_meta_tensor_no_storage": lambda b, made: b.left_out("a tensor on meta"),
-}  # fmt: skip
+}
 _OLD_NAMES = {n.replace("._core.", ".core.").replace("builtins", "__builtin__"): n for n in _MAKERS}
 _ARGUMENTS = {  # only ever an argument of the above, or of one of the ways to make an object
-    "numpy.ndarray", "torch.Tensor", "copy_reg._reconstructor", "copyreg._reconstructor",
-    "torch.serialization._get_layout", "torch.per_tensor_affine", "torch.per_channel_affine", _LOADER.path,
+    "numpy.ndarray",
+    "torch.Tensor",
+    "copy_reg._reconstructor",
+    "copyreg._reconstructor",
+    "torch.serialization._get_layout",
+    "torch.per_tensor_affine",
+    "torch.per_channel_affine",
+    _LOADER.path,
     # Python 3 writes the int and str of a defaultdict under their names of Python 2.
-    *(f"{b}.{t}" for b in ("__builtin__", "builtins")
-      for t in ("object", "list", "dict", "int", "long", "float", "str", "unicode", "bool", "tuple")),
-}  # fmt: skip
+    *(
+        f"{b}.{t}"
+        for b in ("__builtin__", "builtins")
+        for t in (
+            "object",
+            "list",
+            "dict",
+            "int",
+            "long",
+            "float",
+            "str",
+            "unicode",
+            "bool",
+            "tuple",
+        )
+    ),
+}
 _TORCH = {  # of those outside torch, what torch.load(weights_only=True) takes too
-    "builtins.set", "builtins.bytearray", "builtins.complex", "_codecs.encode",
-    "collections.OrderedDict", "collections.Counter",
-}  # fmt: skip
+    "builtins.set",
+    "builtins.bytearray",
+    "builtins.complex",
+    "_codecs.encode",
+    "collections.OrderedDict",
+    "collections.Counter",
+}
 
 
 def _known(name: str) -> bool:

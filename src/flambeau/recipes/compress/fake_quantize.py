@@ -133,7 +133,8 @@ class FakeQuantize(nn.Module):
         """
         rows = x.detach().float()
         rows = rows.movedim(self.axis, 0).flatten(1) if self.scale.ndim else rows.reshape(1, -1)
-        top, bottom = rows.amax(1).clamp(min=0), rows.amin(1).clamp(max=0)
+        top = rows.amax(1).clamp(min=0)
+        bottom = rows.amin(1).clamp(max=0)
         if self.symmetric:
             top = torch.maximum(top, -bottom)
             bottom = -top
@@ -157,7 +158,8 @@ class FakeQuantize(nn.Module):
         return codes.to(torch.int8 if self.symmetric else torch.uint8)
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
-        scale, zero_point = self.scale.detach().abs().clamp(min=1e-12), self.zero_point.detach()
+        scale = self.scale.detach().abs().clamp(min=1e-12)
+        zero_point = self.zero_point.detach()
         return scale, zero_point.clamp(self.low, self.high).round()
 
     def from_codes(self, codes: Tensor) -> Tensor:
@@ -219,7 +221,8 @@ class QuantizedLayer(nn.Module):
         super().__init__()
         self.layer = layer
         weight = layer.get_parameter("weight")
-        axis, channels = int(isinstance(layer, _TRANSPOSED)), None
+        axis = int(isinstance(layer, _TRANSPOSED))
+        channels = None
         # There a row belongs to several channels
         if not (axis and getattr(layer, "groups", 1) > 1):
             channels = weight.shape[axis]
@@ -304,7 +307,8 @@ def fake_quantize(
         )
     seen = _inputs(model, layers, batches)
     result = copy.deepcopy(model)
-    quantized, left = [], {}
+    quantized = []
+    left = {}
     for name, layer in layers.items():
         if name in skip:
             left[name] = "skipped"

@@ -280,7 +280,8 @@ class LowBitLayer(nn.Module):
             x = _Sign.apply(x)
         elif self.input_bits is not None:
             x = round_unit(x, self.input_bits)
-        weight, layer = self.weight_values(), self.layer
+        weight = self.weight_values()
+        layer = self.layer
         if isinstance(layer, nn.Linear):
             y = F.linear(x, weight)
             y = y if size is None else y * size.mean(-1, keepdim=True)
@@ -301,7 +302,8 @@ class LowBitLayer(nn.Module):
     def pack(self) -> None:
         """Keep the packed bits and the scale alone: as small as they say, and no more training."""
         codes, scale = self._codes(self.layer.weight.detach())
-        self.packed, self.scale = pack_bits(codes, self.bits), scale
+        self.packed = pack_bits(codes, self.bits)
+        self.scale = scale
         self.layer.weight = nn.Parameter(scale.new_empty(0), requires_grad=False)
 
 
@@ -346,9 +348,12 @@ def low_bit(
     for name in names:
         if name not in skip:
             new = LowBitLayer(
-                result.get_submodule(name), method, bits=bits, input_bits=input_bits,
+                result.get_submodule(name),
+                method,
+                bits=bits,
+                input_bits=input_bits,
                 gradient_bits=gradient_bits,
-            )  # fmt: skip
+            )
             if not name:
                 return new
             result.set_submodule(name, new)
@@ -410,7 +415,8 @@ class SignThreshold(nn.Module):
             raise ValueError(
                 "BatchNorm has no running statistics, so its sign depends on the batch"
             )
-        mean, var = norm.running_mean.double(), norm.running_var.double()
+        mean = norm.running_mean.double()
+        var = norm.running_var.double()
         gamma = torch.ones_like(mean) if norm.weight is None else norm.weight.detach().double()
         beta = torch.zeros_like(mean) if norm.bias is None else norm.bias.detach().double()
         exact = mean - beta * (var + norm.eps).sqrt() / gamma

@@ -336,7 +336,8 @@ class _Channels(fx.Interpreter):
 
     def _layer(self, node: Any, layer: Any, value: Tensor) -> Any:
         """Numbers of its own for the outputs; with groups, one set of all inputs and outputs of a group."""
-        name, dim = self.names[layer], -1 if isinstance(layer, nn.Linear) else 1
+        name = self.names[layer]
+        dim = -1 if isinstance(layer, nn.Linear) else 1
         source = node.all_input_nodes[0]
         row = _row(self.ids[source], dim)
         reason = self.obstacles.get(name)
@@ -670,7 +671,8 @@ def _shrink(model: nn.Module, name: str, kept: dict[str, list[int]]) -> None:
 
 
 def _shrink_layer(layer: Any, inputs: list[int] | None, outputs: list[int] | None) -> None:
-    is_conv, transposed = not isinstance(layer, nn.Linear), isinstance(layer, _TRANSPOSED)
+    is_conv = not isinstance(layer, nn.Linear)
+    transposed = isinstance(layer, _TRANSPOSED)
     in_name, out_name = (
         ("in_channels", "out_channels") if is_conv else ("in_features", "out_features")
     )

@@ -19,8 +19,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 _LAYERS = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
-)  # fmt: skip
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Linear,
+)
 
 
 def cubic_sparsity(

@@ -115,7 +115,8 @@ class ConvBranches(nn.Module):
             assert isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None
             assert norm.running_var is not None
             factor = norm.weight.detach() * (norm.running_var.double() + norm.eps).rsqrt()
-            rows, columns = (high - branch.shape[2]) // 2, (wide - branch.shape[3]) // 2
+            rows = (high - branch.shape[2]) // 2
+            columns = (wide - branch.shape[3]) // 2
             kernel += factor[:, None, None, None] * F.pad(branch, (columns, columns, rows, rows))
             bias += norm.bias.detach() - norm.running_mean * factor
         fused = copy.deepcopy(first)
@@ -141,9 +142,14 @@ def repvgg_block(
     """
     identity = stride == 1 and in_channels == out_channels
     return ConvBranches(
-        in_channels, out_channels, kernel_sizes=[(3, 3), (1, 1)], identity=identity, stride=stride,
-        groups=groups, dilation=dilation,
-    )  # fmt: skip
+        in_channels,
+        out_channels,
+        kernel_sizes=[(3, 3), (1, 1)],
+        identity=identity,
+        stride=stride,
+        groups=groups,
+        dilation=dilation,
+    )
 
 
 def acnet_block(
@@ -170,9 +176,13 @@ def acnet_block(
     """
     k = kernel_size
     return ConvBranches(
-        in_channels, out_channels, kernel_sizes=[(k, k), (k, 1), (1, k)], stride=stride, groups=groups,
+        in_channels,
+        out_channels,
+        kernel_sizes=[(k, k), (k, 1), (1, k)],
+        stride=stride,
+        groups=groups,
         dilation=dilation,
-    )  # fmt: skip
+    )
 
 
 class Reparameterized(NamedTuple):

@@ -73,7 +73,8 @@ def _copy_ahead(batches: Iterable[T], device: torch.device, depth: int) -> Itera
                 except StopIteration:
                     more = False
                 except Exception as error:  # raised below, after the batches before it
-                    failure, more = error, False
+                    failure = error
+                    more = False
                 else:
                     in_flight.append(upload.start(batch))
             if not in_flight:

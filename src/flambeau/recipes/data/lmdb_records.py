@@ -92,7 +92,8 @@ class LMDBReader:
 
     def __getitem__(self, index: SupportsIndex) -> bytes:
         place = range(len(self))[operator.index(index)]  # IndexError, negative numbers
-        start, size = self.index.starts[place], self.index.sizes[place]
+        start = self.index.starts[place]
+        size = self.index.sizes[place]
         page, inside = divmod(start, self._page_bytes)
         if inside == _HEAD.size:  # else it lies in a leaf, which was checked with its keys
             number, flags, *count = _HEAD.unpack(self._read(start - inside, inside))
@@ -136,7 +137,8 @@ class LMDBReader:
         weakref.finalize(self, self._file.close)  # a data set is rarely closed explicitly
         self._lock = threading.Lock()
         self._size = os.fstat(self._file.fileno()).st_size
-        at, found = 0, []
+        at = 0
+        found = []
         for _ in range(2):
             head = self._read(at, _META.size)
             flags, magic, version, self._page_bytes, *facts = _META.unpack(head)
@@ -170,7 +172,8 @@ class LMDBReader:
                 todo += [(child, level - 1) for child in reversed(children)]
                 continue
             for node, low, high, flags, key_bytes in nodes:
-                start, size = node + _NODE.size + key_bytes, low | high << 16
+                start = node + _NODE.size + key_bytes
+                size = low | high << 16
                 key = page[start - key_bytes : start]
                 if flags & ~_LONG_VALUE:
                     what = f"{key!r} is a named database or has many values"
@@ -263,7 +266,8 @@ class LMDBWriter:
                 mode=0o644,
             )
         self._batch: dict[bytes, bytes] = {}
-        self._batch_bytes, self._closed = 0, False
+        self._batch_bytes = 0
+        self._closed = False
 
     def write(
         self, key: bytes | str | SupportsIndex, value: bytes | bytearray | memoryview
@@ -278,7 +282,8 @@ class LMDBWriter:
             ValueError: a key that is there already (found at the latest when closing), or an unfit one.
             TypeError: a value that is not bytes-like.
         """
-        name, data = lmdb_key(key), bytes(memoryview(value))
+        name = lmdb_key(key)
+        data = bytes(memoryview(value))
         if name in self._batch:
             raise ValueError(f"key {key!r} is there already")
         self._batch[name] = data
@@ -318,7 +323,8 @@ class LMDBWriter:
                     for key, value in sorted(self._batch.items()):
                         if not transaction.put(key, value, overwrite=False):
                             raise ValueError(f"key {key!r} is there already")
-                self._batch, self._batch_bytes = {}, 0
+                self._batch = {}
+                self._batch_bytes = 0
             except self._full:  # nothing of the batch has been written
                 self._env.set_mapsize(2 * self._env.info()["map_size"])
 

@@ -39,10 +39,21 @@ _NATIVE = "<" if sys.byteorder == "little" else ">"
 _ALIGN = 64  # numpy pads its headers to this, so that the data starts at a multiple of it
 
 _DTYPES = {
-    "b1": torch.bool, "u1": torch.uint8, "i1": torch.int8, "u2": torch.uint16, "i2": torch.int16,
-    "u4": torch.uint32, "i4": torch.int32, "u8": torch.uint64, "i8": torch.int64, "f2": torch.float16,
-    "f4": torch.float32, "f8": torch.float64, "c8": torch.complex64, "c16": torch.complex128,
-}  # fmt: skip
+    "b1": torch.bool,
+    "u1": torch.uint8,
+    "i1": torch.int8,
+    "u2": torch.uint16,
+    "i2": torch.int16,
+    "u4": torch.uint32,
+    "i4": torch.int32,
+    "u8": torch.uint64,
+    "i8": torch.int64,
+    "f2": torch.float16,
+    "f4": torch.float32,
+    "f8": torch.float64,
+    "c8": torch.complex64,
+    "c16": torch.complex128,
+}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 # Linux refuses a private map larger than memory and swap unless told not to reserve memory for writes to

@@ -95,7 +95,8 @@ def _box(
     area = height * width * (scale[0] + (scale[1] - scale[0]) * share)
     low, high = math.log(ratio[0]), math.log(ratio[1])
     shape = torch.exp(low + (high - low) * _uniform(_numbered(_bits(seeds, 3)[:, None], tries)))
-    rows, columns = torch.sqrt(area * shape).round().long(), torch.sqrt(area / shape).round().long()
+    rows = torch.sqrt(area * shape).round().long()
+    columns = torch.sqrt(area / shape).round().long()
     fits = (rows < height) & (columns < width)
     first = fits.to(torch.uint8).argmax(1, keepdim=True)
     rows = (rows * fits).gather(1, first)  # 0 where none fits

@@ -92,7 +92,8 @@ class RecordReader:
         start = self._offsets[position]
         end = self._offsets[position + 1] if position + 1 < len(self) else self._size
         data = self._read(start, end)
-        at, pieces = start, []
+        at = start
+        pieces = []
         for body, length in self._parts(start, end, lambda a, b: data[a - start : b - start]):
             at = body + length + -length % 4
             pieces.append(data[body - start : body - start + length])
@@ -161,13 +162,15 @@ class RecordReader:
 
     def _parts(self, start: int, end: int, read: _Read) -> Iterator[tuple[int, int]]:
         """Offset and length of the data of each part, checked, of the record from `start`."""
-        at, flag = start, 1
+        at = start
+        flag = 1
         while flag in (1, 2):
             header = read(at, min(at + 8, end))
             if len(header) < 8:
                 raise self._error(at, f"truncated header of the record from byte {start}")
             magic, word = _PART.unpack(header)
-            flag, length = word >> 29, word & _MAX_LENGTH
+            flag = word >> 29
+            length = word & _MAX_LENGTH
             if magic != _MAGIC:
                 raise self._error(at, f"wrong magic {magic.hex()}: no record or part starts here")
             if flag not in ((0, 1) if at == start else (2, 3)):
@@ -347,7 +350,8 @@ def pack(header: IRHeader, payload: BytesLike) -> bytes:
     if isinstance(label, numbers.Number) or not labels:
         flag, scalar, labels = 0, sum(labels), []
     else:
-        flag, scalar = len(labels), 0.0
+        flag = len(labels)
+        scalar = 0.0
     try:
         head = _IMAGE.pack(flag, scalar, *map(operator.index, ids))
         return head + struct.pack(f"<{flag}f", *labels) + _as_bytes(payload)

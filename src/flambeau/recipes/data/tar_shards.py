@@ -137,7 +137,8 @@ class TarReader:
         return range(self._starts[sample], self._starts[sample + 1])
 
     def _read(self, place: int) -> bytes:
-        offset, size = self._offsets[place], self._sizes[place]
+        offset = self._offsets[place]
+        size = self._sizes[place]
         if hasattr(os, "pread"):
             data = os.pread(self._file.fileno(), size, offset)
         else:  # Windows: a file of its own, as a shared cursor is not safe in threads
@@ -173,7 +174,8 @@ def index_tar(path: StrPath) -> TarIndex:
     names: list[str] = []
     offsets, sizes = array("Q"), array("Q")
     with Path(path).open("rb") as file:
-        at, end = 0, os.fstat(file.fileno()).st_size
+        at = 0
+        end = os.fstat(file.fileno()).st_size
         try:
             _refuse_packed(file.read(4), path)
             file.seek(0)

@@ -51,7 +51,8 @@ def parse_example(record: BytesLike) -> dict[str, list[bytes] | Tensor]:
     features: dict[str, list[bytes] | Tensor] = {}
     for features_start, features_end in _messages(data, 0, len(data), 1):
         for start, end in _messages(data, features_start, features_end, 1):
-            name, values = "", []
+            name = ""
+            values = []
             for number, wire, _, at, stop in _fields(data, start, end):
                 if number == 1 and wire == _BYTES:
                     name = _text(data, at, stop)
@@ -114,7 +115,9 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
     while at < end:
         begin = at
         tag, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at, end)
-        number, wire, value = tag >> 3, tag & 7, 0
+        number = tag >> 3
+        wire = tag & 7
+        value = 0
         if number == 0 or tag > _MAX_TAG or at - begin > 5:
             raise _error(begin, f"no field has the tag {tag}")
         start = at
@@ -154,12 +157,14 @@ def _text(data: bytes, start: int, end: int) -> str:
 
 
 def _parse_feature(data: bytes, parts: Iterable[tuple[int, int]]) -> list[bytes] | Tensor:
-    kind, values = _BYTES_LIST, list[_Field]()
+    kind = _BYTES_LIST
+    values = list[_Field]()
     for part in parts:
         for number, wire, _, start, end in _fields(data, *part):
             if number in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST) and wire == _BYTES:
                 if number != kind:
-                    kind, values = number, []  # of several kinds the last one counts
+                    kind = number  # of several kinds the last one counts
+                    values = []
                 values += [field for field in _fields(data, start, end) if field[0] == 1]
     if kind == _FLOAT_LIST:
         return _floats(data, values)

@@ -307,7 +307,8 @@ def _update(crc: int, data: bytes) -> int:
         bits = int.from_bytes(data, "little") ^ crc
         for exponents in _SPARSE:
             bits, num_bits = _fold(bits, num_bits, exponents)
-        data, crc = (bits << -num_bits % 8).to_bytes(-(-num_bits // 8), "little"), 0
+        data = (bits << -num_bits % 8).to_bytes(-(-num_bits // 8), "little")
+        crc = 0
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 255]
     return crc

@@ -132,7 +132,9 @@ def _one(
     ahead = loader.num_workers * (loader.prefetch_factor or 0)  # fetched while the first one was
     began = clock()
     batches = iter(loader)
-    start_s, since, count = 0.0, began, 0
+    start_s = 0.0
+    since = began
+    count = 0
     for number, batch in enumerate(batches):
         if number == 0:
             start_s = clock() - began

@@ -79,7 +79,8 @@ class ActivationWatch:
         modules: Collection[str] | None = None,
         unit_dim: int | None = None,
     ) -> None:
-        self._modules, self._unit_dim = _chosen(model, modules), unit_dim
+        self._modules = _chosen(model, modules)
+        self._unit_dim = unit_dim
         self._handles: list[Any] = []
         self._sums: dict[str, _Sums] = {}
 
@@ -147,7 +148,8 @@ class _Sums:
         wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
         mean = wide.mean()
         squares = vector_norm(wide - mean).square()  # var_mean is far slower on a CPU
-        new, total = x.numel(), self.count + x.numel()
+        new = x.numel()
+        total = self.count + x.numel()
         step = mean - self.mean
         self.squares = self.squares + squares + step.square() * (self.count * new / total)
         self.mean = self.mean + step * (new / total)
@@ -160,7 +162,9 @@ class _Sums:
         self.nonzero = seen + nonzero if self.has_units else seen.sum() + nonzero.sum()
 
     def activation(self, name: str) -> Activation:
-        mean, squares, not_finite = float(self.mean), float(self.squares), int(self.not_finite)
+        mean = float(self.mean)
+        squares = float(self.squares)
+        not_finite = int(self.not_finite)
         nonzero, dead = int(self.nonzero.sum()), int((self.nonzero == 0).sum())
         spread = mean, math.sqrt(squares / self.count), 1 - nonzero / self.count
         dead, num_units = (dead, self.nonzero.numel()) if self.has_units else (0, 0)

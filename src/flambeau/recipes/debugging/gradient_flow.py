@@ -103,7 +103,8 @@ class GradientWatch:
                 continue
             sizes = gradient.abs()
             dtype = torch.promote_types(sizes.dtype, torch.float32)
-            total, largest = sizes.sum(dtype=dtype) / scale, sizes.amax().to(dtype) / scale
+            total = sizes.sum(dtype=dtype) / scale
+            largest = sizes.amax().to(dtype) / scale
             if name in self._seen:
                 total = total + self._seen[name][0]
                 largest = torch.maximum(largest, self._seen[name][1])
@@ -120,7 +121,9 @@ class GradientWatch:
                 mean = total / (self._steps[name] * parameter.numel())
                 ratio = math.sqrt(update / weight) if weight else None
                 found.append(Gradient(name, self._steps[name], mean, largest, ratio))
-        self._seen, self._moved, self._steps = {}, {}, Counter()
+        self._seen = {}
+        self._moved = {}
+        self._steps = Counter()
         return found
 
     @torch.no_grad()

@@ -24,10 +24,15 @@ import torch
 
 # Of errors that are not torch.OutOfMemoryError: of the CPU, of Apple's MPS, of CUDA and its libraries.
 _WORDS = (
-    "can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc", "_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "std::bad_alloc",
+    "_STATUS_ALLOC_FAILED",
     "Cannot allocate memory",  # of the C library
-    "could not create a primitive", "could not create a memory",  # oneDNN, which has no other words for it
-)  # fmt: skip
+    "could not create a primitive",
+    "could not create a memory",  # oneDNN, which has no other words for it
+)
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of mallopt(3)
 
 
@@ -166,7 +171,9 @@ def largest_batch(
         kept_free = partial(memory_limit, int(limit * (1 - headroom)))
     else:
         kept_free = partial(_ballast, device, headroom)
-    fitting, failing, at = -1, len(ordered), len(ordered) - 1
+    fitting = -1
+    failing = len(ordered)
+    at = len(ordered) - 1
     while fitting + 1 < failing:
         if _fits(partial(trial, ordered[at]), kept_free()):
             fitting = at

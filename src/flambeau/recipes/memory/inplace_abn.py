@@ -130,7 +130,8 @@ class _ABN(torch.autograd.Function):
         x_hat = torch.where(negative, y_wide / ctx.slope, y_wide)
         x_hat.sub_(beta.view(shape)).div_(scale.view(shape))
         # BatchNorm of the normalized input: mean 0 and deviation 1; dx lacks the true deviation then.
-        zero, one = torch.zeros_like(invstd), torch.ones_like(invstd)
+        zero = torch.zeros_like(invstd)
+        one = torch.ones_like(invstd)
         grad_x, grad_gamma, grad_beta = torch.ops.aten.native_batch_norm_backward(
             grad_z, x_hat, scale, zero, one, zero, one, ctx.training, 0.0, [True, True, True]
         )
@@ -256,7 +257,8 @@ def _replace(model: nn.Module, pairs: dict[str, str], relu_slope: float | None) 
         )
         layer._parameters, layer._buffers = norm._parameters, norm._buffers
         layer.track_running_stats, layer.training = norm.track_running_stats, norm.training
-        swaps[norm], swaps[act] = layer, nn.Identity()
+        swaps[norm] = layer
+        swaps[act] = nn.Identity()
     _swap(model, swaps)
 
 

@@ -164,9 +164,16 @@ def _run(model: nn.Module, example: Sequence[Any]) -> list[Tensor]:
     roots = [out for out in outputs if out.requires_grad]
     # Uneven weights: the plain sum of a normalized output has no gradient.
     weights = [torch.arange(out.numel(), device=out.device).cos().view(out.shape) for out in roots]
-    grads = torch.autograd.grad(
-        roots, leaves, [w.to(out.dtype) for w, out in zip(weights, roots, strict=True)], allow_unused=True
-    ) if roots and leaves else ()  # fmt: skip
+    grads = (
+        torch.autograd.grad(
+            roots,
+            leaves,
+            [w.to(out.dtype) for w, out in zip(weights, roots, strict=True)],
+            allow_unused=True,
+        )
+        if roots and leaves
+        else ()
+    )
     found = [*outputs, *(g for g in grads if g is not None)]
     found += [value for value in inputs if isinstance(value, Tensor)]
     return [tensor.detach().clone() for tensor in found]

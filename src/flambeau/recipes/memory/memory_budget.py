@@ -239,7 +239,8 @@ def _simulate(
 
     `known` are those of another choice: the optimizer, more operations than the rest, takes the same there.
     """
-    live, mode = _LiveStorages(), fake_tensor_mode()
+    live = _LiveStorages()
+    mode = fake_tensor_mode()
     with mode, live:
         model, batch = _copied(model, batch, live)
     live.mark("optimizer")

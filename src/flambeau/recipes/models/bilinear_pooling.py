@@ -58,7 +58,8 @@ def bilinear_pooling(x: Tensor, y: Tensor | None = None, *, eps: float = 1e-5) -
     # bmm would run in half precision; 'meta' knows no autocast.
     with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
         dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
-        x_NCL, y_NDL = x.flatten(2).to(dtype), y.flatten(2).to(dtype)
+        x_NCL = x.flatten(2).to(dtype)
+        y_NDL = y.flatten(2).to(dtype)
         z = torch.bmm(x_NCL, y_NDL.transpose(1, 2)).flatten(1) / x_NCL.shape[2]
         z = z * torch.rsqrt(z.abs() + eps)
         return F.normalize(z, eps=eps**0.5)

@@ -86,7 +86,8 @@ class Window:
         """Positions of the input that no tap reads, so that their gradients are zero; 0 if transposed."""
         if self.transposed:
             return 0
-        read, windows = bytearray(size), self.output(size) * self.stride
+        read = bytearray(size)
+        windows = self.output(size) * self.stride
         for k in range(self.kernel):
             first = k * self.dilation - self.padding
             places = slice(
@@ -179,9 +180,11 @@ def picture(size: int, window: Window, *, columns: int = 78) -> str:
         ..###..
         ....###
     """
-    count, across = window.output(size), size + 2 * window.padding
+    count = window.output(size)
+    across = size + 2 * window.padding
     if window.transposed:
-        count, across = size, (size - 1) * window.stride + window.extent
+        count = size
+        across = (size - 1) * window.stride + window.extent
     ruler = "".join(
         "+"
         if p < window.padding or p >= across - window.padding

@@ -144,7 +144,8 @@ class _CatNormReluConv(torch.autograd.Function):
         )
         # Copies of a few numbers: the running ones may move before the backward pass
         if not training:
-            mean, invstd = stats[0].clone(), torch.rsqrt(stats[1] + eps)
+            mean = stats[0].clone()
+            invstd = torch.rsqrt(stats[1] + eps)
         ctx.training, ctx.eps = training, eps
         ctx.save_for_backward(gamma, beta, kernel, mean, invstd, *features)
         return F.conv2d(z.relu_(), kernel)
@@ -159,7 +160,8 @@ class _CatNormReluConv(torch.autograd.Function):
         var = invstd.square().reciprocal()
         z = torch.native_batch_norm(joined, gamma, beta, mean, var, False, 0.0, 0.0)[0].relu_()
         # Under autocast the convolution ran in another type than its weight is kept in.
-        cast, weight = z.to(grad.dtype), kernel.to(grad.dtype)
+        cast = z.to(grad.dtype)
+        weight = kernel.to(grad.dtype)
         one, zero = [1, 1], [0, 0]
         wanted = [True, ctx.needs_input_grad[4], False]
         grad_z, grad_kernel, _ = torch.ops.aten.convolution_backward(
@@ -167,8 +169,16 @@ class _CatNormReluConv(torch.autograd.Function):
         )
         grad_z = grad_z.to(z.dtype).masked_fill_(z <= 0, 0)
         grad_joined, grad_gamma, grad_beta = torch.ops.aten.native_batch_norm_backward(
-            grad_z, joined, gamma, mean, var, mean, invstd, training, 0.0 if not training else eps,
+            grad_z,
+            joined,
+            gamma,
+            mean,
+            var,
+            mean,
+            invstd,
+            training,
+            0.0 if not training else eps,
             [True, *ctx.needs_input_grad[2:4]],
-        )  # fmt: skip
+        )
         split = grad_joined.split([f.shape[1] for f in features], 1)
         return (None, None, grad_gamma, grad_beta, grad_kernel, *split)

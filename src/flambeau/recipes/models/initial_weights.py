@@ -22,9 +22,14 @@ from torch.nn.parameter import is_lazy
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 _BATCH_NORMS = (
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
-    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-)  # fmt: skip
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
 _NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
@@ -178,8 +183,10 @@ def _check_filled(what: str, tensor: Tensor) -> None:
 
 def _std(layer: Any, mode: str, negative_slope: float, *, xavier: bool) -> float:
     rows, columns = layer.weight.shape[:2]
-    taps, groups = layer.weight[0, 0].numel(), getattr(layer, "groups", 1)
-    fan_in, fan_out = columns * taps, rows // groups * taps  # of one group
+    taps = layer.weight[0, 0].numel()
+    groups = getattr(layer, "groups", 1)
+    fan_in = columns * taps  # of one group
+    fan_out = rows // groups * taps
     if isinstance(layer, _TRANSPOSED):  # its weight is (in, out / groups, ...)
         fan_in, fan_out = fan_out / math.prod(layer.stride), fan_in
     if xavier:

@@ -44,7 +44,8 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
         depths: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
         last = max(depths.values(), default=0)
         return {name: depths.get(name, last) for name in names}
-    depths, deepest = dict.fromkeys(names, 0), -1
+    depths = dict.fromkeys(names, 0)
+    deepest = -1
     for prefix, module in _units(model):
         own = [f"{prefix}.{name}" for name, _ in module.named_parameters(remove_duplicate=False)]
         is_embedding = isinstance(module, nn.Embedding)
@@ -102,7 +103,8 @@ def layerwise_lr(
         raise ValueError("layer_decay has no effect: the whole model is one layer; give depths=")
     parts: list[dict[str, Any]] = []
     for group in groups:
-        base, split = group.get("lr", lr), dict[int, list[Parameter]]()
+        base = group.get("lr", lr)
+        split = dict[int, list[Parameter]]()
         for parameter in _listed(group["params"]):
             if parameter not in names:
                 raise ValueError(f"not of this model: a parameter of {list(parameter.shape)}")
@@ -134,7 +136,8 @@ def group_table(groups: Iterable[Mapping[str, Any]], model: nn.Module) -> str:
         0                2          18       0.1            -  1.weight
         in no group: 0.weight, 0.bias
     """
-    names, seen = _names(model), Counter[Parameter]()
+    names = _names(model)
+    seen = Counter[Parameter]()
     lines = [_ROW.format("group", "tensors", "parameters", "lr", "weight_decay", "first")]
     for index, group in enumerate(groups):
         parameters = _listed(group["params"])

@@ -296,7 +296,8 @@ class _Bucket:
         for turn in range(max(map(len, everyones))):
             if turn == len(self._buffers):
                 self._buffers.append(self._new_buffer())
-            flat, sends = self._buffers[turn].flat, turn < len(own)
+            flat = self._buffers[turn].flat
+            sends = turn < len(own)
             if sends:
                 self._buffers[turn].fill(own[turn])
             senders = [rank for rank, sums in enumerate(everyones) if turn < len(sums)]

@@ -67,9 +67,12 @@ def run_ranks(
         probe.bind(("127.0.0.1", 0))  # another process may take the port before rank 0 does
         port: int = probe.getsockname()[1]
     environ = {
-        "WORLD_SIZE": f"{world_size}", "LOCAL_WORLD_SIZE": f"{world_size}", "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}",
-    }  # fmt: skip
+        "WORLD_SIZE": f"{world_size}",
+        "LOCAL_WORLD_SIZE": f"{world_size}",
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": f"{port}",
+    }
     with tempfile.TemporaryDirectory() as folder:
         arguments = (work, environ, folder)
         context = start_processes(

@@ -37,7 +37,8 @@ def balanced_split(layer_bytes: Sequence[int], num_stages: int) -> list[int]:
         raise ValueError(
             f"{len(layer_bytes)} layers cannot be cut into {num_stages} stages of at least one layer"
         )
-    low, high = max(layer_bytes), sum(layer_bytes)
+    low = max(layer_bytes)
+    high = sum(layer_bytes)
     while low < high:
         middle = (low + high) // 2
         if len(_filled(layer_bytes, middle, num_stages)) <= num_stages:
@@ -101,7 +102,8 @@ class ModelParallel(nn.Module):
             )
         stages = zip(devices, counts, strict=True)
         self.devices = tuple(torch.device(name) for name, count in stages for _ in range(count))
-        self.micro_batch_size, self.training = micro_batch_size, model.training
+        self.micro_batch_size = micro_batch_size
+        self.training = model.training
         _refuse_shared(layers, self.devices)
         for (name, layer), device in zip(layers.items(), self.devices, strict=True):
             self.add_module(name, layer.to(device))
@@ -133,7 +135,8 @@ def _filled(layer_bytes: Sequence[int], capacity: int, num_stages: int) -> list[
 
     More than `num_stages` of them where the capacity is too small.
     """
-    counts, used = [0], 0
+    counts = [0]
+    used = 0
     for index, size in enumerate(layer_bytes):
         is_due = len(layer_bytes) - index == num_stages - len(counts)
         if counts[-1] and (is_due or used + size > capacity):

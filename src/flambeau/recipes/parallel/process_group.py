@@ -142,9 +142,12 @@ def add_local_rank_argument(parser: argparse.ArgumentParser) -> None:
         3
     """
     parser.add_argument(
-        "--local-rank", "--local_rank", type=int, default=os.environ.get("LOCAL_RANK", "0"),
+        "--local-rank",
+        "--local_rank",
+        type=int,
+        default=os.environ.get("LOCAL_RANK", "0"),
         help="set by old launchers; torchrun sets LOCAL_RANK instead",
-    )  # fmt: skip
+    )
 
 
 def _slurm_place(environ: Mapping[str, str]) -> Place:
@@ -183,9 +186,13 @@ def _join(place: Place, device: torch.device, timeout_s: float) -> None:
     # Alone: a store in memory; else the one at MASTER_ADDR:MASTER_PORT, which torchrun keeps.
     store = dist.HashStore() if place.world_size == 1 else None  # type: ignore[attr-defined]
     dist.init_process_group(
-        backend, store=store, rank=place.rank, world_size=place.world_size,
-        timeout=timedelta(seconds=timeout_s), device_id=cuda,
-    )  # fmt: skip
+        backend,
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=cuda,
+    )
 
 
 def _abandon() -> None:

@@ -54,10 +54,16 @@ class SyncBatchNorm(_BatchNorm):
     _original: ClassVar[type[_BatchNorm] | None] = None
 
     def __init__(
-        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-        track_running_stats: bool = True, process_group: Group | None = None,
-        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: Group | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
         )
@@ -198,7 +204,9 @@ class _Intercept(TorchFunctionMode):
 
     def __init__(self, layer: SyncBatchNorm, group: Group) -> None:
         super().__init__()
-        self.layer, self.group, self.met = layer, group, False
+        self.layer = layer
+        self.group = group
+        self.met = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not F.batch_norm:
@@ -207,10 +215,18 @@ class _Intercept(TorchFunctionMode):
         return self._batch_norm(*args, **(kwargs or {}))
 
     def _batch_norm(
-        self, x: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
-        weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float,
-    ) -> Tensor:  # fmt: skip
-        running, counted = (running_mean, running_var), self.layer.counted
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        running = (running_mean, running_var)
+        counted = self.layer.counted
         if not training:
             return F.batch_norm(x, *running, weight, bias, False, momentum, eps)
         if x.dim() < 2 or x.shape[1] != self.layer.num_features or not x.is_floating_point():
@@ -244,10 +260,16 @@ class _Normalise(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None,
-        running: tuple[Tensor | None, Tensor | None], momentum: float, eps: float,
-        group: Group, counts: bool,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running: tuple[Tensor | None, Tensor | None],
+        momentum: float,
+        eps: float,
+        group: Group,
+        counts: bool,
+    ) -> Tensor:
         dims, shape, dtype = _layout(x)
         # Around its own mean, a batch loses nothing to cancellation, in its squares or in the result.
         shift = x.mean(dims, dtype=dtype) if x.numel() else x.new_zeros(x.shape[1], dtype=dtype)
@@ -298,7 +320,8 @@ class _Normalise(Function):
 
 def _layout(x: Tensor) -> tuple[list[int], list[int], torch.dtype]:
     """Of (N, C, ...): all dimensions but C's, the shape of a (C,) beside it, the dtype to compute in."""
-    dims, shape = [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
+    dims = [0, *range(2, x.dim())]
+    shape = [1, -1] + [1] * (x.dim() - 2)
     return dims, shape, torch.promote_types(x.dtype, torch.float32)
 
 

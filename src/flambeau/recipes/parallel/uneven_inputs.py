@@ -56,7 +56,8 @@ def even_steps(
                 f"batches, the smallest of {min(theirs, default=0)}: use fewer ranks or smaller batches"
             )
     totals = [sum(step) for step in zip_longest(*everyone, fillvalue=0)]
-    iterator, end = iter(batches), object()
+    iterator = iter(batches)
+    end = object()
     for step, size in enumerate(sizes):
         batch: Any = next(iterator, end)
         if batch is end:

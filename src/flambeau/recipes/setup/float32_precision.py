@@ -90,7 +90,8 @@ def float32_precision_kept() -> Iterator[None]:
         >>> float32_precision()["convolution"]
         'tf32'
     """
-    before, on_cpu = {kind: _backend(kind).fp32_precision for kind in _KINDS}, _cpu_matmul()
+    before = {kind: _backend(kind).fp32_precision for kind in _KINDS}
+    on_cpu = _cpu_matmul()
     word: str | None = None
     with suppress(RuntimeError):  # where the families differ already
         word = torch.get_float32_matmul_precision()

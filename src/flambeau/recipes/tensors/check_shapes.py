@@ -79,7 +79,8 @@ def _words(name: str, pattern: str, shape: tuple[int, ...]) -> list[str]:
     if words.count("...") > 1:
         raise ValueError(f"{name}: {pattern!r} has more than one ...")
     if "..." in words:
-        start, missing = words.index("..."), len(shape) - len(words) + 1
+        start = words.index("...")
+        missing = len(shape) - len(words) + 1
         if missing < 0:
             reason = f"{_dimensions(shape)}, not {len(words) - 1} or more"
             raise _wrong(name, shape, pattern, reason)

@@ -125,7 +125,8 @@ class _Distances(torch.autograd.Function):
         weights = grad * scale
         # So many rows that their differences, (..., rows, N, D), are no more than the (..., M, N) result.
         rows = max(1, a.shape[-2] // max(1, a.shape[-1]))
-        grad_a, grad_b = [], torch.zeros_like(b)
+        grad_a = []
+        grad_b = torch.zeros_like(b)
         for some, weight in zip(a.split(rows, -2), weights.split(rows, -2), strict=True):
             # Differences and no matrix product: exact for close points, in whatever precision those run.
             pulls = weight.unsqueeze(-1) * (some.unsqueeze(-2) - b.unsqueeze(-3))

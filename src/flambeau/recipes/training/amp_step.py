@@ -206,7 +206,8 @@ class AmpStep:
         optimizer: Any = self.optimizer
         if self._fused:
             # The protocol of torch.amp.GradScaler: fused kernels divide by the one and obey the other.
-            optimizer.grad_scale, optimizer.found_inf = divisor, self.skipped
+            optimizer.grad_scale = divisor
+            optimizer.found_inf = self.skipped
             if _unobserved(optimizer):
                 type(optimizer).step.__wrapped__(optimizer)
             else:

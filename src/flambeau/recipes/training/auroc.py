@@ -124,7 +124,8 @@ class AUROC:
 def _area(scores: Tensor, positive: Tensor) -> Tensor:
     """Mann-Whitney: of all pairs of a positive and a negative sample, how many are in order."""
     real = torch.float32 if scores.device.type == "mps" else torch.float64
-    ours, others = scores[positive].contiguous(), scores[~positive].sort().values
+    ours = scores[positive].contiguous()
+    others = scores[~positive].sort().values
     below = torch.searchsorted(others, ours)
     not_above = torch.searchsorted(others, ours, right=True)
     pairs = (below + not_above).sum().to(real) / 2

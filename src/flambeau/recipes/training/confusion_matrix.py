@@ -120,7 +120,9 @@ class ConfusionMatrix:
         """
         counts = self.counts
         real = torch.float32 if counts.device.type == "mps" else torch.float64
-        hits, support, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+        hits = counts.diagonal()
+        support = counts.sum(1)
+        predicted = counts.sum(0)
         either = support + predicted - hits  # the union
         seen = either > 0
         nan = torch.full((), torch.nan, dtype=real, device=counts.device)

@@ -118,7 +118,8 @@ def decoupled_loss(
     # The columns but that of the class, found without a mask: a mask would wait for the device.
     columns = torch.arange(student.shape[1] - 1, device=student.device).expand(len(student), -1)
     columns = columns + (columns >= right)
-    wrong_s, wrong_t = student.gather(1, columns), teacher.gather(1, columns)
+    wrong_s = student.gather(1, columns)
+    wrong_t = teacher.gather(1, columns)
     # A softmax over these two logits is the probability of right and of wrong.
     binary_s = torch.cat([student.gather(1, right), wrong_s.logsumexp(1, keepdim=True)], 1)
     binary_t = torch.cat([teacher.gather(1, right), wrong_t.logsumexp(1, keepdim=True)], 1)

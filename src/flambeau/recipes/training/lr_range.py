@@ -60,7 +60,8 @@ class LRCurve:
     @property
     def averaged(self) -> list[float]:
         """Each loss as the mean of it and its neighbours, as many on both sides: none lags behind."""
-        losses, means = self.losses, []
+        losses = self.losses
+        means = []
         for at in range(len(losses)):
             width = min(max(1, len(losses) // 20), at, len(losses) - 1 - at)
             means.append(statistics.fmean(losses[at - width : at + width + 1]))
@@ -135,7 +136,8 @@ def lr_range_test(
         >>> 0.01 < curve.suggested < 0.2  # from 2 / 10 on, twice the inverse of the curvature, it diverges
         True
     """
-    rates, groups = rising_rates(low, high, steps), optimizer.param_groups
+    rates = rising_rates(low, high, steps)
+    groups = optimizer.param_groups
     shares = [float(group["lr"]) for group in groups]
     if not max(shares) > 0:
         raise ValueError("the optimizer needs a learning rate above 0 in one of its groups")

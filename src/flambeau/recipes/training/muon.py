@@ -110,9 +110,14 @@ class Muon(Optimizer):
                 half = [p for p in own if ((p[1] if isinstance(p, tuple) else p) in mine) == muon]
                 split += [{**group, "params": half, "muon": muon}] if half else []
         defaults = {
-            "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps,
-            "ns_steps": ns_steps, "ns_dtype": ns_dtype,
-        }  # fmt: skip
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "betas": betas,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "ns_dtype": ns_dtype,
+        }
         super().__init__(split, defaults)
         if missing := mine - {p for group in self.param_groups for p in group["params"]}:
             raise ValueError(f"{len(missing)} of {len(mine)} matrices are in no parameter group")
@@ -143,7 +148,8 @@ class Muon(Optimizer):
         alike: dict[tuple[int, int, torch.device], list[tuple[Parameter, Tensor]]] = {}
         for p in parameters:
             assert p.grad is not None
-            state, gradient = self.state[p], p.grad.flatten(1)
+            state = self.state[p]
+            gradient = p.grad.flatten(1)
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(gradient)
             buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
@@ -165,12 +171,21 @@ class Muon(Optimizer):
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
         beta1, beta2 = group["betas"]
         adamw(
-            list(parameters), [p.grad for p in parameters if p.grad is not None],
-            [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], [],
-            [s["step"] for s in states], fused=group["fused"],
-            amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-            weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
-        )  # fmt: skip
+            list(parameters),
+            [p.grad for p in parameters if p.grad is not None],
+            [s["exp_avg"] for s in states],
+            [s["exp_avg_sq"] for s in states],
+            [],
+            [s["step"] for s in states],
+            fused=group["fused"],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
 
 
 def orthogonalized(x_BRC: Tensor, *, steps: int = 5, dtype: torch.dtype | None = None) -> Tensor:

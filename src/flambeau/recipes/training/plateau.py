@@ -65,7 +65,8 @@ class ReduceOnPlateau:
                 f"got {patience}, {cooldown} and {threshold}"
             )
         self._mode, self._factor, self._patience, self._cooldown = mode, factor, patience, cooldown
-        self._threshold, self._relative = threshold, threshold_mode == "rel"
+        self._threshold = threshold
+        self._relative = threshold_mode == "rel"
         self._min_multiplier = min_multiplier
         self.multiplier = 1.0
         """The factor for the base rate now."""
@@ -94,7 +95,8 @@ class ReduceOnPlateau:
                 "the metric is NaN: a lower rate would not fix that; find out where it comes from"
             )
         if self._is_better(value):
-            self.best, self.num_bad = value, 0
+            self.best = value
+            self.num_bad = 0
         else:
             self.num_bad += 1
         if self._cooldown_left:
@@ -102,7 +104,8 @@ class ReduceOnPlateau:
             self.num_bad = 0
         if self.num_bad > self._patience:
             self.multiplier = max(self.multiplier * self._factor, self._min_multiplier)
-            self._cooldown_left, self.num_bad = self._cooldown, 0
+            self._cooldown_left = self._cooldown
+            self.num_bad = 0
         return self.multiplier
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,7 +123,8 @@ class ReduceOnPlateau:
         self.num_bad, self._cooldown_left = state["num_bad"], state["cooldown_left"]
 
     def _is_better(self, value: float) -> bool:
-        best, sign = self.best, 1.0 if self._mode == "max" else -1.0
+        best = self.best
+        sign = 1.0 if self._mode == "max" else -1.0
         if best is None:
             return value != -sign * math.inf
         # As torch: a share of the best value itself, so that of a negative one the bar moves the other way.

@@ -33,13 +33,27 @@ _FULL = 0.9
 _OWN = ("python", "")
 SLOWS_ALL = ("debug mode", "threads")
 _OF_HOST = (
-    "read", "decode", "transform", "collate", "send", "pin", "worker start", "many workers", "sync", "python",
-    "copy", "page faults",
-)  # fmt: skip
+    "read",
+    "decode",
+    "transform",
+    "collate",
+    "send",
+    "pin",
+    "worker start",
+    "many workers",
+    "sync",
+    "python",
+    "copy",
+    "page faults",
+)
 _DATA_KINDS = {
-    "read": "reading files", "decode": "decoding", "transform": "the transform", "collate": "collating",
-    "send": "sending batches between processes", "pin": "copying into page-locked memory",
-}  # fmt: skip
+    "read": "reading files",
+    "decode": "decoding",
+    "transform": "the transform",
+    "collate": "collating",
+    "send": "sending batches between processes",
+    "pin": "copying into page-locked memory",
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +81,8 @@ def findings_of(trial: Trial) -> Findings:
     Args:
         trial: with at least one process that made steps.
     """
-    shares, work = mean_shares(trial), data_work(trial)
+    shares = mean_shares(trial)
+    work = data_work(trial)
     lines = waiting_lines(trial)
     causes = [
         *_of_data(trial, shares, work),
@@ -138,9 +153,11 @@ def _of_data(trial: Trial, shares: dict[str, float], work: DataWork) -> list[Cau
     where, _ = work.places[kind][0]
     share = percent(work.shares[kind])
     if workers:
-        who = f"its {workers} workers spend {share} of their work" if workers > 1 else (
-            f"its worker spends {share} of its work"
-        )  # fmt: skip
+        who = (
+            f"its {workers} workers spend {share} of their work"
+            if workers > 1
+            else (f"its worker spends {share} of its work")
+        )
     else:
         who = f"they are made in the training process, {share} of that time"
     what = f"{who} on {_DATA_KINDS[kind]}{line_with_source(where)}"
@@ -246,7 +263,8 @@ def _of_copies(trial: Trial) -> list[Cause]:
     trainer = trial.trainers[0]
     found = []
     for file, line, what, _, seconds, copied in _calls(trainer, are_copies=True):
-        share, where = min(1.0, seconds / trainer["step_s"]), f"{file}:{line}"
+        share = min(1.0, seconds / trainer["step_s"])
+        where = f"{file}:{line}"
         much = f"{what} of {copied / 2**20:.1f} MiB in a step"
         text = f"{much} takes {percent(share)} of the time{at_line(where)}"
         found.append(Cause("copy", share, where, text))
@@ -362,7 +380,8 @@ def page_fault_share(trial: Trial) -> float:
 
 
 def _of_page_faults(trial: Trial) -> list[Cause]:
-    share, trainer = page_fault_share(trial), trial.trainers[0]
+    share = page_fault_share(trial)
+    trainer = trial.trainers[0]
     text = (
         "memory comes anew from the system in each step, as when what is freed goes back, by "
         f"{trainer.get('faults', 0) / trainer['steps']:.0f} page faults: {percent(share)} of the time"

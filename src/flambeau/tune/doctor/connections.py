@@ -12,9 +12,16 @@ from pathlib import Path
 _PROC = Path("/proc")
 _ESTABLISHED = "01"
 _SERVICES = {
-    443: "HTTPS", 1433: "SQL Server", 3306: "MySQL", 5432: "PostgreSQL", 5672: "RabbitMQ", 6379: "Redis",
-    9000: "an object store or ClickHouse", 9092: "Kafka", 27017: "MongoDB",
-}  # fmt: skip
+    443: "HTTPS",
+    1433: "SQL Server",
+    3306: "MySQL",
+    5432: "PostgreSQL",
+    5672: "RabbitMQ",
+    6379: "Redis",
+    9000: "an object store or ClickHouse",
+    9092: "Kafka",
+    27017: "MongoDB",
+}
 
 
 def outside_connections(processes: Iterable[int]) -> set[str]:

@@ -48,7 +48,8 @@ class MachineWatch:
     peers: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._began, self._throttled = time.monotonic(), throttled_seconds()
+        self._began = time.monotonic()
+        self._throttled = throttled_seconds()
         self.limit_bytes = usable_memory() or 0
         self._busy_then, self._cpus = machine_cpu_seconds()
         self._own: dict[int, float] = {}

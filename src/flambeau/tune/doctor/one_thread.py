@@ -27,7 +27,8 @@ def watched_on_one_thread(
         trial: what came of it.
         say: takes a line that tells of it.
     """
-    others, first = 0.0 if trial.machine is None else trial.machine.others_cpus, trial.trainers[0]
+    others = 0.0 if trial.machine is None else trial.machine.others_cpus
+    first = trial.trainers[0]
     if others < BUSY or first["device"] != "cpu" or first["threads"] == 1:
         return trial
     say(f"other programs keep {others:.1f} CPUs busy: watching once more, on one thread")
@@ -45,7 +46,8 @@ def with_looks_of(trainer: dict[str, Any], other: dict[str, Any]) -> dict[str, A
         trainer: whose steps and waiting were clocked; see `StepWatch`.
         other: in which was looked.
     """
-    longer, slower = trainer["seconds"] / other["seconds"], trainer["step_s"] / other["step_s"]
+    longer = trainer["seconds"] / other["seconds"]
+    slower = trainer["step_s"] / other["step_s"]
     return trainer | {
         "seen": [[*row[:-1], row[-1] * longer] for row in other["seen"]],
         "waiting_calls": [

@@ -23,14 +23,16 @@ def page_of(found: Diagnosis, command: str) -> str:
         table(
             ["of a step", *ranks],
             [(phase, *(percent(shares[phase]) for shares in each)) for phase in shown],
-            numbers=len(ranks), caption="Where the time of a step goes",
+            numbers=len(ranks),
+            caption="Where the time of a step goes",
         ),
         table(
             ["cause", "what", "share"],
             [(cause.kind, cause.text, percent(cause.share)) for cause in found.causes],
-            numbers=1, caption="Causes, the first one first",
+            numbers=1,
+            caption="Causes, the first one first",
         ),
-    ]  # fmt: skip
+    ]
     if found.tried:
         rows = [_row(one) for one in found.tried]
         heads = ["change", "how", "verdict", "predicted", "measured"]

@@ -61,9 +61,13 @@ def remedies_for(findings: Findings) -> list[Remedy]:
         findings: of the watched run.
     """
     found = [
-        *_for_data(findings), *_for_waits(findings), *_for_optimizer(findings),
-        *_for_gradients(findings), *_for_process(findings), *_for_model(findings),
-    ]  # fmt: skip
+        *_for_data(findings),
+        *_for_waits(findings),
+        *_for_optimizer(findings),
+        *_for_gradients(findings),
+        *_for_process(findings),
+        *_for_model(findings),
+    ]
     return sorted(found, key=lambda one: (one.kind not in SLOWS_ALL, -one.predicted, one.is_bound))
 
 
@@ -94,10 +98,15 @@ def _for_data(findings: Findings) -> list[Remedy]:
     workers: int = loader["num_workers"]
     found = [
         Remedy(
-            "cached batches", f"no data to wait for: the most that any change of the loader can give{line}",
-            {"cached": _CACHED}, _saved(whole), "data", at_most=False, is_bound=True,
+            "cached batches",
+            f"no data to wait for: the most that any change of the loader can give{line}",
+            {"cached": _CACHED},
+            _saved(whole),
+            "data",
+            at_most=False,
+            is_bound=True,
         )
-    ]  # fmt: skip
+    ]
     found += _for_workers(findings, whole=whole, start=start)
     if workers and waits >= _WORTH_TRYING and work.idle > 0.2:
         how = f"DataLoader(prefetch_factor=8){line}"
@@ -114,7 +123,8 @@ def _for_data(findings: Findings) -> list[Remedy]:
 
 def _for_workers(findings: Findings, *, whole: float, start: float) -> list[Remedy]:
     """Other numbers of them, and that they stay: for a data set that gives each its share."""
-    loader, line = findings.trial.trainers[0]["loader"], _loader_line(findings)
+    loader = findings.trial.trainers[0]["loader"]
+    line = _loader_line(findings)
     workers: int = loader["num_workers"]
     refused = REPEATS if loader.get("repeats") else ""
     found = []
@@ -122,10 +132,14 @@ def _for_workers(findings: Findings, *, whole: float, start: float) -> list[Reme
         how = f"DataLoader(persistent_workers=True){line}"
         found.append(
             Remedy(
-                "persistent workers", how, {"persistent": True}, _saved(start), "worker start",
+                "persistent workers",
+                how,
+                {"persistent": True},
+                _saved(start),
+                "worker start",
                 at_most=False,
             )
-        )  # fmt: skip
+        )
     for count in _other_workers(workers, findings):
         how = f"DataLoader(num_workers={count}){'' if count else _OR_TENSORS}{line}"
         kind = "few workers" if count > workers else "many workers" if count else "send"
@@ -166,8 +180,10 @@ def _for_waits(findings: Findings) -> list[Remedy]:
     named = ", ".join(shown(line) for line in lines[:4])
     how = f"keep the value on the device, or ask for it every 50 steps: {named}"
     return [
-        Remedy("skip waiting calls", how, {"skip_waits": lines}, _saved(share), "sync", at_most=False)
-    ]  # fmt: skip
+        Remedy(
+            "skip waiting calls", how, {"skip_waits": lines}, _saved(share), "sync", at_most=False
+        )
+    ]
 
 
 def _for_optimizer(findings: Findings) -> list[Remedy]:
@@ -194,7 +210,8 @@ def _for_gradients(findings: Findings) -> list[Remedy]:
 
 def _for_process(findings: Findings) -> list[Remedy]:
     trial, shares = findings.trial, findings.shares
-    first, cpus = trial.trainers[0], usable_cpus()
+    first = trial.trainers[0]
+    cpus = usable_cpus()
     found = []
     if first["anomaly"]:
         how = "remove torch.autograd.set_detect_anomaly(True)"
@@ -209,14 +226,22 @@ def _for_process(findings: Findings) -> list[Remedy]:
     if shares["checkpoint"] >= _WORTH_TRYING:
         how = "save less often"
         found.append(
-            Remedy("no checkpoints", how, {"no_saves": True}, _saved(shares["checkpoint"]), "checkpoint",
-                   at_most=False, is_bound=True)
-        )  # fmt: skip
+            Remedy(
+                "no checkpoints",
+                how,
+                {"no_saves": True},
+                _saved(shares["checkpoint"]),
+                "checkpoint",
+                at_most=False,
+                is_bound=True,
+            )
+        )
     share = min(page_fault_share(trial), _idle(findings))
     if share >= _WORTH_TRYING and can_keep_freed():
         words = " ".join(f"{name}={value}" for name, value in KEEP_FREED.items())
         how = f"keep_freed_memory() of flambeau.recipes.setup.freed_memory; or {words} in the environment"
-        kept, gain = {"keep_freed": True}, _saved(share)
+        kept = {"keep_freed": True}
+        gain = _saved(share)
         found.append(Remedy("keep freed memory", how, kept, gain, "page faults", at_most=False))
     ranks = max(1, len(trial.trainers))
     of_workers = max((one["process_threads"] for one in trial.workers), default=0)
@@ -234,13 +259,15 @@ def _for_process(findings: Findings) -> list[Remedy]:
 
 
 def _for_model(findings: Findings) -> list[Remedy]:
-    shares, first = findings.shares, findings.trial.trainers[0]
+    shares = findings.shares
+    first = findings.trial.trainers[0]
     # On a GPU what it computes, where that is known, and not for how long Python starts it.
     share = device_share(findings.trial) or shares["forward"] + shares["backward"]
     started = max(share, shares["forward"] + shares["backward"])
     if started < 0.3:
         return []
-    device, found = torch.device(first["device"]), []
+    device = torch.device(first["device"])
+    found = []
     if native_bf16(device):
         how = "with torch.autocast(device.type, torch.bfloat16): around the forward pass"
         found.append(Remedy("bf16", how, {"autocast": "bfloat16"}, _saved(share / 2), "model"))
@@ -262,13 +289,20 @@ def _for_cuda(share: float, *, has_convolutions: bool) -> list[Remedy]:
     """What a GPU of NVIDIA has besides."""
     found = [
         Remedy(
-            "fp16", "torch.autocast(device.type, torch.float16) with torch.amp.GradScaler",
-            {"autocast": "float16"}, _saved(share / 2), "model",
+            "fp16",
+            "torch.autocast(device.type, torch.float16) with torch.amp.GradScaler",
+            {"autocast": "float16"},
+            _saved(share / 2),
+            "model",
         ),
         Remedy(
-            "tf32", 'torch.set_float32_matmul_precision("high")', {"tf32": True}, _saved(share / 2), "model"
+            "tf32",
+            'torch.set_float32_matmul_precision("high")',
+            {"tf32": True},
+            _saved(share / 2),
+            "model",
         ),
-    ]  # fmt: skip
+    ]
     if has_convolutions:
         how = "torch.backends.cudnn.benchmark = True, where images keep their size"
         found.append(

@@ -100,11 +100,13 @@ def told_by_trials(
         was_busy: other programs took CPUs, so that a single pair of runs refutes nothing. They take more from
             a script with fewer threads.
     """
-    found, measured = list(causes), []
+    found = list(causes)
+    measured = []
     for one in tried:
         if one.gain is None or one.remedy.is_bound or not _is_clear(one.gain):
             continue
-        share, kind = 1 - 1 / one.gain.times, one.remedy.kind
+        share = 1 - 1 / one.gain.times
+        kind = one.remedy.kind
         if kind in _SEEN_BY_TRIALS:
             text = next((c.text for c in found if c.kind == kind), _TEXTS.get(kind, ""))
             found = [c for c in found if c.kind != kind]

@@ -105,32 +105,43 @@ class Diagnosis:
         first = trial.trainers[0]
         return {
             "verdict": self.verdict,
-            "steps": first["steps"], "step_s": trial.step_s, "processes": len(trial.trainers),
-            "workers": first["loader"].get("num_workers", 0), "threads": first["threads"],
-            "graphs": first["graphs"], "graphs_in_window": first["graphs_in_window"],
+            "steps": first["steps"],
+            "step_s": trial.step_s,
+            "processes": len(trial.trainers),
+            "workers": first["loader"].get("num_workers", 0),
+            "threads": first["threads"],
+            "graphs": first["graphs"],
+            "graphs_in_window": first["graphs_in_window"],
             "graph_breaks": first["graph_breaks"],
-            "device": first["device"], "others_cpus": self.others_cpus, "peers": self.peers,
+            "device": first["device"],
+            "others_cpus": self.others_cpus,
+            "peers": self.peers,
             "shares": self.findings.shares,
             "ranks": [{"rank": one["rank"], "shares": shares_of(one)} for one in trial.trainers],
             "data": {
-                "shares": self.findings.work.shares, "idle": self.findings.work.idle,
-                "blocked": self.findings.work.blocked, "batches_per_s_alone": self.alone_per_s,
+                "shares": self.findings.work.shares,
+                "idle": self.findings.work.idle,
+                "blocked": self.findings.work.blocked,
+                "batches_per_s_alone": self.alone_per_s,
             },
             "causes": [dataclasses.asdict(cause) for cause in self.causes],
             "remedies": [_remedy_as_json(one) for one in self.tried],
-        }  # fmt: skip
+        }
 
 
 def _remedy_as_json(one: Tried) -> dict[str, Any]:
     gain = one.gain
     return {
-        "name": one.remedy.name, "how": one.remedy.how, "predicted": one.remedy.predicted,
-        "at_most": one.remedy.at_most, "is_bound": one.remedy.is_bound,
+        "name": one.remedy.name,
+        "how": one.remedy.how,
+        "predicted": one.remedy.predicted,
+        "at_most": one.remedy.at_most,
+        "is_bound": one.remedy.is_bound,
         "measured": None if gain is None else gain.times,
         "low": None if gain is None or gain.low != gain.low else gain.low,
         "verdict": one.failure.partition("\n")[0] if gain is None else gain.verdict,
         "failure": one.failure,
-    }  # fmt: skip
+    }
 
 
 def diagnose(script: Script, options: Options, *, say: Callable[[str], None]) -> Diagnosis:
@@ -160,8 +171,13 @@ def diagnose(script: Script, options: Options, *, say: Callable[[str], None]) ->
         change = {"alone": plan.seconds}
         alone = script.run(dataclasses.replace(plan, change=change)).alone_per_s
     tried = try_remedies(
-        script, remedies_for(findings), plan, rounds=options.rounds, enough_s=options.budget_s, say=say
-    )  # fmt: skip
+        script,
+        remedies_for(findings),
+        plan,
+        rounds=options.rounds,
+        enough_s=options.budget_s,
+        say=say,
+    )
     was_busy = trial.machine is not None and trial.machine.others_cpus > BUSY
     causes = told_by_trials(findings.causes, tried, was_busy=was_busy)
     return Diagnosis(findings, tuple(causes), tuple(tried), alone)
@@ -170,6 +186,9 @@ def diagnose(script: Script, options: Options, *, say: Callable[[str], None]) ->
 def _short(options: Options) -> Plan:
     """Of the runs that are compared: shorter, and nobody looks at stacks."""
     return Plan(
-        watches=False, warmup_steps=5, warmup_s=1.5, steps=min(10, options.steps),
+        watches=False,
+        warmup_steps=5,
+        warmup_s=1.5,
+        steps=min(10, options.steps),
         seconds=options.seconds / 2,
-    )  # fmt: skip
+    )

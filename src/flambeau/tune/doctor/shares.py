@@ -8,9 +8,17 @@ from typing import Any
 from flambeau.tune.doctor.trial import Trial
 
 PHASES = (
-    "data", "worker start", "forward", "backward", "optimizer", "communication", "python", "evaluation",
-    "checkpoint", "compile",
-)  # fmt: skip
+    "data",
+    "worker start",
+    "forward",
+    "backward",
+    "optimizer",
+    "communication",
+    "python",
+    "evaluation",
+    "checkpoint",
+    "compile",
+)
 """What a step's time is divided into."""
 _PLAUSIBLE = 1.2  # of what a GPU computes in a profiled step to a step of the window; chosen
 
@@ -62,7 +70,8 @@ def shares_of(trainer: Mapping[str, Any]) -> dict[str, float]:
         }
         left = max(0.0, 1.0 - sum(clocked.values()))
     else:
-        clocked, left = {}, 1.0
+        clocked = {}
+        left = 1.0
     looked_at = sum(seen.values()) or 1.0
     return {
         phase: clocked.get(phase, 0.0) + left * seen.get(phase, 0.0) / looked_at for phase in PHASES

@@ -87,7 +87,8 @@ class Script:
         folder = self.sandbox.new_folder()
         trace = None if plan.trace is None else folder / f"trace-{Path(plan.trace).name}"
         dataclasses.replace(plan, trace=None if trace is None else f"{trace}").write(folder)
-        machine, output = MachineWatch(folder), ScriptOutput()
+        machine = MachineWatch(folder)
+        output = ScriptOutput()
         began = time.monotonic()
         with signals_raise():
             try:

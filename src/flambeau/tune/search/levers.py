@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flambeau.data.images.native.kernel import kernel
+from flambeau.images.native.kernel import kernel
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
 
@@ -278,7 +278,8 @@ def _worker_counts(run: AsItIs | None) -> list[str]:
     counts = [0]
     while (count := max(1, 2 * counts[-1])) <= 2 * usable_cpus():
         counts.append(count)
-    now, most = None if run is None else run.workers, counts[-1]
+    now = None if run is None else run.workers
+    most = counts[-1]
     if now is not None and _is_fed(run):
         most = 2 * now  # for a model that other levers have made faster
     return [f"{count}" for count in counts if count != now and count <= most]

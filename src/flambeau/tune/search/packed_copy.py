@@ -58,7 +58,8 @@ class PackedCopies:
         return next(path for path in (file, file.with_stem(f"{file.stem}_train")) if path.exists())
 
     def _fits(self) -> bool:
-        most, total = shutil.disk_usage(self._place).free * _SHARE_OF_DISK, 0
+        most = shutil.disk_usage(self._place).free * _SHARE_OF_DISK
+        total = 0
         for file in self._data.rglob("*"):
             total += file.stat().st_size if file.is_file() else 0
             if total > most:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import InputError
+from flambeau.run.options.option import allowed_types
+from flambeau.run.options.toml_file import as_toml, load_toml
 from flambeau.sandbox.inside import RUNS
-from flambeau.train.settings.config_file import as_toml, load_toml
-from flambeau.train.settings.field_checks import allowed_types
-from flambeau.train.settings.settings import FIELDS
+from flambeau.trainer.settings.settings import FIELDS
 from flambeau.tune.doctor.remedies import REPEATS
 from flambeau.tune.doctor.trial import Script, Trial, signals_raise
 from flambeau.tune.search.journal import Journal
@@ -128,9 +128,13 @@ class Trials:
         if environment:
             change.pop("threads", None)  # the variable says it, as the user will
         plan = Plan(
-            watches=False, warmup_steps=5, warmup_s=1.0, steps=10, seconds=self._options.seconds,
+            watches=False,
+            warmup_steps=5,
+            warmup_s=1.0,
+            steps=10,
+            seconds=self._options.seconds,
             change=change,
-        )  # fmt: skip
+        )
         command += words
         if self._is_train and "--log-every" not in self._script.command:
             command += ["--log-every", _LOG_EVERY]
@@ -181,8 +185,10 @@ def _row(trial: Trial) -> dict[str, Any]:
         "bytes": on_device or (0 if machine is None else machine.most_bytes),
         "start_s": max(one["until_window_s"] + one["until_first_s"] for one in trial.trainers),
         "failure": "",
-        "loader": {name: loader[name] for name in ("repeats", "shared")} if "repeats" in loader else None,
-    }  # fmt: skip
+        "loader": {name: loader[name] for name in ("repeats", "shared")}
+        if "repeats" in loader
+        else None,
+    }
 
 
 def _first_lines(file: Path) -> list[dict[str, Any]]:
@@ -204,8 +210,9 @@ def _as_it_is(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] 
     # The first line has the warm-up in it.
     waits = [line["data_wait"] for line in lines[1:] if "data_wait" in line]
     return numbers | {
-        "data_wait": min(waits, default=None), "image_size": settings.get("image_size"),
-    }  # fmt: skip
+        "data_wait": min(waits, default=None),
+        "image_size": settings.get("image_size"),
+    }
 
 
 def tune(
@@ -263,9 +270,12 @@ def _search(
         return used_s * (1 + more / max(trials.num_run, 1)) > options.budget_s
 
     search = Search(
-        trials.measure, rounds=options.rounds, is_over=is_over,
-        left_s=options.planned_s, loss_bound=options.loss_bound,
-    )  # fmt: skip
+        trials.measure,
+        rounds=options.rounds,
+        is_over=is_over,
+        left_s=options.planned_s,
+        loss_bound=options.loss_bound,
+    )
     found = search.run(levers, first=first)
     if trials.num_reused:
         say(

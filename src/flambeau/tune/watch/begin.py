@@ -25,7 +25,8 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.loader is not None:
-            run, folder = spec.loader.exec_module, self._folder
+            run = spec.loader.exec_module
+            folder = self._folder
 
             def run_and_watch(module: ModuleType) -> None:
                 run(module)

@@ -39,7 +39,8 @@ class Origin(NamedTuple):
 
 def origin_of(frame: FrameType) -> Origin:
     """Of the code that runs in a frame."""
-    file, named = frame.f_code.co_filename, frame.f_globals.get("__name__")
+    file = frame.f_code.co_filename
+    named = frame.f_globals.get("__name__")
     name = named if isinstance(named, str) else ""
     if file.startswith("<"):
         return Origin("", file[8:-1] if file.startswith("<frozen ") else "")

@@ -97,14 +97,16 @@ class InterruptSampler:
         if taken is not signal.SIG_DFL and not is_ours:
             raise OSError("the signal is taken")
         self._threads, self._is_on, self._evaluates = threads, is_on, evaluates
-        self._draw, self._main = random.Random(0), threading.get_native_id()
+        self._draw = random.Random(0)
+        self._main = threading.get_native_id()
         self._seconds: dict[Activity, float] = defaultdict(float)
         self._waits: dict[Activity, Counter[str]] = defaultdict(Counter)
         self._of_others: dict[tuple[str, Seen], float] = defaultdict(float)
         self._states: list[str] = []  # that the kernel has told since the last look
         self._asked = threading.Event()
         self._asked_until = 0.0
-        self._last, self._last_used = time.perf_counter(), time.thread_time()
+        self._last = time.perf_counter()
+        self._last_used = time.thread_time()
         self._is_over = self._was_on = False
         # The handler stays: a signal that is on its way when the timer stops would end the process.
         signal.signal(number, self._look)
@@ -127,7 +129,8 @@ class InterruptSampler:
     def start(self) -> None:
         """Look until `stop`."""
         threading.Thread(target=self._ask_kernel, name=OWN_THREADS, daemon=True).start()
-        self._last, self._was_on = time.perf_counter(), True
+        self._last = time.perf_counter()
+        self._was_on = True
         self._timer.set(INTERVAL_S)
 
     def stop(self) -> None:
@@ -139,8 +142,10 @@ class InterruptSampler:
     def _look(self, number: int, frame: FrameType | None) -> None:
         if self._is_over:
             return
-        now, used = time.perf_counter(), time.thread_time()
-        elapsed, used_since = now - self._last, used - self._last_used
+        now = time.perf_counter()
+        used = time.thread_time()
+        elapsed = now - self._last
+        used_since = used - self._last_used
         self._last, self._last_used = now, used
         # What goes wrong here, such as at the end of the stack, must not come up in the midst of the script.
         with suppress(Exception):

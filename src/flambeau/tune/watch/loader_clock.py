@@ -224,7 +224,9 @@ def _then_alone(
 ) -> Iterator[Any]:
     """Some batches for the script, and then as many as come in some seconds for nobody."""
     yield from itertools.islice(iterate(loader), _ALONE_AFTER)
-    read, began, batches = 0, perf_counter(), iterate(loader)
+    read = 0
+    began = perf_counter()
+    batches = iterate(loader)
     while (elapsed := perf_counter() - began) < seconds:
         try:
             next(batches)

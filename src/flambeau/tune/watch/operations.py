@@ -84,13 +84,15 @@ class Operations:
 
         small = [n for n, each in per_step.items() if sum(each) < _SMALL_US * len(each)]
         return {
-            "count": len(events) / _STEPS, "seconds": seconds(per_step), "small_s": seconds(small),
-            "memory_bound": _bound_on_device(events, computing) if computing else (
-                seconds(filter(_is_bound, per_step)) / max(seconds(per_step), 1e-9)
-            ),
+            "count": len(events) / _STEPS,
+            "seconds": seconds(per_step),
+            "small_s": seconds(small),
+            "memory_bound": _bound_on_device(events, computing)
+            if computing
+            else (seconds(filter(_is_bound, per_step)) / max(seconds(per_step), 1e-9)),
             "device_s": covered(one[1:] for one in computing) / 1e6 / _STEPS,
             "active_s": covered(one[1:] for one in on_device) / 1e6 / _STEPS,
-        }  # fmt: skip
+        }
 
 
 def _is_bound(operation: str) -> bool:
@@ -116,7 +118,8 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
         >>> covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0)])
         4.0
     """
-    total, reached = 0.0, float("-inf")
+    total = 0.0
+    reached = float("-inf")
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)

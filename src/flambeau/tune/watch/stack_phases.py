@@ -18,10 +18,10 @@ _PHASES: _Rules = (
     ("torch.serialization", "save", "checkpoint"),
     ("torch.distributed.checkpoint", ".*save.*", "checkpoint"),
     ("safetensors.torch", "save.*", "checkpoint"),
-    ("flambeau.train.checkpoints", _ANY, "checkpoint"),
+    ("flambeau.run.folder", _ANY, "checkpoint"),
     ("lightning.pytorch.loops.evaluation_loop", _ANY, "evaluation"),
     ("pytorch_lightning.loops.evaluation_loop", _ANY, "evaluation"),
-    ("flambeau.train.loop.evaluation_mode", _ANY, "evaluation"),
+    ("flambeau.run.loop.evaluation_mode", _ANY, "evaluation"),
     (
         "torch.utils.data.dataloader",
         "__init__|__iter__|__del__|_get_iterator|_shutdown_workers|_reset",
@@ -44,7 +44,7 @@ _PHASES: _Rules = (
     ("flambeau.recipes.training.amp_step", "step", "optimizer"),
     ("torch.nn.modules.module", "_wrapped_call_impl|_call_impl", "forward"),
     ("torch.nn.functional", _ANY, "forward"),
-    ("flambeau.train.loss", _ANY, "forward"),
+    ("flambeau.trainer.loss", _ANY, "forward"),
     ("torch.distributed.distributed_c10d", _ANY, "communication"),
     (
         "torch.nn.parallel.distributed",
@@ -72,7 +72,7 @@ _KINDS: _Rules = (
     ("simplejpeg", _ANY, "decode"),
     ("tifffile", _ANY, "decode"),
     ("pydicom", _ANY, "decode"),
-    ("flambeau.data.images", _ANY, "decode"),
+    ("flambeau.images", _ANY, "decode"),
     ("torchvision.transforms", _ANY, "transform"),
     ("albumentations", _ANY, "transform"),
     ("kornia", _ANY, "transform"),
@@ -206,7 +206,8 @@ def _tag_of(frame: FrameType) -> _Tag:
 
 
 def _new_tag(frame: FrameType, code: CodeType) -> _Tag:
-    name, (owner, module) = code.co_name, origin_of(frame)
+    name = code.co_name
+    (owner, module) = origin_of(frame)
     phase = _first(_PHASES, module, name)
     kind = _first(_KINDS, module, name)
     if owner != "torch" and _EVALUATES.fullmatch(name):

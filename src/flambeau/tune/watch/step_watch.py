@@ -51,7 +51,8 @@ class StepWatch:
     ) -> None:
         self._folder, self._plan, self.loaders = folder, plan, loaders
         self._when_begun = when_begun
-        self._pid, self._made = os.getpid(), time.perf_counter()
+        self._pid = os.getpid()
+        self._made = time.perf_counter()
         self._reset()
 
     def _reset(self) -> None:
@@ -61,10 +62,12 @@ class StepWatch:
         self._times: list[float] = []  # of the slice under way; the first is its beginning
         self._slices: list[list[float]] = []
         self._timed, self._end = 0, 0.0  # whose steps are timed, by `id`, and until when
-        self._is_short, self._resumes = False, 0.0
+        self._is_short = False
+        self._resumes = 0.0
         self._clocked = [0.0] * 5
         self._sampler: StackSampler | InterruptSampler | None = None
-        self._waits, self._operations = WaitingCalls(), Operations()
+        self._waits = WaitingCalls()
+        self._operations = Operations()
         self._gradient: weakref.ref[torch.Tensor] | None = None
         self._keeps_gradients = False
         self._result: dict[str, Any] = {}
@@ -110,7 +113,8 @@ class StepWatch:
         self._when_begun()
         (self._folder / f"{self._pid}.trains").touch()
         self._threads = {"main": (threading.get_ident(), threading.get_native_id())}
-        self._count, self._began = 0, time.perf_counter()
+        self._count = 0
+        self._began = time.perf_counter()
         self._result["until_first_s"] = self._began - self._made
 
     def _warm_up(self, now: float) -> None:
@@ -120,10 +124,11 @@ class StepWatch:
         if plan.watches:
             self._is_short = (now - self._began) / self._count < plan.short_s
             self._sampler = sampler_of(
-                lambda: self._threads, lambda: not self.loaders.pause,
+                lambda: self._threads,
+                lambda: not self.loaders.pause,
                 evaluates=lambda: self.loaders.evaluates,
                 interrupts=not compile_counts()[0],  # Dynamo would compile the look, too
-            )  # fmt: skip
+            )
             self._sampler.start()
         self._graphs_then = compile_counts()[0]
         self._window_file.touch()
@@ -138,7 +143,8 @@ class StepWatch:
         if not self._times:
             self._begin_slice(now)
             return
-        elapsed, plan = now - self._opened, self._plan
+        elapsed = now - self._opened
+        plan = self._plan
         seconds = plan.seconds * (_LONGER if self._is_short else 1)
         steps = len(self._times) - 1 + sum(len(one) - 1 for one in self._slices)
         if elapsed < seconds or (steps < plan.steps and elapsed < 4 * seconds):
@@ -154,7 +160,8 @@ class StepWatch:
             self._finish()
 
     def _begin_slice(self, now: float) -> None:
-        self._times, self._clock_then = [now], self._clock()
+        self._times = [now]
+        self._clock_then = self._clock()
         self._timed = id(self._optimizer and self._optimizer())
         self._end = now + (_SLICE_S if self._is_short else self._plan.seconds)
 
@@ -162,14 +169,16 @@ class StepWatch:
         self._slices.append(self._times)
         pairs = zip(self._clocked, self._clock(), self._clock_then, strict=True)
         self._clocked = [total + now - then for total, now, then in pairs]
-        self._times, self._timed = [], 0
+        self._times = []
+        self._timed = 0
 
     def _pause(self, now: float) -> None:
         """Leave the next steps alone, if batches of a DataLoader will tell when that ends."""
         has_batches = self.loaders.batches > self._clock_then[2]
         self._end_slice()
         if has_batches:
-            self.loaders.pause, self._resumes = 1, now + _PAUSE_S
+            self.loaders.pause = 1
+            self._resumes = now + _PAUSE_S
         else:
             self._begin_slice(now)
 
@@ -204,7 +213,8 @@ class StepWatch:
         optimizer = None if self._optimizer is None else self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
         gradients = (p.grad for group in groups for p in group["params"] if p.grad is not None)
-        gradient, before = next(gradients, None), self._gradient and self._gradient()
+        gradient = next(gradients, None)
+        before = self._gradient and self._gradient()
         self._keeps_gradients |= gradient is not None and gradient is before
         self._gradient = None if gradient is None else weakref.ref(gradient)
 
@@ -242,14 +252,21 @@ class StepWatch:
         waited, started, batches, faults, system = self._clocked
         graphs, breaks = compile_counts()
         self._result |= {
-            "graphs": graphs, "graphs_in_window": graphs - self._graphs_then, "graph_breaks": breaks,
-            "steps": steps, "seconds": elapsed, "step_s": elapsed / max(steps, 1),
+            "graphs": graphs,
+            "graphs_in_window": graphs - self._graphs_then,
+            "graph_breaks": breaks,
+            "steps": steps,
+            "seconds": elapsed,
+            "step_s": elapsed / max(steps, 1),
             "times": times[:10_000],
-            "waited_s": waited, "started_s": started, "batches": batches,
-            "faults": faults, "system_s": system,
+            "waited_s": waited,
+            "started_s": started,
+            "batches": batches,
+            "faults": faults,
+            "system_s": system,
             "until_window_s": self._opened - self._began,
             "seen": as_rows(seconds),
-        }  # fmt: skip
+        }
 
     def _note_waits(self) -> None:
         steps = max(1, self._count - self._looked_from[0])
@@ -263,7 +280,8 @@ class StepWatch:
         optimizer = None if self._optimizer is None else self._optimizer()
         write_whole(
             self._folder / f"{self._pid}.json",
-            self._result | {
+            self._result
+            | {
                 "rank": int(os.environ.get("RANK", "0")),
                 "world": int(os.environ.get("WORLD_SIZE", "1")),
                 "loader": self.loaders.loader_facts(),
@@ -271,10 +289,11 @@ class StepWatch:
                 "anomaly": torch.is_anomaly_enabled(),
                 "optimizer": optimizer_facts(optimizer),
                 "keeps_gradients": self._keeps_gradients,
-                "device": device_of(optimizer), **_device_memory(device_of(optimizer)),
+                "device": device_of(optimizer),
+                **_device_memory(device_of(optimizer)),
                 "torch": torch.__version__,
             },
-        )  # fmt: skip
+        )
 
     def _at_exit(self) -> None:
         """A script that ends before its steps were counted has told what there was."""

@@ -37,7 +37,8 @@ def waits_for(thread: int) -> str:
         'file', 'sleep', 'message' (of another process or machine), or '': it computes, waits for a lock, or
         the kernel does not tell.
     """
-    file, known = _file_of(thread), _CALLS.get(platform.machine())
+    file = _file_of(thread)
+    known = _CALLS.get(platform.machine())
     if file is None or known is None:
         return ""
     try:

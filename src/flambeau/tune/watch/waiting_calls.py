@@ -13,13 +13,28 @@ from torch import Tensor
 from flambeau.tune.watch.stack_phases import Place, is_torchs, user_line
 
 _METHODS = (
-    "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__repr__",
-    "__format__", "nonzero", "cuda", "to",
-)  # fmt: skip
+    "item",
+    "tolist",
+    "cpu",
+    "numpy",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "__repr__",
+    "__format__",
+    "nonzero",
+    "cuda",
+    "to",
+)
 _SHOWN = {
-    "__bool__": "if tensor", "__float__": "float(tensor)", "__int__": "int(tensor)",
-    "__index__": "int(tensor)", "__repr__": "printing a tensor", "__format__": "printing a tensor",
-}  # fmt: skip
+    "__bool__": "if tensor",
+    "__float__": "float(tensor)",
+    "__int__": "int(tensor)",
+    "__index__": "int(tensor)",
+    "__repr__": "printing a tensor",
+    "__format__": "printing a tensor",
+}
 
 
 class WaitingCalls:

@@ -53,11 +53,13 @@ class _WorkerWatch:
                 return
             time.sleep(0.02)
         self._sampler.start()
-        opened, times_then = 0.0, run_times()
+        opened = 0.0
+        times_then = run_times()
         while True:
             was_open, self._is_open = self._is_open, self._window.exists()
             if self._is_open and not was_open:
-                opened, times_then = time.monotonic(), run_times()
+                opened = time.monotonic()
+                times_then = run_times()
             if self._is_open or was_open:
                 told = {
                     "seen": as_rows(dict(self._sampler.seconds)),

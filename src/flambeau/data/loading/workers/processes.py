@@ -80,7 +80,8 @@ class Workers:
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """What DataLoader yields; a worker from which no batch arrives is named."""
-        self._asked, ended = time.monotonic(), threading.Event()
+        self._asked = time.monotonic()
+        ended = threading.Event()
         if self.count and self._stall_timeout:
             # Not the iterator itself, whose last reference ends the workers.
             told = weakref.ref(batches), ended

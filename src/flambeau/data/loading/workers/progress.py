@@ -87,7 +87,8 @@ class InFlight:
 
     def last(self, worker: int | None = None) -> Reading | None:
         """The sample that has been read for the longest time, else the one that was read last."""
-        now, found = time.monotonic(), []
+        now = time.monotonic()
+        found = []
         for number in range(self._workers) if worker is None else (worker,):
             for slot in range(_THREADS):
                 at = (number * _THREADS + slot) * _FIELDS

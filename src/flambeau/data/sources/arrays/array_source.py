@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from flambeau.data.images.decode import MAX_PIXELS, Stored
-from flambeau.data.images.float_pixels import float_to_uint8
 from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS, names_by_part
 from flambeau.data.sources.arrays.hdf5_file import open_hdf5
 from flambeau.data.sources.arrays.labels import classes_and_labels, read_labels
@@ -35,11 +33,17 @@ from flambeau.data.sources.class_names import unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.source import Source
 from flambeau.errors import DamagedData, InputError, unreadable
+from flambeau.images.decode import MAX_PIXELS, Stored
+from flambeau.images.float_pixels import float_to_uint8
 
 _OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {
-    "npz": open_npz, "npy": open_npy, "hdf5": open_hdf5, "n5": open_store,
-    "zarr": open_store, "pth": open_pth,
-}  # fmt: skip
+    "npz": open_npz,
+    "npy": open_npy,
+    "hdf5": open_hdf5,
+    "n5": open_store,
+    "zarr": open_store,
+    "pth": open_pth,
+}
 _CHANNELS = (1, 3, 4)
 _MAX_IMAGES = 1 << 27  # more than in any collection of images
 _LOOKED_AT = 16  # images whose floating-point pixels are looked at when a source is opened
@@ -103,7 +107,8 @@ class ArraySource:
         *,
         labelled: bool = True,
     ) -> None:
-        self.path, self._key = path, (path, kind, part, labelled)
+        self.path = path
+        self._key = (path, kind, part, labelled)
         named = _named(arrays, path)
         roles = named.get(part, {})
         if not _needed(labelled) <= roles.keys():
@@ -122,7 +127,8 @@ class ArraySource:
     def _labels(
         self, arrays: Mapping[str, Rows], named: Mapping[str, Mapping[str, str]], part: str
     ) -> tuple[tuple[str, ...], Tensor]:
-        path, roles = self.path, named[part]
+        path = self.path
+        roles = named[part]
         label_rows = arrays[roles["labels"]]
         if isinstance(label_rows, RefusedRows):
             label_rows.read(0, 1)  # says why
@@ -226,8 +232,10 @@ class _Joined:
     def __init__(self, what: str, data: Rows, offsets: Rows) -> None:
         if len(data.shape) != 1 or data.dtype != np.uint8 or len(offsets.shape) != 1:
             raise InputError(f"{what} has offsets, so it must be one-dimensional, of uint8")
-        self._data, bounds = data, offsets.read(0, offsets.shape[0])
-        self.shape, self.dtype = (len(bounds) - 1,), np.dtype(object)
+        self._data = data
+        bounds = offsets.read(0, offsets.shape[0])
+        self.shape = (len(bounds) - 1,)
+        self.dtype = np.dtype(object)
         if (
             bounds.dtype.kind not in "ui"
             or not len(bounds)
@@ -294,7 +302,8 @@ def _layout(shape: tuple[int, ...]) -> str:
         raise UnfitPixels(
             f"{shape} is no shape of an image; expected (H, W), (H, W, C) or (C, H, W)"
         )
-    first, last = shape[0] in _CHANNELS, shape[2] in _CHANNELS
+    first = shape[0] in _CHANNELS
+    last = shape[2] in _CHANNELS
     if first == last:
         which = "either end" if first else "no end"
         raise UnfitPixels(f"the channels of {shape} may be at {which}; 1, 3 or 4 must stand at one")

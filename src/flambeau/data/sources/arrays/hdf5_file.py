@@ -50,7 +50,8 @@ class HandleRows:
     """
 
     def __init__(self, path: Path, dataset: Any) -> None:
-        self._path, self._name = path, dataset.name
+        self._path = path
+        self._name = dataset.name
         self.shape, self.dtype = dataset.shape, dataset.dtype
         self._chunk_bytes = math.prod(dataset.chunks or (0,)) * dataset.dtype.itemsize
         self._opened: tuple[int, Any, Any] = (-1, None, None)
@@ -58,7 +59,8 @@ class HandleRows:
     def read(self, start: int, stop: int) -> Array:
         process, file, dataset = self._opened
         if process != os.getpid():  # a handle of before a fork shares its state with the parent
-            file, dataset = open_file(self._path), None
+            file = open_file(self._path)
+            dataset = None
         try:
             if dataset is None:
                 dataset = _cached(file, self._name, self._chunk_bytes)
@@ -101,7 +103,8 @@ class HeapRows:
     """
 
     def __init__(self, path: Path, references: Rows) -> None:
-        self._references, self.shape = references, references.shape
+        self._references = references
+        self.shape = references.shape
         self.dtype = np.dtype(object)
         self._file = open_while(self, path)
         self._size = os.fstat(self._file.fileno()).st_size
@@ -120,7 +123,8 @@ class HeapRows:
         magic, size = _HEAP.unpack(read_at(self._file, address, _HEAP.size))
         if magic != b"GCOL\1" or address + size > self._size:
             raise OSError(f"no heap at byte {address}")
-        at, end = address + _HEAP.size, address + size
+        at = address + _HEAP.size
+        end = address + size
         while at + _OBJECT.size <= end:
             number, stored = _OBJECT.unpack(read_at(self._file, at, _OBJECT.size))
             if number == index:
@@ -194,7 +198,8 @@ def stored_as(path: Path) -> tuple[bool, list[str]]:
             role = role_of(name)
             if role is None or role[1] == "images":
                 checked.append(node.fletcher32)
-            count, there = 1, bool(node.id.get_storage_size() or node.is_virtual or node.external)
+            count = 1
+            there = bool(node.id.get_storage_size() or node.is_virtual or node.external)
             if node.chunks:
                 count = math.prod(map(lambda n, step: -(-n // step), node.shape, node.chunks))
                 there = node.id.get_num_chunks()
@@ -289,7 +294,9 @@ def _where_to(path: Path, name: str, link: Any) -> str:
 
 
 def _rows(path: Path, dataset: Any, h5py: Any) -> Rows:
-    properties, dtype, file = dataset.id.get_create_plist(), dataset.dtype, dataset.file
+    properties = dataset.id.get_create_plist()
+    dtype = dataset.dtype
+    file = dataset.file
     # A type that numpy has no exact equal of (12 bits of 16, say) is converted by the library, and where a
     # block of the user's comes first, addresses do not count from the start of the file.
     is_plain = not file.userblock_size and dataset.id.get_type() == h5py.h5t.py_create(
@@ -325,7 +332,8 @@ def _references(path: Path, name: str) -> Array:
     h5py = extra("h5py", what=f"{path}")
     with open_file(path) as file, h5py.File("r", "w", driver="core", backing_store=False) as memory:
         try:
-            dataset, kind = file[name], h5py.h5t.py_create(_REFERENCE)
+            dataset = file[name]
+            kind = h5py.h5t.py_create(_REFERENCE)
             facts = kind, dataset.id.get_space(), dataset.id.get_create_plist()
             copy = h5py.h5d.create(memory.id, b"references", *facts)
             chunks: list[Any] = []

@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.data.images.stand_ins import stand_in_at
 from flambeau.data.sources.arrays.array_roles import labels_beside, role_of
 from flambeau.errors import DamagedData, InputError
+from flambeau.images.stand_ins import stand_in_at
 from flambeau.recipes.data.mapped_arrays import Header, npy_header, npz_members
 from flambeau.recipes.setup.environment import usable_memory
 
@@ -49,7 +49,9 @@ class MemoryRows:
     """An array in memory."""
 
     def __init__(self, array: Array) -> None:
-        self._array, self.shape, self.dtype = array, array.shape, array.dtype
+        self._array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
 
     def read(self, start: int, stop: int) -> Array:
         return self._array[start:stop]
@@ -72,12 +74,14 @@ class FileRows:
         self.shape, self.dtype, self._offset = shape, dtype, offset
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         self._file = open_while(self, path)
-        size, end = os.fstat(self._file.fileno()).st_size, offset + shape[0] * self._row_bytes
+        size = os.fstat(self._file.fileno()).st_size
+        end = offset + shape[0] * self._row_bytes
         if end > size:
             raise damaged(path, f"an array ends at byte {end}, the file at {size}")
 
     def read(self, start: int, stop: int) -> Array:
-        at, length = self._offset + start * self._row_bytes, (stop - start) * self._row_bytes
+        at = self._offset + start * self._row_bytes
+        length = (stop - start) * self._row_bytes
         data = read_at(self._file, at, length)
         return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
 
@@ -95,7 +99,8 @@ class LoadedRows:
 
     @cached_property
     def _array(self) -> Array:
-        size, memory = math.prod(self.shape) * self.dtype.itemsize, usable_memory()
+        size = math.prod(self.shape) * self.dtype.itemsize
+        memory = usable_memory()
         if memory is not None and size > memory:
             raise InputError(
                 f"{self._path}: a compressed or column-major array takes {size / 2**30:.1f} GiB of "
@@ -114,7 +119,9 @@ class MappedRows:
     """An array that torch has mapped from a file; rows are copied out of the map."""
 
     def __init__(self, path: Path, array: Array) -> None:
-        self._array, self.shape, self.dtype = array, array.shape, array.dtype
+        self._array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
         self._file = open_while(self, path)
         self._size = os.fstat(self._file.fileno()).st_size
 
@@ -133,7 +140,9 @@ class RefusedRows:
     """An array that is there but is not read; the reason comes when it is asked for."""
 
     def __init__(self, shape: tuple[int, ...], reason: str | InputError) -> None:
-        self.shape, self.dtype, self._reason = shape, np.dtype(object), reason
+        self.shape = shape
+        self.dtype = np.dtype(object)
+        self._reason = reason
 
     def read(self, start: int, stop: int) -> Array:
         raise InputError(self._reason) if isinstance(self._reason, str) else self._reason
@@ -152,7 +161,9 @@ def read_at(file: IO[bytes], start: int, length: int) -> bytes:
     Raises:
         OSError: it ends before them.
     """
-    pieces, at, end = [], start, start + length
+    pieces = []
+    at = start
+    end = start + length
     while at < end:
         if hasattr(os, "pread"):
             piece = os.pread(file.fileno(), end - at, at)

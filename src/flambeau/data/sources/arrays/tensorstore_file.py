@@ -114,7 +114,8 @@ def store_fingerprint(folder: Path, facts: str) -> str:
     """
     node = _node(folder)
     assert node is not None
-    digest, count = hashlib.sha256(_metadata(node)), math.prod(node.grid)
+    digest = hashlib.sha256(_metadata(node))
+    count = math.prod(node.grid)
     for number in range(0, count, -(-count // _SIZES)):
         digest.update(f"{size_of(node.chunk_file(number))} ".encode())
     digest.update(facts.encode())
@@ -134,7 +135,8 @@ def stored_as(folder: Path) -> tuple[bool, list[str]]:
     What is absent reads as the fill value of the array: a feature of the formats, and what a lost file looks
     like. Chunks within a file of several (a shard) are not looked for.
     """
-    checked, absent = True, []
+    checked = True
+    absent = []
     for node in _nodes(folder):
         name = node.folder.relative_to(folder).as_posix()
         role = role_of(name)
@@ -257,7 +259,8 @@ def _rows(node: _Node, *, is_reversed: bool) -> Rows:
     except OSError as error:
         return RefusedRows(tuple(node.sides), f"{node.folder} cannot be read: {error}")
     dtype = np.dtype(code)
-    size, chunks = math.prod(chunk) * dtype.itemsize, math.prod(file) // max(1, math.prod(chunk))
+    size = math.prod(chunk) * dtype.itemsize
+    chunks = math.prod(file) // max(1, math.prod(chunk))
     if size > _MAX_BYTES or chunks > _MAX_CHUNKS:
         raise damaged(node.folder, f"shape {shape}, in chunks of {chunk}, {chunks} in a file")
     return StoreRows(where, shape, dtype)
@@ -279,9 +282,11 @@ class _Process:
                 script = Path(__file__).with_name("tensorstore_process.py")
                 self._running = subprocess.Popen(
                     [sys.executable, "-P", "-c", _RUN, str(script)],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for those who read
-                )  # fmt: skip
+                )
                 atexit.register(partial(self._end, os.getpid()))
             assert self._running.stdin is not None
             assert self._running.stdout is not None

@@ -58,9 +58,11 @@ def write(folder: str, driver: str, data: str | bytes, shape: tuple[int, ...], d
 
     array: Any
     if isinstance(data, str):
-        array, step = np.memmap(data, dtype, "r", shape=shape), _SHARD
+        array = np.memmap(data, dtype, "r", shape=shape)
+        step = _SHARD
     else:
-        array, step = np.frombuffer(data, dtype).reshape(shape), shape[0]
+        array = np.frombuffer(data, dtype).reshape(shape)
+        step = shape[0]
     row = (1, *shape[1:]) if len(shape) > 1 else shape
     if driver == "n5":  # which names the fastest axis first
         codec = {"type": "raw"}
@@ -72,10 +74,11 @@ def write(folder: str, driver: str, data: str | bytes, shape: tuple[int, ...], d
         shards = {"chunk_shape": row, "codecs": inner, "index_codecs": [little, {"name": "crc32c"}]}
         grid = {"chunk_shape": (step, *shape[1:])}
         metadata = {
-            "shape": shape, "data_type": dtype,
+            "shape": shape,
+            "data_type": dtype,
             "chunk_grid": {"name": "regular", "configuration": grid},
             "codecs": [{"name": "sharding_indexed", "configuration": shards}],
-        }  # fmt: skip
+        }
     spec = {"driver": driver, "kvstore": {"driver": "file", "path": folder}, "metadata": metadata}
     store = tensorstore.open(spec, create=True, context=_context()).result()
     store = store.T if driver == "n5" else store

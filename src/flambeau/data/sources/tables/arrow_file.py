@@ -45,7 +45,8 @@ class ArrowSource:
     """
 
     def __init__(self, path: Path, *, data: Path | None = None, labelled: bool = True) -> None:
-        self._path, self._data = path, data or path
+        self._path = path
+        self._data = data or path
         try:
             table = _read(path, self._data, labelled=labelled)
             self._starts, self._sizes, self._paths = table.starts, table.sizes, table.paths
@@ -134,7 +135,8 @@ def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
     paths = [""] * len(images)
     if columns.is_struct:
         parts = dict(zip([field.name for field in images.type], images.flatten(), strict=True))
-        images, told = parts["bytes"], parts.get("path")
+        images = parts["bytes"]
+        told = parts.get("path")
         if told is not None and (
             pa.types.is_string(told.type) or pa.types.is_large_string(told.type)
         ):
@@ -201,7 +203,9 @@ class _Table(NamedTuple):
 def _read(path: Path, data: Path, *, labelled: bool) -> _Table:
     """What is known of all rows: where their images lie, and their labels."""
     pa = extra("pyarrow", what=f"{path}")
-    starts, sizes, paths = [np.empty(0, np.int64)], [np.empty(0, np.int64)], list[str]()
+    starts = [np.empty(0, np.int64)]
+    sizes = [np.empty(0, np.int64)]
+    paths = list[str]()
     labels: list[int | str | None] = []
     try:
         with pa.memory_map(str(data)) as mapped:
@@ -236,7 +240,8 @@ def _where(images: Any, buffer: Any) -> tuple[NDArray[np.int64], NDArray[np.int6
         wide = np.int64 if str(images.type).startswith("large") else np.int32
         offsets = np.frombuffer(ends, wide)[images.offset : images.offset + len(images) + 1]
         offsets = offsets.astype(np.int64) + (data.address - buffer.address)
-        starts, sizes = offsets[:-1], np.diff(offsets)
+        starts = offsets[:-1]
+        sizes = np.diff(offsets)
         if int(offsets[0]) < 0 or int(offsets[-1]) > buffer.size:
             raise ValueError("images that do not lie in the file")
     return starts, np.where(images.is_null().to_numpy(zero_copy_only=False), -1, sizes)

@@ -14,8 +14,17 @@ from flambeau.optional_packages import extra
 
 # In lower case; of several the first counts.
 _IMAGES = ("image", "img", "images", "jpg", "jpeg", "png", "webp", "image_bytes", "encoded")
-_LABELS = ("label", "labels", "class", "class_id", "cls", "target", "category", "fine_label",
-           "class_name")  # fmt: skip
+_LABELS = (
+    "label",
+    "labels",
+    "class",
+    "class_id",
+    "cls",
+    "target",
+    "category",
+    "fine_label",
+    "class_name",
+)
 _SHOWN = 8  # columns that a message names
 _OWN_FUNCTION = "Rename one, or return the images from a function of your own: FILE.py:FUNCTION"
 

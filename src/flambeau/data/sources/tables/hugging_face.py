@@ -59,9 +59,12 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
     variables |= {} if download else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     ran = subprocess.run(
         [sys.executable, "-P", "-c", _LOAD, path, config],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, **variables},
-        check=False, text=True,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **variables},
+        check=False,
+        text=True,
+    )
     lines = ran.stdout.splitlines()
     found: Any = json.loads(lines[-1]) if lines and not ran.returncode else None
     if isinstance(found, dict):
@@ -115,7 +118,8 @@ def _parts(
     train = next((name for name in TRAIN_PARTS if name in splits), None)
     val = next((name for name in VAL_PARTS if name in splits), None)
     if train is None and len(splits) == 1:
-        train, val = next(iter(splits)), None
+        train = next(iter(splits))
+        val = None
     if train is None:
         raise InputError(
             f"{what} has the splits {', '.join(splits) or 'none'}; which to train on is not known\n"

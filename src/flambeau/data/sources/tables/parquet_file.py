@@ -23,8 +23,10 @@ from flambeau.optional_packages import extra
 from flambeau.terminal import CountBar
 
 ROWS = 16  # that are unpacked at once: memory for as many of the largest images
-_BATCH_ROWS, _BATCH_BYTES = 1000, 1 << 25  # of a batch of the copy; chosen, untested
-_SMALL, _MOST_PACKED = 1 << 26, 32  # bytes, and times its size, that a file's images may unpack to
+_BATCH_ROWS = 1000  # of a batch of the copy; chosen, untested
+_BATCH_BYTES = 1 << 25
+_SMALL = 1 << 26  # bytes, and times its size, that a file's images may unpack to
+_MOST_PACKED = 32
 # Times the file's size, that a row group may unpack to: what deflate can at most.
 _GROUP_PACKED = 1032
 

@@ -1,0 +1,235 @@
+"""metrics.jsonl of two runs side by side: for how many steps they are the same, and where they part.
+
+Read without torch, line by line, up to a limit.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flambeau.errors import InputError, unreadable
+from flambeau.run.folder.json_file import finite_number, metrics_row
+
+_MOST_BYTES = 2**28  # of a file: some two million lines
+_LONGEST_LINE = 2**20
+_MOST_SPEEDS = 100_000
+_MOST_OF_A_STEP = 1000  # lines; a run writes one for its steps, and one for each evaluation
+_MOST_NAMES = 200  # figures in the table
+_OF_THE_CLOCK = {"images_per_s", "data_wait"}
+_PLACE = {"step", "epoch", *_OF_THE_CLOCK}
+
+
+@dataclass(frozen=True)
+class FigureDifference:
+    """The first figure that is not the same."""
+
+    step: int
+    name: str
+    values: tuple[Any, Any]
+
+    @property
+    def change(self) -> float | None:
+        """The second value minus the first, of numbers."""
+        first, second = map(finite_number, self.values)
+        return None if first is None or second is None else second - first
+
+
+@dataclass
+class MetricLines:
+    """What two files have in common.
+
+    Attributes:
+        steps: of the last line of each, 0 where there is none.
+        num_figures: how many figures both have, at the same steps.
+        identical_steps: the last step up to which all of these are equal.
+        first: where they are not.
+        last: the figures of the last lines that both have, by name: step, and the value in each.
+        speeds: the median of images_per_s in each.
+        rollbacks: the lines that tell of one, in each.
+        is_cut: the files are longer than what is read.
+    """
+
+    steps: tuple[int, int] = (0, 0)
+    num_figures: int = 0
+    identical_steps: int = 0
+    first: FigureDifference | None = None
+    last: dict[str, tuple[int, Any, Any]] = field(default_factory=dict)
+    speeds: tuple[float | None, float | None] = (None, None)
+    rollbacks: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ((), ())  # type: ignore[assignment]
+    is_cut: bool = False
+
+    @property
+    def is_same(self) -> bool:
+        """Nothing that both have differs, and both end at the same step."""
+        return self.first is None and self.steps[0] == self.steps[1]
+
+    def as_json(self) -> dict[str, Any]:
+        """For `flambeau diff --json`."""
+        first = self.first
+        return {
+            "identical_steps": self.identical_steps,
+            "num_figures": self.num_figures,
+            "steps": list(self.steps),
+            "first_difference": None
+            if first is None
+            else {
+                "step": first.step,
+                "name": first.name,
+                "values": list(first.values),
+                "change": first.change,
+            },
+        }
+
+
+def compare_lines(left: Path, right: Path) -> MetricLines:
+    """Compare the figures of the lines of equal step that both files have.
+
+    Lines of training are means over the steps since the line before: those of different windows (another
+    `log_every`) are not compared.
+
+    Raises:
+        InputError: a file that cannot be read.
+    """
+    files = _Lines(left), _Lines(right)
+    found = MetricLines()
+    for step, groups in _joined(*files):
+        common = [key for key in groups[0] if key in groups[1]]
+        same = True
+        for key in common:
+            rows = groups[0][key], groups[1][key]
+            for name in [name for name in rows[0] if name in rows[1]]:
+                values = rows[0][name], rows[1][name]
+                found.num_figures += 1
+                if name in found.last or len(found.last) < _MOST_NAMES:
+                    found.last[name] = (step, *values)
+                if values[0] != values[1]:
+                    same = False
+                    found.first = found.first or FigureDifference(step, name, values)
+        if found.first is None and common and same:
+            found.identical_steps = step
+    found.steps = files[0].step, files[1].step
+    found.speeds = files[0].speed, files[1].speed
+    found.rollbacks = files[0].rollbacks, files[1].rollbacks
+    found.is_cut = files[0].is_cut or files[1].is_cut
+    return found
+
+
+_Group = dict[tuple[Any, ...], dict[str, Any]]
+
+
+class _Lines:
+    """The lines of a file as (step, figures by what kind of line they are of)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.step = 0
+        self.is_cut = False
+        self.rollbacks: list[dict[str, Any]] = []
+        self._speeds: list[float] = []
+
+    @property
+    def speed(self) -> float | None:
+        return statistics.median(self._speeds) if self._speeds else None
+
+    def __iter__(self) -> Iterator[tuple[int, _Group]]:
+        before = 0
+        for step, rows in itertools.groupby(self._rows(), key=lambda row: int(row["step"])):
+            if step < self.step:
+                continue  # no run writes it
+            group: _Group = {}
+            self.step = step
+            for row in itertools.islice(rows, _MOST_OF_A_STEP):
+                figures = {name: value for name, value in row.items() if name not in _PLACE}
+                key: tuple[Any, ...] = ("evaluation", len(group))
+                if "images_per_s" in row:
+                    key, before = ("training", before), step
+                    speed = finite_number(row["images_per_s"])
+                    if speed is not None and len(self._speeds) < _MOST_SPEEDS:
+                        self._speeds.append(speed)
+                elif "bad_step" in row:
+                    key = ("rollback", len(group))
+                    self.rollbacks.append(row)
+                group[key] = figures
+            yield step, group
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        try:
+            if not self._path.is_file():
+                if self._path.exists():
+                    raise InputError(f"{self._path} is not a file; give the folder of a run")
+                return
+            with self._path.open("rb") as file:
+                while line := file.readline(_LONGEST_LINE):
+                    if file.tell() > _MOST_BYTES:
+                        self.is_cut = True
+                        return
+                    row = metrics_row(line)
+                    if row is not None:
+                        yield row
+        except OSError as error:
+            raise unreadable(self._path, error) from error
+
+
+def _joined(left: _Lines, right: _Lines) -> Iterator[tuple[int, tuple[_Group, _Group]]]:
+    """The steps that both have; both are read to their ends."""
+    sides = iter(left), iter(right)
+    heads = [next(side, None) for side in sides]
+    while heads[0] is not None or heads[1] is not None:
+        steps = [math.inf if head is None else head[0] for head in heads]
+        if heads[0] is not None and heads[1] is not None and steps[0] == steps[1]:
+            yield heads[0][0], (heads[0][1], heads[1][1])
+        low = min(steps)
+        for number, side in enumerate(sides):
+            if steps[number] == low:
+                heads[number] = next(side, None)
+
+
+def markdown_table(lines: MetricLines, names: tuple[str, str]) -> str:
+    """The figures of both side by side, for a comment below a pull request.
+
+    Args:
+        lines: of two runs.
+        names: of the runs; they may hold anything.
+    """
+    first = lines.first
+    if first is not None:
+        change = "" if first.change is None else f" ({first.change:+.3g})"
+        both = " and ".join(map(figure_text, first.values))
+        head = f"**First difference at step {first.step}**: {cell(first.name)} {both}{change}"
+        if lines.identical_steps:
+            head += f"; identical for {lines.identical_steps} steps before"
+    else:
+        head = f"**Identical for {lines.identical_steps} steps** ({lines.num_figures} figures)"
+    ends = lines.steps
+    if ends[0] != ends[1]:
+        head += f"; the runs end at steps {ends[0]} and {ends[1]}"
+    rows = [f"| | {cell(names[0])} | {cell(names[1])} | change |", "|---|---:|---:|---:|"]
+    for name, (step, *values) in lines.last.items():
+        told = FigureDifference(step, name, (values[0], values[1])).change
+        moved = "same" if values[0] == values[1] else "" if told is None else f"{told:+.3g}"
+        texts = " | ".join(map(figure_text, values))
+        rows.append(f"| {cell(name)}, step {step} | {texts} | {moved} |")
+    speeds = lines.speeds
+    if speeds[0] and speeds[1]:
+        share = f"{100 * (speeds[1] / speeds[0] - 1):+.1f} %"
+        rows.append(f"| images/s, median | {speeds[0]:.1f} | {speeds[1]:.1f} | {share} |")
+    return "\n".join([head, "", *rows])
+
+
+def figure_text(value: Any) -> str:
+    """A figure in full, so that two that differ look different; anything else as a cell."""
+    number = finite_number(value)
+    return cell("NaN" if value is None else value) if number is None else repr(number)
+
+
+def cell(value: object) -> str:
+    """Text out of a file, which is to be neither markup nor too long."""
+    text = str(value)[:80]
+    return "".join(
+        f"\\{letter}" if letter in "|<>`*_[]\\" else letter if letter.isprintable() else "?"
+        for letter in text
+    )

@@ -1,0 +1,316 @@
+"""A run of `flambeau train` once more, step by step, from a checkpoint or its beginning; writes nothing."""
+
+import dataclasses
+import os
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.compare.recorded_facts import RunFacts
+from flambeau.compare.saved_states import (
+    checkpoint_of,
+    first_loss_difference,
+    read_state,
+    step_losses,
+    steps_of,
+)
+from flambeau.compare.step_events import StepEvents
+from flambeau.data.sources.source import Source
+from flambeau.errors import InputError
+from flambeau.provenance import Permission
+from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged
+from flambeau.recipes.data.sample_order import sample_order
+from flambeau.recipes.setup.environment import environment
+from flambeau.recipes.training.metrics import correct
+from flambeau.run.folder.checkpointer import Restored
+from flambeau.run.folder.identity import changes, exactness_facts
+from flambeau.run.folder.json_file import whole_number
+from flambeau.run.folder.micro_batches_file import MicroBatches
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.trainer.fit import batch_loss, set_up
+from flambeau.trainer.parts.class_weights import balanced_sampler
+from flambeau.trainer.parts.data import DataFacts, reopen_data
+from flambeau.trainer.parts.device import pick_device, use_float32
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.stored_settings import from_stored
+
+_MOST_THREADS = 256  # that a file may ask for
+_OF_MACHINE = (
+    "torch",
+    "torchvision",
+    "timm",
+    "numpy",
+    "pillow",
+    "cudnn",
+    "driver",
+    "cuda_build",
+    "gpus",
+    "cpu",
+    "cpu_features",
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one forward pass has been given.
+
+    Attributes:
+        step: its number, from 1.
+        names: of the samples.
+        images, targets: as the loss gets them.
+        ends_step: no other pass of this step follows.
+    """
+
+    step: int
+    names: Sequence[str]
+    images: Tensor
+    targets: Tensor
+    ends_step: bool
+
+
+class ReplayedRun:
+    """One of two runs on its way from where they were equal.
+
+    Args:
+        facts: of the run.
+        start: the step of its checkpoint to start from; None for its beginning.
+        temporary: a folder for what the beginning needs; it is removed afterwards.
+        permission: to run the code that the run names.
+
+    Attributes:
+        own: the first checkpoint of the run after the start; None where it has none.
+        own_beginning: that of step 0, where the replay begins there by itself.
+        losses: of the passes of each step so far.
+
+    Raises:
+        InputError: why the run cannot be replayed.
+        CheckpointDamaged: one of the two checkpoints is not as it was saved.
+    """
+
+    def __init__(
+        self, facts: RunFacts, start: int | None, temporary: Path, permission: Permission
+    ) -> None:
+        self.facts = facts
+        folder = facts.folder
+        if not facts.is_command:
+            raise InputError(
+                f"{folder.path} is of a script with its own Run, whose model and data are not in the folder"
+            )
+        settings = _settings_of(folder)
+        later = [step for step in steps_of(folder.path) if step > (start or 0)]
+        self.own = _checkpoint(folder.path, later[0]) if later else None
+        begins = start is None and 0 in steps_of(folder.path)
+        self.own_beginning = _checkpoint(folder.path, 0) if begins else None
+        train, val, data_facts = reopen_data(settings, folder.dataset, permission)
+        self.classes = data_facts.classes
+        self._train = train
+        self._settings = settings
+        first = None if start is None else checkpoint_of(folder.path, start)
+        self._check_extension(first)
+        if first is None:
+            first = _beginning(settings, data_facts, train, val, temporary)
+        try:
+            self._training = set_up(
+                settings,
+                data_facts,
+                train,
+                val,
+                folder=temporary / "none",
+                bar=False,
+                replay_from=first,
+                micro_batch=_micro_batch(folder.path, start, first),
+            )
+        except InputError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise InputError(f"{first} cannot be put into its model: {why}") from error
+        self._run = run = self._training.run
+        run.progress.silent = True
+        if self.own is not None:  # after a rollback the rate is lower from the checkpoint on
+            run.state.lr_scale = self.own.state.get("lr_scale", run.state.lr_scale)
+        self.device = pick_device(settings.device)
+        self.is_compiled = settings.compile != "none"
+        self.events = StepEvents(self._training.model, modules=not self.is_compiled)
+        self.losses: dict[int, list[float]] = {}
+        self._threads = self._recorded_threads()
+        self._batches = self._all_batches()
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self._run.state.step
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Names of what the model keeps besides its parameters, such as statistics of BatchNorm."""
+        return frozenset(name for name, _ in self._run.state.model.named_buffers())
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the optimizer's parameters, in its order."""
+        names = {id(p): name for name, p in self._run.state.model.named_parameters()}
+        groups = self._run.optimizer.param_groups
+        return [names.get(id(p), "?") for group in groups for p in group["params"]]
+
+    def advance(self, *, watched: bool) -> Batch | None:
+        """One forward and backward pass, and the step that it ends; None at the end of the run.
+
+        Args:
+            watched: note the events of it.
+
+        Raises:
+            NotFinite: a loss or gradient was NaN or infinite.
+        """
+        torch.set_num_threads(self._threads)
+        use_float32(self._settings.precision, self.device)
+        if not watched:
+            self.events.close()
+        self.events.start()
+        pair = next(self._batches, None)
+        if pair is None:
+            return None
+        images, targets = pair
+        state = self._run.state
+        step = state.step + 1
+        names = self._names(len(images))
+        kept = images.to("cpu", copy=True), targets.to("cpu", copy=True)
+        with self.events.forward():
+            loss = batch_loss(self._training, images, targets)
+        if watched:
+            self.events.add("loss", "", "", loss)
+        self.losses.setdefault(step, []).append(float(loss.detach().float()))
+        self._run.step(loss)
+        return Batch(step, names, *kept, ends_step=state.step >= step)
+
+    def state(self) -> Restored:
+        """A copy of all that is trained, as a checkpoint would hold it."""
+        now = self._run.state.snapshot(metrics=(0, 0), exactness={})
+        ema = None if now.ema is None else dict(now.ema)
+        return Restored("replay", dict(now.model), ema, dict(now.state), dict(now.meta))
+
+    def unlike_loss(self) -> tuple[int, tuple[float, float]] | None:
+        """The first step whose loss is not the one that the run has recorded: (step, (recorded, now))."""
+        if self.own is None:
+            return None
+        recorded = step_losses(self.own, accumulate=self._settings.accumulate)
+        return first_loss_difference(recorded, self.losses)
+
+    def machine_changes(self) -> list[str]:
+        """What is other here than where the run was trained, as 'cpu X then, Y now'."""
+        then = dict(self._exactness())
+        here = exactness_facts(self.device, compiled=self.is_compiled)
+        now = {**here, "threads": self._threads}
+        if "processes" in then:  # else a run in parts, whose bits do not depend on them
+            now["processes"] = 1
+        told = changes(then, now) if then else []
+        meta = {} if self.own is None else self.own.meta
+        # Memory ran out on the way
+        if (fitted := whole_number(meta.get("micro_batch"))) is not None:
+            told += changes({"micro_batch": fitted}, {"micro_batch": self._run.state.micro_batch})
+        report = environment()
+        report |= report.pop("packages")
+        known = {name: self.facts.environment.get(name) for name in _OF_MACHINE}
+        more = changes(known, {name: report[name] for name in _OF_MACHINE})
+        return told + [text for text in more if text not in told]
+
+    def close(self) -> None:
+        """Remove the hooks, and end the reading of data."""
+        self.events.close()
+        self._batches.close()
+        self._run.close()
+
+    def _all_batches(self) -> Generator[Any]:
+        run = self._run
+        model = self._training.model
+        normalize = self._training.normalize
+        for _ in run.epochs():
+            yield from run.batches()
+            if self._settings.plateau is None:
+                continue  # nothing in the training depends on an evaluation
+            for images, targets in run.evaluate(self._training.val):
+                with run.autocast():
+                    logits = model(normalize(images))
+                run.log(val_accuracy=correct(logits, targets))
+
+    def _names(self, count: int) -> list[str]:
+        """What the samples of the next pass are called."""
+        state = self._run.state
+        if self._order[0] != state.epoch:
+            sampler = balanced_sampler(self._settings, self._train.labels)
+            ordered = partial(sample_order, len(self._train), seed=self._settings.seed)
+            order = ordered(epoch=state.epoch) if sampler is None else sampler.order(state.epoch)
+            self._order = state.epoch, order.tolist()
+        indices = self._order[1][state.position : state.position + count]
+        names = self._train.names
+        return [names[index] for index in indices]
+
+    def _exactness(self) -> Any:
+        """What decided the bits of the run up to its next checkpoint."""
+        meta = {} if self.own is None else self.own.meta
+        told = meta.get("exactness")
+        return told if isinstance(told, dict) else self.facts.exactness
+
+    def _recorded_threads(self) -> int:
+        threads = self._exactness().get("threads")
+        most = min(_MOST_THREADS, 8 * (os.cpu_count() or 1))
+        is_count = isinstance(threads, int) and 1 <= threads <= most
+        return threads if is_count else torch.get_num_threads()
+
+    def _check_extension(self, first: Path | None) -> None:
+        """Refuse the steps before an extension, which had the schedule of a shorter run."""
+        wanted = self._settings.extend
+        if wanted is not None and (
+            first is None or read_state(first).state.get("extend") != wanted
+        ):
+            raise InputError(
+                f"{self.facts.folder.path} was extended by {wanted} later, and its steps before that had the "
+                "schedule of the shorter run"
+            )
+
+
+def _settings_of(folder: RunFolder) -> ResolvedSettings:
+    """Those of a run, but for what changes no number."""
+    stored = from_stored(folder.read_existing(), folder.config)
+    if stored.sync_bn and stored.parts is not None:
+        raise InputError(
+            f"{folder.path} has parts and sync_bn, so all parts of a step were under way at once, and a "
+            "replay looks at one after the other"
+        )
+    return dataclasses.replace(stored, download=False, workers=0, retry_workers=0)
+
+
+def _micro_batch(run: Path, start: int | None, first: Path) -> int | None:
+    """In how many samples at once the steps after a checkpoint were made; None for what the settings say."""
+    fitting = MicroBatches.read(run)
+    if fitting.step <= (start or 0) + 1:
+        return fitting.training
+    return None if start is None else whole_number(read_state(first).state.get("micro_batch"))
+
+
+def _checkpoint(run: Path, step: int) -> Restored:
+    """A checkpoint of a run, whose place in it is what its name says."""
+    folder = checkpoint_of(run, step)
+    found = read_state(folder)
+    if found.state.get("step") != step or not isinstance(found.state.get("lr_scale", 1.0), float):
+        raise CheckpointDamaged(folder, "training_state.pt", f"is not of step {step}")
+    return found
+
+
+def _beginning(
+    settings: ResolvedSettings, facts: DataFacts, train: Source, val: Source, folder: Path
+) -> Path:
+    """The checkpoint of step 0 that a run of these settings writes, in a folder of its own."""
+    alone = dataclasses.replace(settings, shard="none")
+    run = set_up(alone, facts, train, val, folder=folder, bar=False).run
+    run.progress.silent = True
+    epochs = run.epochs()
+    next(epochs)
+    epochs.close()  # type: ignore[attr-defined]
+    return checkpoint_of(folder, 0)

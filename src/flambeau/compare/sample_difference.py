@@ -1,0 +1,147 @@
+"""The first sample in which the data of two runs differ: one that is missing, its label, or its pixels."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flambeau.compare.recorded_facts import RunFacts
+from flambeau.data.sources.open_data import open_sources
+from flambeau.data.sources.source import Source
+from flambeau.errors import DecodeError, InputError
+from flambeau.images.decode import Picture, Stored
+from flambeau.recipes.data.sample_order import sample_order
+from flambeau.user_code import is_function
+
+READING_S = 20.0
+"""Seconds for reading the images of both runs; chosen: 100,000 small files, or 5,000 photos."""
+_MOST = 1000  # differing samples that are counted
+
+
+@dataclass(frozen=True)
+class SampleDifference:
+    """What differs between two data sets.
+
+    Attributes:
+        text: the first sample that differs and how, in words.
+        num_samples: how many differ, at least.
+        step: at which both runs, of equal settings, see one of them first; None where that is not known.
+    """
+
+    text: str
+    num_samples: int
+    step: int | None = None
+
+
+def open_training_data(run: RunFacts) -> Source:
+    """The images that a run has been trained on.
+
+    Raises:
+        InputError: they cannot be opened, are of a function in a file, which would have to be run, or have
+            changed since.
+    """
+    data = run.settings.get("data")
+    if is_function(data):
+        raise InputError(f"{data} would have to be run to open it")
+    try:
+        train, _ = open_sources(data if data is None else Path(data), seed=0)
+    except (OSError, TypeError, ValueError) as error:
+        raise InputError(str(error).splitlines()[0]) from error
+    if train.fingerprint != run.data.get("train_fingerprint"):
+        where = "the embedded data" if data is None else data
+        raise InputError(f"{where} has changed since {run.folder.path} was trained on it")
+    return train
+
+
+def sample_difference(
+    left: Source, right: Source, *, batch: int = 0, seed: int = 0
+) -> SampleDifference | None:
+    """The first difference between two sources; None where none was found in the time.
+
+    Args:
+        left, right: the images.
+        batch: samples per step of both runs, to tell the step at which a difference is seen first; 0 if they
+            are not drawn in an order of (seed, epoch).
+        seed: of both runs.
+    """
+    if left.classes != right.classes:
+        odd = [name for name in left.classes if name not in right.classes]
+        odd += [name for name in right.classes if name not in left.classes]
+        what = f"only one has class {odd[0]!r}" if odd else "the order of the classes"
+        return SampleDifference(f"the classes differ: {what}", 0)
+    if list(left.names) != list(right.names):
+        return _of_names(left, right)
+    numbers = (left.labels != right.labels).nonzero().flatten().tolist()
+    texts = {
+        number: f"the label of {left.describe(number)}: "
+        f"{left.classes[int(left.labels[number])]} and {right.classes[int(right.labels[number])]}"
+        for number in numbers[:_MOST]
+    }
+    deadline = time.monotonic() + READING_S
+    for number in range(len(left)):
+        if time.monotonic() > deadline or len(texts) >= _MOST:
+            break
+        if number not in texts and (text := _of_content(left, right, number)):
+            texts[number] = text
+    if not texts:
+        return None
+    first = min(texts)
+    step = None
+    if batch:
+        order = sample_order(len(left), seed=seed, epoch=0).tolist()
+        places = {number: place for place, number in enumerate(order)}
+        first = min(texts, key=lambda number: places[number])
+        step = places[first] // batch + 1
+    return SampleDifference(texts[first], max(len(texts), len(numbers)), step)
+
+
+def _of_names(left: Source, right: Source) -> SampleDifference:
+    sides: list[Sequence[str]] = [list(source.names) for source in (left, right)]
+    others = [set(names) for names in sides]
+    alone = [[k for k, name in enumerate(sides[n]) if name not in others[1 - n]] for n in (0, 1)]
+    if not alone[0] and not alone[1]:
+        return SampleDifference("the same samples in another order", len(left))
+    texts = [
+        f"{source.describe(found[0])} is in the {which} alone"
+        for source, found, which in zip((left, right), alone, ("first", "second"), strict=True)
+        if found
+    ]
+    counts = f"{len(left)} samples and {len(right)}"
+    return SampleDifference(f"{'; '.join(texts)} ({counts})", len(alone[0]) + len(alone[1]))
+
+
+def _of_content(left: Source, right: Source, number: int) -> str | None:
+    """How the images of one number differ, in words."""
+    try:
+        images = left.read(number), right.read(number)
+    except OSError as error:
+        return f"{error.filename or left.describe(number)} cannot be read"
+    if _are_equal(*images):
+        return None
+    name = left.describe(number)
+    try:
+        pixels = [Picture(image).pixels(channels=3).astype(np.float64) for image in images]
+    except DecodeError as error:
+        return f"{name}: one of the two cannot be decoded ({error})"
+    if pixels[0].shape != pixels[1].shape:
+        sizes = [f"{image.shape[1]} x {image.shape[0]}" for image in pixels]
+        return f"the size of {name}: {sizes[0]} and {sizes[1]} pixels"
+    places = np.argwhere((pixels[0] != pixels[1]).any(axis=2))
+    if not len(places):
+        return f"the file {name}, whose pixels are the same"
+    row, column = places[0]
+    values = [image[row, column] for image in pixels]
+    shown = [f"{v[0]:g}" if (v == v[0]).all() else "/".join(f"{c:g}" for c in v) for v in values]
+    return (
+        f"{len(places)} pixel{'s' * (len(places) != 1)} of {name}, first in row {row}, column {column}: "
+        f"{shown[0]} and {shown[1]}"
+    )
+
+
+def _are_equal(left: Stored, right: Stored) -> bool:
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        same = left.dtype == right.dtype and left.shape == right.shape
+        return same and left.tobytes() == right.tobytes()
+    return type(left) is type(right) and bool(left == right)

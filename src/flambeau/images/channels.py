@@ -1,0 +1,99 @@
+"""Pixels of an array or of a Pillow image as grey or RGB, of 8 bits unless they are floating-point."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from flambeau.errors import UnsupportedImage
+from flambeau.images.pixels import Pixels
+
+
+def of_array(array: NDArray[Any], channels: int) -> Pixels:
+    """Pixels that are an array already; a view of it where nothing is to be changed.
+
+    Args:
+        array: (H, W) or (H, W, C), C 1, 3 or 4 (the last one alpha), uint8 or uint16; or float32, C 1 or 3.
+        channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
+
+    Returns:
+        (H, W, channels), float32 where they are so, else uint8.
+    """
+    if array.ndim == 3 and array.shape[2] == channels and array.dtype != np.uint16:
+        return array
+    if array.dtype == np.float32:
+        return _float_channels(array, channels)
+    if array.dtype == np.uint16:
+        array = ((array.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    return of_image(to_image(array if array.ndim == 3 else array[:, :, None]), channels)
+
+
+def of_image(image: Image.Image, channels: int) -> Pixels:
+    """Pixels of an image of any mode but F; transparent parts are laid over white.
+
+    Args:
+        image: any; its pixels are loaded.
+        channels: as of `of_array`.
+
+    Returns:
+        (H, W, channels) uint8.
+
+    Raises:
+        UnsupportedImage: integers of 32 bits beyond those of 16.
+    """
+    plain = _without_alpha(_of_8_bits(image))
+    pixels = np.array(_in_mode(plain, "L" if channels == 1 else "RGB"))
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def to_image(pixels: Pixels) -> Image.Image:
+    """A Pillow image of pixels (H, W, 1, 3 or 4) uint8: L, RGB or RGBA."""
+    return Image.fromarray(
+        np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    )
+
+
+def is_grey(image: Image.Image) -> bool:
+    """Whether its mode, or its palette, has no color."""
+    if image.mode != "P" or image.palette is None:
+        return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
+    mode, palette = image.palette.getdata()  # RGB, RGBA, or BGRX of a BMP
+    colors = np.frombuffer(palette, np.uint8)
+    colors = colors[: len(palette) // len(mode) * len(mode)].reshape(-1, len(mode))
+    return bool((colors[:, :3] == colors[:, :1]).all())
+
+
+def _float_channels(array: NDArray[Any], channels: int) -> NDArray[Any]:
+    """Floating-point pixels as grey, by ITU-R 601 luma, or with the grey of one channel in three."""
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.shape[2] == channels:
+        return array
+    if channels == 3:
+        return np.repeat(array, 3, axis=2)
+    return array @ np.array([[0.299], [0.587], [0.114]], np.float32)
+
+
+def _of_8_bits(image: Image.Image) -> Image.Image:
+    if not image.mode.startswith("I"):
+        return image
+    levels = np.asarray(image).astype(np.int64)
+    if levels.min() < 0 or levels.max() > 65535:
+        raise UnsupportedImage(
+            "32-bit pixels beyond 0 .. 65535 have no defined brightness; save 8 or 16 bits"
+        )
+    return Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
+
+
+def _without_alpha(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode == mode:
+        return image
+    # By way of RGB, to which Pillow converts every mode; grey comes out of it as it went in.
+    return image.convert("RGB") if mode == "RGB" else image.convert("RGB").convert(mode)

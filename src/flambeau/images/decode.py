@@ -1,0 +1,355 @@
+"""Image bytes to pixels, all or a part; whatever is wrong with them is one exception.
+
+The decoder is picked by the bytes, never by the file name, and only from FORMATS: Pillow knows some forty
+more, one of which (EPS) starts another program. Usual JPEGs are decoded by libjpeg-turbo
+(jpeg/region_decode.py), of which no more than what is needed, usual PNGs by png.py; everything else by
+Pillow: right, not fast.
+Of a file with several images (animated GIF, WebP and PNG, TIFF pages, phone MPO) the first one counts.
+"""
+
+import contextlib
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
+
+from flambeau.errors import DecodeError, UnsupportedImage
+from flambeau.images import png
+from flambeau.images.channels import is_grey, of_array, of_image
+from flambeau.images.exif_orientation import (
+    UPRIGHT,
+    info_orientation,
+    stored_box,
+    swaps_sides,
+    turn_upright,
+)
+from flambeau.images.jpeg.headers import JpegHeader, read_header
+from flambeau.images.jpeg.region_decode import (
+    SCALES_EIGHTHS,
+    decode_by_kernel,
+    decode_region,
+    scaled,
+)
+from flambeau.images.native import kernel as native
+from flambeau.images.pillow_messages import silence_libtiff, silence_warnings
+from flambeau.images.pixels import Box, Pixels
+from flambeau.images.png import PngHeader
+from flambeau.images.stand_ins import stand_in
+
+Stored = bytes | NDArray[Any]
+"""An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), C 1, 3 or 4
+(the last one alpha), uint8 or uint16; or float32, C 1 or 3, of any brightness."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+
+# More is a 'decompression bomb' to Pillow (half a GiB as RGB); from the half on it warns.
+MAX_PIXELS = 178_956_970
+
+# Formats that Pillow scales down as it decodes (MPO is a JPEG with others behind it).
+_SCALABLE = ("JPEG", "MPO")
+
+# Where a PNG may say which way up it is.
+_PNG_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+
+
+class Picture:
+    """An image of which the header has been read; a part of its pixels is decoded on demand.
+
+    The image is turned upright after the orientation in its EXIF data or XMP.
+    Transparent parts are laid over white: what a file stores below full transparency is arbitrary, so it
+    must not show, and most drawings with transparency are made for a light page.
+    Grey of 16 bits is scaled (65535 becomes 255), not clipped.
+
+    Args:
+        data: a whole file of one of FORMATS, or pixels.
+        header: of `own_header`, where it has been asked already.
+
+    Attributes:
+        height: pixels, at least 1, upright.
+        width: pixels, at least 1, upright.
+
+    Raises:
+        DecodeError: not an image, or more than MAX_PIXELS; damage behind the header goes unnoticed here.
+
+    Example:
+        >>> picture = Picture(b"P5 3 2 255 abcdef")
+        >>> picture.height, picture.width
+        (2, 3)
+        >>> picture.pixels((1, 0, 1, 2), channels=1)[:, :, 0].tolist()
+        [[100, 101]]
+    """
+
+    def __init__(self, data: Stored, header: JpegHeader | PngHeader | None = None) -> None:
+        self._data = data
+        self._image: Image.Image | None = None
+        if header is None and not isinstance(data, np.ndarray):
+            header = own_header(data)
+        self._header = header if isinstance(header, JpegHeader) else None
+        self._png = header if isinstance(header, PngHeader) else None
+        if header is not None:
+            self.height, self.width = header.height, header.width
+            self._orientation = self._header.orientation if self._header else UPRIGHT
+            _check_size(self.width, self.height)
+        elif isinstance(data, np.ndarray):
+            _check_array(data)
+            self.height, self.width = data.shape[:2]
+            self._orientation = UPRIGHT
+            _check_size(self.width, self.height)
+        else:
+            with _decode_errors():
+                self._image = _open(data)
+                if self._image.format == "PNG" and any(name in data for name in _PNG_ORIENTATION):
+                    self._image.load()  # they may stand behind the pixels
+                self.width, self.height = self._image.size
+                self._orientation = info_orientation(self._image.info)
+                if isinstance(self._image, TiffImagePlugin.TiffImageFile):  # Pillow turns it
+                    self._orientation = UPRIGHT
+                    if _size_is_not_turned_yet(self._image):
+                        self.height, self.width = self._image.size
+        if swaps_sides(self._orientation):
+            self.height, self.width = self.width, self.height
+
+    @property
+    def grey(self) -> bool:
+        """The file stores no color; a color file of grey pixels does not count."""
+        if (header := self._header or self._png) is not None:
+            return header.channels == 1
+        if isinstance(self._data, np.ndarray):
+            return self._data.ndim == 2 or self._data.shape[2] == 1
+        return self._image is not None and is_grey(self._image)
+
+    def scale_eighths_for(self, height: int, width: int, *, least: int) -> int:
+        """The smallest scale at which a part may be decoded: 1, 2, 4 or 8 eighths of its size.
+
+        Args:
+            height: of the part, pixels.
+            width: of the part, pixels.
+            least: how many pixels each side must still have.
+
+        Returns:
+            8, the full size, for all but JPEG: only there it saves time.
+        """
+        if self._header is None and (self._image is None or self._image.format not in _SCALABLE):
+            return 8
+        short = min(height, width)
+        return next((scale for scale in SCALES_EIGHTHS if short * scale >= 8 * least), 8)
+
+    def pixels(self, box: Box | None = None, *, channels: int, scale_eighths: int = 8) -> Pixels:
+        """A part of the image, or all of it.
+
+        Args:
+            box: top, left, height and width of the part, of the image at this scale.
+            channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
+            scale_eighths: of `scale_eighths_for`: 1, 2, 4 or 8, the full size; sides are rounded up.
+
+        Returns:
+            (height, width, channels) uint8, or float32 where the image was given so; often a view, and of an
+            image that was given as pixels it is a view of those.
+
+        Raises:
+            DecodeError: damaged, cut short, or pixels without a defined brightness (floating point, 32-bit
+                integers beyond 16 bits).
+        """
+        if channels not in (1, 3):
+            raise ValueError(f"channels must be 1 or 3, got {channels}")
+        if scale_eighths not in SCALES_EIGHTHS:
+            raise ValueError(f"scale_eighths must be 1, 2, 4 or 8, got {scale_eighths}")
+        height, width = scaled(self.height, scale_eighths), scaled(self.width, scale_eighths)
+        box = stored_box(box or (0, 0, height, width), self._orientation, height, width)
+        return turn_upright(self._stored(box, channels, scale_eighths), self._orientation)
+
+    def resize_part(
+        self,
+        box: Box,
+        out: Pixels,
+        *,
+        scale_eighths: int = 8,
+        mirror: bool = False,
+        cubic: bool = False,
+    ) -> bool:
+        """Resize a part with antialiasing, to the same pixels as torch does it; needs the C kernel.
+
+        Args:
+            box: as of `pixels`.
+            out: (height, width, 1 or 3) uint8, contiguous: where to write it.
+            scale_eighths: as of `pixels`.
+            mirror: the columns run backwards.
+            cubic: bicubic, not bilinear.
+
+        Returns:
+            False where there is no kernel with AVX2, and for floating-point pixels.
+
+        Raises:
+            DecodeError: as `pixels`.
+        """
+        kernel = native.kernel()
+        if kernel is None or not kernel.uses_avx2:  # without it, torch is faster
+            return False
+        if out.dtype != np.uint8:
+            return False
+        if self._header is not None and self._orientation == UPRIGHT:
+            assert isinstance(self._data, bytes)
+            if decode_by_kernel(
+                self._data,
+                self._header,
+                box,
+                out,
+                scale_eighths=scale_eighths,
+                resize=True,
+                mirror=mirror,
+                cubic=cubic,
+            ):
+                return True
+        pixels = self.pixels(box, channels=out.shape[2], scale_eighths=scale_eighths)
+        if pixels.strides[1:] != (pixels.shape[2], 1):
+            pixels = pixels.copy()
+        kernel.resize(pixels, out, mirror=mirror, cubic=cubic)
+        return True
+
+    def _stored(self, box: Box, channels: int, scale_eighths: int) -> Pixels:
+        top, left, height, width = box
+        data, header = self._data, self._header
+        if self._png is not None and isinstance(data, bytes):
+            rows = png.first_rows(data, self._png, top + height)
+            data = data if rows is None else rows  # None: damaged, and Pillow says how
+        if isinstance(data, np.ndarray):
+            with _decode_errors():
+                part = np.asarray(data)[top : top + height, left : left + width]
+                return of_array(part, channels)
+        if header is not None:
+            pixels = decode_region(
+                data, header, box, scale_eighths=scale_eighths, channels=channels
+            )
+            if pixels is not None:
+                return pixels
+        with _decode_errors():
+            image = self._image or _open(data)
+            self._image = None  # its pixels are not kept
+            # Luma is stored as such in a JPEG: with 'L' the color is not even decoded.
+            size = None
+            if scale_eighths < 8:
+                size = (image.width * scale_eighths // 8, image.height * scale_eighths // 8)
+            image.draft("L" if channels == 1 else None, size)
+            image.load()
+            pixels = of_image(image, channels)
+        if header is not None and pixels.shape[:2] != (
+            scaled(header.height, scale_eighths),
+            scaled(header.width, scale_eighths),
+        ):
+            raise DecodeError("the header contradicts itself")
+        return pixels[top : top + height, left : left + width]
+
+
+def own_header(data: bytes) -> JpegHeader | PngHeader | None:
+    """What the file says before its pixels, where they are decoded by our own code; else Pillow does it."""
+    return read_header(data) or png.read_header(data)
+
+
+def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixels:
+    """The pixels of an image, as `Picture` says.
+
+    Args:
+        data: a whole file of one of FORMATS, or pixels.
+        channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
+        min_side: allow a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, the smallest at which both
+            sides still have this many pixels; this is several times faster. None: always the full size.
+
+    Returns:
+        (H, W, channels) uint8, contiguous and writable.
+
+    Raises:
+        DecodeError: not an image, damaged, cut short, more than MAX_PIXELS, or pixels without a defined
+            brightness (floating point, 32-bit integers beyond 16 bits).
+
+    Example:
+        >>> decode(b"P5 3 2 255 abcdef", channels=1)[:, :, 0].tolist()
+        [[97, 98, 99], [100, 101, 102]]
+        >>> decode(b"", channels=1)
+        Traceback (most recent call last):
+        flambeau.errors.DecodeError: the file is empty
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"channels must be 1 or 3, got {channels}")
+    if min_side is not None and min_side < 1:
+        raise ValueError(f"min_side must be at least 1, got {min_side}")
+    picture = Picture(data)
+    scale_eighths = 8
+    if min_side is not None:
+        scale_eighths = picture.scale_eighths_for(picture.height, picture.width, least=min_side)
+    pixels = picture.pixels(channels=channels, scale_eighths=scale_eighths)
+    if pixels.flags.c_contiguous and pixels.flags.writeable and not isinstance(data, np.ndarray):
+        return pixels
+    return pixels.copy()
+
+
+@contextlib.contextmanager
+def _decode_errors() -> Iterator[None]:
+    """Whatever is raised within becomes a DecodeError."""
+    try:
+        yield
+    except DecodeError:
+        raise
+    except Exception as error:
+        # Pillow has no common exception: damage shows as OSError, SyntaxError, struct.error, KeyError,
+        # OverflowError, MemoryError and many more.
+        raise DecodeError(_reason(error)) from error
+
+
+def _open(data: bytes) -> Image.Image:
+    silence_warnings()
+    if not data:
+        raise DecodeError("the file is empty")
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        other = stand_in(data)
+        if other is None:
+            raise
+        raise UnsupportedImage(f"this is {other}") from error
+    if image.mode == "F":
+        raise UnsupportedImage(
+            "floating-point pixels have no defined brightness; save it with 8 or 16 bits"
+        )
+    _check_size(*image.size)
+    if image.format == "TIFF":
+        silence_libtiff()
+    return image
+
+
+def _size_is_not_turned_yet(image: TiffImagePlugin.TiffImageFile) -> bool:
+    """Whether its sides change places as Pillow decodes it: after XMP; after its tag they have done so."""
+    tag = ExifTags.Base.Orientation
+    return (
+        "xmp" in image.info and tag not in image.tag_v2 and image.getexif().get(tag) in range(5, 9)
+    )
+
+
+def _check_array(array: NDArray[Any]) -> None:
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if array.ndim not in (2, 3) or channels not in (1, 3, 4):
+        raise DecodeError(
+            f"an array of shape {array.shape}: pixels are (H, W) or (H, W, C), C 1, 3 or 4"
+        )
+    if array.dtype == np.float32 and channels == 4:
+        raise DecodeError("floating-point pixels with 4 channels; expected 1 or 3, without alpha")
+    if array.dtype not in (np.uint8, np.uint16, np.float32):
+        raise DecodeError(f"an array of {array.dtype}: pixels are uint8, uint16 or float32")
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise DecodeError(f"{width} x {height} pixels are more than {MAX_PIXELS}, the most allowed")
+    if width < 1 or height < 1:
+        raise DecodeError(f"{width} x {height} pixels: no pixel at all")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM image, or its header is damaged"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"its pixels are more than {MAX_PIXELS}, the most allowed"
+    words = " ".join(str(error).split())[:200]
+    return words or type(error).__name__

@@ -1,0 +1,57 @@
+"""Random access inside a JPEG: cut its scan losslessly into segments that can be decoded one by one.
+
+Source: own, after ITU-T T.81 (JPEG), B.2.1 and B.2.4.4 (restart markers). The format: docs/en/packed_jpeg.md.
+When not to use it: for pictures that are always used whole, where it only costs some bytes.
+"""
+
+from flambeau.images.jpeg.headers import read_header
+from flambeau.images.native import kernel as native
+
+_REASONS = {
+    native.BAD_HEADER: "not a JPEG, or its headers are damaged",
+    native.UNSUPPORTED: "a kind of JPEG that cannot be cut into segments",
+    native.DAMAGED: "its data is damaged or cut short",
+}
+
+
+class CannotSegment(ValueError):
+    """This file stays as it is; the message is the reason."""
+
+
+def segment(data: bytes, *, interval_px: int = 64) -> bytes:
+    """A JPEG of the same coefficients, so of the same pixels, that the C kernel can enter anywhere.
+
+    Any decoder reads it. Metadata is kept, EXIF orientation too; what follows the image in the file
+    (previews, further images) is left out. The Huffman codes are made anew for the image, which often saves
+    what the restart markers cost. To segment a segmented file again changes nothing.
+
+    Args:
+        data: a JPEG with 1 or 3 components of 8 bits, Huffman-coded, sequential or progressive.
+        interval_px: about how wide a segment shall be, 1 to 4096 pixels.
+
+    Raises:
+        CannotSegment: another kind of file, or one that is damaged in the slightest; keep it as it is.
+        InputError: the C kernel is not there; how to get it.
+
+    Example:
+        >>> import numpy as np, simplejpeg
+        >>> image = np.zeros((40, 300, 3), np.uint8)
+        >>> data = simplejpeg.encode_jpeg(image, colorsubsampling="420")
+        >>> cut = segment(data)
+        >>> is_segmented(data), is_segmented(cut), cut == segment(cut)
+        (False, True, True)
+    """
+    if not 1 <= interval_px <= 4096:
+        raise ValueError(f"interval_px must be 1 to 4096, got {interval_px}")
+    try:
+        return native.require_kernel("cutting JPEGs into segments").segment(data, interval_px)
+    except native.KernelError as error:
+        if error.code == native.NO_MEMORY:
+            raise MemoryError("no memory for the coefficients of a JPEG") from error
+        raise CannotSegment(_REASONS[error.code]) from error
+
+
+def is_segmented(data: bytes) -> bool:
+    """Whether it has the index that `segment` writes. Looks at the headers only."""
+    header = read_header(data)
+    return header is not None and header.segmented

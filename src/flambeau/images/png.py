@@ -1,0 +1,127 @@
+"""Usual PNG files, by a faster inflater than zlib and the C kernel; the rarer ones are Pillow's.
+
+Source: W3C PNG, third edition; own, with python-isal (Intel's ISA-L) for inflating and checksums.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from isal import isal_zlib
+
+from flambeau.images.native import kernel as native
+from flambeau.images.pixels import Pixels
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# 8 bits without palette and alpha, deflated, not interlaced, after width and height in the header.
+_CHANNELS_OF = {b"\x08\x00\x00\x00\x00": 1, b"\x08\x02\x00\x00\x00": 3}
+# Keywords of texts that hold EXIF or XMP.
+_MAY_SAY_WHAT_IS_UP = (b"Raw profile", b"XML:com.adobe.xmp")
+# What does not change the pixels, and these; a palette is a proposal for small screens here.
+_PLAIN = frozenset(b"PLTE bKGD cHRM gAMA hIST iCCP pHYs sBIT sRGB tIME tEXt IDAT".split())
+# Encoders make one of each 8 kB or more; of empty ones a file may have millions.
+_MOST_CHUNKS = 1 << 16
+
+
+class PngHeader(NamedTuple):
+    """What a usual PNG says of its pixels.
+
+    Attributes:
+        height, width: at least 1.
+        channels: 1 for grey, 3 for RGB.
+        pieces: where in the file each piece of the deflated pixels begins and ends.
+    """
+
+    height: int
+    width: int
+    channels: int
+    pieces: list[tuple[int, int]]
+
+
+def read_header(data: bytes) -> PngHeader | None:
+    """The header of a PNG of 8 bits, grey or RGB, not interlaced, upright.
+
+    Args:
+        data: any bytes.
+
+    Returns:
+        None for every other file, a damaged one (all checksums are compared), and where there is no kernel.
+
+    Example:
+        >>> import io
+        >>> from PIL import Image
+        >>> file = io.BytesIO()
+        >>> Image.new("L", (50, 30)).save(file, "png")
+        >>> header = read_header(file.getvalue())
+        >>> header is None or (header.height, header.width, header.channels)
+        (30, 50, 1)
+    """
+    if not data.startswith(_SIGNATURE) or native.kernel() is None:
+        return None
+    chunks = [*itertools.islice(_walk(data), _MOST_CHUNKS)]
+    names = [name for name, *_ in chunks]
+    if names[:1] != [b"IHDR"] or names[-1] != b"IEND" or not {*names[1:-1]} <= _PLAIN:
+        return None
+    pieces = [(begin, end) for name, begin, end in chunks if name == b"IDAT"]
+    one_after_another = b"IDAT" * len(pieces) in b"".join(names)
+    if (
+        not pieces
+        or not one_after_another
+        or any(data.startswith(_MAY_SAY_WHAT_IS_UP, at) for _, at, _ in chunks)
+    ):
+        return None
+    header = data[chunks[0][1] : chunks[0][2]]
+    width, height = int.from_bytes(header[:4]), int.from_bytes(header[4:8])
+    channels = _CHANNELS_OF.get(header[8:])
+    if channels is None or not width or not height:
+        return None
+    return PngHeader(height, width, channels, pieces)
+
+
+def first_rows(data: bytes, header: PngHeader, rows: int) -> Pixels | None:
+    """The upper rows of the image.
+
+    Args:
+        data: the file.
+        header: of `read_header`.
+        rows: how many, up to the height.
+
+    Returns:
+        (rows, width, channels) uint8, contiguous; None where the data are damaged or not of this size.
+    """
+    kernel = native.kernel()
+    assert kernel is not None
+    size = rows * (1 + header.width * header.channels)
+    whole = rows == header.height
+    inflater = isal_zlib.decompressobj()
+    try:
+        # One byte more than the whole: so that the end and its checksum are read, and nothing beyond them.
+        inflated = inflater.decompress(
+            b"".join(data[begin:end] for begin, end in header.pieces), size + whole
+        )
+        if len(inflated) != size or (whole and not inflater.eof):
+            return None
+        pixels = np.empty((rows, header.width, header.channels), np.uint8)
+        kernel.png_rows(inflated, pixels)
+    except (isal_zlib.error, native.KernelError):  # type: ignore[misc]  # its stub takes the class for an instance
+        return None
+    return pixels
+
+
+def _walk(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Name, begin and end of the body of each chunk, as far as they follow each other undamaged."""
+    at = len(_SIGNATURE)
+    while at + 12 <= len(data):
+        name = data[at + 4 : at + 8]
+        begin = at + 8
+        end = begin + int.from_bytes(data[at : at + 4])
+        if end + 4 > len(data):
+            return
+        body = memoryview(data)[at + 4 : end]
+        if isal_zlib.crc32(body) != int.from_bytes(data[end : end + 4]):
+            return
+        yield name, begin, end
+        if name == b"IEND":
+            return
+        at = end + 4

@@ -1,0 +1,74 @@
+"""What stands in the place of images: pointers, archives, web pages, images of a kind not read here."""
+
+import errno
+from pathlib import Path
+
+from flambeau.file_signature import (
+    ANNEXED,
+    STAND_INS,
+    Signature,
+    is_annexed,
+    signature,
+    signature_of,
+)
+
+_KINDS = STAND_INS - {"empty"} | {
+    "gzip",
+    "bzip2",
+    "xz",
+    "zstd",
+    "zlib",
+    "zip",
+    "7z",
+    "rar",
+    "pdf",
+    "heic",
+    "avif",
+}
+_ZIPPED = (".npz", ".pth", ".pt")  # formats that are zip archives themselves
+
+
+def stand_in(head: bytes, path: Path = Path("FILE")) -> str | None:
+    """What bytes are that stand in the place of images, and what to do; None where they are nothing known.
+
+    Args:
+        head: the first bytes of a file.
+        path: of the file, for the command that unpacks it.
+
+    Example:
+        >>> stand_in(b"version https://git-lfs.github.com/spec/v1")
+        'a pointer of Git LFS, and not the file itself: fetch that with `git lfs pull`'
+    """
+    return _told(signature_of(head, path), path)
+
+
+def stand_in_at(path: Path) -> str | None:
+    """As `stand_in`, of what lies at a path, also where it is a link of git-annex to nowhere.
+
+    Args:
+        path: of a file, or of the folder of an LMDB file.
+    """
+    try:
+        found = signature(path / "data.mdb" if path.is_dir() else path)
+    except OSError:
+        return None
+    return _told(found, path)
+
+
+def why_unreadable(error: OSError) -> str:
+    """Why an image could not be read, without its path.
+
+    Example:
+        >>> why_unreadable(FileNotFoundError(2, "No such file or directory", "a.png"))
+        'no such file or directory'
+    """
+    if error.errno == errno.ENOENT and error.filename and is_annexed(Path(error.filename)):
+        return f"this is {ANNEXED.sentence}"
+    return error.strerror.lower() if error.strerror else str(error)
+
+
+def _told(found: Signature | None, path: Path) -> str | None:
+    if found is None or found.kind not in _KINDS:
+        return None
+    is_format = found.kind == "zip" and path.suffix.lower().startswith(_ZIPPED)
+    return None if is_format else found.sentence

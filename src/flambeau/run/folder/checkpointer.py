@@ -1,0 +1,337 @@
+"""Checkpoints of a run: taken between two steps, written by a thread, read back before old ones are removed.
+
+The recipe checkpoints/atomic_checkpoint.py writes, verifies and removes them.
+"""
+
+import errno
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks
+from flambeau.parallel.shard_layout import unsharded, weights_bytes
+from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    Checkpoint,
+    CheckpointDamaged,
+    Disk,
+    checkpoint_folders,
+    from_bytes,
+    prune_checkpoints,
+    read_checkpoint,
+    remove_leftovers,
+    save_checkpoint,
+    set_aside,
+    to_bytes,
+    verify_checkpoint,
+)
+from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
+from flambeau.run.folder.run_folder import START_AGAIN
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run between two steps; its tensors are copies on the CPU that nothing writes to.
+
+    Attributes:
+        model: the model's state_dict.
+        ema: the averaged one, or None.
+        state: all else, as torch.load(weights_only=True) reads it.
+        meta: what `flambeau verify` and people want to know, as JSON.
+    """
+
+    model: Mapping[str, Tensor]
+    ema: Mapping[str, Tensor] | None
+    state: Mapping[str, Any]
+    meta: Mapping[str, Any]
+
+
+class SaveFailed(InputError):
+    """A checkpoint could not be written; the ones before it are whole."""
+
+
+class Checkpointer:
+    """Writes snapshots as checkpoints, one at a time.
+
+    Args:
+        root: the folder `checkpoints/` of a run.
+        keep: how many of the newest stay, besides the best.
+        disk: all file operations go through it.
+    """
+
+    def __init__(self, root: Path, *, keep: int, disk: Disk | None = None) -> None:
+        self._root = root
+        self._keep = keep
+        self._disk = disk or Disk()
+        self._ranks = Ranks(0, 1, None)
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._unwritten: Callable[[], None] | None = None  # for want of memory
+        self._newest = ""  # of the last save: its checkpoint, when it began
+        self._began = 0.0
+        self._took = deque[float](maxlen=3)  # seconds of the last saves
+        self.last_good: str | None = None
+
+    def save(
+        self,
+        name: str,
+        snapshot: Snapshot,
+        *,
+        best: str | None,
+        before: Callable[[], None],
+        began: float | None = None,
+    ) -> None:
+        """Start writing; waits only for a save that is still under way.
+
+        Args:
+            name: of the checkpoint; one that is there already is left as it is.
+            snapshot: what to write.
+            best: name of a checkpoint that stays whatever its age.
+            before: runs first, in the thread (sync metrics.jsonl to the disk).
+            began: when the snapshot was begun, by time.monotonic; None for now.
+
+        Raises:
+            SaveFailed: the one before could not be written.
+        """
+        self.wait()
+        self._newest = name
+        self._began = time.monotonic() if began is None else began
+        self._thread = threading.Thread(
+            target=self._write, args=(name, snapshot, best, before), name=f"save {name}"
+        )
+        self._thread.start()
+
+    def seconds_to_save(self) -> float:
+        """How long until another checkpoint is on the disk, after the one that may be under way.
+
+        As long as the longest of the last three took; 0 where none has been written yet.
+        """
+        usual = max(self._took, default=0.0)
+        passed = time.monotonic() - self._began
+        return usual + (max(0.0, usual - passed) if self._is_writing else 0.0)
+
+    def goes_on_from(self) -> str:
+        """In words, the checkpoint that a resume begins with: one under way may not get to its end."""
+        good = self.last_good or "the beginning"
+        return (
+            f"{self._newest}, if that is written in time, else {good}" if self._is_writing else good
+        )
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return when everything is on the disk.
+
+        Raises:
+            SaveFailed: something is not.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._unwritten is not None:  # now, while nothing trains and its memory is free
+            work, self._unwritten = self._unwritten, None
+            release_memory()
+            work()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def restore_latest(self, *, say: Callable[[str], None]) -> "Restored | None":
+        """The newest checkpoint that is whole for every rank.
+
+        Damaged ones are set aside and named in one line each.
+
+        Args:
+            say: takes lines for the user; called on rank 0.
+
+        Raises:
+            InputError: there are checkpoints, and none is whole; on rank 0.
+            OSError: one could not be read for a reason that says nothing about it; on rank 0.
+            FailedElsewhere: the same, on the others.
+        """
+        ranks = self._ranks
+        damaged = list[CheckpointDamaged]()
+        for name in ranks.first(lambda: _newest_first(self._root)):
+            found, error = None, None
+            try:
+                found = self._read(self._root / name)
+            except (CheckpointDamaged, OSError) as caught:
+                error = caught.with_traceback(None)  # its frames hold what was read so far
+            errors = [theirs for theirs in ranks.gather(error) if theirs is not None]
+            for theirs in errors:
+                if not isinstance(theirs, CheckpointDamaged):
+                    ranks.first(partial(_raise, theirs))
+            if not errors:
+                ranks.first(partial(_set_aside, damaged, name, say))
+                self.last_good = name
+                return found
+            damaged += [theirs for theirs in errors[:1] if isinstance(theirs, CheckpointDamaged)]
+        if damaged:
+            text = (
+                f"none of the {len(damaged)} checkpoints in {self._root} is whole ({damaged[0]}).\n"
+                f"Restore one from a copy, or {START_AGAIN}."
+            )
+            ranks.first(partial(_raise, InputError(text)))
+        return None
+
+    def _read(self, folder: Path) -> "Restored":
+        return restored(read_checkpoint(folder, disk=self._disk))
+
+    def _save(self, folder: Path, snapshot: Snapshot) -> None:
+        save_checkpoint(folder, _files(snapshot), meta=snapshot.meta, disk=self._disk)
+        verify_checkpoint(folder, disk=self._disk)
+
+    def _write(
+        self, name: str, snapshot: Snapshot, best: str | None, before: Callable[[], None]
+    ) -> None:
+        """Do what `save` has promised; where memory does not suffice beside the training, `wait` does it."""
+        folder = self._root / name
+        keep = {best} if best else set()
+        prune = partial(prune_checkpoints, keep_last=self._keep, keep=keep, disk=self._disk)
+        try:
+            self._ranks.first(before)
+            if not self._ranks.first(folder.exists):
+                self._save(folder, snapshot)
+            self.last_good = name
+            self._took.append(time.monotonic() - self._began)
+            self._ranks.first(partial(prune, self._root))
+        except (OSError, CheckpointDamaged) as error:
+            self._failure = self._failed(folder, error)
+        except BaseException as error:  # raised by `wait`, in the thread that can act on it
+            self._failure = error
+            if not _is_short(error) or self._ranks.world > 1:
+                return
+            release_memory(error)
+            if threading.current_thread() is self._thread:
+                self._failure = None
+                self._unwritten = partial(self._write, name, snapshot, best, before)
+            else:
+                self._failure = SaveFailed(
+                    f"checkpoint {folder} could not be written: there is no memory for it; the last good one "
+                    f"is {self.last_good or 'none'}.\nFree some and run the same command again."
+                )
+
+    def _failed(
+        self, folder: Path, error: OSError | CheckpointDamaged, *, by: str = ""
+    ) -> SaveFailed:
+        """The message to the user; `by` names another process, as in 'by rank 2: '."""
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        failure = SaveFailed(
+            f"checkpoint {folder} could not be written: {by}{reason}; "
+            f"the last good one is {self.last_good or 'none'}.\n"
+            f"{'Free some space' if full else 'Repair the disk'} and run the same command again."
+        )
+        failure.__cause__ = error
+        return failure
+
+
+def _is_short(error: BaseException | None) -> bool:
+    """Whether memory has run out, also where that is told as something else."""
+    if error is None:
+        return False
+    # Safetensors panics where Python has no memory for it, and torch.save then says that its file is short.
+    is_panic = type(error).__name__ == "PanicException"
+    return is_panic or is_out_of_memory(error) or _is_short(error.__context__)
+
+
+def copies(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a state_dict on the CPU, each with memory of its own, as safetensors needs them."""
+    return {
+        name: t.detach().to("cpu", copy=True).contiguous()
+        for name, t in tensors.items()
+        if isinstance(t, Tensor)
+    }
+
+
+def copy_nested(value: Any) -> Any:
+    """A state with every tensor in it copied to the CPU; containers are new ones."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {k: copy_nested(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(copy_nested(v) for v in value)
+    return value
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint in memory, verified."""
+
+    name: str
+    model: dict[str, Tensor]
+    ema: dict[str, Tensor] | None
+    state: dict[str, Any]
+    meta: dict[str, Any]
+
+
+def restore(folder: Path) -> Restored:
+    """The checkpoint in this folder.
+
+    Raises:
+        InputError: it is not there or damaged.
+    """
+    try:
+        return restored(read_checkpoint(folder))
+    except CheckpointDamaged as error:
+        raise InputError(f"{error}; choose another checkpoint") from error
+
+
+def _newest_first(root: Path) -> list[str]:
+    remove_leftovers(root)
+    return [folder.name for folder in reversed(checkpoint_folders(root))]
+
+
+def _set_aside(damaged: Sequence[CheckpointDamaged], name: str, say: Callable[[str], None]) -> None:
+    for error in damaged:
+        set_aside(error.folder)
+        say(f"damaged checkpoint set aside: {error}; going on from {name}")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _files(snapshot: Snapshot) -> dict[str, bytes]:
+    files = {"model.safetensors": weights_bytes(snapshot.model)}
+    if snapshot.ema is not None:
+        files["ema.safetensors"] = weights_bytes(snapshot.ema)
+    files["training_state.pt"] = to_bytes(snapshot.state)
+    return files
+
+
+def restored(checkpoint: Checkpoint) -> Restored:
+    files = unsharded(checkpoint.files)
+    ema = files.get("ema.safetensors")
+    return Restored(
+        name=checkpoint.folder.name,
+        model=safetensors.torch.load(files["model.safetensors"]),
+        ema=None if ema is None else safetensors.torch.load(ema),
+        state=from_bytes(files["training_state.pt"]),
+        meta=dict(checkpoint.meta),
+    )
+
+
+def why_not_loadable(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
+    """Why `tensors` do not fit the model, or None where they do."""
+    own = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+    for name in (*own, *tensors):
+        if name not in own:
+            return f"the model has no '{name}'"
+        if name not in tensors:
+            return f"'{name}' is missing"
+        if own[name].shape != tensors[name].shape:
+            return f"'{name}' is {tuple(tensors[name].shape)}, the model's {tuple(own[name].shape)}"
+    return None

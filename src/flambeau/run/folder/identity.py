@@ -1,0 +1,199 @@
+"""What tells one run from another, and what must be equal for a resume to give the same bits.
+
+A run is identified by values that config.toml can hold and a person can compare: the settings of
+`flambeau train`, or the options of `Run` with the user's `config` in a table of its own.
+Where `differences` finds any, `RunFolder.check_same` refuses the resume.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from flambeau.data.loading.batch_plan import Order
+from flambeau.run.options.option import options_of, values_of
+from flambeau.run.options.run_options import RunOptions
+from flambeau.run.options.shared_options import SharedOptions
+
+_OBJECTS = {  # of RunOptions: not values that a file can hold, or not of the run
+    "sampler",
+    "schedule",
+    "collate",
+    "state",
+    "on_bad",
+    "explain",
+    "config",
+    "settings",
+    "attachments",
+    "bar",
+    "track",
+    "metrics",
+    "replay_from",
+    "micro_batch",
+}
+_NOT_GIVEN = "not given"
+_OF_GROUPS = (
+    "lr",
+    "momentum",
+    "dampening",
+    "nesterov",
+    "betas",
+    "alpha",
+    "rho",
+    "eps",
+    "weight_decay",
+    "amsgrad",
+    "maximize",
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What tells a run from others.
+
+    Attributes:
+        values: by name, as config.toml holds them.
+        declared: the options among them, which say what a resume may change.
+    """
+
+    values: Mapping[str, Any]
+    declared: Mapping[str, dataclasses.Field[Any]]
+
+    @classmethod
+    def of(cls, options: RunOptions, optimizer: Optimizer, *, schedule: str) -> "Identity":
+        """That of a run.
+
+        Args:
+            options: of the run.
+            optimizer: whose groups know their `initial_lr`.
+            schedule: the name of the schedule.
+        """
+        if isinstance(options.settings, SharedOptions):
+            return cls(values_of(options.settings), options_of(type(options.settings)))
+        declared = options_of(RunOptions)
+        if options.settings is not None:
+            return cls(dict(options.settings), declared)
+        values = {name: getattr(options, name) for name in declared if name not in _OBJECTS}
+        groups = optimizer.param_groups
+        kind = type(optimizer).__name__
+        first = _group_settings(
+            groups[0], ("lr", "momentum", "nesterov", "betas", "alpha", "weight_decay")
+        )
+        values |= {"optimizer": f"{kind}({first})", "schedule": schedule}
+        values["param_groups"] = [_group_settings(group, _OF_GROUPS) for group in groups]
+        if options.sampler is not None:
+            values["sampler"] = _sampler(options.sampler)
+        config = {k: v for k, v in (options.config or {}).items() if v is not None}
+        return cls({**values, "config": config}, declared)
+
+
+def _sampler(sampler: Order) -> str:
+    """Its class and a digest of its first epoch."""
+    digest = hashlib.sha256(sampler.order(0).numpy().tobytes()).hexdigest()
+    return f"{type(sampler).__name__}, {len(sampler)} samples, {digest[:16]}"
+
+
+def _group_settings(group: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The settings of a parameter group that decide what a step does, as they are before the first one."""
+    told = {**group, "lr": group["initial_lr"]}
+    return ", ".join(f"{name}={told[name]}" for name in names if name in told)
+
+
+def differences(stored: Mapping[str, Any], wanted: Identity) -> list[str]:
+    """What keeps a run from resuming one of `stored`, as 'name: X there, Y now'."""
+    found = []
+    for name in sorted({*stored, *wanted.values}):
+        option = wanted.declared.get(name)
+        if option is not None and option.metadata["may_change"]:
+            continue
+        pair: tuple[Any, Any] = (stored.get(name), wanted.values.get(name))
+        is_in_both = name in stored and name in wanted.values
+        if name == "config" and is_in_both:
+            found += _in_table(*pair)
+        elif name == "param_groups" and is_in_both:
+            found += _in_groups(*pair)
+        elif name == "optimizer" and "param_groups" in stored and "param_groups" in wanted.values:
+            kinds = [str(value).split("(")[0] for value in pair]
+            if kinds[0] != kinds[1]:
+                found.append(f"optimizer: {kinds[0]} there, {kinds[1]} now")
+            # Its settings are those of the first group.
+        else:
+            # What an older version did not know was as it is by default.
+            default = None if option is None else option.default
+            there = stored.get(name, default)
+            now = pair[1]
+            if there != now:
+                is_flag = option is not None
+                texts = _shown(there, is_flag=is_flag), _shown(now, is_flag=is_flag)
+                found.append(f"{name}: {texts[0]} there, {texts[1]} now")
+    return found
+
+
+def _shown(value: object, *, is_flag: bool = False) -> str:
+    """A value in a message; of a flag that has none, what its help says."""
+    if value is None:
+        return _NOT_GIVEN
+    return ("no", "yes")[value] if is_flag and isinstance(value, bool) else repr(value)
+
+
+def _in_groups(stored: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """What differs between parameter groups, one by one; each is 'name=value, name=value'."""
+    if len(stored) != len(wanted):
+        return [f"parameter groups: {len(stored)} there, {len(wanted)} now"]
+    found = []
+    for number, texts in enumerate(zip(stored, wanted, strict=True)):
+        there, now = (
+            dict(pair.split("=", 1) for pair in re.split(r", (?=\w+=)", text)) for text in texts
+        )
+        of_group = f" of parameter group {number}" if len(stored) > 1 else ""
+        found += [
+            f"{name}{of_group}: {there.get(name, _NOT_GIVEN)} there, {now.get(name, _NOT_GIVEN)} now"
+            for name in {**there, **now}
+            if there.get(name) != now.get(name)
+        ]
+    return found
+
+
+def _in_table(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    return [
+        f"config {name}: {_shown(stored.get(name))} there, {_shown(wanted.get(name))} now"
+        for name in sorted({*stored, *wanted})
+        if name not in stored or name not in wanted or stored[name] != wanted[name]
+    ]
+
+
+POWERSGD_FORGETS = "PowerSGD's errors, which each process carries from step to step, start at zero"
+
+
+def exactness_facts(device: torch.device, *, compiled: bool) -> dict[str, Any]:
+    """The parts of the machine and its libraries that decide how floating-point sums are rounded.
+
+    Args:
+        device: of the run.
+        compiled: the model is torch.compile's.
+    """
+    facts: dict[str, Any] = {
+        "torch": torch.__version__,
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+        "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
+    }
+    if compiled:
+        facts["compiled"] = "yes"
+    if device.type == "cuda":
+        facts["device_name"] = torch.cuda.get_device_name(device)
+    return facts
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs, as 'torch 2.14.0 then, 2.15.0 now'."""
+    return [
+        f"{name} {then.get(name, 'no')} then, {now.get(name, 'no')} now"
+        for name in sorted({*then, *now})
+        if then.get(name) != now.get(name)
+    ]

@@ -1,0 +1,129 @@
+"""JSON files of a run, and of its user, read without torch: bounded, and what they claim is checked."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flambeau.errors import json_object, why_no_json
+
+_MAX_BYTES = 2**22  # result.json has 0.2 kB; dataset.json names every class; a manifest every file
+_NAMES = {
+    "classes",
+    "channels",
+    "mean",
+    "std",
+    "train_samples",
+    "val_samples",
+    "train_fingerprint",
+    "val_fingerprint",
+    "model_file_sha256",
+}
+
+
+def json_file(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON, has a name twice, is no regular file, or larger than such a file can be.
+    """
+    if not path.is_file():
+        if path.exists():
+            raise ValueError("it is not a file")
+        raise FileNotFoundError(path)
+    with path.open("rb") as file:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
+    try:
+        return json.loads(content, object_pairs_hook=json_object)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(why_no_json(error)) from None
+
+
+def json_table(path: Path) -> Mapping[str, Any]:
+    """The table that a JSON file holds; empty where it is absent, cannot be read or holds something else."""
+    try:
+        return table(json_file(path))
+    except (OSError, ValueError):
+        return {}
+
+
+def table(value: object) -> Mapping[str, Any]:
+    """A table in what a file holds; empty in the place of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def json_row(line: bytes) -> dict[str, Any] | None:
+    """A line of a file of JSON objects; None for another one, such as the torn last one of a killed run."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def metrics_row(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, which knows its step; None for another one."""
+    row = json_row(line)
+    return row if row is not None and whole_number(row.get("step")) is not None else None
+
+
+def whole_number(value: object) -> int | None:
+    """A count that a file holds; None for anything else, and for what no run can count to."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18
+    return value if is_count else None  # type: ignore[return-value]
+
+
+def finite_number(value: object) -> float | None:
+    """A number that a file holds; None for anything else, NaN and infinity included."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def dataset_facts(path: Path) -> dict[str, Any]:
+    """What dataset.json of a run holds: what its data are.
+
+    Raises:
+        ValueError: why it cannot be read, or is not what a run writes.
+    """
+    try:
+        facts = json_file(path)
+    except FileNotFoundError:
+        raise ValueError("it is missing") from None
+    except OSError as error:
+        raise ValueError((error.strerror or str(error)).lower()) from None
+    if not isinstance(facts, dict):
+        raise ValueError("it is no table")
+    if missing := sorted(_NAMES - facts.keys()):
+        raise ValueError(f"it has no {missing[0]!r}")
+    odd = [name for name, value in facts.items() if not _is_what_a_run_writes(name, value, facts)]
+    if odd:
+        raise ValueError(f"{odd[0]!r} in it is not what a run writes")
+    return facts
+
+
+def _is_what_a_run_writes(name: str, value: Any, facts: Mapping[str, Any]) -> bool:
+    if name == "classes":
+        return isinstance(value, list) and all(isinstance(text, str) for text in value)
+    if name in ("mean", "std"):
+        is_list = isinstance(value, list) and len(value) == facts["channels"]
+        return is_list and all(type(number) in (int, float) for number in value)
+    if name == "channels":
+        return type(value) is int and 0 < value < 10**6
+    if name in ("train_samples", "val_samples"):
+        return type(value) is int and 0 <= value < 10**18
+    if name == "class_weights":
+        is_list = isinstance(value, list) and len(value) == len(facts["classes"])
+        return value is None or (is_list and all(type(one) in (int, float) for one in value))
+    if name in ("train_content", "val_content"):
+        return value is None or isinstance(value, str)
+    if name not in _NAMES | {"teacher_sha256", "pixels"}:
+        return True  # of a later version; whoever needs it says so
+    return isinstance(value, str) or (value is None and name.endswith("sha256"))

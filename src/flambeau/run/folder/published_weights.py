@@ -1,0 +1,234 @@
+"""What a finished run leaves for others: model.safetensors, and result.json, which says what it holds."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from flambeau.errors import InputError
+from flambeau.html_table import html_table
+from flambeau.parallel.shard_layout import unsharded
+from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    CheckpointDamaged,
+    read_checkpoint,
+    remove_leftovers,
+    write_file,
+)
+from flambeau.run.folder.json_file import json_file
+from flambeau.run.folder.metrics_log import json_numbers
+from flambeau.run.folder.report_file import write_own_report
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.options.run_options import DEFAULT_BEST
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+        weights: which ones model.safetensors holds: the averaged, the best, or the last.
+        step: at which they were.
+        metrics: of the last evaluation of exactly these weights; None where one was not finite.
+        sha256: of model.safetensors; None in runs of version 0.1.
+    """
+
+    weights: Literal["ema", "best", "last"]
+    step: int
+    metrics: Mapping[str, float | None]
+    sha256: str | None = field(default=None, repr=False)
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        return html_table(
+            "finished run", {"weights": self.weights, "step": self.step, **self.metrics}
+        )
+
+
+class Best:
+    """The best value of one metric so far, and the step it was at.
+
+    Args:
+        metric: its name.
+        mode: 'max' or 'min', what is better. NaN never is; of equal values the later counts,
+            which has seen more.
+    """
+
+    def __init__(self, metric: str, mode: Literal["max", "min"]) -> None:
+        self.metric = metric
+        self._sign = 1.0 if mode == "max" else -1.0
+        self._value: float | None = None
+        self._others: dict[str, float] | None = {}
+        self._seen_at: int | None = None
+        self._is_twice: bool | None = False  # None once it is said
+        self.step: int | None = None
+        self.improved_at: int | None = None
+        """The step of the last evaluation that was better than all before, and not as good as one."""
+        self.metrics: dict[str, float] = {}
+
+    def see(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Take note of an evaluation."""
+        if self._others is not None:
+            self._others |= metrics
+        value = metrics.get(self.metric)
+        if value is None or value != value:
+            return
+        if self._seen_at == step and self._is_twice is False:
+            self._is_twice = True
+        self._seen_at = step
+        if self._value is None or value * self._sign > self._value * self._sign:
+            self.improved_at = step
+        if self._value is None or value * self._sign >= self._value * self._sign:
+            self._value = value
+            self.step = step
+            self.metrics = dict(metrics)
+
+    def end_epoch(
+        self, *, say: Callable[[str], None], training: Container[str] = (), is_last: bool = False
+    ) -> None:
+        """Say once if the metric was in no evaluation of the epochs so far, or in two at one step.
+
+        Args:
+            say: takes a line for the user.
+            training: the names that were logged elsewhere.
+            is_last: the run ends here; then a metric that was asked for is missed, too, without evaluations.
+        """
+        if self._is_twice:
+            self._is_twice = None
+            say(
+                f"best = {self.metric!r} was logged by two evaluations of one epoch, and either may choose "
+                "the checkpoint: log the other one's by another name, such as test_accuracy"
+            )
+        if self._others is None or self.step is not None or self.metric in self._others:
+            return
+        what = f"best = {self.metric!r} was not logged within run.evaluate(), so it chooses no checkpoint"
+        if self.metric in training:
+            say(f"{what}: call run.log inside `for ... in run.evaluate(...)`, batch by batch")
+        elif self._others:
+            names = ", ".join(self._others)
+            say(f"{what}: give Run the name of what was logged ({names})")
+        elif is_last and self.metric != DEFAULT_BEST:
+            say(f"{what}: nothing was logged there")
+        else:
+            return
+        self._others = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {
+            "value": self._value,
+            "step": self.step,
+            "improved_at": self.improved_at,
+            "metrics": self.metrics,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._value = state["value"]
+        self.step = state["step"]
+        self.metrics = dict(state["metrics"])
+        self.improved_at = state.get("improved_at", self.step)  # version 0.1 knew no other
+        self._seen_at = None
+
+
+def publish(
+    folder: RunFolder,
+    results: Sequence[Result],
+    *,
+    name_of: Callable[[int], str],
+    say: Callable[[str], None],
+) -> Result:
+    """Copy the weights of a checkpoint to model.safetensors, verified, then write result.json.
+
+    Args:
+        folder: of the run.
+        results: what to publish; the next one where the checkpoint of one is damaged, which is said.
+        name_of: the checkpoint of a step.
+        say: takes lines for the user.
+
+    Returns:
+        What was published.
+
+    Raises:
+        InputError: all of them are damaged.
+    """
+    for result in results:
+        try:
+            files = unsharded(read_checkpoint(folder.checkpoints / name_of(result.step)).files)
+        except CheckpointDamaged as error:
+            say(f"the {result.weights} weights cannot be published: {error}")
+            continue
+        weights = "ema.safetensors" if result.weights == "ema" else "model.safetensors"
+        write_file(folder.weights, files[weights])
+        digest = hashlib.sha256(files[weights]).hexdigest()
+        content = asdict(replace(result, metrics=json_numbers(result.metrics), sha256=digest))
+        write_file(folder.result, json.dumps(content, indent=2).encode() + b"\n")
+        return Result(**content)
+    raise InputError(
+        "no weights could be published; run the same command again to repeat the last steps"
+    )
+
+
+def are_whole(folder: RunFolder, result: Result) -> bool | None:
+    """Whether model.safetensors is what the run has left; None where that is not known."""
+    if result.sha256 is None:
+        return None
+    with folder.weights.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == result.sha256
+
+
+def published(folder: RunFolder) -> Result | None:
+    """The result of a finished run; None while there is none.
+
+    Raises:
+        InputError: the file is not what a run has written.
+    """
+    try:
+        return _result(json_file(folder.result))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder.result} cannot be read: {error}; remove it and run the training again"
+        ) from error
+
+
+def finished(folder: RunFolder, *, say: Callable[[str], None]) -> Result | None:
+    """The result of a finished run, which gets its report if it was killed before that; else None.
+
+    Args:
+        folder: of the run.
+        say: takes a line for the user.
+
+    Raises:
+        InputError: result.json is not what a run has written.
+    """
+    result = published(folder)
+    # A report that is older than the result is of a process that was stopped before.
+    if result is not None and not _is_newer(folder.path / "report.html", folder.result):
+        with contextlib.suppress(OSError):
+            remove_leftovers(folder.path)  # of a report whose writing was killed
+        write_own_report(folder.path, say=say)
+    return result
+
+
+def _is_newer(path: Path, other: Path) -> bool:
+    return path.exists() and path.stat().st_mtime_ns >= other.stat().st_mtime_ns
+
+
+def _result(facts: Any) -> Result:
+    given = facts if isinstance(facts, dict) else {}
+    figures, digest = given.get("metrics"), given.get("sha256")
+    is_whole = (
+        given.keys() - {"sha256"} == {"weights", "step", "metrics"}
+        and given["weights"] in ("ema", "best", "last")
+        and type(given["step"]) is int
+        and isinstance(figures, dict)
+        and all(value is None or type(value) in (int, float) for value in figures.values())
+        and (digest is None or isinstance(digest, str))
+    )
+    if not is_whole:
+        raise ValueError("it is not what a run writes")
+    return Result(**given)

@@ -1,0 +1,194 @@
+"""The folder of a run as a report shows it, and the report that stands in it; without torch.
+
+What cannot be read, or is not what a run writes, is left out: `flambeau verify` says why.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import io
+import os
+import secrets
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from flambeau.report.evaluated import evaluated
+from flambeau.report.page import GENERATOR, report_page
+from flambeau.report.reported_run import Event, ReportedRun, read_series
+from flambeau.report.words import ENGLISH
+from flambeau.run.folder.json_file import json_row, json_table
+from flambeau.run.folder.summary import summarize
+from flambeau.terminal import clock
+from flambeau.version import __version__
+
+_MOST_BYTES = 2**28  # of metrics.jsonl that are read, from its end: some two million lines
+_MOST_EVENT_BYTES = 2**22
+_MOST_EVENTS = 500
+_LONGEST_LINE = 2**20
+_MOST_PICTURE_BYTES = 2**20
+_MOST_BAD = 20  # unreadable images that are named
+
+
+def read_run(folder: Path, name: str) -> ReportedRun:
+    """What a report shows of a run.
+
+    Args:
+        folder: holds a config.toml.
+        name: of the run in the report.
+    """
+    summary = summarize(folder, name=name)
+    result = json_table(folder / "result.json")
+    data = dict(json_table(folder / "dataset.json"))
+    if isinstance(classes := data.get("classes"), list):
+        data["classes"] = len(classes)
+    data = {key: value for key, value in data.items() if value not in (None, "")}
+    environment = dict(json_table(folder / "environment.json"))
+    model = environment.pop("model", None)
+    events = list(_events(folder / "events.jsonl"))
+    memory = next((e.peak_memory_bytes for e in reversed(events) if e.peak_memory_bytes), None)
+    facts = {
+        "data": summary.data,
+        "model": summary.model,
+        "step": None if summary.step is None else f"{summary.step}/{summary.steps or '?'}",
+        summary.metric or "best": None if summary.best is None else f"{summary.best:.4f}",
+        "time": None if summary.seconds is None else clock(summary.seconds),
+        "memory": None if memory is None else f"{memory / 2**20:.0f} MiB",
+    }
+    figures = result.get("metrics")
+    with _lines(folder / "metrics.jsonl", _MOST_BYTES) as lines:
+        series = read_series(lines, steps_per_epoch=summary.steps_per_epoch)
+    return ReportedRun(
+        name=name,
+        state=summary.state,
+        why=summary.why,
+        facts={label: text for label, text in facts.items() if text is not None},
+        settings=summary.config,
+        environment=environment,
+        data=data,
+        figures=_numbers(figures) if isinstance(figures, dict) else {},
+        series=series,
+        model=model if isinstance(model, dict) else {},
+        events=events[-_MOST_EVENTS:],
+        evaluated=evaluated(json_table(folder / "evaluation.json")),
+        first_batch=_jpeg(folder / "first_batch.jpg"),
+        bad_images=_bad_images(folder / "bad_images.txt"),
+    )
+
+
+def link_to(run: ReportedRun, folder: Path, page_folder: Path) -> ReportedRun:
+    """The run with a link to its own report, if it has one.
+
+    Args:
+        run: of `folder`.
+        folder: of the run.
+        page_folder: of the page that gets the link.
+    """
+    path = folder / "report.html"
+    if not is_report(path):
+        return run
+    try:
+        place = os.fsencode(os.path.relpath(path, page_folder))
+    except ValueError:  # on another drive
+        return run
+    return dataclasses.replace(run, link=f"./{urllib.parse.quote(place)}")
+
+
+def write_own_report(folder: Path, *, say: Callable[[str], None]) -> None:
+    """Write report.html of a run into its folder; nothing in the way of that ends the run.
+
+    Args:
+        folder: of the run.
+        say: takes a line for the user.
+    """
+    path = folder / "report.html"
+    try:
+        if path.exists() and not is_report(path):
+            return  # somebody else's
+        name = folder.resolve().name.encode(errors="backslashreplace").decode()
+        write_page(path, report_page([read_run(folder, name)], words=ENGLISH, version=__version__))
+    except Exception as error:
+        say(f"{path} could not be written: {type(error).__name__}: {error}")
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is a report of ours."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return f'content="{GENERATOR}"'.encode() in file.read(2**12)
+    return False
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a report whole or not at all: a browser may be reading the last one."""
+    content = text.encode(errors="backslashreplace")
+    # Not by write_file, which would import torch. The name of a leftover: should this process be killed now,
+    # the next start of the run removes it.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:  # which names the temporary file
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in figures.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    }
+
+
+@contextlib.contextmanager
+def _lines(path: Path, most_bytes: int) -> Iterator[Iterator[bytes]]:
+    """The lines of a file, of a very long one the last of them; none where it cannot be read."""
+    file: BinaryIO = io.BytesIO()
+    with contextlib.suppress(OSError):
+        file = path.open("rb") if path.is_file() else file
+    with file:
+        start = max(0, file.seek(0, io.SEEK_END) - most_bytes)
+        file.seek(start)
+        if start:
+            file.readline(_LONGEST_LINE)
+        yield iter(lambda: file.readline(_LONGEST_LINE), b"")
+
+
+def _events(path: Path) -> Iterator[Event]:
+    with _lines(path, _MOST_EVENT_BYTES) as lines:
+        for line in lines:
+            row = json_row(line)
+            if row is not None and isinstance(row.get("text"), str):
+                peak = row.get("peak_memory_bytes")
+                is_peak = type(peak) is int and 0 < peak < 2**53
+                yield Event(
+                    str(row.get("time", ""))[:40],
+                    str(row.get("step", ""))[:20],
+                    row["text"][:2000],
+                    peak if is_peak else None,
+                )
+
+
+def _jpeg(path: Path) -> str | None:
+    """A picture as a page holds it."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_PICTURE_BYTES:
+            return None
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if not content.startswith(b"\xff\xd8\xff"):
+        return None
+    return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
+
+
+def _bad_images(path: Path) -> tuple[int, tuple[str, ...]]:
+    """How many images could not be read, and the first of them."""
+    with _lines(path, _MOST_EVENT_BYTES) as lines:
+        names = [line.decode(errors="backslashreplace").strip()[:1000] for line in lines]
+    return len(names), tuple(names[:_MOST_BAD])

@@ -1,0 +1,232 @@
+"""What a run reads its batches with, for training and for evaluation, and how they reach the device."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from flambeau.data.loading.batch_plan import BatchLayout, Order
+from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.data.loading.user_dataloader import UserDataLoader
+from flambeau.data.loading.workers.processes import Restarts
+from flambeau.data.wrap import Batches
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks
+from flambeau.recipes.data.device_prefetch import prefetch_to_device
+from flambeau.recipes.data.sample_order import mix
+from flambeau.run.folder.micro_batches_file import MicroBatches
+from flambeau.run.loop.rank_checks import BadReports
+from flambeau.run.options.run_options import OnBad, RunOptions
+
+
+class BatchDraws:
+    """What is drawn for a batch (dropout, mixup) depends on (seed, epoch, batch), never on what was before.
+
+    Args:
+        seed: of the run.
+        device: whose default generator is seeded too, beside that of the CPU.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed = mix(seed)
+        self._generators = [torch.default_generator]
+        if device.type == "cuda":
+            self._generators.append(torch.cuda.default_generators[device.index or 0])
+        self._epoch = -1
+        self._epoch_seed = 0
+
+    def seed(self, epoch: int, micro: MicroBatch) -> None:
+        """Seed the generators for a batch."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._epoch_seed = mix(self._seed + epoch + 1)
+        seed = mix(self._epoch_seed + micro.draw)
+        for generator in self._generators:
+            generator.manual_seed(seed)
+
+    def keep(self) -> Callable[[], None]:
+        """Note where the generators stand; what is returned puts them back there."""
+        states = [generator.get_state() for generator in self._generators]
+
+        def put_back() -> None:
+            for generator, state in zip(self._generators, states, strict=True):
+                generator.set_state(state)
+
+        return put_back
+
+    def seed_evaluation(self, epoch: int) -> None:
+        """Seed the generators for the evaluation after an epoch."""
+        for generator in self._generators:
+            generator.manual_seed(mix(self._seed + epoch))
+
+
+class BatchReader:
+    """Makes the loaders of a run.
+
+    Args:
+        device: of the model.
+        options: of the run.
+        ranks: the processes that read together.
+        bad: takes what could not be read.
+        sharded: the model needs all ranks for each forward pass, also in an evaluation.
+        fitting: what has fitted into memory.
+        say: takes a line for the user.
+
+    Attributes:
+        fitting: the same, by now.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        options: RunOptions,
+        *,
+        ranks: Ranks,
+        bad: BadReports,
+        sharded: bool,
+        fitting: MicroBatches,
+        say: Callable[[str], None],
+    ) -> None:
+        self._device, self._bad, self._sharded = device, bad, sharded
+        self.fitting = fitting
+        self._seed = options.seed
+        self._batch_size = options.batch_size
+        self._ranks = ranks
+        self._parts = options.parts
+        self._reading = ReadOptions(
+            workers=options.workers,
+            collate=options.collate or default_collate,
+            pin_memory=device.type == "cuda",
+            stall_timeout=options.stall_timeout,
+            restarts=Restarts(options.retry_workers, say),
+        )
+
+    def loader(
+        self,
+        data: Dataset[Any] | Iterable[Any],
+        *,
+        accumulate: int = 1,
+        evaluates: bool = False,
+        on_bad: OnBad | None,
+        sampler: Order | None = None,
+    ) -> Loader | UserDataLoader:
+        """The loader of a Dataset, or of what makes ready batches.
+
+        Raises:
+            InputError: data that cannot be read in batches.
+        """
+        if (why := _why_not(data)) is not None:
+            raise InputError(
+                f"{'run.evaluate' if evaluates else 'Run'} cannot read its data: {why}"
+            )
+        # An evaluation has no gradients to share: a rank without a sample has nothing to do.
+        keeps_empty = not evaluates or self._sharded
+        if is_dataset(data):
+            layout = BatchLayout(
+                self._batch_size,
+                accumulate,
+                self._ranks.rank,
+                self._ranks.world,
+                keeps_empty,
+                parts=self._parts,
+            )
+            return Loader(
+                data,
+                self._fitting(layout, evaluates=evaluates),
+                seed=self._seed,
+                shuffle=not evaluates,
+                sampler=sampler,
+                reading=self._reading,
+                on_bad=self._bad.taker(on_bad),
+            )
+        return UserDataLoader(
+            data,
+            accumulate=accumulate,
+            seed=self._seed,
+            rank=self._ranks.rank,
+            world=self._ranks.world,
+            keeps_empty=keeps_empty,
+        )
+
+    def _fitting(self, layout: BatchLayout, *, evaluates: bool) -> BatchLayout:
+        """As many samples at once as have fitted; an evaluation has no steps to keep whole."""
+        size = self.fitting.training
+        if size is None or size >= layout.micro_batch_size:
+            return layout
+        return (
+            replace(layout, micro_batch_size=size) if evaluates else layout.with_micro_batches(size)
+        )
+
+    def to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """The same micro-batches with their data on the device, copied beside the computation."""
+        if self._device.type == "cpu":
+            return stream
+        # Data alone: the prefetcher walks through all that it gets in search of tensors.
+        ahead: deque[MicroBatch] = deque()
+
+        def data() -> Iterator[Any]:
+            for micro in stream:
+                ahead.append(micro._replace(data=None))
+                yield micro.data
+
+        moved = prefetch_to_device(data(), self._device)
+        return (ahead.popleft()._replace(data=data) for data in moved)
+
+    def again(
+        self, loader: Loader | UserDataLoader, steps_before: int
+    ) -> Iterator[tuple[int, MicroBatch]]:
+        """The epoch and the micro-batches of the step after `steps_before` steps, read once more.
+
+        Nothing of what makes ready batches by itself: it may not give the same ones again.
+        """
+        if isinstance(loader, UserDataLoader):
+            return
+        epoch, batch = divmod(steps_before, loader.batches_per_epoch)
+        position = batch * len(loader.batch_indices(epoch=epoch, batch=0))
+        stream = loader.stream(epoch=epoch, position=position, epochs=1)
+        for micro in self.to_device(stream):
+            yield epoch, micro
+            if micro.ends_batch:
+                return
+
+
+def _why_not(data: object) -> str | None:
+    """Why these are neither samples by index nor batches that each epoch makes anew; None if they are."""
+    kind = type(data).__name__
+    instead = "give a Dataset, or a DataLoader"
+    if isinstance(data, (str, bytes, PurePath)):
+        return f"{data!r:.100} is a name, and nothing opens it here: {instead}"
+    if isinstance(data, Mapping):
+        return f"a {kind} has no samples 0, 1, 2 ...: {instead}; perhaps it is one of its values"
+    if isinstance(data, (tuple, list)) and _is_columns(data):
+        return f"a {kind} of {len(data)} whole tensors is no Dataset: TensorDataset(X, Y) makes one"
+    if isinstance(data, Batches):
+        return "what wrap makes counts its epochs itself: give the Dataset that was wrapped"
+    if isinstance(data, IterableDataset):
+        return f"{kind} has no samples by index: give it a __len__, and DataLoader(it, batch_size=...) to Run"
+    if isinstance(data, Iterator):
+        return f"a {kind} can be read only once, and each epoch begins anew: {instead}"
+    if isinstance(data, type) or not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
+        return f"{data!r:.100} has neither [i] nor batches to iterate over: {instead}"
+    try:
+        len(data)  # type: ignore[arg-type]
+    except TypeError as error:
+        return f"{error}; it says how long an epoch is: write a __len__"
+    return None
+
+
+def _is_columns(data: Sequence[Any]) -> bool:
+    """Whether these look like all inputs and all targets, each in one tensor, rather than samples."""
+    if not data or not all(isinstance(value, (Tensor, np.ndarray)) for value in data):
+        return False
+    shapes = {tuple(value.shape) for value in data}
+    return isinstance(data, tuple) or (
+        len(shapes) > 1 and len({shape[:1] for shape in shapes}) == 1
+    )

@@ -1,0 +1,213 @@
+"""The multiplier of the learning rate: warm-up and schedule of the step, and for 'plateau' the evaluations.
+
+The formulas are the recipes training/schedules.py, cyclic_schedules.py and plateau.py.
+"""
+
+import functools
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from flambeau.errors import InputError
+from flambeau.recipes.training import cyclic_schedules, schedules
+from flambeau.recipes.training.plateau import ReduceOnPlateau
+from flambeau.run.loop.step_plan import StepPlan
+from flambeau.run.options.durations import parse_duration
+from flambeau.run.options.named_schedule import GAMMA, NamedSchedule
+
+PATIENCE = 3  # epochs; with 5 a run of 16 or 30 epochs would see few reductions; chosen
+FACTOR = 0.1  # torch's default
+_KEY = "plateau"  # among the objects of the user in a checkpoint
+SCHEDULES: dict[str, Callable[..., float]] = {
+    "constant": schedules.constant,
+    "linear": schedules.linear,
+    "cosine": schedules.cosine,
+    "multistep": schedules.multistep,
+    "exponential": schedules.exponential,
+    "polynomial": schedules.polynomial,
+    "wsd": schedules.wsd,
+    "one-cycle": cyclic_schedules.one_cycle,
+    "cosine-restarts": cyclic_schedules.cosine_restarts,
+}
+_MILESTONES = ("50%", "75%")  # as for CIFAR in arXiv 1512.03385
+_WSD_DECAY = 0.2  # of the run: the most that arXiv 2405.18392, section 3, finds to be of use
+_CYCLES, _CYCLE_MULTIPLIER = (
+    3,
+    2,
+)  # SGDR's doubling; three of them end in a last one of 4/7 of the run
+
+
+class LRSchedule:
+    """What `Run` asks for the multiplier of each step.
+
+    Args:
+        plan: of the run.
+        schedule: a name, alone or with numbers; a function of the step; a ReduceOnPlateau of one's own.
+        warmup: a duration.
+        metric: what 'plateau' watches.
+        mode: 'max' or 'min', what is better.
+
+    Raises:
+        InputError: as `schedule_of` says.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        schedule: str | NamedSchedule | Callable[[int], float] | ReduceOnPlateau,
+        *,
+        warmup: str,
+        metric: str,
+        mode: Literal["max", "min"],
+    ) -> None:
+        if schedule == "plateau":
+            schedule = ReduceOnPlateau(mode=mode, patience=PATIENCE, factor=FACTOR)
+        is_named = isinstance(schedule, (str, NamedSchedule))
+        self.name = str(schedule) if is_named else "function"
+        """For the identity of the run."""
+        self._plateau: ReduceOnPlateau | None = None
+        if isinstance(schedule, ReduceOnPlateau):
+            self._plateau, self.name, schedule = schedule, "plateau", "constant"
+        self._of_step = schedule_of(plan, schedule, warmup=warmup)
+        self._metric = metric
+        self._value: float | None = None
+
+    def __call__(self, step: int) -> float:
+        """The multiplier of a step, from 0."""
+        multiplier = self._of_step(step)
+        return multiplier if self._plateau is None else multiplier * self._plateau.multiplier
+
+    def note(self, figures: Mapping[str, float]) -> None:
+        """Take note of an evaluation. It counts at the end of the epoch: a resume may repeat it."""
+        if self._metric in figures:
+            self._value = figures[self._metric]
+
+    def end_epoch(self, *, say: Callable[[str], None]) -> None:
+        """Count the evaluation of an epoch.
+
+        Args:
+            say: takes a line for the user where the rate falls.
+
+        Raises:
+            InputError: there was none of the metric, or it is NaN.
+        """
+        plateau, value = self._plateau, self._value
+        self._value = None
+        if plateau is None:
+            return
+        if value is None or value != value:
+            raise InputError(
+                f"schedule = 'plateau' needs {self._metric!r} once per epoch, and it was "
+                f"{'not logged' if value is None else 'NaN'}: log it within run.evaluate(), or give Run "
+                "another best="
+            )
+        before = plateau.multiplier
+        after = plateau.step(value)
+        if after != before:
+            say(
+                f"{self._metric} has stopped improving: the learning rate is now {after:.4g} of its base"
+            )
+
+    def parts(self) -> dict[str, Any]:
+        """What of it belongs into a checkpoint, by name."""
+        return {} if self._plateau is None else {_KEY: self._plateau}
+
+
+def schedule_of(
+    plan: StepPlan, schedule: str | NamedSchedule | Callable[[int], float], *, warmup: str
+) -> Callable[[int], float]:
+    """The multiplier of the learning rate as a function of the step, from 0.
+
+    Args:
+        plan: of the run.
+        schedule: one of SCHEDULES; a function is taken as it is.
+        warmup: a duration, in which a named schedule rises to 1.
+
+    Raises:
+        InputError: an unknown name, a warm-up as long as the run, or one beside a function, which gives no
+            multiplier.
+    """
+    length = parse_duration(warmup, name="warmup", units="% ep st")
+    if callable(schedule):
+        if length.amount:
+            raise InputError(
+                f"warmup = {warmup!r} would do nothing: the schedule is your own function"
+            )
+        own = functools.partial(_checked, schedule)
+        own(0)
+        return own
+    told = NamedSchedule(schedule) if isinstance(schedule, str) else schedule
+    name = told.name
+    if name not in SCHEDULES:
+        known = ", ".join([*SCHEDULES, "plateau"])
+        raise InputError(f"schedule must be {known} or a function, got {name!r}")
+    steps = length.steps(steps_per_epoch=plan.steps_per_epoch, total_steps=plan.total_steps)
+    if steps and steps >= plan.total_steps:
+        raise InputError(
+            f"warmup = {warmup!r} is {steps} of the {plan.total_steps} steps: nothing is left"
+        )
+    multiplier = functools.partial(SCHEDULES[name], **_settings(told, plan, steps))
+    try:
+        multiplier(0)
+    except ValueError as error:
+        raise InputError(f"schedule = {name!r} does not fit this run: {error}") from error
+    return multiplier
+
+
+def _checked(schedule: Callable[[int], float], step: int) -> float:
+    """What a function of the user's gives for a step."""
+    value = schedule(step)
+    # An abstract class takes a microsecond to ask.
+    is_number = type(value) is float or isinstance(value, numbers.Real)
+    if not is_number or not 0 <= value < math.inf:
+        raise InputError(
+            "schedule must give a factor of the learning rate, a number of at least 0; for step "
+            f"{step} it gave {value!r:.100}"
+        )
+    return float(value)
+
+
+def _settings(told: NamedSchedule, plan: StepPlan, warmup_steps: int) -> dict[str, Any]:
+    """What a named schedule is called with."""
+    name = told.name
+    total_steps = plan.total_steps
+    gamma = GAMMA.get(name, 1.0) if told.gamma is None else told.gamma
+    if name == "one-cycle":  # its rise is the warm-up
+        if not warmup_steps:
+            raise InputError(
+                "schedule = 'one-cycle' rises over the warm-up, which is 0 steps: give a longer one, such "
+                "as warmup = '30%'"
+            )
+        return {"total_steps": total_steps, "rise": warmup_steps / total_steps}
+    settings: dict[str, Any] = {"total_steps": total_steps, "warmup_steps": warmup_steps}
+    if name == "multistep":
+        settings |= {"gamma": gamma, "milestones": _milestones(told, plan, warmup_steps)}
+    elif name == "exponential":
+        epochs = (total_steps - warmup_steps) / plan.steps_per_epoch
+        settings["end"] = gamma**epochs
+    elif name == "wsd":
+        decay = max(1, round(_WSD_DECAY * total_steps))
+        settings["decay_steps"] = min(decay, total_steps - warmup_steps)
+    elif name == "cosine-restarts":
+        settings |= {"cycles": _CYCLES, "cycle_multiplier": _CYCLE_MULTIPLIER}
+    return settings
+
+
+def _milestones(told: NamedSchedule, plan: StepPlan, warmup_steps: int) -> list[int]:
+    """The steps at which 'multistep' lowers the rate."""
+    total_steps = plan.total_steps
+    steps = set[int]()
+    for text in told.milestones or _MILESTONES:
+        length = parse_duration(text, name="milestones", units="% ep st")
+        step = length.steps(steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
+        if step in steps and told.milestones is not None:
+            raise InputError(f"milestones = {','.join(told.milestones)!r} name step {step} twice")
+        if warmup_steps <= step < total_steps:
+            steps.add(step)
+        elif told.milestones is not None:
+            raise InputError(
+                f"milestones = {','.join(told.milestones)!r}: {text} is step {step}, which is not after the "
+                f"warm-up ({warmup_steps} steps) and before the end of the run ({total_steps} steps)"
+            )
+    return sorted(steps)

@@ -1,0 +1,231 @@
+"""A step whose loss or gradient was not finite: written down so that it can be run again, or survived.
+
+flambeau.recipes.training.amp_step notices it on the device and skips it; `Run` asks where a line of metrics
+or a checkpoint is due.
+"""
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.errors import InputError, why_no_json
+from flambeau.parallel.ranks import Ranks
+from flambeau.parallel.watchdog.heartbeat import SAVING
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.recipes.debugging.first_not_finite import first_not_finite
+from flambeau.run.folder.checkpointer import Checkpointer, Restored
+from flambeau.run.loop.batch_reader import BatchDraws
+from flambeau.run.loop.recorder import Recorder
+from flambeau.run.loop.resumable_state import ResumableState
+from flambeau.run.loop.run_parts import RunParts
+from flambeau.run.loop.training_step import TrainingStep
+from flambeau.run.options.run_options import RunOptions
+
+ROLLBACKS = 3
+"""How often a run goes back before it gives up: then its learning rate is an eighth. Chosen."""
+LR_FACTOR = 0.5
+"""What a rollback multiplies the learning rate by. Chosen."""
+CURES = "Usual cures: a smaller learning rate, clip_norm=1.0, on_nan='rollback'"
+"""What a message advises; a command names its flags."""
+
+
+class NotFinite(InputError):
+    """A loss or gradient became NaN or infinite; the weights are those from before that step.
+
+    Attributes:
+        path: of the file that says which samples it was; None in a replay.
+    """
+
+    def __init__(self, message: str, *, path: Path | None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """Where it happened.
+
+    Attributes:
+        step: number of the step, from 1, as in metrics.jsonl.
+        epoch: from 0.
+        indices: the samples of its global batch, in order.
+        samples: what the data set calls them.
+        checkpoint: the last one before it, from which a replay starts.
+        findings: where it went bad first, as far as it was looked for.
+        lr_scale: what rollbacks had made of the learning rate by then.
+    """
+
+    step: int
+    epoch: int
+    indices: Sequence[int]
+    samples: Sequence[str]
+    checkpoint: str | None
+    findings: Sequence[str] = ()
+    lr_scale: float = 1.0
+
+    def __str__(self) -> str:
+        first = f": {self.findings[0]}" if self.findings else ""
+        return f"step {self.step} (epoch {self.epoch + 1}): the loss or a gradient is NaN or infinite{first}"
+
+    def write(self, folder: Path) -> Path:
+        """Write it into the run folder as not-finite-step-N.json."""
+        path = folder / f"not-finite-step-{self.step:08d}.json"
+        write_file(path, json.dumps(asdict(self), indent=2).encode() + b"\n")
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> "BadStep":
+        """What `write` wrote.
+
+        Raises:
+            InputError: no such file, or another kind of file.
+        """
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            why = "it holds something else" if isinstance(error, TypeError) else why_no_json(error)
+            raise InputError(
+                f"{path} is not a file that a stopped run has written (not-finite-step-N.json): {why}"
+            ) from error
+
+
+class NanGuard:
+    """What a run does about steps that were not finite: it stops, or goes back to a checkpoint.
+
+    Args:
+        folder: of the run; None in a replay, which writes nothing.
+        state: of the run.
+        parts: its loader, and what reads it.
+        draws: the generators of a batch.
+        ranks: all of them get here together.
+        step: of the run.
+        options: of the run.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        state: ResumableState,
+        parts: RunParts,
+        *,
+        draws: BatchDraws,
+        ranks: Ranks,
+        step: TrainingStep,
+        options: RunOptions,
+    ) -> None:
+        self._folder = folder
+        self._state = state
+        self._loader = parts.loader
+        self._reader = parts.reader
+        self._draws = draws
+        self._ranks = ranks
+        self._step = step
+        self._goes_back = options.on_nan == "rollback" and folder is not None
+        self._explain = options.explain
+        self._lines: list[dict[str, float]] = []
+
+    def roll_back(
+        self, steps_before: int, recorder: Recorder, go_to: Callable[[Restored], None]
+    ) -> str:
+        """Write down a bad step; then go back to the newest checkpoint, as a new process would, or stop.
+
+        Args:
+            steps_before: steps of the run before the bad one.
+            recorder: of the run; metrics.jsonl gets a line about this rollback.
+            go_to: puts a checkpoint back; the learning rate is lower from there.
+
+        Returns:
+            What has happened, for the user.
+
+        Raises:
+            NotFinite: if the run stops.
+        """
+        findings = self.explained(steps_before)
+        try:
+            why = self._ranks.first(lambda: self._record(steps_before, recorder.saver, findings))
+        except NotFinite as error:
+            recorder.fail(str(error), step=steps_before + 1)
+            raise
+        self._ranks.beat(SAVING)  # or reading, which takes as long
+        recorder.saver.wait()
+        found = recorder.newest()
+        assert found is not None  # the one of step 0, at least
+        state = self._state
+        rollbacks = state.rollbacks + 1
+        lr_scale = state.lr_scale * LR_FACTOR
+        go_to(found)
+        state.rollbacks, state.lr_scale = rollbacks, lr_scale
+        self._lines.append(
+            {"rollback": rollbacks, "bad_step": steps_before + 1, "lr_scale": lr_scale}
+        )
+        recorder.cut_metrics(found)
+        told = found.state.get("rollbacks", 0)  # the lines of the others were cut off
+        for line in self._lines:
+            if line["rollback"] > told:
+                recorder.write(line)
+        return (
+            f"{why}\nrollback {rollbacks} of {ROLLBACKS}: going on from step {state.step} with {lr_scale:g} "
+            "of the learning rate"
+        )
+
+    def _record(self, steps_before: int, saver: Checkpointer, findings: Sequence[str]) -> str:
+        saver.wait()
+        epoch, batch = divmod(steps_before, self._loader.batches_per_epoch)
+        indices = self._loader.batch_indices(epoch=epoch, batch=batch)
+        names = [self._loader.describe(index) for index in indices]
+        lr_scale = self._state.lr_scale
+        bad = BadStep(steps_before + 1, epoch, indices, names, saver.last_good, findings, lr_scale)
+        path = None if self._folder is None else bad.write(self._folder)
+        if self._goes_back and self._state.rollbacks < ROLLBACKS:
+            return str(bad)
+        again = f", after {ROLLBACKS} rollbacks" if self._goes_back else ""
+        listed = "" if path is None else f".\n{CURES}; its samples are listed in {path}"
+        message = f"{bad}{again}; the weights are those from before it{listed}"
+        raise NotFinite(message, path=path)
+
+    def explained(self, steps_before: int) -> list[str]:
+        """Where a step goes bad first: its batches once more, with the weights from before it.
+
+        Args:
+            steps_before: steps of the run before the bad one.
+        """
+        if self._explain is None or self._ranks.world > 1:
+            return []  # a forward pass may need all ranks, and one alone may fail in it
+        explain = self._explain
+        together = self._step.together
+        found = dict[int, list[str]]()
+
+        def look(micro: MicroBatch) -> None:
+            names = [self._loader.describe(int(index)) for index in micro.indices[micro.own]]
+            found[micro.part] = list(map(str, explain(micro.data, names, steps_before)))
+
+        looked_at: contextlib.AbstractContextManager[list[int]] = (
+            contextlib.nullcontext([]) if together is None else together.looked_at()
+        )
+        # Hooks see nothing inside a compiled model.
+        with torch.compiler.set_stance("force_eager"), looked_at as origins:
+            for epoch, micro in self._reader.again(self._loader, steps_before):
+                self._draws.seed(epoch, micro)
+                if together is not None:
+                    together.before_batch(micro)
+                    together.do(functools.partial(look, micro), micro)
+                elif not any(found.values()):
+                    look(micro)
+        return next((found[part] for part in [*origins, *found] if found.get(part)), [])
+
+
+def explain(model: nn.Module, loss_of: Callable[[], Tensor], names: Sequence[str]) -> list[str]:
+    """Where a batch goes bad first, with what the data set calls the samples of the batch."""
+    lines = []
+    for place in first_not_finite(model, loss_of, batch_size=len(names)):
+        called = ", ".join(names[row] for row in place.samples[:3])
+        more = " ..." if len(place.samples) > 3 else ""
+        lines.append(f"{place} of its batch: {called}{more}" if called else str(place))
+    return lines

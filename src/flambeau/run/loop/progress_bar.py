@@ -1,0 +1,237 @@
+"""The progress bar of a run on a terminal or in a notebook, and nothing where there is neither."""
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flambeau.run.folder.events_log import EventsLog
+from flambeau.run.loop.newest_loss import NewestLoss
+from flambeau.run.loop.resumable_state import ResumableState
+from flambeau.run.loop.step_plan import StepPlan
+from flambeau.terminal import REFRESH_S, LiveLine, bar_line, clock, in_notebook, say, shows_bars
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_LITTLE = (
+    0.1  # share of the time that is waited for data below which nothing is to be gained; chosen
+)
+_SMOOTH_S = 5.0  # over which speed and waiting are averaged; chosen
+
+
+def _verdict(data_wait: float) -> str:
+    """What the training waits for, in a line."""
+    if data_wait < _LITTLE:
+        return f"waits for data {data_wait:.0%} of the time: the model sets the pace"
+    return f"waits for data {data_wait:.0%} of the time: `flambeau doctor` finds out why, and what helps"
+
+
+class ProgressBar:
+    """One bar over all steps of a run, on standard error; lines go above it.
+
+    Args:
+        shown: False is silent about steps; lines are printed all the same.
+        silent: no lines either.
+    """
+
+    def __init__(self, *, shown: bool, silent: bool = False) -> None:
+        self._shown = shown and not silent and shows_bars()
+        self.silent = silent
+        self.is_in_notebook = self._shown and in_notebook()
+        """Whether a cell shows the bar, and may show more."""
+        self._line: LiveLine | None = None
+        self._figures: _Figures | None = None
+        self._due = 0.0
+        self._lines = 0
+        self._said = set[str]()
+        self.listener: Callable[[Mapping[str, Any]], None] | None = None
+        """Takes what happens, as a program wants it."""
+        self.events: EventsLog | None = None
+        """Of the run, for lines that tell what happened to it."""
+
+    def start(self, state: ResumableState, plan: StepPlan, *, world: int) -> None:
+        """Show the bar, if it is to be shown and there is something left to do.
+
+        Args:
+            state, plan: of the run.
+            world: number of processes, each of which takes its share of the images.
+        """
+        if self._shown and self._line is None and state.step < plan.total_steps:
+            self._figures = _Figures(state, plan, world)
+            self._line = LiveLine(self._figures.draw, is_kept=self.is_in_notebook)
+
+    def start_epoch(self) -> None:
+        """What happened since the last step, such as an evaluation, was no training."""
+        if self._figures is not None:
+            self._figures.start_epoch()
+
+    def step(self) -> None:
+        """One step more."""
+        if self._line is None or self._figures is None:
+            return
+        now = time.perf_counter()
+        if self._figures.state.position >= self._figures.state.data_length:
+            self._figures.epoch_ended = now
+        if now >= self._due:
+            self._figures.update()
+            self._line.refresh()
+            self._due = time.perf_counter() + REFRESH_S
+
+    def note(self, row: Mapping[str, float]) -> None:
+        """The figures of a line of metrics.jsonl; after the second, which has no warm-up in it, a verdict."""
+        if self._figures is not None:
+            self._figures.loss = row.get("train_loss")
+        self._lines += 1
+        if self._lines == 2 and "data_wait" in row:
+            self.show(_verdict(row["data_wait"]))
+
+    @contextlib.contextmanager
+    def evaluates(self) -> Iterator[None]:
+        """Around an evaluation, during which no step is made."""
+        self._show_evaluation(True)
+        try:
+            yield
+        finally:
+            self._show_evaluation(False)
+
+    def _show_evaluation(self, now: bool, /) -> None:
+        if self._line is not None and self._figures is not None:
+            self._figures.is_evaluating = now
+            self._line.refresh()
+
+    def say(self, text: str) -> None:
+        """Tell what happens to the run: a line of its own on standard error, and one in its folder."""
+        self.show(text)
+        self.tell_folder(text)
+
+    def say_once(self, text: str) -> None:
+        """The same for what may happen again and again."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
+    def say_from_any_rank(self, text: str) -> None:
+        """The same for what happens to one process alone, of which no other knows."""
+        say(text)
+        self.tell_folder(text)
+
+    def tell_folder(self, text: str, **figures: float) -> None:
+        """Write what happens to the run into its folder alone."""
+        if self.events is not None and not self.silent:
+            self.events.add(text, **figures)
+
+    def show(self, text: str, *, green: str = "") -> None:
+        """A line of its own, on standard error; `green` is the part of it to be shown in that color."""
+        if not self.silent:
+            say(text, green=green)
+
+    def say_saved(self, signal: str, *, step: int, folder: Path) -> None:
+        """The run has stopped, as a signal asked, and how it is continued."""
+        again = "the same command goes on from here"
+        if in_notebook():
+            again = "run the cell again, from train(...) or Run(...) on, to continue"
+        self.say(f"{signal}: saved at step {step} in {folder}; {again}")
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """What happened, for a program that listens."""
+        if self.listener is not None and not self.silent:
+            self.listener(event)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._line is not None and self._figures is not None:
+            self._line.stop()
+            self._line = self._figures = None
+
+
+class _Figures:
+    """What the bar shows, and how fast it changes.
+
+    Attributes:
+        state: of the run.
+        loss: the newest that is known.
+        is_evaluating: no step is made meanwhile.
+        epoch_ended: when the last step of the epoch was done.
+    """
+
+    def __init__(self, state: ResumableState, plan: StepPlan, world: int) -> None:
+        self.state, self._plan, self._world = state, plan, world
+        self.loss: float | None = None
+        self.is_evaluating = False
+        self.epoch_ended: float | None = None
+        self._newest_loss = NewestLoss(state.window.device)
+        # Seconds, steps, images, seconds of waiting; what is longer ago counts less and less.
+        self._recent: list[float] = []
+        self._between_epochs = 0.0
+        self._mark = self._now()
+
+    def start_epoch(self) -> None:
+        self._mark = self._now()
+        if self.epoch_ended is not None:
+            self._between_epochs = self._mark[0] - self.epoch_ended
+        self.epoch_ended = None
+
+    def _now(self) -> tuple[float, int, int, float]:
+        window = self.state.window
+        return time.perf_counter(), self.state.step, window.total_samples, window.total_wait_s
+
+    def update(self) -> None:
+        """Take note of the steps since the last time."""
+        loss = self._newest_loss.read(self.state.window.losses)
+        self.loss = self.loss if loss is None else loss
+        before, self._mark = self._mark, self._now()
+        new = [float(now - then) for now, then in zip(self._mark, before, strict=True)]
+        if new[0] <= 0 or new[1] <= 0:
+            return  # rolled back
+        fading = math.exp(-new[0] / _SMOOTH_S)
+        old = self._recent or [0.0] * len(new)
+        self._recent = [fading * past + now for past, now in zip(old, new, strict=True)]
+
+    def draw(self, columns: int) -> "Table":
+        """The line, with the more important figures first where there is little room."""
+        state, plan = self.state, self._plan
+        num_epochs = math.ceil(plan.total_steps / plan.steps_per_epoch)
+        epoch = min(state.epoch + 1, num_epochs)
+        fields = {f"{int(100 * state.step / plan.total_steps):2}%": 7}
+        if self.loss is not None:
+            fields[f"loss {self.loss:.4f}"] = 8
+        if self.is_evaluating:
+            fields["evaluating"] = 6
+        elif self._recent:
+            last = min((state.epoch + 1) * plan.steps_per_epoch, plan.total_steps)
+            of_epoch = max(0, last - state.step)
+            fields |= self._speed(of_epoch, epochs_after=num_epochs - epoch)
+        fields[f"{peak_bytes(state.window.device) / 2**30:.1f} GiB"] = 2
+        before = {f"epoch {epoch}/{num_epochs}": 9}
+        return bar_line(columns, state.step, plan.total_steps, before=before, after=fields)
+
+    def _speed(self, steps_of_epoch: int, *, epochs_after: int) -> dict[str, int]:
+        """Speed, waiting, and what is left of the run and of its epoch."""
+        seconds, steps, images, waited = self._recent
+        images_per_s = images * self._world / seconds
+        left = (self._plan.total_steps - self.state.step) * seconds / steps
+        left += epochs_after * self._between_epochs
+        return {
+            f"{images_per_s:.{0 if images_per_s >= 10 else 2}f} images/s": 5,
+            f"waiting {min(1.0, waited / seconds):.0%}": 4,
+            f"{clock(left)} left": 6,
+            f"epoch {clock(steps_of_epoch * seconds / steps)}": 3,
+        }
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that was used: of an accelerator what is allocated, on the CPU that of this process."""
+    if device.type == "meta":
+        return 0
+    if device.type != "cpu":
+        return int(torch.accelerator.max_memory_allocated())
+    import resource  # Unix alone has it
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,412 @@
+"""What a run writes into its folder and reads from it: metrics, checkpoints, the published weights."""
+
+import gc
+import inspect
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from flambeau.errors import InputError
+from flambeau.parallel.preemption import FLAG
+from flambeau.parallel.ranks import FailedElsewhere, Ranks
+from flambeau.parallel.shard_layout import Layout
+from flambeau.recipes.setup.environment import environment
+from flambeau.run.folder.checkpointer import Checkpointer, Restored, SaveFailed
+from flambeau.run.folder.events_log import EventsLog
+from flambeau.run.folder.identity import (
+    POWERSGD_FORGETS,
+    Identity,
+    changes,
+    exactness_facts,
+)
+from flambeau.run.folder.metrics_log import MetricsLog
+from flambeau.run.folder.published_weights import Result, publish
+from flambeau.run.folder.report_file import write_own_report
+from flambeau.run.folder.run_folder import START_AGAIN, RunFolder
+from flambeau.run.loop.epoch_lines import EpochLines
+from flambeau.run.loop.lr_schedule import LRSchedule
+from flambeau.run.loop.model_parts import model_parts
+from flambeau.run.loop.notebook_chart import NotebookChart
+from flambeau.run.loop.progress_bar import ProgressBar, peak_bytes
+from flambeau.run.loop.resumable_state import ResumableState
+from flambeau.run.loop.step_plan import StepPlan
+from flambeau.run.options.durations import parse_seconds
+from flambeau.run.options.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from flambeau.run.trackers.tracking import Tracking
+
+
+class Recorder:
+    """The files of a run. Rank 0 writes; of a sharded model each rank writes its pieces.
+
+    Args:
+        folder: of the run.
+        state: of the run.
+        ranks: of the job.
+        layout: of a sharded model, of which each rank saves its pieces; else None.
+        options, plan: of the run.
+        compiled: its model is torch.compile's.
+        progress: takes lines for the user, and events.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        state: ResumableState,
+        *,
+        ranks: Ranks,
+        layout: Layout | None,
+        options: RunOptions,
+        plan: StepPlan,
+        compiled: bool,
+        progress: ProgressBar,
+    ) -> None:
+        self.saver = Checkpointer(folder.checkpoints, keep=options.keep)
+        facts = exactness_facts(state.amp.device, compiled=compiled)
+        self.exactness = facts if options.parts else {**facts, "processes": ranks.world}
+        """What decides the bits besides a checkpoint, for whoever resumes."""
+        self._folder, self._state, self._ranks = folder, state, ranks
+        self._layout, self._options, self._plan = layout, options, plan
+        self._say = progress.say
+        self._epoch_lines = EpochLines(state, plan, best=options.best, progress=progress)
+        self._progress = progress
+        self._chart: NotebookChart | None = None
+        if progress.is_in_notebook:
+            self._chart = NotebookChart(steps_per_epoch=plan.steps_per_epoch)
+        self._told: str | None = None  # of the checkpoints that are on the disk
+        self._metrics_log: MetricsLog | None = None
+        self._tracking: Tracking | None = None
+        self._result: Result | None = None
+        self._extended: str | None = None  # what was asked for before
+        # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
+        self._repeated: dict[int, tuple[int, int]] = {}
+
+    def claim(self, model: nn.Module, identity: Identity, attachments: Mapping[str, bytes]) -> None:
+        """Make the folder, or go on with it; from here on no other process writes there.
+
+        Raises:
+            InputError: a run of another identity, or another process trains there.
+        """
+        facts = {
+            **environment(),
+            "exactness": self.exactness,
+            "model": model_parts(model),  # the state may have this rank's pieces of it
+        }
+        files = {"environment.json": json.dumps(facts, indent=2).encode() + b"\n", **attachments}
+        stored = self._ranks.first(lambda: self._folder.claim(identity, files))
+        self._progress.events = events = EventsLog(self._folder.events, lambda: self._state.step)
+        self._ranks.note_losses(self._folder.path, lambda cause: events.add(f"lost: {cause}"))
+        self._extended = None if stored is None else stored.get("extend")
+        self._state.extend = self._extended  # as far as no checkpoint says what was trained
+        if self._layout is not None:
+            from flambeau.run.folder.sharded_checkpointer import ShardedCheckpointer
+
+            root = self._folder.checkpoints
+            self.saver = ShardedCheckpointer(
+                root, self._layout, self._ranks, keep=self._options.keep
+            )
+
+    def open_metrics(self, found: Restored | None) -> None:
+        """Write lines from here on, behind those that a checkpoint has vouched for."""
+        if not self._ranks.is_first:
+            return
+        self._folder.update_config()
+        if found is None:
+            self._progress.tell_folder("the run starts")
+        keep_bytes = 0 if found is None else found.state["metrics_bytes"]
+        self._metrics_log = MetricsLog(self._folder.metrics, keep_bytes=keep_bytes)
+        if self._metrics_log.missing_bytes:
+            self._say(f"{self._folder.metrics} is shorter than at the checkpoint: lines are lost")
+        if self._chart is not None:
+            self._chart.load(self._folder.metrics)
+        if self._options.track:
+            from flambeau.run.trackers.tracking import Tracking
+
+            size = self._metrics_log.size
+            self._tracking = Tracking(
+                self._options.track,
+                self._folder,
+                size=size,
+                is_sharded=self._layout is not None,
+                say=self._say,
+            )
+            self._tracking.resumed(self._state.model, self._state.step, size)
+
+    def cut_metrics(self, found: Restored) -> None:
+        """Remove the lines since a checkpoint."""
+        self._repeated.clear()
+        self._epoch_lines.forget()
+        if self._metrics_log is not None:
+            self._metrics_log.cut(found.state["metrics_bytes"])
+            if self._tracking is not None:
+                size = self._metrics_log.size
+                self._tracking.cut(size, step=self._state.step)
+                self._tracking.resumed(self._state.model, self._state.step, size)
+            if self._chart is not None:
+                self._chart.load(self._folder.metrics)
+
+    def start_epoch(self) -> int:
+        """An epoch begins, or is continued; returns its number."""
+        self._epoch_lines.start()
+        self._draw_chart()
+        self._progress.start_epoch()
+        return self._state.epoch
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Append a line on the last steps to metrics.jsonl."""
+        self._epoch_lines.add(row)
+        self._progress.tell(
+            {"event": "log", "step": self._state.step, "epoch": self._state.epoch, **row}
+        )
+        self._append(row)
+
+    def _append(self, row: Mapping[str, float]) -> None:
+        line = {"step": self._state.step, "epoch": self._state.epoch, **row}
+        if self._metrics_log is not None:
+            self._metrics_log.write(line)
+            if self._tracking is not None:
+                self._tracking.grow(self._metrics_log.size)
+        if self._chart is not None:
+            self._chart.add(line)
+
+    def _draw_chart(self) -> None:
+        if self._chart is not None:
+            self._chart.draw()
+
+    def write_evaluation(self, figures: Mapping[str, float]) -> None:
+        """Append the line of an evaluation to metrics.jsonl, and show it."""
+        self._append(figures)
+        if self._tracking is not None:
+            self._tracking.evaluated(self._state.model, self._state.step)
+        self._epoch_lines.evaluation(figures)
+        self._draw_chart()
+
+    def end_batches(self) -> None:
+        """The lines from here to the end of the epoch are of evaluations, which a resume makes again."""
+        if self._metrics_log is not None:
+            epoch = self._state.epoch  # perhaps told before: batches() may be asked for once more
+            place = self._metrics_log.size, self._metrics_log.crc32
+            self._repeated = {epoch: self._repeated.get(epoch, place)}
+
+    def save(self) -> None:
+        """Copy the state and start writing it as a checkpoint."""
+        if not self._ranks.is_first and self._layout is None:
+            return
+        self._tell_saved()
+        began = time.monotonic()
+        best = self._state.best.step
+        metrics_log = self._metrics_log
+        place = (0, 0) if metrics_log is None else (metrics_log.size, metrics_log.crc32)
+        self.saver.save(
+            checkpoint_name(self._state.step),
+            self._state.snapshot(
+                metrics=self._repeated.get(self._state.epoch, place), exactness=self.exactness
+            ),
+            best=None if best is None else checkpoint_name(best),
+            before=(lambda: None) if metrics_log is None else metrics_log.sync,
+            began=began,
+        )
+
+    def has_time_to_save(self, *, another: bool) -> bool:
+        """Whether a checkpoint can be on the disk before the process is killed, `stop_within` the signal.
+
+        A line says so where it cannot; all ranks get the same answer.
+
+        Args:
+            another: one is to be written; else that of this step is under way or done.
+        """
+        if self._options.stop_within is None or not another:
+            return True
+        passed = max(self._ranks.gather(FLAG.seconds))
+        left = parse_seconds(self._options.stop_within, name="stop_within") - passed
+        needed = max(self._ranks.gather(self.saver.seconds_to_save()))
+        if needed > left:
+            self._say(
+                f"no checkpoint of step {self._state.step}: it would take about {needed:.1f} s, and "
+                f"{max(left, 0.0):.1f} s of stop_within = {self._options.stop_within!r} are left; the same "
+                f"command goes on from {self.saver.goes_on_from()}"
+            )
+        return needed <= left
+
+    def begin_extension(self, schedule: LRSchedule) -> bool:
+        """Let a run that is over go on, if it is to be longer than what its steps were trained for.
+
+        Called whenever a checkpoint was put back, which may be from before the extension.
+
+        Args:
+            schedule: of the run, as long as it is to be.
+
+        Returns:
+            Whether it goes on beyond its former end.
+
+        Raises:
+            InputError: a run that is not over is to be longer, or one is to be shorter.
+        """
+        state = self._state
+        plan = self._plan
+        extend = self._options.extend
+        before, now = plan.extension(state.extend), plan.extension(extend)
+        steps = plan.total_steps - now + before
+        self._ranks.first(lambda: self._check_extension(steps, now - before))
+        state.extend = extend
+        if now == before:
+            if plan.extension(self._extended) > now:
+                self._say(f"the run is not extended by {self._extended}: none of that was trained")
+            self._extended = extend
+            return False
+        early = f", which ended at step {state.step}," if state.step < steps else ""
+        state.stopped = False
+        state.best.improved_at = state.step  # patience begins anew
+        # Before config.toml says so: a start that is killed in between finds a run at its end, and none that
+        # seems to be finished at its new length.
+        self._ranks.first(lambda: self._folder.result.unlink(missing_ok=True))
+        left = format((plan.total_steps - state.step) / plan.steps_per_epoch, ".3g")
+        self._say(
+            f"the run of {steps} steps{early} is extended by {extend}: from step {state.step} to "
+            f"{plan.total_steps}, {left} {'epoch' if left == '1' else 'epochs'}; the learning rate is that "
+            f"of a run of {plan.total_steps} steps, so now {schedule(state.step):.4g} of its peak"
+        )
+        return True
+
+    def _check_extension(self, steps: int, more: int) -> None:
+        """Refuse making a run longer before its end, at so many steps, or shorter than it was trained for."""
+        state = self._state
+        extend = self._options.extend
+        is_over = state.stopped or state.step >= steps
+        if more < 0:
+            what = "" if is_over else f", of which it has trained {state.step} of {steps} steps"
+            now = f"extend = {state.extend!r}" + (", or more" if is_over else "")
+            raise InputError(
+                f"the run has been extended by {state.extend}{what}: give {now}; or {START_AGAIN}"
+            )
+        if more and not is_over:
+            raise InputError(
+                f"extend = {extend!r} is for a finished run, and this one stands at step {state.step} of "
+                f"{steps}: let it finish first"
+            )
+
+    def wait_for_all(self) -> None:
+        """Return when the checkpoint is on the disk; a failure on rank 0 is one on all."""
+        if self._layout is not None:
+            self.saver.wait()
+        self._ranks.first(self.saver.wait)
+        self._tell_saved()
+
+    def _tell_saved(self) -> None:
+        """Tell of the newest checkpoint, which is on the disk."""
+        name = self.saver.last_good
+        if name is not None and name != self._told:
+            self._told = name
+            path = str(self._folder.checkpoints / name)
+            self._progress.tell({"event": "checkpoint", "path": path})
+
+    def newest(self) -> Restored | None:
+        """The newest checkpoint that is whole, if there is any; all ranks get the same."""
+        if self._layout is not None:  # each rank reads its part
+            return self.saver.restore_latest(say=self._say)
+        return self._ranks.first(lambda: self.saver.restore_latest(say=self._say))
+
+    def publish(self) -> Result:
+        """Copy the preferred weights of the finished run to model.safetensors."""
+        self._epoch_lines.end()
+        self._draw_chart()
+        self.saver.wait()
+        self._tell_saved()
+        self._result = self._ranks.first(self._publish)
+        return self._result
+
+    def shown(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; trackers get images of the first one of a run."""
+        if self._tracking is None or self._state.step or self._state.position:
+            return batches
+        return self._tracking.shown(self._state.model, batches)
+
+    def before_fork(self) -> None:
+        """Workers are forked next, which must not be while another thread holds a lock."""
+        self.saver.wait()
+        if self._tracking is not None:
+            self._tracking.before_fork()
+
+    def _publish(self) -> Result:
+        result = publish(
+            self._folder, self._state.results(), name_of=checkpoint_name, say=self._say
+        )
+        self._progress.tell_folder(
+            f"finished: the {result.weights} weights, of step {result.step}, are published",
+            peak_memory_bytes=peak_bytes(self._state.amp.device),
+        )
+        write_own_report(self._folder.path, say=self._say)
+        return result
+
+    def say_where(self, found: Restored) -> None:
+        """Where a resume goes on, and what keeps it from the bits of a run that was never stopped, if any."""
+        self._say(f"going on from step {self._state.step} of {self._plan.total_steps}")
+        reasons = changes(found.meta["exactness"], self.exactness)
+        if self._ranks.world > 1 and self._options.compression == "powersgd":
+            reasons.append(POWERSGD_FORGETS)
+        for reason in reasons:
+            self._say(f"not to the same bits: {reason}")
+
+    def end_saves(self) -> None:
+        """Wait for the checkpoint under way; where the loop was left, its failure is told, not raised.
+
+        By `break` or another error: the generator that is closed then cannot raise anything.
+        """
+        left = isinstance(sys.exception(), GeneratorExit)
+        is_open = self._metrics_log is not None  # not closed before, as by a signal
+        try:
+            self.saver.wait()
+            step = self._state.step
+            last_good = self.saver.last_good
+            if left and is_open and _an_error_ends_the_loop():
+                self._say(
+                    f"stopped by an error at step {step}; the next start goes on from {last_good}"
+                )
+            elif left and is_open:
+                self._say(
+                    f"the loop left run.epochs() at step {step}: the run is not finished, and goes on from "
+                    f"{last_good} when it is started again; run.stop() ends a run early as a finished one"
+                )
+        except (SaveFailed, FailedElsewhere) as error:
+            if not left:
+                raise
+            self._say(str(error))
+
+    def fail(self, why: str, *, step: int) -> None:
+        """The run ends here, and not because its loop was left: an event and a report say so."""
+        self.close()
+        if self._ranks.is_first and self._progress.events is not None:  # none in a replay
+            self._progress.tell_folder(why, step=step)
+            write_own_report(self._folder.path, say=self._say)
+
+    def close(self) -> None:
+        """Close metrics.jsonl; trackers get a while to take its last lines."""
+        if self._metrics_log is not None:
+            self._metrics_log.close()
+            self._metrics_log = None
+        if self._tracking is not None:
+            tracking, self._tracking = self._tracking, None
+            tracking.close(self._result)
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def _an_error_ends_the_loop() -> bool:
+    """Whether an exception goes through the frame that iterates over the epochs, and not a `break`.
+
+    Their generator cannot see what is raised outside of it; but a traceback refers to that frame by then.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "epochs":
+        frame = frame.f_back
+    user = None if frame is None else frame.f_back
+    return user is not None and any(isinstance(o, TracebackType) for o in gc.get_referrers(user))

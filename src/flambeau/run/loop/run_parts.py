@@ -1,0 +1,304 @@
+"""The parts of a run, made from its options; of its folder it only takes what has fitted into memory."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from flambeau.data.loading.loader import Loader
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.data.loading.user_dataloader import UserDataLoader
+from flambeau.errors import InputError
+from flambeau.parallel.gradient_sync.ddp import Replicas
+from flambeau.parallel.gradient_sync.fixed_parts import FixedParts
+from flambeau.parallel.gradient_sync.interface import GradientSync
+from flambeau.parallel.ranks import Ranks
+from flambeau.parallel.shard_layout import Layout, is_sharded
+from flambeau.recipes.training.amp_step import AmpStep
+from flambeau.recipes.training.ema import EMA
+from flambeau.run.folder.identity import Identity
+from flambeau.run.folder.micro_batches_file import MicroBatches
+from flambeau.run.folder.published_weights import Best
+from flambeau.run.loop.batch_reader import BatchReader
+from flambeau.run.loop.lr_schedule import LRSchedule
+from flambeau.run.loop.progress_bar import ProgressBar
+from flambeau.run.loop.rank_checks import BadReports
+from flambeau.run.loop.resumable_state import ResumableState
+from flambeau.run.loop.step_metrics import StepMetrics
+from flambeau.run.loop.step_plan import StepPlan
+from flambeau.run.loop.user_metrics import EvaluationMetrics
+from flambeau.run.options.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from flambeau.parallel.gradient_sync.fsdp import Shards
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a run is made of, before it is tied to its folder and to other processes.
+
+    Attributes:
+        model: what torch.compile wraps, if it does.
+        shards: this rank's pieces of a sharded model, and where they lie; else None.
+        amp: precision and clipping; its device is that of the run.
+        bad: brings unreadable samples to rank 0.
+        progress: takes lines for the user.
+        reader: makes loaders.
+        loader: of the training data.
+        metrics: of evaluations, that are no means.
+        plan: durations in steps.
+        schedule: of the learning rate.
+        identity: what config.toml will hold, and what of it a resume may change.
+    """
+
+    model: nn.Module
+    shards: "tuple[Shards, Layout] | None"
+    amp: AmpStep
+    bad: BadReports
+    progress: ProgressBar
+    reader: BatchReader
+    loader: Loader | UserDataLoader
+    metrics: EvaluationMetrics
+    plan: StepPlan
+    schedule: LRSchedule
+    identity: Identity
+
+    def stream(self, epoch: int, position: int) -> Iterator[MicroBatch]:
+        """The training data from a place on, on the device."""
+        return self.reader.to_device(self.loader.stream(epoch=epoch, position=position))
+
+
+def make_parts(
+    model: nn.Module,
+    optimizer: Optimizer,
+    data: Dataset[Any] | Iterable[Any],
+    options: RunOptions,
+    ranks: Ranks,
+    *,
+    folder: Path,
+    given: Mapping[str, object] = {},
+) -> RunParts:
+    """Make the parts; the optimizer's groups get their `initial_lr`.
+
+    Args:
+        model, optimizer, data, options: of the run.
+        ranks: of the job.
+        folder: of the run, which may know how many samples fit into memory.
+        given: the options that are not left as they are by default.
+
+    Raises:
+        InputError: options that do not go together, or with the data.
+    """
+    plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    _check_optimizer(plain, optimizer)
+    sharded = is_sharded(plain)
+    # Before all that looks at the optimizer's parameters, which are pieces from then on.
+    shards = _shards(plain, optimizer, options, ranks) if sharded else None
+    amp = AmpStep(
+        optimizer,
+        precision=options.precision,
+        halt=True,
+        # Shards clip by the norm over all ranks.
+        max_norm=options.clip_norm if options.clip_norm and not sharded else None,
+        agree=ranks.worst if ranks.world > 1 else None,
+    )
+    bad = BadReports(ranks)
+    progress = ProgressBar(shown=options.bar, silent=not ranks.is_first)
+    reader = BatchReader(
+        amp.device,
+        options,
+        ranks=ranks,
+        bad=bad,
+        sharded=sharded,
+        fitting=_fitting(folder, options, ranks),
+        say=progress.say_from_any_rank,
+    )
+    loader = reader.loader(
+        data, accumulate=options.accumulate, on_bad=options.on_bad, sampler=options.sampler
+    )
+    _check_ready_batches(loader, data, given)
+    plan, schedule = _plan(options, loader.batches_per_epoch)
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    metrics = EvaluationMetrics(options.metrics or {}, device=amp.device, ranks=ranks)
+    return RunParts(
+        plain,
+        shards,
+        amp,
+        bad,
+        progress,
+        reader,
+        loader,
+        metrics,
+        plan,
+        schedule,
+        Identity.of(options, optimizer, schedule=schedule.name),
+    )
+
+
+def _fitting(folder: Path, options: RunOptions, ranks: Ranks) -> MicroBatches:
+    """What has fitted into memory so far, or is said to."""
+    found = ranks.first(lambda: MicroBatches.read(folder))
+    if options.micro_batch in (None, found.training):
+        return found
+    return replace(found, step=0, training=options.micro_batch)
+
+
+def _plan(options: RunOptions, steps_per_epoch: int) -> tuple[StepPlan, LRSchedule]:
+    plan = StepPlan(
+        steps_per_epoch=steps_per_epoch,
+        duration=options.duration,
+        extend=options.extend,
+        checkpoint_every=options.checkpoint_every,
+        log_every=options.log_every,
+    )
+    schedule = LRSchedule(
+        plan, options.schedule, warmup=options.warmup, metric=options.best, mode=options.better
+    )
+    return plan, schedule
+
+
+def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    for what, value, kind, name in (
+        ("model", model, nn.Module, "torch.nn.Module"),
+        ("optimizer", optimizer, Optimizer, "torch.optim.Optimizer"),
+    ):
+        if not isinstance(value, kind):
+            got = " ".join(repr(value).split())  # an optimizer shows itself on many lines
+            raise InputError(f"the {what} must be a {name}, got {got:.100}")
+    if "step" in vars(optimizer) and "initial_lr" in optimizer.param_groups[0]:
+        raise InputError(
+            "the optimizer has a learning-rate scheduler of torch's, and Run sets the rate of each step "
+            "itself: leave it out and give schedule=, a name or a function from the step to a factor"
+        )
+    ours = {id(parameter) for parameter in model.parameters()}
+    if ours and ours.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
+        raise InputError(
+            "the optimizer has none of the model's parameters, so nothing would be trained: make the "
+            "optimizer from this model's parameters()"
+        )
+
+
+def _check_ready_batches(
+    loader: Loader | UserDataLoader, batches: Any, given: Mapping[str, object]
+) -> None:
+    """Refuse options that a loader of the user's would not see, and what of its state no checkpoint has."""
+    if isinstance(loader, Loader):
+        return
+    ignored = [
+        n
+        for n in (
+            "batch_size",
+            "parts",
+            "micro_batch",
+            "workers",
+            "retry_workers",
+            "collate",
+            "sampler",
+            "on_bad",
+        )
+        if given.get(n) is not None
+    ]
+    if ignored:
+        raise InputError(
+            f"{', '.join(ignored)} would have no effect: the data are a loader, which makes its own batches; "
+            "set it there, or give Run the Dataset"
+        )
+    samplers = [batches, getattr(batches, "sampler", None)]
+    samplers.append(getattr(getattr(batches, "batch_sampler", None), "sampler", None))
+    if any(getattr(owner, "generator", None) is not None for owner in samplers):
+        raise InputError(
+            "the loader has a generator=, whose state is in no checkpoint: leave it out, and `seed` of Run "
+            "decides the order"
+        )
+    if getattr(batches, "persistent_workers", False):
+        raise InputError(
+            "the loader has persistent_workers=True, and the state of their generators is in no checkpoint: "
+            "leave it out, or give Run the Dataset, with workers="
+        )
+
+
+def _shards(
+    model: nn.Module, optimizer: Optimizer, options: RunOptions, ranks: Ranks
+) -> "tuple[Shards, Layout]":
+    from flambeau.parallel.gradient_sync.fsdp import Shards  # imports what only sharded models need
+
+    if options.parts is not None:
+        raise InputError(
+            f"parts = {options.parts}: a sharded model adds its gradients in the order of the processes; "
+            "leave one of the two out"
+        )
+    if options.compression != "none":
+        raise InputError(f"compression = {options.compression!r} has no effect on a sharded model")
+    shards = Shards(model, ranks, max_norm=options.clip_norm or None)
+    return shards, shards.adopt(optimizer)
+
+
+def make_state(
+    parts: RunParts, model: nn.Module, optimizer: Optimizer, options: RunOptions
+) -> ResumableState:
+    """The state of a run before its first step; the average starts from the weights as they are now.
+
+    Args:
+        parts: of the run.
+        model: whose weights are saved: the model, or this rank's pieces of it.
+        optimizer: over them.
+        options: of the run.
+    """
+    optimizer.zero_grad(set_to_none=True)  # of a trial before the run: a resume would not have them
+    own = parts.schedule.parts()
+    loader = parts.loader
+    for name in own.keys() & (options.state or {}).keys():
+        raise InputError(f"state[{name!r}]: the schedule is saved by this name; choose another one")
+    return ResumableState(
+        model=model,
+        optimizer=optimizer,
+        amp=parts.amp,
+        ema=EMA(model, decay=options.ema) if options.ema else None,
+        window=StepMetrics(parts.amp.device, in_parts=options.parts is not None),
+        best=Best(options.best, options.better),
+        user={**(options.state or {}), **own},
+        data_length=loader.length,
+        micro_batch=loader.layout.micro_batch_size if isinstance(loader, Loader) else None,
+    )
+
+
+def share_model(
+    parts: RunParts, options: RunOptions, ranks: Ranks, *, compiled: bool
+) -> GradientSync | None:
+    """Let the processes share the model as it is now, from which it will go on; all of them call it.
+
+    A line names options that do nothing here; a replay is told nothing.
+
+    Args:
+        parts, options, ranks: of the run.
+        compiled: the model is torch.compile's.
+
+    Raises:
+        InputError: the model cannot be shared so.
+    """
+    say = parts.progress.say if options.replay_from is None else lambda text: None
+    if options.retry_workers and not options.workers:
+        say(
+            f"retry_workers = {options.retry_workers} has no effect without workers: the data are read in "
+            "this process (workers = 0)"
+        )
+    if parts.shards is not None:
+        return parts.shards[0]
+    if options.parts is not None:
+        fixed = FixedParts(parts.model, ranks, parts=options.parts)
+        if compiled and fixed.together is not None:
+            raise InputError(
+                f"parts = {options.parts}: with SyncBatchNorm a compiled model is cut at each of its layers, "
+                "and which pieces torch compiles depends on the process: leave torch.compile out"
+            )
+        return fixed
+    if ranks.world > 1:
+        return Replicas(parts.model, ranks, compression=options.compression)
+    if options.compression != "none":
+        say(f"compression = {options.compression!r} has no effect in one process")
+    return None

@@ -1,0 +1,311 @@
+"""Figures of the steps between two log points, kept on the device and read once."""
+
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from flambeau.parallel.ranks import Ranks
+from flambeau.recipes.training.metrics import MeanOnDevice
+
+_Part = TypeVar("_Part")
+
+
+class StepMetrics:
+    """The losses since the last line, and the means of whatever the user logs.
+
+    Losses are kept as they are: putting one in a list costs nothing, adding it up is an operation per step.
+
+    Args:
+        device: of the training.
+        in_parts: a step has the same parts for any number of ranks, so what is counted is added up part by
+            part, in their order.
+    """
+
+    def __init__(self, device: torch.device, *, in_parts: bool = False) -> None:
+        self.device, self._in_parts = device, in_parts
+        self._by_part: dict[tuple[int, int], dict[str, MeanOnDevice]] = {}
+        self._early: dict[tuple[int, int], dict[str, list[float]]] = {}
+        self.losses: list[Tensor] = []
+        self.logged: dict[str, MeanOnDevice] = {}
+        self.wait_s = 0.0
+        self.total_samples = 0
+        """All that were ever counted here, for a progress bar."""
+        self._waited_before = 0.0
+        self._sizes: list[int] = []
+        self._settled: list[tuple[float, int]] = []
+        self._ends: list[int] = []
+        self._start = time.perf_counter()
+
+    def add_loss(self, loss: Tensor, num_samples: int, *, ends_step: bool = True) -> list[Tensor]:
+        """Count the mean loss of a micro-batch, 0-d; returns all losses so far, float32 without a graph.
+
+        Args:
+            loss: 0-d.
+            num_samples: of the micro-batch.
+            ends_step: it is the last of its step; how many a step has may change from one to the next.
+        """
+        detached = loss.detach()
+        self.losses.append(detached if detached.dtype is torch.float32 else detached.float())
+        self._sizes.append(num_samples)
+        self.total_samples += num_samples
+        if self._in_parts and ends_step:
+            self._ends.append(len(self._settled) + len(self.losses))
+        return self.losses
+
+    def take_back(self, num_losses: int, total_samples: int) -> None:
+        """Forget the losses since there were so many, and so many samples were counted."""
+        del self.losses[num_losses:], self._sizes[num_losses:]
+        self.total_samples = total_samples
+
+    def means_of(self, step: int, part: int, *, is_late: bool) -> dict[str, MeanOnDevice]:
+        """Where the means that are logged of a part are counted.
+
+        Args:
+            step: how many came before its step.
+            part: its number in the epoch.
+            is_late: its backward pass is done, so it counts with the next step: whether this one has a line
+                by now depends on who computes the parts after it.
+        """
+        if not self._in_parts:
+            return self.logged
+        return self._by_part.setdefault((step + is_late, part), {})
+
+    def settle(self, ranks: Ranks, *, step: int) -> None:
+        """Put together what all ranks have counted since the last time; waits for the device.
+
+        Args:
+            ranks: of the job.
+            step: how many are done.
+        """
+        if self._in_parts:
+            self._settle_means(ranks, step)
+        if ranks.world == 1:
+            return
+        if self._in_parts:
+            self._settle_losses(ranks)
+            return
+        losses = torch.stack(self.losses).tolist() if self.losses else []
+        logged = {name: mean.sums().tolist() for name, mean in self.logged.items()}
+        everyone = ranks.gather((losses, self._sizes, logged, self.wait_s))
+        for parts in zip(
+            *(zip(theirs, sizes, strict=True) for theirs, sizes, _, _ in everyone), strict=True
+        ):
+            counted = [(loss, size) for loss, size in parts if size]
+            total = sum(size for _, size in counted) or 1
+            self._settled.append((sum(loss * size for loss, size in counted) / total, total))
+        self.losses.clear()
+        self._sizes.clear()
+        for name, sums in merged([theirs for _, _, theirs, _ in everyone]).items():
+            self.logged[name] = _mean_of(sums if ranks.is_first else (0.0, 0), self.device)
+        self.wait_s = max(wait_s for *_, wait_s in everyone)
+
+    def _settle_means(self, ranks: Ranks, step: int) -> None:
+        """What was logged of the parts of the first `step` steps, added up in their order, on rank 0."""
+        everyone = [self._early, *ranks.gather(sums_by_part(self._by_part))]
+        self._by_part.clear()
+        self._early = {}
+        for key in sorted(set().union(*everyone)):
+            theirs = [sums[key] for sums in everyone if key in sums]
+            if key[0] >= step:
+                counted = merged(theirs) if ranks.is_first else {}
+                self._early[key] = {name: [*sums] for name, sums in counted.items()}
+                continue
+            so_far = {name: mean.sums().tolist() for name, mean in self.logged.items()}
+            for name, sums in merged([so_far, *theirs]).items():
+                self.logged[name] = _mean_of(sums if ranks.is_first else (0.0, 0), self.device)
+
+    def _settle_losses(self, ranks: Ranks) -> None:
+        """The losses of all parts, step by step, in the order of the ranks, which is that of the parts."""
+        losses = torch.stack(self.losses).tolist() if self.losses else []
+        base = len(self._settled)
+        ends = [end - base for end in self._ends if end > base]
+        pairs = list(zip(losses, self._sizes, strict=True))
+        own = [pairs[start:end] for start, end in itertools.pairwise([0, *ends])]
+        everyone = ranks.gather((own, self.wait_s))
+        self._ends = [end for end in self._ends if end <= base]
+        for of_step in zip(*(theirs for theirs, _ in everyone), strict=True):
+            self._settled += [(loss, size) for pairs in of_step for loss, size in pairs if size]
+            self._ends.append(len(self._settled))
+        self.losses.clear()
+        self._sizes.clear()
+        self.wait_s = max(wait_s for _, wait_s in everyone)
+
+    def read(self, halted_steps: Tensor) -> tuple[dict[str, float], int]:
+        """The row of this window, and `halted_steps` read with it; waits for the device, then starts anew."""
+        figures = [torch.stack([halted_steps, *self.losses]).double()]
+        means = {name: mean for name, mean in self.logged.items() if mean.num_samples}
+        figures += [mean.compute().double().view(1) for mean in means.values()]
+        halted, *values = torch.cat(figures).tolist()
+        losses, logged = values[: len(self.losses)], values[len(self.losses) :]
+        counted = [*self._settled, *zip(losses, self._sizes, strict=True)]
+        seconds = max(time.perf_counter() - self._start, 1e-9)
+        samples = sum(size for _, size in counted)
+        row = {}
+        if samples:
+            row["train_loss"] = sum(loss * size for loss, size in counted) / samples
+        row |= dict(zip(means, logged, strict=True))
+        row["images_per_s"] = round(samples / seconds, 1)
+        row["data_wait"] = round(min(1.0, self.wait_s / seconds), 4)
+        for counted_so_far in (self._settled, self.losses, self._sizes, self._ends, self.logged):
+            counted_so_far.clear()
+        self.restart_clock()
+        return row, int(halted)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what happens inside out of the figures that depend on wall time."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            now = time.perf_counter()
+            self._start = min(self._start + now - start, now)  # it may have begun anew inside
+
+    def restart_clock(self) -> None:
+        """Leave what happened until now out of the figures."""
+        self._waited_before += self.wait_s
+        self.wait_s = 0.0
+        self._start = time.perf_counter()
+
+    @property
+    def total_wait_s(self) -> float:
+        """Seconds that the loop has waited for data since the beginning, for a progress bar."""
+        return self._waited_before + self.wait_s
+
+    @property
+    def empty(self) -> bool:
+        """No loss was counted since the last line; values that were logged since then wait for the next."""
+        return not self.losses and not self._settled
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is counted so far, so that a resumed run writes the same next line."""
+        return {
+            "losses": list(self.losses),
+            "sizes": list(self._sizes),
+            "settled": list(self._settled),
+            "ends": list(self._ends),
+            "logged": {name: mean.state_dict() for name, mean in self.logged.items()},
+            "early": [(*key, means) for key, means in self._early.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.losses = [loss.to(self.device) for loss in state["losses"]]
+        self._sizes = list(state["sizes"])
+        self._settled = [(loss, size) for loss, size in state.get("settled", ())]
+        self._ends = list(state.get("ends", ()))
+        self._by_part.clear()
+        self._early = {(step, part): means for step, part, means in state.get("early", ())}
+        self.logged.clear()
+        for name, mean in state["logged"].items():
+            self.logged[name] = MeanOnDevice(device=self.device)
+            self.logged[name].load_state_dict(mean)
+
+    def leave_to_first(self) -> None:
+        """What a checkpoint has brought is counted by rank 0: here, on another one, it counts for nothing."""
+        self._sizes = [0] * len(self._sizes)
+        self._early = {}
+        self.logged.clear()
+
+
+OF_A_LINE = {"step", "epoch", "learning_rate", "learning_rates", "images_per_s", "data_wait"}
+"""Names that a line of metrics.jsonl has in any case."""
+
+
+def add_value(
+    means: dict[str, MeanOnDevice],
+    name: str,
+    value: Tensor | float,
+    num_samples: int,
+    device: torch.device,
+    *,
+    count: Callable[[Callable[[], object]], object] = lambda work: work(),
+) -> None:
+    """Count one value under a name, without waiting for the device; of (N, ...) the mean of each sample.
+
+    Args:
+        means: by name.
+        name: of the value.
+        value: 0-d or a number, of the batch; or (N, ...).
+        num_samples: N of the last batch; 0 of one that does not count, -1 where there was none.
+        device: of the run.
+        count: takes what is left to do, for when the batch is done.
+
+    Raises:
+        TypeError: neither a tensor nor a number, or a tensor on another device.
+        ValueError: not one value per sample, or a name that a line has already.
+        RuntimeError: there was no batch.
+    """
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    if not isinstance(value, Tensor):
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"run.log({name}=...) takes a number or a tensor, got {value!r:.100}"
+            ) from error
+        value = torch.full((), number, dtype=dtype, device=device)
+    _check(name, value, num_samples, device)
+    if value.dim() > 1:
+        value = value.detach().flatten(1).mean(1, dtype=dtype)
+    if name not in means:
+        means[name] = MeanOnDevice(device=device)
+    if num_samples:
+        values = value.detach(), None if value.dim() else num_samples
+        count(functools.partial(means[name].update, *values))
+
+
+def _check(name: str, value: Tensor, num_samples: int, device: torch.device) -> None:
+    if name in OF_A_LINE:
+        raise ValueError(
+            f"run.log({name}=...): each line of metrics.jsonl has {name!r} already; choose another name"
+        )
+    if num_samples < 0:
+        raise RuntimeError(
+            f"run.log({name}=...) is of a batch: call it inside `for ... in run.batches()` or run.evaluate"
+        )
+    on_device = value.device == device or (not value.dim() and value.device.type == "cpu")
+    if not on_device or value.is_complex():
+        raise TypeError(
+            f"run.log({name}=...) takes real values on the model's device, {device}; got {value.dtype} on "
+            f"{value.device}"
+        )
+    if num_samples and value.dim() and len(value) != num_samples:
+        raise ValueError(
+            f"run.log({name}=...) takes one value per sample or their mean: the batch has {num_samples} "
+            f"samples, got the shape {tuple(value.shape)}"
+        )
+
+
+def merged(sums: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, tuple[float, int]]:
+    """The sums and counts of all ranks, by name, added up in the order of the ranks."""
+    totals: dict[str, tuple[float, int]] = {}
+    for theirs in sums:
+        for name, (total, count) in theirs.items():
+            before = totals.get(name, (0.0, 0))
+            totals[name] = before[0] + total, before[1] + int(count)
+    return totals
+
+
+def sums_by_part(
+    means: Mapping[_Part, Mapping[str, MeanOnDevice]],
+) -> dict[_Part, dict[str, list[float]]]:
+    """Sum and count of each mean, in one look at the device."""
+    all_of_them = [mean.sums() for of_part in means.values() for mean in of_part.values()]
+    sums = iter(torch.stack(all_of_them).tolist() if all_of_them else [])
+    return {part: {name: next(sums) for name in of_part} for part, of_part in means.items()}
+
+
+def _mean_of(sums: tuple[float, int], device: torch.device) -> MeanOnDevice:
+    mean = MeanOnDevice(device=device)
+    total, count = sums
+    mean.load_state_dict(
+        {"sum": torch.tensor(total, dtype=torch.float64), "num_samples": torch.tensor(count)}
+    )
+    return mean

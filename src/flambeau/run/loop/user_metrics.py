@@ -1,0 +1,194 @@
+"""Metrics that are no means, such as F1, IoU or an AUROC: counted in an evaluation, exact over all processes.
+
+Whatever has `update`, `compute` and `reset` is taken. Several processes also need to put its state together:
+torchmetrics' metrics can, and so can what has `state_dict()` and `merge(state)`, as the recipes have.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks
+from flambeau.run.folder.checkpointer import copy_nested
+from flambeau.run.loop.step_metrics import OF_A_LINE
+
+
+class EvaluationMetrics:
+    """The metrics of a run by name, which count anew in each evaluation.
+
+    Args:
+        metrics: by name; those that are modules are moved to the device.
+        device: of the run.
+        ranks: that evaluate together.
+
+    Raises:
+        InputError: one lacks a method, or has a name that a line of metrics.jsonl has already.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any], *, device: torch.device, ranks: Ranks) -> None:
+        self._metrics = dict(metrics)
+        self._ranks = ranks
+        self._updated: set[str] = set()
+        self._counting = False
+        for name, metric in self._metrics.items():
+            _check(name, metric, needs_merge=ranks.world > 1)
+            if isinstance(metric, nn.Module):
+                metric.to(device)
+            for one in _torchmetrics(metric):
+                one.distributed_available_fn = lambda: (
+                    False
+                )  # put together here, not in its compute
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._metrics
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """An evaluation, which begins with nothing counted."""
+        self._reset()
+        self._counting = True
+        try:
+            yield
+        finally:
+            self._counting = False
+
+    def _reset(self) -> None:
+        self._updated.clear()
+        for metric in self._metrics.values():
+            metric.reset()
+
+    def update(self, name: str, value: Any, num_samples: int) -> None:
+        """Count a batch.
+
+        Args:
+            name: of the metric.
+            value: what its `update` takes: a tuple of arguments, a dict of them by name, or the only one.
+            num_samples: of the batch; one of 0 does not count.
+
+        Raises:
+            RuntimeError: no evaluation is under way.
+        """
+        if not self._counting:
+            raise RuntimeError(f"metrics[{name!r}] counts in `for ... in run.evaluate(...)` alone")
+        if not num_samples:
+            return
+        self._updated.add(name)
+        metric = self._metrics[name]
+        if isinstance(value, tuple):
+            metric.update(*value)
+        elif isinstance(value, Mapping):
+            metric.update(**value)
+        else:
+            metric.update(value)
+
+    def figures(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The means that were logged, and what the metrics that were updated say of the samples of all ranks.
+
+        Waits for the device.
+
+        Raises:
+            TypeError: a metric gives neither a number nor a dict of numbers.
+            ValueError: a figure of one has the name of another figure.
+        """
+        if not self._metrics:
+            return dict(means)
+        own = {}
+        if self._ranks.world > 1:
+            own = {name: copy_nested(_state(self._metrics[name])) for name in self._updated}
+        states = self._ranks.gather(own)
+        updated = self._updated.union(*states)
+
+        def compute() -> dict[str, float]:
+            figures = dict(means)
+            for name in (name for name in self._metrics if name in updated):
+                _merge(
+                    self._metrics[name], [theirs[name] for theirs in states[1:] if name in theirs]
+                )
+                found = _numbers(name, self._metrics[name].compute())
+                for twice in found.keys() & figures.keys():
+                    raise ValueError(f"metrics[{name!r}] gives {twice!r}, which is logged already")
+                figures |= found
+            return figures
+
+        figures = self._ranks.first(compute)
+        self._reset()
+        return figures
+
+
+def _check(name: str, metric: Any, *, needs_merge: bool) -> None:
+    missing = [m for m in ("update", "compute", "reset") if not callable(getattr(metric, m, None))]
+    if isinstance(metric, type):
+        raise InputError(f"metrics[{name!r}] is the class {metric.__name__}: give an object of it")
+    if missing:
+        raise InputError(
+            f"metrics[{name!r}] must be an object with update, compute and reset, such as torchmetrics' "
+            f"metrics; {metric!r:.100} has no {missing[0]}"
+        )
+    if name in OF_A_LINE:
+        raise InputError(
+            f"metrics[{name!r}]: each line of metrics.jsonl has {name!r} already; choose another name"
+        )
+    can_merge = hasattr(metric, "state_dict") and hasattr(metric, "merge")
+    if needs_merge and not can_merge and not _torchmetrics(metric):
+        raise InputError(
+            f"metrics[{name!r}]: several processes each count a part of the data, and "
+            f"{type(metric).__name__} has no state_dict() and merge(state) to put the parts together"
+        )
+
+
+def _torchmetrics(metric: Any) -> list[Any]:
+    """torchmetrics' metrics in one: itself, or those of a collection or a wrapper."""
+    library = sys.modules.get("torchmetrics")
+    if library is None or not isinstance(metric, nn.Module):
+        return []
+    return [module for module in metric.modules() if isinstance(module, library.Metric)]
+
+
+def _state(metric: Any) -> Any:
+    if parts := _torchmetrics(metric):
+        return [part.metric_state for part in parts]
+    return metric.state_dict()
+
+
+def _merge(metric: Any, states: list[Any]) -> None:
+    """Add what other ranks have counted."""
+    parts = _torchmetrics(metric)
+    for state in states if not parts else ():
+        metric.merge(state)
+    for number, part in enumerate(parts):
+        # The one private name of torchmetrics that is used: how the ranks' states become one.
+        for name, reduce in part._reductions.items():
+            own = getattr(part, name)
+            theirs = [state[number][name] for state in states]
+            if isinstance(own, list):  # of batches, which compute() puts together
+                own.extend(_on(part.device, batch) for batches in theirs for batch in batches)
+            elif theirs:
+                stacked = torch.stack([own, *(one.to(own.device) for one in theirs)])
+                setattr(part, name, stacked if reduce is None else reduce(stacked))
+
+
+def _on(device: torch.device, batch: Any) -> Any:
+    return batch.to(device) if isinstance(batch, Tensor) else batch
+
+
+def _numbers(name: str, value: Any) -> dict[str, float]:
+    """The figures in what `compute` gave: one of the metric's name, or one for each key of a dict."""
+    if isinstance(value, Mapping):
+        return {
+            k: v for key, one in value.items() for k, v in _numbers(f"{name}_{key}", one).items()
+        }
+    try:
+        return {name: float(value)}
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = (
+            f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        )
+        raise TypeError(
+            f"metrics[{name!r}]: compute() must give one number or a dict of numbers, which a line of "
+            f"metrics.jsonl takes; got {got:.100}"
+        ) from error

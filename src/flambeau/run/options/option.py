@@ -1,0 +1,268 @@
+"""One option: its type, default, range and texts in two languages, all declared in one place."""
+
+import dataclasses
+import functools
+import inspect
+import math
+import numbers
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from flambeau.errors import InputError, nearest
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_TYPE_NAMES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    Mapping: "a dict",
+    Callable: "a function",
+}
+
+
+class Range(NamedTuple):
+    """Which numbers an option may be.
+
+    Attributes:
+        low, high: the bounds.
+        above_low: the lower bound itself is refused.
+        below_high: the upper bound itself is refused.
+        or_zero: 0 is allowed too, and switches something off.
+    """
+
+    low: float
+    high: float = math.inf
+    above_low: bool = False
+    below_high: bool = False
+    or_zero: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, (int, float)):
+            return False
+        if self.or_zero and value == 0:
+            return True
+        is_low = value <= self.low if self.above_low else value < self.low
+        is_high = value >= self.high if self.below_high else value > self.high
+        return not is_low and not is_high
+
+    def __str__(self) -> str:
+        zero = "0 or " if self.or_zero else ""
+        if self.high == math.inf:
+            return f"{zero}{'above' if self.above_low else 'at least'} {_number(self.low)}"
+        if not self.above_low and not self.below_high:
+            return f"{zero}from {_number(self.low)} to {_number(self.high)}"
+        low = "above" if self.above_low else "at least"
+        high = "below" if self.below_high else "at most"
+        return f"{zero}{low} {_number(self.low)} and {high} {_number(self.high)}"
+
+
+AT_LEAST_0, AT_LEAST_1, ABOVE_0 = Range(0), Range(1), Range(0, above_low=True)
+SHARE = Range(0, 1)
+SHARE_ABOVE_0 = Range(0, 1, above_low=True)
+SHARE_BELOW_1 = Range(0, 1, below_high=True)
+
+
+def option(
+    default: Any,
+    text: str,
+    chinese: str,
+    *,
+    group: str = "",
+    auto: tuple[str, str] | None = None,
+    choices: tuple[str, ...] = (),
+    range: Range | None = None,
+    may_change: bool = False,
+    bare: str | None = None,
+    kind: str = "",
+) -> Any:
+    """A field of a dataclass of options, with everything that flags, messages, pages and help say of it.
+
+    Args:
+        default: None leaves the value to be chosen; `dataclasses.MISSING` makes the option a required one.
+        text: one line of help. It may hold links of Markdown, which only the pages show.
+        chinese: the same line in Chinese.
+        group: the heading under which `--help` lists it.
+        auto: what is chosen for None, in English and Chinese.
+        choices: the words that it may be.
+        range: the numbers that it may be.
+        may_change: whether a resume may change it.
+        bare: what the flag means without a value; None needs one.
+        kind: what the value must be, for messages, where the type alone does not say it.
+    """
+    metadata = {
+        "text": text,
+        "chinese": chinese,
+        "group": group,
+        "auto": auto or ("", ""),
+        "choices": choices,
+        "range": range,
+        "may_change": may_change,
+        "bare": bare,
+        "kind": kind,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+GROUPS = {
+    "main": "最常用的设置",
+    "data": "数据",
+    "model": "模型",
+    "fine-tuning": "微调",
+    "length": "训练长度",
+    "optimization": "优化",
+    "machine": "机器",
+    "processes": "多个进程",
+    "run folder": "运行目录",
+}
+"""The headings of options in their order, with their Chinese names; 'main' lists some flags first."""
+
+
+def options_of(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    """The options of a dataclass by name: required ones, then by heading, its own before inherited ones."""
+    inherited = {
+        field.name
+        for parent in kind.__bases__
+        if dataclasses.is_dataclass(parent)
+        for field in dataclasses.fields(parent)
+    }
+    groups = [*GROUPS]
+
+    def place(field: dataclasses.Field[Any]) -> tuple[bool, int, bool]:
+        has_default = field.default is not dataclasses.MISSING
+        return has_default, groups.index(field.metadata["group"]), field.name in inherited
+
+    return {field.name: field for field in sorted(dataclasses.fields(kind), key=place)}
+
+
+def values_of(options: Any) -> dict[str, Any]:
+    """The values of a dataclass of options by name, in the order of `options_of`; None is left out."""
+    values = {name: getattr(options, name) for name in options_of(type(options))}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+P = ParamSpec("P")
+Returned = TypeVar("Returned")
+
+
+def declares(
+    body: Callable[..., Returned],
+) -> Callable[[Callable[P, Returned]], Callable[P, Returned]]:
+    """Call `body` in place of the decorated function, with the arguments that were given and no defaults.
+
+    A function then shows every keyword with its default and its line of help, in an editor, in `help()` and
+    to a type checker, while its body can tell which keywords were given.
+
+    Raises:
+        TypeError: an argument is missing; `body` refuses unknown ones.
+    """
+
+    def decorate(declared: Callable[P, Returned]) -> Callable[P, Returned]:
+        signature = inspect.signature(declared)
+
+        @functools.wraps(declared)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Returned:
+            if kwargs.keys() <= signature.parameters.keys():
+                signature.bind(*args, **kwargs)
+            return body(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def plain_text(text: str) -> str:
+    """A line of help without the links of Markdown.
+
+    Example:
+        >>> plain_text("where [memory is short](#out-of-memory)")
+        'where memory is short'
+    """
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+
+
+def allowed_types(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
+    """The types of an option, without None; of a generic one the class, and a Literal as it is."""
+    hint = field.type
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    members = typing.get_args(hint) if is_union else (hint,)
+    return tuple(
+        member
+        if typing.get_origin(member) is typing.Literal
+        else typing.get_origin(member) or member
+        for member in members
+        if member is not type(None)
+    )
+
+
+def typed(field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value in the field's type; numbers of NumPy become Python's, whole ones pass as floats.
+
+    Raises:
+        InputError: another type, an empty text, or a text that is not UTF-8.
+    """
+    if value is None:
+        if field.default is not None:
+            raise InputError(f"{field.name} needs a value")
+        return None
+    wanted = allowed_types(field)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
+    if type(value) is int and abs(value) >= 2**100:  # which cannot always be shown, nor be a float
+        raise InputError(
+            f"{field.name} is a number of {value.bit_length()} bits; that is too large"
+        )
+    if float in wanted and type(value) is int:
+        return float(value)
+    if not any(_is_of(value, kind) for kind in wanted):
+        what = field.metadata["kind"] or " or ".join(map(_type_name, wanted))
+        raise InputError(f"{field.name} must be {what}, got {value!r:.200}")
+    if isinstance(value, str) and not value:
+        raise InputError(f"{field.name} is empty; give it a value or leave it out")
+    if isinstance(value, str) and "\\udc" in ascii(value):  # bytes that are no text
+        raise InputError(f"{field.name} must be UTF-8, got {value!r}; rename it")
+    if isinstance(value, str) and CONTROL.search(value):  # a terminal would obey them
+        raise InputError(f"{field.name} holds control characters: {value!r:.200}")
+    return value
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if typing.get_origin(kind) is typing.Literal:
+        return isinstance(value, str) and value in typing.get_args(kind)
+    if kind in (int, float, bool):
+        return type(value) is kind
+    return callable(value) if kind is Callable else isinstance(value, kind)
+
+
+def _type_name(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        *words, last = map(repr, typing.get_args(kind))
+        return f"{', '.join(words)} or {last}"
+    return _TYPE_NAMES.get(kind) or f"a {kind.__name__}"
+
+
+def check_value(field: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse what is not among the choices, not finite, or out of range.
+
+    Raises:
+        InputError: it is.
+    """
+    choices, allowed = field.metadata["choices"], field.metadata["range"]
+    if value is None:
+        return
+    if choices and value not in choices:
+        hint = nearest(str(value), choices)
+        raise InputError(f"{field.name} must be one of {', '.join(choices)}; got {value!r}{hint}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{field.name} must be a finite number, got {value}")
+    if isinstance(value, str) and allowed is not None:
+        return  # words instead of a number, which are read elsewhere
+    if allowed is not None and value not in allowed:
+        raise InputError(f"{field.name} must be {allowed}, got {value}")
+
+
+def _number(value: float) -> str:
+    return "2**64" if value == 2**64 else f"{value:g}"

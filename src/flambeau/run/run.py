@@ -1,0 +1,479 @@
+"""`Run` makes a training loop exact, resumable and fast, and leaves the loop to its owner.
+
+`Run` 让训练循环精确、可恢复且快速，而循环仍由使用者自己编写。
+
+    run = Run("runs/mine", model, optimizer, train_data, duration="5ep", batch_size=64)
+    for epoch in run.epochs():
+        for images, targets in run.batches():
+            run.step(cross_entropy(model(images), targets))
+        for images, targets in run.evaluate(test_data):
+            run.log(val_accuracy=model(images).argmax(1) == targets)
+
+Kill it anywhere and start it again: it goes on to the same bits.
+Start it by torchrun: all processes together do what one would do.
+"""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from flambeau.data.loading.batch_plan import Order
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.parallel.preemption import FLAG
+from flambeau.parallel.ranks import Ranks, join_ranks
+from flambeau.recipes.training.metrics import MeanOnDevice
+from flambeau.recipes.training.plateau import ReduceOnPlateau
+from flambeau.run.folder.checkpointer import restore
+from flambeau.run.folder.published_weights import Result
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.loop.batch_reader import BatchDraws
+from flambeau.run.loop.between_steps import BetweenSteps
+from flambeau.run.loop.evaluation_mode import beside_training, evaluated_batches
+from flambeau.run.loop.memory_guard import MemoryGuard
+from flambeau.run.loop.nan_guard import NanGuard
+from flambeau.run.loop.rank_checks import check_ranks, gathered_means
+from flambeau.run.loop.recorder import Recorder
+from flambeau.run.loop.resources import closed_when_dropped
+from flambeau.run.loop.resumption import Resumption
+from flambeau.run.loop.run_parts import make_parts, make_state, share_model
+from flambeau.run.loop.step_metrics import add_value
+from flambeau.run.loop.training_step import TrainingStep
+from flambeau.run.loop.transient_state import TransientState
+from flambeau.run.options.named_schedule import NamedSchedule
+from flambeau.run.options.option import declares
+from flambeau.run.options.run_options import Explain, OnBad, RunOptions
+from flambeau.run.options.shared_options import SharedOptions
+from flambeau.run.options.track import Track
+from flambeau.sandbox.inside import folder_for_run
+
+
+class Run:
+    """One training run in one folder.
+
+    `help(Run.__init__)` describes the arguments.
+    """
+
+    def _set_up(
+        self,
+        folder: str | Path,
+        model: nn.Module,
+        optimizer: Optimizer,
+        data: Dataset[Any] | Iterable[Any],
+        **options: Any,
+    ) -> None:
+        told = RunOptions.of(options)
+        self.folder = RunFolder(folder_for_run(Path(folder)))
+        self.model, self.optimizer = model, optimizer
+        self._replays = told.replay_from is not None
+        self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()
+        self._parts = parts = make_parts(
+            model, optimizer, data, told, self._ranks, folder=self.folder.path, given=options
+        )
+        self.plan = parts.plan
+        self.device = parts.amp.device
+        self.progress = parts.progress
+        self.result: Result | None = None
+        """What the finished run has published; None while it is not finished."""
+        # What other processes, files and signals are asked for comes last, and is given back on an error.
+        with contextlib.ExitStack() as resources:
+            if not self._replays:
+                self._ranks.begin_watch(told.stall_timeout)
+                resources.callback(self._ranks.end_watch)
+            check_ranks(self._ranks, parts.identity.values, parts.model, parts.loader.length)
+            compiled = model is not parts.model
+            saved = parts.model if parts.shards is None else parts.shards[0].pieces
+            self.state = make_state(parts, saved, optimizer, told)
+            self._loop = TransientState(torch.zeros((), device=self.device))
+            self._draws = BatchDraws(told.seed, self.device)
+            written = None if self._replays else self.folder.path
+            self._memory = MemoryGuard(written, self.state, self._loop, parts, ranks=self._ranks)
+            self._step = TrainingStep(self.state, self._loop, parts.schedule, self._ranks.world)
+            self.nan_guard = NanGuard(
+                written,
+                self.state,
+                parts,
+                draws=self._draws,
+                ranks=self._ranks,
+                step=self._step,
+                options=told,
+            )
+            self._recorder = Recorder(
+                self.folder,
+                self.state,
+                ranks=self._ranks,
+                options=told,
+                plan=self.plan,
+                compiled=compiled,
+                progress=self.progress,
+                layout=None if parts.shards is None else parts.shards[1],
+            )
+            resumption = Resumption(
+                self.folder,
+                self.state,
+                self._loop,
+                parts,
+                self._recorder,
+                self._ranks,
+                self._memory,
+            )
+            self._between = BetweenSteps(
+                resumption, self.nan_guard, self._step, replays=self._replays
+            )
+            self._begin(told, resumption, resources, compiled=compiled)
+
+    def _begin(
+        self,
+        options: RunOptions,
+        resumption: Resumption,
+        resources: contextlib.ExitStack,
+        *,
+        compiled: bool,
+    ) -> None:
+        """Claim the folder, catch signals, go on from the newest checkpoint, and share the model."""
+        if options.replay_from is not None:
+            self.state.load(restore(Path(options.replay_from)))
+        else:
+            resources.callback(self.folder.release)
+            self._recorder.claim(self._parts.model, self._parts.identity, options.attachments or {})
+            resources.callback(FLAG.restore, self.folder)
+            FLAG.install(self.folder)
+            resources.callback(self._recorder.close)
+            self.result = resumption.resume()
+        sync = share_model(self._parts, options, self._ranks, compiled=compiled)
+        self._step.share(sync, self._draws.keep)
+        self._between.finalizer = closed_when_dropped(self, resources.pop_all())
+
+    @declares(_set_up)
+    def __init__(
+        self,
+        folder: str | Path,
+        model: nn.Module,
+        optimizer: Optimizer,
+        data: Dataset[Any] | Iterable[Any],
+        *,
+        duration: str,
+        workers: int = 0,
+        sampler: Order | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        on_bad: OnBad | None = None,
+        retry_workers: int = 0,
+        ema: float = 0.0,
+        batch_size: int = 64,
+        micro_batch: int | None = None,
+        extend: str | None = None,
+        accumulate: int = 1,
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        schedule: str | NamedSchedule | Callable[[int], float] | ReduceOnPlateau = "constant",
+        warmup: str = "0st",
+        explain: Explain | None = None,
+        clip_norm: float = 0.0,
+        on_nan: str = "stop",
+        seed: int = 0,
+        parts: int | None = None,
+        compression: str = "none",
+        stall_timeout: float = 60.0,
+        metrics: Mapping[str, Any] | None = None,
+        best: str = "val_accuracy",
+        best_mode: Literal["max", "min"] | None = None,
+        config: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | SharedOptions | None = None,
+        attachments: Mapping[str, bytes] | None = None,
+        state: Mapping[str, Any] | None = None,
+        track: Track | None = None,
+        bar: bool = True,
+        replay_from: str | Path | None = None,
+        checkpoint_every: str = "1ep",
+        keep: int = 2,
+        log_every: int = 50,
+        stop_within: str | None = None,
+    ) -> None:
+        """Make the run in its folder, or continue the one that the folder holds.
+
+        Args:
+            folder: of the run; created if it is missing, continued if it holds this run.
+            model: on its device already; may be compiled.
+            optimizer: over the model's parameters; best with `fused=True` where torch offers it.
+            data: a map-style `Dataset` (anything with `[i]` and a length), or a loader of ready batches with
+                a length.
+            duration: length of the run, such as "90ep" (epochs) or "5000st" (steps).
+            workers: processes that load a `Dataset`, per training process (from 0 to 1024).
+            sampler: one of the samplers or anything with `len()` and `order(epoch)`: the samples of an epoch
+                of a `Dataset`; without it, a permutation of all.
+            collate: makes a batch of a list of samples of a `Dataset` (None: torch's).
+            on_bad: called with the indices of samples that the `Dataset` could not read.
+            retry_workers: how often to restart data workers that crash or hang before the run stops with an
+                error (from 0 to 1000).
+            ema: decay of an exponential moving average of the weights, such as 0.999, which is evaluated and
+                published instead of the weights; 0 is off (at least 0 and below 1).
+            batch_size: samples per forward pass of a `Dataset`, over all processes (at least 1).
+            micro_batch: fewer samples per forward pass than `batch_size`, where memory is short; a step keeps
+                `batch_size * accumulate` (None: what has fitted so far; at least 1).
+            extend: continue a finished run beyond its duration by this much, such as 10ep; 0ep withdraws an
+                extension that has not started.
+            accumulate: forward passes whose gradients are accumulated into one optimizer step (at least 1).
+            precision: precision of `autocast()`: "fp32", "bf16" or "fp16".
+            schedule: learning-rate schedule: a name of `--schedule`, a function from the step (from 0) to a
+                factor of the learning rate, or a `ReduceOnPlateau` that watches `best`.
+            warmup: length of the linear warm-up of a named schedule, such as "5%", "2ep" or "500st".
+            explain: called with the batch of a step that was not finite, the names of its samples and the
+                number of steps before it, with weights and generators as they were then; what it returns is
+                in the message: see `first_not_finite`.
+            clip_norm: clip the norm of all gradients together to this value; 0 is off (at least 0).
+            on_nan: what to do when a loss or gradient is NaN or infinite: stop, or roll back to the last
+                checkpoint and halve the learning rate (one of stop, rollback).
+            seed: seed of sample order, augmentation, initial weights and dropout (at least 0 and below
+                2**64).
+            parts: compute each step as this many fixed parts, so that the resulting bits do not depend on the
+                number of processes (at least 1).
+            compression: compression of the gradients that processes exchange (one of none, fp16, bf16,
+                powersgd).
+            stall_timeout: seconds without progress after which a hanging process or data worker is reported
+                and the job ends; 0 is off (at least 0).
+            metrics: metrics of evaluations that are not means, by name: objects with `update`, `compute` and
+                `reset`, such as those of torchmetrics.
+            best: which figure of `run.evaluate` chooses the best checkpoint.
+            best_mode: "max" or "min", which values of `best` are better; a name with loss, error, perplexity
+                and the like means "min", one with accuracy, f1, auc and the like "max"; any other name needs
+                it (None: by the name).
+            config: what else identifies the run, in TOML's types; it is a table of its own in `config.toml`,
+                and a resume with another value is refused.
+            settings: settings of a command of your own that include the options above: `config.toml` holds
+                them instead.
+            attachments: files to write into the folder of a new run: bytes by file name.
+            state: objects with `state_dict` and `load_state_dict` to save in checkpoints and restore, by
+                name.
+            track: trackers by name, such as "tensorboard,csv", and functions of a step and its figures; none
+                of them stops or delays the run.
+            bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
+            replay_from: a checkpoint folder to start from, writing nothing anywhere.
+            checkpoint_every: interval between checkpoints, such as 1ep or 500st.
+            keep: number of latest checkpoints to keep, in addition to the best one (at least 1).
+            log_every: optimizer steps per line of metrics.jsonl (at least 1).
+            stop_within: seconds between SIGTERM and the kill, such as 30s: the run then writes a checkpoint
+                only if that usually takes less time.
+
+        Raises:
+            InputError: the folder holds something else, or no checkpoint in it is whole.
+            TypeError: an argument that does not exist, or a missing one.
+        """
+
+    def epochs(self) -> Iterator[int]:
+        """Epochs from where the run stands to its end; then the weights are published.
+
+        Yields:
+            The number of the epoch, from 0.
+
+        Raises:
+            Preempted: SIGTERM, SIGUSR1 or SIGINT came; a checkpoint is on the disk, the exit code is 75.
+            NotFinite: a loss or gradient was NaN or infinite.
+            SaveFailed: a checkpoint could not be written.
+        """
+        state, between = self.state, self._between
+        try:
+            if self.result is not None:
+                return
+            if not between.holds:
+                raise RuntimeError("this run is closed: make it again, with Run(...), to continue")
+            if state.step == 0 and state.position == 0:
+                between.save(wait=True)  # the trial: better to learn now that the folder takes none
+            self.progress.start(state, self.plan, world=self._ranks.world)
+            self._loop.next_event = self.plan.next_event(state.step)
+            self.state.window.restart_clock()
+            # A position in an epoch means that its evaluation may still be owed.
+            while not between.is_over or state.position:
+                between.preempt_if_asked()
+                yield self._recorder.start_epoch()
+                between.end_epoch()
+            if state.stopped:
+                self.progress.say(f"the run ends at step {state.step} of {self.plan.total_steps}")
+            if not self._replays:
+                self.result = self._recorder.publish()
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """End the run here, as a finished one, which publishes its weights and is not trained again.
+
+        The step under way is the last, and the rest of the epoch's loop body is done. Of several processes
+        any may call it: the run then ends at the next checkpoint or end of an epoch, where they agree.
+        """
+        self._loop.asks_to_stop = True
+
+    @property
+    def epochs_since_best(self) -> int:
+        """Whole epochs since `best` was better than ever before, or the run began, or its extension."""
+        return (self.state.step - (self.state.best.improved_at or 0)) // self.plan.steps_per_epoch
+
+    def batches(self) -> Iterator[Any]:
+        """The rest of this epoch, batch after batch, on the model's device.
+
+        Before each one torch's generators are seeded by (seed, epoch, position), so a resume has the dropout
+        of a run that was never stopped. Between two steps it writes what is due, and raises as `epochs` says.
+        """
+        state = self.state
+        loop = self._loop
+        window = self.state.window
+        sync = self._step.sync
+        watch = self._ranks.watch
+        between = self._between
+        between.end_batch()  # of a body that left an earlier `run.batches()`
+        self._step.start_epoch()
+        while state.position < state.data_length and not between.is_over:
+            start = time.perf_counter()
+            if watch is not None:
+                watch.beat("waiting for data")
+            if loop.stream is None:
+                self._recorder.before_fork()
+                # In no variable here, which would keep its workers when the run ends in this generator.
+                loop.stream = self._recorder.shown(self._parts.stream(state.epoch, state.position))
+            micro = next(loop.stream)
+            window.wait_s += time.perf_counter() - start
+            loop.begin(micro, step=state.step)
+            state.micro = MicroBatch(None, *micro[1:])  # without its data
+            self._draws.seed(state.epoch, micro)
+            if watch is not None:
+                watch.beat("in the forward pass")
+            if sync is not None:
+                sync.before_batch(micro)
+            yield micro.data
+            if loop.is_short:
+                self._memory.begin_again(lambda: self._between.save(wait=True), close=self.close)
+                continue
+            if loop.micro is not None:
+                raise RuntimeError("run.step(loss) was not called for the last batch")
+            between.end_batch()
+        self._recorder.end_batches()
+
+    def steps(self, loss_of: Callable[[Any], Tensor], *, halves: bool = True) -> Iterator[int]:
+        """The loop over `batches` with a function for its body: `step(loss_of(batch))` in `halving`.
+
+        With `parts` and SyncBatchNorm it is the only way: all parts of a step are under way at once.
+
+        Args:
+            loss_of: from a batch to its loss, as `step` takes it; may log values of the batch.
+            halves: out of memory halves the micro-batch, as `halving` says.
+
+        Yields:
+            How many steps are done, after each.
+        """
+
+        def do(batch: Any) -> None:
+            self.step(loss_of(batch))
+
+        together = self._step.together
+        try:
+            for batch in self.batches():
+                step = self.state.step
+                micro = self._loop.micro
+                with self.halving() if halves else contextlib.nullcontext():
+                    if together is None or micro is None:
+                        do(batch)
+                    else:
+                        together.do(functools.partial(do, batch), micro)
+                if self.state.step > step:
+                    yield self.state.step
+        finally:
+            if together is not None:
+                together.close()
+
+    def halving(self) -> contextlib.AbstractContextManager[None]:
+        """Around a batch's forward pass, `step` and `log`: out of memory there halves the micro-batch.
+
+        The step begins again with the same samples, in twice as many forward passes; nothing that was logged
+        inside counts twice. A batch of an evaluation is cut in two. Of several processes all leave with exit
+        code 71 instead: started again, they go on from the newest checkpoint in smaller micro-batches.
+        """
+        return self._memory.around()
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of `precision` for the forward pass and the loss."""
+        return self._parts.amp.autocast()
+
+    def step(self, loss: Tensor) -> None:
+        """Backward; at the end of a global batch also clip, step, average and count. Waits for nothing.
+
+        Args:
+            loss: 0-d, the mean over the samples of the last batch.
+
+        Raises:
+            ValueError: the loss is not 0-d.
+        """
+        micro = self._loop.micro
+        if micro is None:
+            raise RuntimeError("run.step(loss) belongs in `for ... in run.batches()`, once a batch")
+        self._loop.micro = None
+        self._ranks.beat("in backward and the optimizer's step")
+        self._step(loss, micro)
+        if micro.ends_batch:
+            self._loop.done = micro
+            self.progress.step()
+
+    def log(self, **values: Any) -> None:
+        """Count values of the last batch; their mean over samples is the figure in metrics.jsonl.
+
+        Args:
+            values: by name; a mean over the batch (0-d or a number), or values of each sample (N, ...). By
+                the name of one of `metrics`: what its update takes, such as (logits, targets).
+        """
+        loop = self._loop
+        metrics = self._parts.metrics
+        means = loop.evaluated
+        if means is None:
+            means = self.state.window.means_of(*loop.part_of, is_late=loop.micro is None)
+        for name, value in values.items():
+            if name in metrics:
+                loop.count(functools.partial(metrics.update, name, value, loop.num_samples))
+            else:
+                add_value(means, name, value, loop.num_samples, self.device, count=loop.count)
+
+    def evaluate(
+        self, data: Dataset[Any] | Iterable[Any], *, on_bad: OnBad | None = None
+    ) -> Iterator[Any]:
+        """All batches of a data set, each sample once, with the model in evaluation and no gradients.
+
+        The averaged weights stand in the model meanwhile, if there are any. What is logged meanwhile
+        becomes one line of metrics.jsonl. Randomness in here neither depends on training nor changes it.
+        """
+        ema = self.state.ema
+        loop = self._loop
+        means = dict[int, dict[str, MeanOnDevice]]()
+        if loop.is_short:
+            return  # the batch comes again, and then this
+        if self.plan.has_line(self.state.step, loop.done) and not self.state.is_bad:
+            self._between.flush()  # before the line of the evaluation
+        with self.state.window.paused():
+            with beside_training(loop, self._parts.metrics):
+                loop.evaluated = means.setdefault(0, {})
+                self._draws.seed_evaluation(self.state.epoch)
+                self._step.share_statistics()
+                loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
+                if loader.forks:
+                    self._recorder.before_fork()
+                yield from evaluated_batches(
+                    loader,
+                    self._parts,
+                    loop,
+                    ranks=self._ranks,
+                    model=self.model,
+                    ema=ema,
+                    guard=self._memory,
+                    means=means,
+                )
+            figures = self._parts.metrics.figures(gathered_means(means, self._ranks))
+            self._parts.bad.report()
+            if not loop.is_partial:  # else at the end of the step: gradients are in no checkpoint
+                self._between.preempt_if_asked()
+            if figures:
+                self._between.record(figures)
+
+    def close(self) -> None:
+        """Wait for the checkpoint under way, stop the workers, release the folder. `epochs` does it."""
+        self._between.close()

@@ -1,0 +1,126 @@
+"""A run of MLflow, through its client: in MLFLOW_TRACKING_URI, else where MLflow itself would put it.
+
+A resume continues the same run. MLflow keeps every point that was ever logged, so what it has is read first,
+and no line is logged twice.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flambeau.run.trackers.tracker import START, Place, RunFacts, flat
+
+_RECORD = "mlflow"
+_EXPERIMENT = "flambeau"
+_POINTS_PER_CALL, _PARAMS_PER_CALL, _PARAM_CHARS = 1000, 100, 6000  # MLflow's limits
+_MARK = "epoch"  # a figure of every line: its points say which lines are there
+
+
+class MlflowRun:
+    """Logs into one run of MLflow; see `Tracker`.
+
+    Args:
+        facts: of the run.
+    """
+
+    flush_s = 1.0
+
+    def __init__(self, facts: RunFacts) -> None:
+        # Otherwise the import begins to report to MLflow's makers.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        import mlflow
+        from mlflow.entities import Metric, Param
+
+        self._mlflow, self._facts = mlflow, facts
+        self._metric, self._param = Metric, Param
+        self._points: list[Any] = []  # not sent yet
+        self._time_ms = 0
+
+    def start(self) -> Place:
+        """Begin a run, or go on with the noted one behind what it has."""
+        record = self._facts.record(_RECORD)
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or record.get("uri")
+        uri = uri or _in_full(self._mlflow.get_tracking_uri())
+        # It tells of each table of a new mlflow.db.
+        logging.getLogger("mlflow.store.db").setLevel(logging.WARNING)
+        self._client = self._mlflow.MlflowClient(uri)
+        noted = record.get("run") if record.get("uri") == uri else None
+        if isinstance(noted, str) and self._is_there(noted):
+            self._run = noted
+            self._client.update_run(noted, status="RUNNING")
+            return self._place()
+        self._run = self._new_run()
+        self._facts.note(_RECORD, {"run": self._run, "uri": uri})
+        return START
+
+    def _is_there(self, run: str) -> bool:
+        try:
+            return str(self._client.get_run(run).info.lifecycle_stage) == "active"
+        except self._mlflow.MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return False
+
+    def _new_run(self) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
+        experiment = self._client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        run = str(self._client.create_run(number, run_name=self._facts.name).info.run_id)
+        params = [
+            self._param(name, str(value)[:_PARAM_CHARS])
+            for name, value in flat(self._facts.config).items()
+        ]
+        for begin in range(0, len(params), _PARAMS_PER_CALL):
+            self._client.log_batch(run, params=params[begin : begin + _PARAMS_PER_CALL])
+        return run
+
+    def _place(self) -> Place:
+        """The last line that MLflow has, in the order in which it was told."""
+        place = START
+        points = self._client.get_metric_history(self._run, _MARK)
+        for point in sorted(points, key=lambda point: point.timestamp):
+            self._time_ms = point.timestamp
+            lines = place.lines + 1 if point.step == place.step else 1
+            place = Place(point.step, lines)
+        return place
+
+    def line(self, step: int, figures: dict[str, float]) -> None:
+        """Its points, all with one time that is later than that of the line before."""
+        self._time_ms = max(int(time.time() * 1000), self._time_ms + 1)
+        if len(self._points) + len(figures) > _POINTS_PER_CALL:
+            self._send()
+        self._points += [
+            self._metric(name, float(value), self._time_ms, step) for name, value in figures.items()
+        ]
+
+    def _send(self) -> None:
+        if self._points:
+            self._client.log_batch(self._run, metrics=self._points)
+            self._points = []
+
+    def go_back(self, place: Place) -> Place:
+        """MLflow takes nothing back: the steps after a rollback have a second, later point each."""
+        self._send()
+        return place
+
+    def flush(self, told: Place) -> None:
+        """Send the points."""
+        self._send()
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        """The final figures, and whether the run is finished."""
+        if result is not None:
+            for name, value in result.items():
+                self._client.set_tag(self._run, f"result.{name}", str(value))
+        self._client.set_terminated(self._run, "KILLED" if result is None else "FINISHED")
+
+
+def _in_full(uri: str) -> str:
+    """The address of a local store, so that a resume from another folder finds it again."""
+    scheme, sep, path = uri.partition(":///")
+    if scheme == "sqlite" and sep:
+        return f"sqlite:///{Path(path).absolute()}"
+    return uri if ":" in uri else str(Path(uri).absolute())

@@ -1,0 +1,1 @@
+"""What `flambeau train` adds to `Run`: settings, data and model, the loop, evaluation, prediction."""

@@ -1,0 +1,583 @@
+"""From Python: `train` trains a model, `load` gives it to call on images, `evaluate` its figures.
+
+What the commands `flambeau train`, `predict` and `evaluate` do is done by the same functions.
+"""
+
+import contextlib
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flambeau.data.sources.open_data import open_source
+from flambeau.data.sources.source import Source
+from flambeau.errors import InputError, nearest
+from flambeau.html_table import html_table
+from flambeau.provenance import RUNNING
+from flambeau.recipes.setup.float32_precision import float32_precision_kept
+from flambeau.recipes.training.auroc import AUROC
+from flambeau.recipes.training.calibration_error import CalibrationError
+from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
+from flambeau.recipes.training.label_smoothing import cross_entropy
+from flambeau.recipes.training.metrics import MeanOnDevice, correct
+from flambeau.run.folder.published_weights import published
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.loop.evaluation_mode import generators_restored
+from flambeau.run.options.option import declares
+from flambeau.run.options.track import Track, tracker_list
+from flambeau.sandbox.inside import folder_for_run
+from flambeau.terminal import CountBar
+from flambeau.terminal import say as terminal_say
+from flambeau.trainer.evaluation.figures import ClassFigures, Evaluation, ImagePredictions
+from flambeau.trainer.prediction.predictor import Predictor
+from flambeau.trainer.prediction.trained_model import Trained, at_size, load_trained, read_for
+from flambeau.trainer.settings.default_folder import default_folder, told_settings
+from flambeau.trainer.settings.settings import FIELDS, Settings
+from flambeau.trainer.settings.stored_settings import canonical
+from flambeau.trainer.start import Shown, start
+
+_TOP = 5
+# Classes: of more, the table (8 bytes a cell) is kept on the host; chosen, untested.
+_ON_DEVICE = 4096
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training has come to.
+
+    Attributes:
+        folder: of the run; `load` and `evaluate` take it.
+        weights: which ones were published in model.safetensors: the averaged, the best, or the last.
+        step: at which they were.
+        metrics: of the last evaluation of exactly these weights; None where one was not finite.
+    """
+
+    folder: Path
+    weights: Literal["ema", "best", "last"]
+    step: int
+    metrics: Mapping[str, float | None]
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        rows = {"weights": self.weights, "step": self.step, **self.metrics, "folder": self.folder}
+        return html_table("finished run", rows)
+
+
+def _train(
+    data: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    bar: bool = True,
+    track: Track | None = None,
+    trust: bool = False,
+    **settings: Any,
+) -> TrainingResult:
+    for name in settings:
+        if name not in FIELDS:
+            raise TypeError(f"train has no setting {name!r}{nearest(name, FIELDS)}")
+    given: dict[str, Any] = {**settings}
+    if data is not None:
+        given["data"] = str(data)
+    with _in_words_of_python(), _process_restored():
+        trackers = tracker_list(track)
+        if track is not None:
+            names = (item for item in trackers if isinstance(item, str))
+            given["track"] = ",".join(names) or "none"
+        functions = [item for item in trackers if not isinstance(item, str)]
+        chosen = canonical(Settings(**given))
+        told = told_settings(chosen, given)
+        folder = folder_for_run(default_folder(chosen, told) if out is None else Path(out))
+        start(
+            chosen,
+            told,
+            folder,
+            say=terminal_say,
+            fresh=fresh,
+            trust=trust,
+            shown=Shown(bar, track=functions),
+        )
+    result = published(RunFolder(folder))
+    assert result is not None
+    return TrainingResult(folder, result.weights, result.step, result.metrics)
+
+
+@declares(_train)
+def train(
+    data: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    bar: bool = True,
+    track: Track | None = None,
+    trust: bool = False,
+    image_size: int | None = None,
+    eval_size: int | None = None,
+    crop: str = "bilinear",
+    download: bool = False,
+    skip_bad_images: int = 0,
+    flip: bool = True,
+    crop_scale: float | None = None,
+    padding: int | None = None,
+    augment: str = "none",
+    color_jitter: float = 0.0,
+    random_erasing: float = 0.0,
+    balance: str = "none",
+    workers: int | None = None,
+    retry_workers: int = 0,
+    model: str | None = None,
+    pretrained: bool = False,
+    weights: str | None = None,
+    drop_path: float = 0.0,
+    recompute: str = "none",
+    compile: str = "none",
+    ema: float = 0.0,
+    freeze: str = "none",
+    head_lr: float | None = None,
+    layer_decay: float = 1.0,
+    teacher: str | None = None,
+    teacher_weight: float | None = None,
+    temperature: float | None = None,
+    qat: bool = False,
+    epochs: int | None = None,
+    duration: str | None = None,
+    batch_size: int | str | None = None,
+    early_stop: int = 0,
+    extend: str | None = None,
+    accumulate: int = 1,
+    optimizer: str = "sgd",
+    momentum: float | None = None,
+    betas: str | None = None,
+    lr: float | None = None,
+    weight_decay: float = 0.0005,
+    schedule: str = "cosine",
+    milestones: str | None = None,
+    gamma: float | None = None,
+    warmup: str = "10%",
+    patience: int | None = None,
+    plateau_factor: float | None = None,
+    label_smoothing: float = 0.1,
+    class_weights: str | None = None,
+    mixup: float = 0.0,
+    cutmix: float = 0.0,
+    clip_norm: float = 0.0,
+    on_nan: str = "stop",
+    precision: str = "auto",
+    device: str = "auto",
+    seed: int = 0,
+    sync_bn: bool = False,
+    shard: str = "none",
+    parts: int | None = None,
+    compression: str = "none",
+    stall_timeout: float = 60.0,
+    checkpoint_every: str = "1ep",
+    keep: int = 2,
+    log_every: int = 50,
+    stop_within: str | None = None,
+) -> TrainingResult:
+    """Train an image classifier as `flambeau train` does; the same call again continues its run.
+
+    The settings are the command's: `batch_size=64` is `--batch-size 64`, `flip=False` is `--no-flip`.
+    What it says goes to standard error. What it sets for the process (seeds, deterministic algorithms,
+    threads) is afterwards as it was.
+
+    Args:
+        data: what the command takes; None trains on the embedded Fashion-MNIST.
+        out: the run folder; None is that of the command: runs/NAME, and a hash if settings are given.
+        fresh: start again; an existing run is renamed, not deleted.
+        bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
+        track: what gets the lines of metrics.jsonl: names of trackers, as for `--track`, or functions of a
+            step and its figures, such as `lambda step, figures: print(step, figures)`. None for those of the
+            run.
+        trust: run the files of code that the folder of the run, or of its teacher, names and this call does
+            not, also where nothing shows that you have made that folder here.
+        image_size: side of the square training images, in pixels (None: from the images, at most 224; from 8
+            to 16384).
+        eval_size: side of the images in evaluation and prediction, if it differs from image_size (from 8 to
+            16384).
+        crop: interpolation used when crops are resized, in training and evaluation (one of bilinear,
+            bicubic).
+        download: download whatever is missing of torchvision:NAME or hf:NAME.
+        skip_bad_images: number of unreadable images to replace by others before the run stops with an error
+            (at least 0).
+        flip: mirror half of the training images at random; turn it off for digits and text.
+        crop_scale: smallest share of the image area that a random training crop keeps (None: 0.25; above 0
+            and at most 1).
+        padding: largest random shift of a training image in pixels, for data sets whose images all have one
+            small size (None: an eighth of their side; 0 for the embedded data; from 0 to 63).
+        augment: random operations on training images, applied after crop and flip (one of none, randaugment,
+            trivialaugment).
+        color_jitter: change brightness, contrast and saturation at random by up to this factor, such as 0.4;
+            0 is off (from 0 to 1).
+        random_erasing: probability that a rectangle of a training image is erased; 0 is off (from 0 to 1).
+        balance: draw rare classes more often: full gives every class the same share of an epoch, sqrt goes
+            half of the way; images are repeated (one of none, sqrt, full).
+        workers: processes that load data, per training process; 0 loads in the training process itself (None:
+            0 for small images or on a CPU, else the cores, at most 8; from 0 to 1024).
+        retry_workers: how often to restart data workers that crash or hang before the run stops with an error
+            (from 0 to 1000).
+        model: a timm name, torchvision:NAME, small_convnet, tiny_convnet, or FILE.py:FUNCTION (None:
+            small_convnet up to 64 pixels (tiny_convnet for the embedded data), else resnet18).
+        pretrained: start from the published pretrained weights of the model.
+        weights: start from the weights in this file or run; tensors whose names and shapes match are loaded.
+        drop_path: probability of stochastic depth, for models that have it; 0 is off (at least 0 and below
+            1).
+        recompute: modules whose activations are recomputed in the backward pass, such as layer*.* or
+            blocks.*: less memory, more time.
+        compile: compile the model with torch.compile, in this mode (one of none, default, reduce-overhead,
+            max-autotune).
+        ema: decay of an exponential moving average of the weights, such as 0.999, which is evaluated and
+            published instead of the weights; 0 is off (at least 0 and below 1).
+        freeze: parts to freeze, including their BatchNorm statistics: backbone, or names such as
+            stem,layer1,*.bn*.
+        head_lr: peak learning rate of the last layer, if it differs from lr (above 0).
+        layer_decay: factor by which the learning rate falls from each layer to the one before it, such as
+            0.75 (above 0 and at most 1).
+        teacher: run folder of a teacher model for knowledge distillation: its probabilities are learned
+            together with the labels.
+        teacher_weight: weight of the teacher's probabilities in the loss, up to 1; the labels have the rest
+            (None: 0.5; above 0 and at most 1).
+        temperature: softmax temperature of teacher and student in distillation (None: 4; above 0).
+        qat: quantization-aware training: simulate 8-bit rounding from the weights of weights or pretrained
+            on, for flambeau export format onnx.
+        epochs: length of the training in epochs; short for duration Nep (at least 1).
+        duration: length of the training, such as 90ep (epochs) or 5000st (steps) (None: 5ep for the embedded
+            data, 30ep, or 10ep with --pretrained or --weights).
+        batch_size: images per forward pass, over all processes; auto finds the largest that fits into memory
+            and accumulates gradients up to the usual batch, auto:512 up to a batch of 512 (None: 128 for
+            small images, 64 for others and the embedded data, less for few; at least 1).
+        early_stop: stop after this many epochs without a better val_accuracy; 0 is off (at least 0).
+        extend: continue a finished run beyond its duration by this much, such as 10ep; 0ep withdraws an
+            extension that has not started.
+        accumulate: forward passes whose gradients are accumulated into one optimizer step (at least 1).
+        optimizer: sgd uses Nesterov momentum; muon updates the inner weight matrices and adamw everything
+            else (one of sgd, adam, adamw, nadam, radam, adamax, adagrad, rmsprop, muon).
+        momentum: momentum of sgd, rmsprop and muon; from 0 to below 1 (None: sgd and rmsprop 0.9, muon 0.95;
+            at least 0 and below 1).
+        betas: the two betas of adam, adamw, nadam, radam and adamax, such as 0.9,0.98 (None: 0.9,0.999).
+        lr: peak learning rate (None: grows with the batch; at 256: sgd 0.1 (small_convnet 0.4, tiny_convnet
+            1.6), adamw 0.001; pretrained or weights a tenth, qat a hundredth; above 0).
+        weight_decay: weight decay; never applied to biases and normalization layers (at least 0).
+        schedule: learning-rate schedule (one of cosine, linear, multistep, exponential, constant, polynomial,
+            wsd, one-cycle, cosine-restarts, plateau).
+        milestones: for multistep: when the learning rate falls, such as 30ep,60ep or 50%,75% (None: 50%,75%).
+        gamma: for multistep and exponential: factor of the learning rate at each milestone, or per epoch
+            (None: multistep 0.1, exponential 0.9; above 0 and at most 1).
+        warmup: length of the linear warm-up of the learning rate, such as 5%, 2ep or 500st.
+        patience: for plateau: epochs without a better val_accuracy before the learning rate falls (None: 3;
+            at least 0).
+        plateau_factor: for plateau: factor by which the learning rate falls (None: 0.1; above 0 and below 1).
+        label_smoothing: label smoothing; from 0 to below 1 (at least 0 and below 1).
+        class_weights: weight of each class in the loss: auto uses the inverse of its share of the images; or
+            a JSON file with one number per class.
+        mixup: alpha of mixup; 0 is off (0 or from 1e-06 to 1e+06).
+        cutmix: alpha of CutMix; 0 is off; together with mixup each batch gets one of the two (0 or from 1e-06
+            to 1e+06).
+        clip_norm: clip the norm of all gradients together to this value; 0 is off (at least 0).
+        on_nan: what to do when a loss or gradient is NaN or infinite: stop, or roll back to the last
+            checkpoint and halve the learning rate (one of stop, rollback).
+        precision: numeric precision of the forward pass; auto uses bf16 where the hardware supports it
+            natively (one of auto, fp32, tf32, bf16, fp16).
+        device: device to train on, such as cpu, cuda or cuda:1.
+        seed: seed of sample order, augmentation, initial weights and dropout (at least 0 and below 2**64).
+        sync_bn: compute BatchNorm statistics over the batch of all processes (or parts) instead of each one's
+            share.
+        shard: how weights and optimizer state are distributed: none keeps all on every process, fsdp keeps
+            one shard on each (one of none, fsdp).
+        parts: compute each step as this many fixed parts, so that the resulting bits do not depend on the
+            number of processes (at least 1).
+        compression: compression of the gradients that processes exchange (one of none, fp16, bf16, powersgd).
+        stall_timeout: seconds without progress after which a hanging process or data worker is reported and
+            the job ends; 0 is off (at least 0).
+        checkpoint_every: interval between checkpoints, such as 1ep or 500st.
+        keep: number of latest checkpoints to keep, in addition to the best one (at least 1).
+        log_every: optimizer steps per line of metrics.jsonl (at least 1).
+        stop_within: seconds between SIGTERM and the kill, such as 30s: the run then writes a checkpoint only
+            if that usually takes less time.
+
+    Returns:
+        What the run has published, also where it was finished before.
+
+    Raises:
+        InputError: whatever the user can fix; a folder that holds a run of other settings, say.
+        TypeError: a setting that there is not.
+        Preempted: SIGTERM, SIGUSR1 or SIGINT came, and the run is saved: the same call continues it. At a
+            prompt KeyboardInterrupt.
+
+    Example:
+        >>> result = train("photos/", model="resnet18", epochs=5)  # doctest: +SKIP
+        >>> load(result.folder)("cat.jpg")  # doctest: +SKIP
+        Predictions('cat' 98.3%)
+    """
+    raise AssertionError("_train is called in its place")
+
+
+@contextlib.contextmanager
+def _in_words_of_python() -> Iterator[None]:
+    """Errors name the arguments of `train`, where those of the command would name its flags."""
+    try:
+        yield
+    except InputError as error:
+        text = re.sub(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)", _as_argument, str(error))
+        raise type(error)(text) from error
+
+
+def _as_argument(flag: re.Match[str]) -> str:
+    name = flag[1].replace("-", "_")
+    return f"{name}=" if name in FIELDS or name in ("out", "fresh") else flag[0]
+
+
+@contextlib.contextmanager
+def _process_restored() -> Iterator[None]:
+    """What a training sets for the whole process is put back; a notebook goes on with its own."""
+    deterministic = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    cudnn = torch.backends.cudnn
+    threads = torch.get_num_threads()
+    switches = cudnn.benchmark, cudnn.deterministic
+    try:
+        with generators_restored(), float32_precision_kept():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        cudnn.benchmark, cudnn.deterministic = switches
+        torch.set_num_threads(threads)
+
+
+def load(
+    run: str | Path,
+    *,
+    image_size: int | None = None,
+    trust: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Predictor:
+    """The model of a run, to be called on images.
+
+    Args:
+        run: folder of a run of `flambeau train`.
+        image_size: side of the images as the model shall see them, pixels; None for that of the training.
+        trust: run the file of code that the folder names as its model, also where nothing shows that you
+            have made the folder here; of your own runs it is not needed.
+        say: takes a line that names such a file, and one where the weights are not those of a finished run,
+            or the file of the model has changed; None for standard error and for a warning.
+
+    Returns:
+        A function of images; see `Predictor`.
+
+    Raises:
+        InputError: not such a run, no weights yet, damaged ones, or a size that the model cannot take.
+
+    Example:
+        >>> predictor = load("runs/photos")  # doctest: +SKIP
+        >>> predictor("cat.jpg")  # doctest: +SKIP
+        Predictions('cat' 98.3%)
+    """
+    return Predictor(_loaded(run, image_size, trust, say))
+
+
+def evaluate(
+    run: str | Path | Predictor,
+    data: str | Path,
+    *,
+    image_size: int | None = None,
+    flip_tta: bool = False,
+    workers: int = 0,
+    skip_bad_images: int = 0,
+    download: bool = False,
+    trust: bool = False,
+    progress: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Evaluation:
+    """Measure a model on labelled images, each counted once.
+
+    Args:
+        run: folder of a run, or what `load` gave.
+        data: what `flambeau train` takes; its validation part counts, if any.
+        image_size: as of `load`.
+        flip_tta: average the probabilities of each image and its mirror image.
+        workers: processes that read; 0 reads in this one.
+        skip_bad_images: how many unreadable images to leave out.
+        download: fetch what is missing of a data set by name.
+        trust: as of `load`.
+        progress: show a bar on a terminal or in a notebook.
+        say: as of `load`.
+
+    Returns:
+        The figures and the predictions; printing it shows them.
+
+    Raises:
+        InputError: a run or data that cannot be used, classes that the run does not know, bad images.
+
+    Example:
+        >>> evaluation = evaluate("runs/photos", "photos")  # doctest: +SKIP
+        >>> evaluation.accuracy, evaluation.classes[0].recall  # doctest: +SKIP
+        (0.93, 0.9)
+    """
+    for name, number in (("workers", workers), ("skip_bad_images", skip_bad_images)):
+        if number < 0:
+            raise InputError(f"{name} must be at least 0, got {number}")
+    trained = _loaded(run, image_size, trust, say)
+    source = open_source(Path(data), trained.facts.classes, download=download)
+    return measure(
+        trained,
+        source,
+        flip_tta=flip_tta,
+        workers=workers,
+        skip_bad_images=skip_bad_images,
+        progress=progress,
+    )
+
+
+def measure(
+    trained: Trained,
+    source: Source,
+    *,
+    flip_tta: bool = False,
+    workers: int = 0,
+    skip_bad_images: int = 0,
+    progress: bool = False,
+) -> Evaluation:
+    """The same of a model that is loaded, on a source of its classes."""
+    loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
+    counters = _Counters.of(trained)
+    with CountBar(len(source), unit="images", shown=progress) as bar:
+        for micro in loader.stream(epoch=0, position=0, epochs=1):
+            images, targets = micro.data
+            if len(targets):
+                left_out = set(map(int, micro.bad))
+                indices = [index for index in map(int, micro.indices) if index not in left_out]
+                logits = trained.logits(images, flip_tta=flip_tta)
+                counters.update(logits, targets, indices)
+            bar.update(len(micro.indices))
+    if not counters.indices:
+        raise InputError(f"no image could be read; the first one is {source.describe(0)}")
+    return counters.evaluation(
+        describe=source.describe,
+        num_bad=len(bad.names),
+        image_size=trained.image_size,
+        flip_tta=flip_tta,
+    )
+
+
+def _loaded(
+    run: str | Path | Predictor,
+    image_size: int | None,
+    trust: bool,
+    say: Callable[[str], None] | None,
+    /,
+) -> Trained:
+    if isinstance(run, Predictor):
+        return at_size(run.trained, image_size)
+    said: list[str] = []
+    trained = load_trained(Path(run), trust=trust, say=said.append if say is None else say)
+    for text in said:
+        if text.startswith(RUNNING):
+            terminal_say(text)
+        else:
+            warnings.warn(text, stacklevel=3)  # at the line that has called load or evaluate
+    return at_size(trained, image_size)
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """What is counted of each batch, on the device of the model."""
+
+    names: tuple[str, ...]
+    loss: MeanOnDevice
+    top5: MeanOnDevice
+    confusion: ConfusionMatrix
+    calibration: CalibrationError
+    auroc: AUROC
+    labels: list[Tensor]
+    ranked: list[Tensor]
+    probabilities: list[Tensor]
+    indices: list[int]
+
+    @classmethod
+    def of(cls, trained: Trained) -> "_Counters":
+        names = tuple(trained.facts.classes)
+        device = trained.device
+        table_device = device if len(names) <= _ON_DEVICE else torch.device("cpu")
+        return cls(
+            names,
+            loss=MeanOnDevice(device),
+            top5=MeanOnDevice(device),
+            confusion=ConfusionMatrix(len(names), device=table_device),
+            calibration=CalibrationError(device=device),
+            auroc=AUROC(),
+            labels=[],
+            ranked=[],
+            probabilities=[],
+            indices=[],
+        )
+
+    def update(self, logits: Tensor, targets: Tensor, indices: list[int]) -> None:
+        on_device = targets.to(logits.device)
+        self.loss.update(cross_entropy(logits, on_device, reduction="none"))
+        predicted = logits.argmax(1).to(self.confusion.device)
+        self.confusion.update(predicted, targets.to(self.confusion.device))
+        self.calibration.update(logits, on_device)
+        if len(self.names) > _TOP:
+            self.top5.update(correct(logits, on_device, k=_TOP))
+        elif len(self.names) == 2:
+            self.auroc.update(logits, on_device)
+        ranked = logits.topk(min(_TOP, len(self.names))).indices
+        self.ranked.append(ranked)
+        self.probabilities.append(logits.softmax(1).gather(1, ranked))
+        self.labels.append(targets)
+        self.indices.extend(indices)
+
+    def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> Evaluation:
+        """All figures, read from the device."""
+        total = {name: float(value) for name, value in self.confusion.compute().items()}
+        each = {name: value.tolist() for name, value in self.confusion.per_class().items()}
+        auroc = float(self.auroc.compute()) if len(self.names) == 2 else None
+        predictions = ImagePredictions(
+            self.names,
+            torch.tensor(self.indices),
+            torch.cat(self.labels),
+            torch.cat(self.ranked).cpu(),
+            torch.cat(self.probabilities).cpu(),
+            describe,
+        )
+        return Evaluation(
+            loss=float(self.loss.compute()),
+            accuracy=total["accuracy"],
+            top5_accuracy=float(self.top5.compute()) if len(self.names) > _TOP else None,
+            macro_precision=total["macro_precision"],
+            macro_recall=total["macro_recall"],
+            macro_f1=total["macro_f1"],
+            calibration_error=float(self.calibration.compute()),
+            calibration_bins=self.calibration.num_bins,
+            auroc=None if auroc is None or math.isnan(auroc) else auroc,
+            num_images=len(predictions),
+            classes=tuple(_class_figures(name, k, each) for k, name in enumerate(self.names)),
+            confusion=self.confusion.counts.cpu(),
+            predictions=predictions,
+            **facts,
+        )
+
+
+def _class_figures(name: str, number: int, each: dict[str, list[Any]]) -> ClassFigures:
+    def figure(what: str) -> float | None:
+        value: float = each[what][number]
+        return None if math.isnan(value) else value
+
+    return ClassFigures(
+        name,
+        precision=figure("precision"),
+        recall=figure("recall"),
+        f1=figure("f1"),
+        support=each["support"][number],
+        predicted=each["predicted"][number],
+    )

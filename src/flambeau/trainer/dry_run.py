@@ -1,0 +1,111 @@
+"""The first steps of a training without a trace: `flambeau train --dry-run`."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flambeau.data.sources.source import Source
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import join_ranks
+from flambeau.run.loop.nan_guard import CURES, NotFinite
+from flambeau.run.loop.progress_bar import peak_bytes
+from flambeau.trainer.fit import Training
+from flambeau.trainer.parts.data import DataFacts
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.temporary_run import temporary_training
+
+_STEPS = 6
+_ENOUGH_S = 20.0  # of steps; the first one is made in any case
+
+
+def dry_run(
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    train: Source,
+    val: Source,
+    *,
+    say: Callable[[str], None],
+    micro_batch: int | Literal["auto"] | None = None,
+) -> None:
+    """Make all that a training needs, train for some steps in a folder that is removed, and say their cost.
+
+    Args:
+        settings, facts, train, val, micro_batch: as for `set_up`.
+        say: takes lines for the user.
+
+    Raises:
+        InputError: whatever would prevent the training.
+    """
+    ranks = join_ranks()
+    with temporary_training(settings, facts, train, val, micro_batch=micro_batch) as training:
+        try:
+            seconds = _first_steps(training, world=ranks.world)
+            is_finite = not training.run.state.amp.halted
+        except NotFinite:  # which names a file of the temporary folder
+            is_finite = False
+        if not is_finite:
+            raise InputError(
+                f"within {_STEPS} steps the loss or a gradient was NaN or infinite\n{CURES}"
+            )
+        if ranks.is_first:
+            for line in _report(training, seconds, settings):
+                say(line)
+
+
+def _first_steps(training: Training, *, world: int) -> list[float]:
+    """Seconds of each of the first steps, with the wait for their data."""
+    run = training.run
+    seconds = list[float]()
+
+    def loss_of(batch: Any) -> Tensor:
+        return training.loss_of(*batch, step=run.state.step)
+
+    for _ in run.epochs():
+        start = time.perf_counter()
+        # Several ranks that halve would be started again, for which this leaves nothing.
+        for _ in run.steps(loss_of, halves=world == 1):
+            if run.device.type != "cpu":
+                torch.accelerator.synchronize()
+            seconds.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            # Several ranks stop together, by the number of steps alone.
+            if len(seconds) == _STEPS or (world == 1 and sum(seconds) > _ENOUGH_S):
+                run.close()
+                return seconds
+    return seconds
+
+
+def _report(training: Training, seconds: list[float], settings: ResolvedSettings) -> list[str]:
+    run = training.run
+    steps = run.plan.total_steps + run.plan.extension(settings.extend)
+    per_step = statistics.median(seconds[1:] or seconds)
+    left = per_step * steps
+    of = (
+        "the first step alone" if len(seconds) == 1 else f"{len(seconds) - 1} steps after the first"
+    )
+    planned = settings.batch_size
+    fitting = run.state.micro_batch or settings.batch_size
+    smaller = f"{planned} samples at once do not fit into memory, {fitting} do"
+    return [
+        *([smaller] if fitting < planned else []),
+        f"first step {seconds[0]:.2f} s, then {per_step:.3g} s per step (median of {of})",
+        f"the run has {steps} steps of {run.plan.steps_per_epoch} per epoch: about "
+        f"{_duration(left)}, without evaluations",
+        f"memory at most {peak_bytes(run.device) / 2**20:.0f} MiB {_where(run.device)}",
+        "a dry run: nothing was written",
+    ]
+
+
+def _where(device: torch.device) -> str:
+    return "in this process" if device.type == "cpu" else f"on {device}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,253 @@
+"""The figures of an evaluation: as attributes, as one JSON object, and as text for people."""
+
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from flambeau.terminal import printable
+from flambeau.trainer.evaluation.confusion_plot import plot_confusion
+from flambeau.trainer.evaluation.predictions_file import Ranking, predictions_file
+
+_SHOWN = 20  # classes; of more, the text shows the worst ones
+_LONGEST = 40  # characters of a name in a table
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """One class of an evaluation.
+
+    Attributes:
+        name: of the class.
+        precision: of what was predicted as the class, the share that is of it; 0 if it has images and was
+            never predicted; None with neither.
+        recall: of the images of the class, the share that was predicted so; None without images.
+        f1: the harmonic mean of the two; None with neither images nor predictions.
+        support: images of the class.
+        predicted: images that were predicted as the class.
+    """
+
+    name: str
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    support: int
+    predicted: int
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ImagePredictions:
+    """What the model says of each image that was evaluated, in the order of the data.
+
+    Attributes:
+        names: of the classes.
+        indices: (N,) int64, positions in the data.
+        labels: (N,) int64 classes.
+        ranked: (N, K) int64, the most probable classes; K is 5, or C if that is less.
+        probabilities: (N, K) float32, of these.
+        describe: gives what the image at a position is called: its path, or its file and place in it.
+    """
+
+    names: Sequence[str]
+    indices: Tensor
+    labels: Tensor
+    ranked: Tensor
+    probabilities: Tensor
+    describe: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[tuple[str, str, Ranking]]:
+        """Of each image what it is called, its label, and (class, probability) pairs."""
+        for index, label, ranked, shares in zip(
+            self.indices.tolist(),
+            self.labels.tolist(),
+            self.ranked.tolist(),
+            self.probabilities.tolist(),
+            strict=True,
+        ):
+            ranking = [(self.names[k], share) for k, share in zip(ranked, shares, strict=True)]
+            yield self.describe(index), self.names[label], ranking
+
+    def __repr__(self) -> str:
+        return f"<predictions of {len(self)} images>"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Evaluation:
+    """What `evaluate` found; `print(evaluation)` shows it.
+
+    Attributes:
+        loss: mean cross-entropy, without label smoothing.
+        accuracy: share of the images whose most probable class is the label (top-1).
+        top5_accuracy: share of those whose label is among the five most probable; None up to 5 classes.
+        macro_precision, macro_recall, macro_f1: means over the classes that have images.
+        calibration_error: expected calibration error; see the recipe calibration_error.
+        calibration_bins: its number of bins.
+        auroc: area under the ROC curve of two classes; None of more, or without images of both.
+        num_images: counted, each once.
+        num_bad: left out, because they cannot be read.
+        image_size: side of the images as the model saw them, pixels.
+        flip_tta: each image and its mirror image were predicted, and their probabilities averaged.
+        classes: figures of each class, in the order of the model's outputs.
+        confusion: (C, C) int64 counts on the CPU: rows are the labels, columns the predicted classes.
+        predictions: of each image.
+    """
+
+    loss: float
+    accuracy: float
+    top5_accuracy: float | None
+    macro_precision: float
+    macro_recall: float
+    macro_f1: float
+    calibration_error: float
+    calibration_bins: int
+    auroc: float | None
+    num_images: int
+    num_bad: int
+    image_size: int
+    flip_tta: bool
+    classes: tuple[ClassFigures, ...]
+    confusion: Tensor
+    predictions: ImagePredictions
+
+    def as_dict(self) -> dict[str, Any]:
+        """All but the predictions, as JSON holds it; None for what is not a number."""
+        return {
+            "loss": _finite(self.loss),
+            "accuracy": self.accuracy,
+            "images": self.num_images,
+            "bad_images": self.num_bad,
+            "top5_accuracy": self.top5_accuracy,
+            "macro_precision": self.macro_precision,
+            "macro_recall": self.macro_recall,
+            "macro_f1": self.macro_f1,
+            "calibration_error": _finite(self.calibration_error),
+            "calibration_bins": self.calibration_bins,
+            "auroc": self.auroc,
+            "image_size": self.image_size,
+            "flip_tta": self.flip_tta,
+            "classes": [asdict(one) for one in self.classes],
+            "confusion": self.confusion.tolist(),
+        }
+
+    def save_predictions(self, path: str | Path, *, force: bool = False) -> None:
+        """Write a CSV file with a row per image; see `predictions_file`.
+
+        Raises:
+            InputError: the file exists and not `force`.
+        """
+        top = self.predictions.ranked.shape[1]
+        with predictions_file(Path(path), top=top, force=force) as add:
+            for image, label, ranking in self.predictions:
+                add(image, label, ranking)
+
+    def plot_confusion(self, path: str | Path, *, force: bool = False) -> None:
+        """Draw the confusion matrix; see `flambeau.trainer.evaluation.confusion_plot`.
+
+        Raises:
+            InputError: matplotlib is missing, another ending than .png, .pdf or .svg, or the file exists.
+        """
+        names = [one.name for one in self.classes]
+        plot_confusion(self.confusion, names, Path(path), force=force)
+
+    def __repr__(self) -> str:
+        shown = [self._figures(), self._class_table()]
+        if len(self.classes) <= _SHOWN:
+            shown.append(self._confusion_table())
+        elif self.accuracy < 1:
+            shown.append(self._worst_confusions())
+        return "\n\n".join(shown)
+
+    def _figures(self) -> str:
+        left_out = f", {self.num_bad} left out" if self.num_bad else ""
+        flipped = ", averaged with their mirror images" if self.flip_tta else ""
+        rows = [
+            [
+                "images",
+                f"{self.num_images}{left_out}, {self.image_size} x {self.image_size}{flipped}",
+            ],
+            ["loss", f"{self.loss:.4f}"],
+            ["accuracy", f"{self.accuracy:.4f}"],
+        ]
+        if self.top5_accuracy is not None:
+            rows.append(["top-5 accuracy", f"{self.top5_accuracy:.4f}"])
+        rows += [
+            ["macro precision", f"{self.macro_precision:.4f}"],
+            ["macro recall", f"{self.macro_recall:.4f}"],
+            ["macro F1", f"{self.macro_f1:.4f}"],
+            ["calibration error", f"{self.calibration_error:.4f} ({self.calibration_bins} bins)"],
+        ]
+        if self.auroc is not None:
+            rows.append(["AUROC", f"{self.auroc:.4f}"])
+        return _table([], rows, left=2, longest=200)
+
+    def _class_table(self) -> str:
+        shown = list(self.classes)
+        title = ""
+        if len(shown) > _SHOWN:
+            title = f"the {_SHOWN} classes with the lowest F1, of {len(shown)}\n"
+            shown = sorted(shown, key=lambda one: math.inf if one.f1 is None else one.f1)[:_SHOWN]
+        rows = [
+            [one.name, _share(one.precision), _share(one.recall), _share(one.f1), str(one.support)]
+            for one in shown
+        ]
+        return title + _table(["class", "precision", "recall", "F1", "images"], rows, left=1)
+
+    def _confusion_table(self) -> str:
+        names = [one.name for one in self.classes]
+        head = names
+        if max(map(len, names)) > 8:  # long names stand before the rows only
+            names = [f"{name} ({k})" for k, name in enumerate(names)]
+            head = [f"({k})" for k in range(len(names))]
+        rows = [
+            [name, *map(str, row)] for name, row in zip(names, self.confusion.tolist(), strict=True)
+        ]
+        title = "confusion matrix: a row per label, a column per predicted class\n"
+        return title + _table(["", *head], rows, left=1)
+
+    def _worst_confusions(self) -> str:
+        wrong = self.confusion.clone().fill_diagonal_(0)
+        labels, predicted = wrong.nonzero(as_tuple=True)
+        counts, order = wrong[labels, predicted].sort(descending=True, stable=True)
+        rows = []
+        for count, pair in zip(counts[:_SHOWN].tolist(), order[:_SHOWN].tolist(), strict=True):
+            label = self.classes[int(labels[pair])]
+            other = self.classes[int(predicted[pair])].name
+            rows.append([label.name, other, str(count), f"{count / label.support:.1%}"])
+        title = f"the most frequent confusions, of {len(counts)}\n"
+        return title + _table(["label", "predicted", "images", "of the class"], rows, left=2)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, longest: int = _LONGEST
+) -> str:
+    """Aligned columns; the first `left` ones to the left. Rich knows how wide a Chinese character is."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(head))
+    for number in range(len(rows[0])):
+        title = Text(printable(head[number], longest=longest) if head else "")
+        side: Literal["left", "right"] = "left" if number < left else "right"
+        table.add_column(title, justify=side)
+    for row in rows:
+        table.add_row(*(Text(printable(cell, longest=longest)) for cell in row))
+    text = io.StringIO()
+    # As wide as it needs: where to cut is the terminal's business, and a file has no width.
+    Console(file=text, width=100_000, color_system=None, force_terminal=False).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

@@ -1,0 +1,195 @@
+"""The evaluations of a training, kept in its folder for the report: evaluation.json, first_batch.jpg."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.data.check.report_text import Told
+from flambeau.data.datasets.device_dataset import DeviceDataset
+from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.errors import InputError
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.report.evaluated import evaluated
+from flambeau.run.folder.json_file import json_file
+from flambeau.trainer.evaluation.pictures import contact_sheet, data_uri, unit_range
+from flambeau.trainer.evaluation.sample_history import SampleHistory, label_suspects
+from flambeau.trainer.evaluation.sample_results import SampleResultsMetric, evaluation_facts
+
+_MOST_SUSPECTS = 12  # labels that look wrong, as pictures
+_LEAST_EPOCHS = 3  # before that, a model believes few labels
+_FIND_SHARE = 0.02  # of the time of a training, for a look at its data
+# The least and the most of it; other processes wait, a stalled one for a minute
+_FIND_S = (1.0, 20.0)
+_MOST_KEPT = 8  # evaluations: a rollback publishes an earlier one
+
+
+class RunEvaluations:
+    """Writes what a report shows of the weights that a run would publish; only in the first process.
+
+    A file that cannot be written is told, and ends no training.
+
+    Args:
+        folder: of the run; None writes nothing, as in a replay.
+        train: what is trained on.
+        val: what is evaluated.
+        classes: names.
+        normalized_by: mean and standard deviation of each channel of the model's input.
+        has_unit: pixels are uint8 or from 0 to 1, and not of an unknown unit.
+        find: gives what looks wrong with the data, in about `seconds`; asked at the end of the run.
+
+    Attributes:
+        metric: for `Run(metrics={...})`.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        train: ImageDataset | DeviceDataset,
+        val: ImageDataset | DeviceDataset,
+        classes: list[str],
+        *,
+        normalized_by: tuple[list[float], list[float]],
+        has_unit: bool,
+        find: Callable[..., list[Told]],
+    ) -> None:
+        self._folder, self._train, self._val, self._classes = folder, train, val, classes
+        self._normalized_by, self._has_unit, self._find = normalized_by, has_unit, find
+        self.metric = SampleResultsMetric()
+        self._began = time.monotonic()
+        self._kept: dict[int, dict[str, Any]] = {}  # by step, the newest last
+        self._on_disk: int | None = None  # the step of what this process has written
+
+    def add(
+        self,
+        *,
+        step: int,
+        published: int,
+        end: SampleHistory | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """Take note of the evaluation that has just ended.
+
+        Args:
+            step: of the run.
+            published: step of the weights that the run would publish now.
+            end: what was noted of the training images, where the run ends here.
+            say: takes a line for the user.
+        """
+        if self._folder is None or self.metric.last is None:
+            return
+        path = self._folder / "evaluation.json"
+        try:
+            if end is not None:
+                end.save(self._folder)
+            if step == published:
+                self._kept[step] = evaluation_facts(
+                    self.metric.last, self._classes, step=step, describe=self._val.describe
+                )
+                self._on_disk = None
+                while len(self._kept) > _MOST_KEPT:
+                    del self._kept[next(iter(self._kept))]
+            facts = self._kept.get(published) or self._stored(path, published)
+            if facts is None:  # those of steps that a rollback has taken back
+                path.unlink(missing_ok=True)
+                return
+            self._kept[published] = facts
+            if end is not None:
+                self._end(facts, end, say)
+            if end is not None or self._on_disk != published:
+                write_file(path, json.dumps(facts, ensure_ascii=False).encode() + b"\n")
+                self._on_disk = published
+        except OSError as error:
+            say(f"{path} could not be written: {error}; the report will lack it")
+
+    def _end(
+        self, facts: dict[str, Any], history: SampleHistory, say: Callable[[str], None]
+    ) -> None:
+        """Add what is told once, at the end of the run."""
+        passed_s = time.monotonic() - self._began
+        seconds = min(max(_FIND_SHARE * passed_s, _FIND_S[0]), _FIND_S[1])
+        found = self._find(seconds=seconds)
+        grave = [one.title for one in found if one.kind in ("leaks", "contradictions")]
+        if grave:
+            say(f"{'; '.join(grave)}: the report names them")
+        facts["findings"] = [(one.title, one.lines) for one in found]
+        facts["suspects"] = self._suspects(history)
+        self._add_pictures(self._val, [*facts["mistakes"], *facts["unsure"]])
+        if facts["suspects"]:
+            train = ImageDataset(
+                self._train.source,
+                image_size=self._val.image_size,
+                channels=self._val.channels,
+                train=False,
+                skip_bad=True,
+                keep=False,
+            )
+            self._add_pictures(train, facts["suspects"])
+
+    def _suspects(self, history: SampleHistory) -> list[dict[str, Any]]:
+        """Training images whose labels look wrong, as evaluation.json holds them."""
+        if self._folder is None or history.epochs < _LEAST_EPOCHS:
+            return []
+        number = {name: k for k, name in enumerate(self._classes)}
+        worst = label_suspects(self._folder, self._train.source, most=_MOST_SUSPECTS) or []
+        return [
+            {
+                "index": one.number,
+                "image": one.image,
+                "label": number[one.label],
+                "predicted": number.get(one.suggested, number[one.label]),
+                "probability": 0.0,
+                "of_label": math.exp(-one.loss),
+            }
+            for one in worst
+            if one.loss > math.log(len(number))  # less likely than a guess
+        ]
+
+    def _add_pictures(
+        self, data: ImageDataset | DeviceDataset, samples: Sequence[dict[str, Any]]
+    ) -> None:
+        indices = torch.tensor([sample["index"] for sample in samples], dtype=torch.int64)
+        if not len(indices):
+            return
+        try:
+            (images, _), bad = data.batch(indices, torch.zeros_like(indices))
+        except InputError:
+            return  # it could be read a moment ago; a report without pictures is one, too
+        if not bad:
+            for sample, image in zip(samples, self._in_range(images), strict=True):
+                sample["picture"] = data_uri(image)
+
+    def _in_range(self, x_NCHW: Tensor) -> Tensor:
+        return x_NCHW if self._has_unit else unit_range(x_NCHW)
+
+    def add_first_batch(self, x_NCHW: Tensor, *, say: Callable[[str], None]) -> None:
+        """Keep some training images as the model saw them, unless there are such.
+
+        Args:
+            x_NCHW: (N, C, H, W) floating, normalized.
+            say: takes a line for the user.
+        """
+        if self._folder is None or (path := self._folder / "first_batch.jpg").exists():
+            return
+        mean, std = (torch.tensor(one).view(1, -1, 1, 1) for one in self._normalized_by)
+        try:
+            write_file(path, contact_sheet(self._in_range(x_NCHW.float().cpu() * std + mean)))
+        except OSError as error:
+            say(f"{path} could not be written: {error}; the report will lack it")
+
+    def _stored(self, path: Path, step: int) -> dict[str, Any] | None:
+        """What an earlier start has written of the weights of a step; None where it cannot be believed."""
+        try:
+            facts = json_file(path)
+        except (OSError, ValueError):
+            return None
+        if evaluated(facts) is None or facts["step"] != step:
+            return None
+        places = [one.get("index") for one in (*facts["mistakes"], *facts["unsure"])]
+        known = all(type(place) is int and 0 <= place < len(self._val) for place in places)
+        return dict(facts) if known else None

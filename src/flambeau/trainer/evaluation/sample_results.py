@@ -1,0 +1,136 @@
+"""What the model says of each image of an evaluation, and what a report shows of that.
+
+N: images, C: classes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.recipes.training.calibration_error import CalibrationError
+
+_PICTURES = 12  # of mistakes, and as many of right answers that were least certain
+_MOST_PAIRS = 5000  # of different classes that were taken for each other
+
+
+@dataclass(frozen=True)
+class SampleResults:
+    """One evaluation, in the order of the data; all on the CPU.
+
+    Attributes:
+        indices: (N,) int64, positions in the data.
+        targets: (N,) int64 classes.
+        predicted: (N,) int64, the most probable class.
+        confidence: (N,) float32, its probability.
+        of_target: (N,) float32, the probability of the right class.
+    """
+
+    indices: Tensor
+    targets: Tensor
+    predicted: Tensor
+    confidence: Tensor
+    of_target: Tensor
+
+
+class SampleResultsMetric:
+    """Keeps the answer to each image: one of the `metrics` of `Run`, which adds no figure to its lines.
+
+    Nothing waits for the device before the evaluation is over.
+    """
+
+    any_order = True  # compute() sorts
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[Tensor, ...]] = []
+        self.last: SampleResults | None = None
+        """Of the last evaluation that was whole, on the first process."""
+
+    def update(self, indices: Tensor, targets: Tensor, logits: Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            indices, targets: (N,) int64.
+            logits: (N, C).
+        """
+        shares = logits.detach().float().softmax(1)
+        confidence, predicted = shares.max(1)
+        of_target = shares.gather(1, targets.unsqueeze(1)).squeeze(1)
+        self._batches.append((indices, targets, predicted, confidence, of_target))
+
+    def compute(self) -> dict[str, float]:
+        """No figure; `last` is what was counted."""
+        indices, *others = (torch.cat(parts).cpu() for parts in zip(*self._batches, strict=True))
+        order = indices.argsort()
+        self.last = SampleResults(indices[order], *(values[order] for values in others))
+        return {}
+
+    def reset(self) -> None:
+        """Begin with nothing counted."""
+        self._batches.clear()
+
+    def state_dict(self) -> dict[str, list[tuple[Tensor, ...]]]:
+        """What another process counts in."""
+        return {"batches": list(self._batches)}
+
+    def merge(self, state: Mapping[str, list[tuple[Tensor, ...]]]) -> None:
+        """Count what another process has."""
+        self._batches += state["batches"]
+
+
+def evaluation_facts(
+    results: SampleResults, classes: Sequence[str], *, step: int, describe: Callable[[int], str]
+) -> dict[str, Any]:
+    """What evaluation.json holds: counts of classes, calibration, and the images worth looking at.
+
+    Args:
+        results: of an evaluation.
+        classes: C names.
+        step: that the weights have.
+        describe: what the image at a position is called.
+    """
+    targets, predicted = results.targets, results.predicted
+    right = predicted == targets
+    num = len(classes)
+    pairs, counts = (targets * num + predicted)[~right].unique(return_counts=True)
+    order = counts.argsort(descending=True, stable=True)[:_MOST_PAIRS]
+    confused = zip(pairs[order].tolist(), counts[order].tolist(), strict=True)
+    calibration = CalibrationError()
+    calibration.update_confidence(results.confidence, right)
+    bins = [values.tolist() for values in calibration.per_bin().values()]
+    sure = right.nonzero().flatten()
+    mistakes = (~right).nonzero().flatten()
+    mistakes = mistakes[results.confidence[mistakes].argsort(descending=True, stable=True)]
+    unsure = sure[results.of_target[sure].argsort(stable=True)]
+
+    def samples(places: Tensor) -> list[dict[str, Any]]:
+        return [
+            {
+                "index": int(results.indices[k]),
+                "image": describe(int(results.indices[k])),
+                "label": int(targets[k]),
+                "predicted": int(predicted[k]),
+                "probability": round(float(results.confidence[k]), 6),
+                "of_label": round(float(results.of_target[k]), 6),
+            }
+            for k in places[:_PICTURES].tolist()
+        ]
+
+    def count(of: Tensor) -> list[int]:
+        return torch.bincount(of, minlength=num).tolist()
+
+    return {
+        "step": step,
+        "images": len(targets),
+        "classes": list(classes),
+        "labels": count(targets),
+        "predicted": count(predicted),
+        "right": count(targets[right]),
+        "confused": [[pair // num, pair % num, times] for pair, times in confused],
+        "calibration": [(k, *row) for k, row in enumerate(zip(*bins, strict=True)) if row[0]],
+        "calibration_error": float(calibration.compute()),
+        "mistakes": samples(mistakes),
+        "unsure": samples(unsure),
+    }

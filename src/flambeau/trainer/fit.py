@@ -1,0 +1,405 @@
+"""The training of `flambeau train`, from top to bottom; the loop uses nothing but Run's public verbs."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from flambeau.data.check.report_text import almost_free
+from flambeau.data.datasets.bad_images import BadImages
+from flambeau.data.datasets.device_dataset import DeviceDataset
+from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.datasets.with_indices import WithIndices
+from flambeau.data.sources.source import Source
+from flambeau.parallel.ranks import Ranks, join_ranks
+from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
+from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
+from flambeau.recipes.setup.determinism import make_deterministic
+from flambeau.recipes.setup.freed_memory import keep_freed_memory
+from flambeau.recipes.setup.seeding import seed_everything
+from flambeau.recipes.training.label_smoothing import cross_entropy
+from flambeau.recipes.training.metrics import correct
+from flambeau.recipes.training.plateau import ReduceOnPlateau
+from flambeau.run.loop.nan_guard import explain
+from flambeau.run.options.named_schedule import NamedSchedule
+from flambeau.run.options.shared_options import SharedOptions
+from flambeau.run.options.track import LineFunction
+from flambeau.run.run import Run
+from flambeau.trainer.evaluation.run_evaluations import RunEvaluations
+from flambeau.trainer.evaluation.sample_history import SampleHistory
+from flambeau.trainer.loss import TrainingLoss, make_teacher
+from flambeau.trainer.parts.auto_batch_size import find_micro_batch
+from flambeau.trainer.parts.class_weights import balanced_sampler
+from flambeau.trainer.parts.compiled_model import compiled, warm_up
+from flambeau.trainer.parts.data import DataFacts, datasets
+from flambeau.trainer.parts.device import pick_device, use_float32, use_threads
+from flambeau.trainer.parts.fine_tuning import (
+    freeze_parts,
+    load_weights,
+    parameter_groups,
+    recompute_parts,
+    report,
+)
+from flambeau.trainer.parts.model import check_training, make_model, normalizer
+from flambeau.trainer.parts.optimizer import new_optimizer
+from flambeau.trainer.parts.rounded_model import rounded
+from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, read_images
+from flambeau.trainer.prediction.trained_model import Trained
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.settings import parse_betas
+
+Datasets = tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]
+"""Those of training and of evaluation."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that is ready to go, and what its loop needs."""
+
+    run: Run
+    model: nn.Module
+    train: ImageDataset | DeviceDataset
+    val: ImageDataset | DeviceDataset
+    normalize: Callable[[Tensor], Tensor]
+    loss_of: TrainingLoss
+    early_stop: int
+    bad_images: BadImages
+    evaluations: RunEvaluations | None  # none in a replay, which leaves nothing
+    ranks: Ranks
+
+
+def fit(training: Training) -> None:
+    """Train to the end of the run, evaluating after each epoch; the run publishes the weights."""
+    run, model, normalize = training.run, training.model, training.normalize
+    bad_val_images = training.bad_images.report_to(training.val.describe)
+    training.loss_of.keeps_inputs = True
+    for _ in run.epochs():
+        for _ in run.steps(lambda batch: batch_loss(training, *batch)):
+            pass
+        for images, targets, indices in run.evaluate(
+            WithIndices(training.val), on_bad=bad_val_images
+        ):
+            with run.halving():
+                with run.autocast():
+                    logits = model(normalize(images))
+                losses = cross_entropy(logits, targets, reduction="none")
+                run.log(val_loss=losses, val_accuracy=correct(logits, targets))
+                if training.evaluations is not None:
+                    run.log(samples=(indices, targets, logits))
+        stops = 0 < training.early_stop <= run.epochs_since_best
+        if stops:
+            num = run.epochs_since_best
+            best = run.state.best.metrics.get("val_accuracy")
+            than = "" if best is None else f" than {best:.4f}"
+            last = "last epoch" if num == 1 else f"last {num} epochs"
+            run.progress.say(f"no better val_accuracy in the {last}{than}")
+            run.stop()
+        is_last = stops or run.state.step >= run.plan.total_steps
+        if training.evaluations is not None:
+            _keep_for_report(training, training.evaluations, is_last=is_last)
+
+
+def batch_loss(training: Training, images: Tensor, targets: Tensor) -> Tensor:
+    """The loss of the batch under way; its accuracy and the loss of each image are noted."""
+    run = training.run
+    loss, logits = training.loss_of.with_logits(images, targets, step=run.state.step)
+    if logits is not None:
+        run.log(train_accuracy=correct(logits, targets))
+        history: SampleHistory = run.state.user["sample_history"]
+        history.note(run.state.micro, logits, targets, step=run.state.step)
+    return loss
+
+
+def _keep_for_report(training: Training, evaluations: RunEvaluations, *, is_last: bool) -> None:
+    """What was evaluated, and the first batch, for the report that the run writes at its end."""
+    run = training.run
+    history: SampleHistory = run.state.user["sample_history"]
+    if is_last:
+        history.settle_ranks(training.ranks)
+    if training.loss_of.inputs is not None:
+        evaluations.add_first_batch(training.loss_of.inputs, say=run.progress.say)
+        training.loss_of.inputs = None
+    evaluations.add(
+        step=run.state.step,
+        published=run.state.results()[0].step,
+        end=history if is_last else None,
+        say=run.progress.say,
+    )
+
+
+def set_up(
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    train: Source,
+    val: Source,
+    *,
+    folder: Path,
+    bar: bool = True,
+    replay_from: Path | None = None,
+    micro_batch: int | Literal["auto"] | None = None,
+    before_run: Callable[[], None] = lambda: None,
+    track: Sequence[LineFunction] = (),
+) -> Training:
+    """Make everything that `fit` runs.
+
+    Args:
+        settings: of the run.
+        facts: of the data.
+        train, val: the sources.
+        folder: of the run.
+        bar: show a progress bar on a terminal.
+        replay_from: a checkpoint folder to start from, writing nothing.
+        micro_batch: samples per forward pass, if fewer than the settings say; 'auto' finds out how many fit.
+        before_run: called when all but the run is made, so when most mistakes have been found.
+        track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
+
+    Raises:
+        InputError: whatever the user can fix.
+    """
+    device = set_up_torch(settings)
+    ranks = join_ranks()
+    data = train_data, _ = datasets(settings, facts, train, val)
+    model, lines = new_model(settings, facts, train, ranks, folder=folder, replay_from=replay_from)
+    optimizer = ranks.each(lambda: make_optimizer(settings, model))
+    lines += report(settings, model, optimizer)  # before Run, which may put pieces into it
+    normalize = normalizer(facts, device)
+    called, loss_of = make_loss(model, settings, facts, ranks, normalize=normalize)
+    micro_batch, more_lines = try_batches(
+        called,
+        loss_of,
+        optimizer,
+        settings,
+        data,
+        ranks,
+        normalize=normalize,
+        micro_batch=micro_batch,
+    )
+    bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
+    evaluations = None if replay_from else _kept(folder, ranks, data, facts, settings.data)
+    ranks.first(before_run)
+    options: dict[str, Any] = {
+        **run_options(settings),
+        "attachments": {"dataset.json": facts.as_json()},
+        "on_bad": bad_images.report_to(train_data.describe),
+        "explain": _explainer(model, loss_of),
+        "sampler": balanced_sampler(settings, train.labels),
+        "bar": bar,
+        "replay_from": replay_from,
+        "track": [settings.track, *track],
+        "state": new_history(facts, device),
+        "micro_batch": micro_batch,
+        "metrics": {} if evaluations is None else {"samples": evaluations.metric},
+    }
+    run = Run(folder, called, optimizer, train_data, **options)
+    for line in [*(lines if run.state.step == 0 else ()), *more_lines]:
+        run.progress.say(line)
+    return Training(
+        run, called, *data, normalize, loss_of, settings.early_stop, bad_images, evaluations, ranks
+    )
+
+
+def _kept(
+    folder: Path, ranks: Ranks, data: Datasets, facts: DataFacts, path: str | None
+) -> RunEvaluations:
+    """What keeps the answers of a run for its report, in the first process."""
+    train, val = data
+    place = None if path is None else Path(path)
+    return RunEvaluations(
+        folder if ranks.is_first else None,
+        train,
+        val,
+        facts.classes,
+        normalized_by=(facts.mean, facts.std),
+        has_unit=facts.pixels != "float",
+        find=functools.partial(almost_free, train.source, val.source, place),
+    )
+
+
+def _explainer(
+    model: nn.Module, loss_of: TrainingLoss
+) -> Callable[[Any, Sequence[str], int], list[str]]:
+    """Where a batch of a step first becomes NaN or infinite."""
+
+    def explain_batch(batch: Any, names: Sequence[str], step: int) -> list[str]:
+        return explain(model, lambda: loss_of(*batch, step=step), names)
+
+    return explain_batch
+
+
+def make_loss(
+    model: nn.Module,
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    ranks: Ranks,
+    *,
+    normalize: Callable[[Tensor], Tensor],
+) -> tuple[nn.Module, TrainingLoss]:
+    """The model as the loop calls it, and its loss."""
+    device = pick_device(settings.device)
+    teacher = ranks.each(lambda: make_teacher(settings, facts, device))
+    called = compiled(model, settings)
+    loss_of = TrainingLoss(
+        called, settings, facts, device=device, normalize=normalize, teacher=teacher
+    )
+    return called, loss_of
+
+
+def try_batches(
+    model: nn.Module,
+    loss_of: TrainingLoss,
+    optimizer: Optimizer,
+    settings: ResolvedSettings,
+    data: Datasets,
+    ranks: Ranks,
+    *,
+    normalize: Callable[[Tensor], Tensor],
+    micro_batch: int | Literal["auto"] | None,
+) -> tuple[int | None, list[str]]:
+    """Find out how many samples fit, where that is asked for, and compile for them; lines that say so.
+
+    Returns:
+        Samples per forward pass, of all processes together; None for what the settings say. And the lines.
+    """
+    device = pick_device(settings.device)
+    first_loss = functools.partial(loss_of, step=0)
+    lines: list[str] = []
+    if micro_batch == "auto":
+        with torch.compiler.set_stance("force_eager"):  # else each size would be compiled
+            micro_batch, line = find_micro_batch(
+                model, optimizer, settings, data[0], ranks, loss_of=first_loss, device=device
+            )
+        lines.append(line)
+    if settings.compile == "none":
+        return micro_batch, lines
+    seconds, fitting = warm_up(
+        model,
+        settings,
+        data,
+        ranks,
+        micro_batch=micro_batch,
+        loss_of=first_loss,
+        logits_of=lambda images: model(normalize(images)),
+        device=device,
+    )
+    line = f"the model was compiled in {seconds:.0f} s"
+    if fitting < (micro_batch or settings.batch_size):
+        micro_batch = fitting
+        line += f", for micro-batches of {fitting} samples: more do not fit into memory"
+    return micro_batch, [*lines, line]
+
+
+def set_up_torch(settings: ResolvedSettings) -> torch.device:
+    """Set what belongs to the process: determinism, float32 precision, threads, memory, seeds; the device."""
+    device = pick_device(settings.device)
+    make_deterministic(warn_only=True)
+    use_float32(settings.precision, device)
+    use_threads()
+    if device.type == "cpu":
+        keep_freed_memory()
+    seed_everything(settings.seed)
+    return device
+
+
+def new_model(
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    train: Source,
+    ranks: Ranks,
+    *,
+    folder: Path,
+    replay_from: Path | None,
+) -> tuple[nn.Module, list[str]]:
+    """The model before its first step, frozen, recomputed and sharded as the settings say; lines to print.
+
+    Rank 0 alone loads weights; the others get them from it later.
+    """
+    # With a checkpoint the weights are there: no download, which may have become impossible.
+    started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
+    loads = not started and ranks.is_first
+    shards = settings.shard == "fsdp" and replay_from is None
+    # To be sharded, it goes to the device block by block.
+    placed = dataclasses.replace(settings, device="cpu") if shards else settings
+    lines: list[str] = []
+
+    def make() -> nn.Module:
+        model = make_model(placed, facts, pretrained=settings.pretrained and loads)
+        if settings.weights is not None and loads:
+            lines.append(load_weights(model, settings.weights))
+        inputs = functools.partial(_first_inputs, model, settings, facts, train)
+        model = rounded(model, settings, facts, inputs if loads else None)
+        check_training(model, settings, facts, world=settings.parts or ranks.world)
+        if settings.sync_bn and max(ranks.world, settings.parts or 1) > 1:
+            model = convert_sync_batchnorm(model)
+        elif settings.sync_bn:
+            lines.append("sync_bn has no effect in one process")
+        freeze_parts(model, settings.freeze)
+        recompute_parts(model, settings.recompute)
+        return model
+
+    model = ranks.each(make)
+    if shards:
+        from flambeau.parallel.gradient_sync.fsdp import shard_model
+
+        shard_model(model, ranks, pick_device(settings.device))
+    return model, lines
+
+
+def _first_inputs(
+    model: nn.Module, settings: ResolvedSettings, facts: DataFacts, train: Source
+) -> list[Tensor]:
+    """Batches of the network's own input, spread over the training images."""
+    device = pick_device(settings.device)
+    alike = dataclasses.replace(settings, eval_size=None)
+    trained = Trained(model, alike, facts, device, normalizer(facts, device))
+    return read_images(trained, train, RANGE_IMAGES).normalized(trained)
+
+
+def new_history(facts: DataFacts, device: torch.device) -> dict[str, SampleHistory]:
+    """What the run notes of each sample, as an object that its checkpoints hold."""
+    history = SampleHistory(facts.train_samples, fingerprint=facts.train_fingerprint, device=device)
+    return {"sample_history": history}
+
+
+def run_options(settings: ResolvedSettings) -> dict[str, Any]:
+    """The options of `Run` that are settings too, and all settings for config.toml."""
+    shared = {
+        field.name: getattr(settings, field.name) for field in dataclasses.fields(SharedOptions)
+    }
+    return {
+        **shared,
+        "duration": settings.duration,
+        "batch_size": settings.batch_size,
+        "workers": settings.workers,
+        "precision": settings.autocast,
+        "warmup": settings.warmup,
+        "schedule": make_schedule(settings),
+        "track": settings.track,
+        "settings": settings,
+    }
+
+
+def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> Optimizer:
+    """The optimizer of a run."""
+    groups = parameter_groups(settings, model)
+    return new_optimizer(
+        settings.optimizer,
+        model,
+        groups,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        betas=parse_betas(settings.betas),
+    )
+
+
+def make_schedule(settings: ResolvedSettings) -> str | NamedSchedule | ReduceOnPlateau:
+    """What `Run` takes as the schedule."""
+    if settings.plateau is None:
+        return settings.named_schedule()
+    patience, factor = settings.plateau
+    return ReduceOnPlateau(mode="max", patience=patience, factor=factor)

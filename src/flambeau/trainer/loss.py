@@ -1,0 +1,183 @@
+"""The loss of `flambeau train`: normalise, erase, mix, ask the network and its teacher."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flambeau.errors import InputError
+from flambeau.recipes.data.random_erasing import random_erasing
+from flambeau.recipes.training.amp_step import autocast
+from flambeau.recipes.training.cutmix import cutmix
+from flambeau.recipes.training.distillation import Teacher, distillation_loss
+from flambeau.recipes.training.label_smoothing import cross_entropy
+from flambeau.recipes.training.mixup import mixup
+from flambeau.trainer.parts.data import DataFacts, teacher_sha256
+from flambeau.trainer.prediction.trained_model import Trained, load_trained
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+
+_SHOWN = 16  # images of a batch that are kept to be looked at
+
+
+class TrainingLoss:
+    """From uint8 images (N, C, S, S) and targets (N,) to the loss, 0-d float32.
+
+    Args:
+        model: that is trained.
+        settings: of the run.
+        facts: of its data.
+        device: of the model.
+        normalize: from uint8 images to float32 ones.
+        teacher: None learns from the labels alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: ResolvedSettings,
+        facts: DataFacts,
+        *,
+        device: torch.device,
+        normalize: Callable[[Tensor], Tensor],
+        teacher: "AskedTeacher | None",
+    ) -> None:
+        self._model, self._settings = model, settings
+        self._device = device
+        self._precision = settings.autocast
+        self._num_classes = len(facts.classes)
+        weights = facts.class_weights
+        self._class_weights = None if weights is None else torch.tensor(weights, device=device)
+        self._normalize, self._teacher = normalize, teacher
+        self.inputs: Tensor | None = None
+        """Some images of a batch as the model was given them, once `keeps_inputs` was set."""
+        self.keeps_inputs = False
+
+    def __call__(self, images: Tensor, targets: Tensor, *, step: int) -> Tensor:
+        """The loss of a batch of a step; what is random in it comes from torch's default generator."""
+        return self.with_logits(images, targets, step=step)[0]
+
+    def with_logits(
+        self, images: Tensor, targets: Tensor, *, step: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same, and the logits, (N, classes); None for mixed images, which have no single class."""
+        settings = self._settings
+        draw = torch.default_generator
+        x = self._normalize(images)
+        if settings.random_erasing:
+            x = random_erasing(x, generator=draw, probability=settings.random_erasing)
+        odd = step % 2
+        mix = cutmix if settings.cutmix and (odd or not settings.mixup) else mixup
+        if alpha := settings.cutmix if mix is cutmix else settings.mixup:
+            x, targets = mix(x, targets, alpha=alpha, num_classes=self._num_classes, generator=draw)
+        if self.keeps_inputs:
+            self.inputs = x[:_SHOWN].clone()
+            self.keeps_inputs = False
+        with autocast(self._device, self._precision):
+            logits = self._model(x)
+            if self._teacher is not None:
+                asked = self._teacher(x)
+        loss = cross_entropy(
+            logits, targets, smoothing=settings.label_smoothing, weight=self._class_weights
+        )
+        told = None if alpha else logits.detach()
+        if self._teacher is None:
+            return loss, told
+        learned = distillation_loss(logits, asked, temperature=self._teacher.temperature)
+        return torch.lerp(loss, learned, self._teacher.weight), told
+
+
+class AskedTeacher:
+    """A trained network that sees what the student sees, and answers for the student's classes.
+
+    Args:
+        trained: the teacher.
+        facts: of the student's data.
+        image_size: of the student, pixels.
+        device: of the student.
+        weight: share of the teacher in the loss.
+        temperature: that softens the probabilities of both.
+
+    Raises:
+        InputError: other classes, another number of channels, or pixels of another unit.
+    """
+
+    def __init__(
+        self,
+        trained: Trained,
+        facts: DataFacts,
+        *,
+        image_size: int,
+        device: torch.device,
+        weight: float,
+        temperature: float,
+    ) -> None:
+        self.weight, self.temperature = weight, temperature
+        theirs = trained.facts
+        ours = facts
+        if set(theirs.classes) != set(ours.classes):
+            odd = min(set(theirs.classes) ^ set(ours.classes))
+            raise InputError(
+                f"the teacher knows {len(theirs.classes)} classes and these data have "
+                f"{len(ours.classes)}; only one of them has {odd!r}: train the teacher on these classes"
+            )
+        if theirs.channels != ours.channels:
+            raise InputError(
+                f"the teacher takes {theirs.channels} channels and this model {ours.channels}: choose models "
+                "that agree"
+            )
+        if theirs.pixels != ours.pixels and "float" in (theirs.pixels, ours.pixels):
+            raise InputError(
+                f"the teacher was trained on pixels of kind {theirs.pixels!r} and these are {ours.pixels!r}, "
+                "in another unit: train it on these images"
+            )
+        order = [theirs.classes.index(name) for name in ours.classes]
+        self._order = None if theirs.classes == ours.classes else torch.tensor(order, device=device)
+        their_size = trained.image_size
+        self._size = None if their_size == image_size else their_size
+        # From the student's normalisation to the teacher's.
+        std = torch.tensor(theirs.std, device=device).view(1, -1, 1, 1)
+        mean = torch.tensor(theirs.mean, device=device).view(1, -1, 1, 1)
+        self._scale = torch.tensor(ours.std, device=device).view(1, -1, 1, 1) / std
+        self._shift = (torch.tensor(ours.mean, device=device).view(1, -1, 1, 1) - mean) / std
+        self._is_same = (theirs.mean, theirs.std) == (ours.mean, ours.std)
+        self._ask = Teacher(trained.model.to(device))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits (N, classes) for images (N, C, S, S) as the student gets them."""
+        if not self._is_same:
+            x = torch.addcmul(self._shift, x, self._scale)
+        if self._size is not None:
+            size = (self._size, self._size)
+            x = F.interpolate(x, size, mode="bilinear", antialias=True)
+        logits: Tensor = self._ask(x)
+        return logits if self._order is None else logits.index_select(1, self._order)
+
+
+def make_teacher(
+    settings: ResolvedSettings, facts: DataFacts, device: torch.device
+) -> AskedTeacher | None:
+    """The teacher that a run is to have, on the device of the training.
+
+    Raises:
+        InputError: not a finished run, of other data, or changed since this run was started.
+    """
+    if settings.distillation is None:
+        return None
+    teacher, weight, temperature = settings.distillation
+    if teacher_sha256(teacher) != facts.teacher_sha256:
+        raise InputError(
+            f"the weights in {teacher} have changed since the run was started; restore them, or "
+            "start again with --fresh or another --out"
+        )
+    # Whether its code may run was asked where the run was opened: `ask_for_teacher`.
+    trained = load_trained(Path(teacher), trust=True, say=lambda text: None)
+    return AskedTeacher(
+        trained,
+        facts,
+        image_size=settings.image_size,
+        device=device,
+        weight=weight,
+        temperature=temperature,
+    )

@@ -1,0 +1,133 @@
+"""The model of `--compile`: torch.compile with a graph for each batch size, made before training begins."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.data.datasets.device_dataset import DeviceDataset
+from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.loading.batch_plan import BatchLayout, share_sizes
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks
+from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
+from flambeau.recipes.training.amp_step import autocast
+from flambeau.run.loop.evaluation_mode import generators_restored
+from flambeau.run.loop.memory_guard import SMALLER, halved
+from flambeau.trainer.parts.data import noise_batch
+from flambeau.trainer.parts.model import kept_as_is
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+
+
+def compiled(model: nn.Module, settings: ResolvedSettings) -> nn.Module:
+    """The model as the loop calls it: compiled, if the settings say so; both have the same parameters."""
+    if settings.compile == "none":
+        return model
+    mode = None if settings.compile == "default" else settings.compile
+    # One graph for each size: which kernels a batch gets must not depend on the sizes before it, or a
+    # resume would have other bits.
+    return torch.compile(model, mode=mode, dynamic=False)  # type: ignore[return-value]
+
+
+def warm_up(
+    model: nn.Module,
+    settings: ResolvedSettings,
+    data: tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset],
+    ranks: Ranks,
+    *,
+    micro_batch: int | None,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    logits_of: Callable[[Tensor], Tensor],
+    device: torch.device,
+) -> tuple[float, int]:
+    """Make all graphs that the training and its evaluations need; weights, buffers and generators stay.
+
+    Args:
+        model: compiled.
+        settings: of the run.
+        data: to train on, and to evaluate on.
+        ranks: of the job.
+        micro_batch: samples per forward pass; None for what the settings say.
+        loss_of: the loss of images (N, C, S, S) uint8 and targets (N,) int64.
+        logits_of: the logits of such images.
+        device: of the model.
+
+    Returns:
+        Seconds, and the samples per forward pass that fit into memory on all ranks.
+
+    Raises:
+        InputError: torch cannot compile the model here, or it does not fit.
+    """
+    start = time.perf_counter()
+    layout = BatchLayout(
+        settings.batch_size, settings.accumulate, ranks.rank, ranks.world, parts=settings.parts
+    )
+    if micro_batch is not None:
+        layout = layout.with_micro_batches(min(micro_batch, layout.micro_batch_size))
+
+    def attempt(layout: BatchLayout) -> bool:
+        try:
+            _make_graphs(
+                model,
+                data,
+                layout,
+                settings,
+                beat=ranks.beat,
+                loss_of=loss_of,
+                logits_of=logits_of,
+                device=device,
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            release_memory(error)
+            return False
+        return True
+
+    while not all(ranks.gather(ranks.each(partial(attempt, layout)))):
+        smaller = halved(layout, model)
+        if smaller is None:
+            raise InputError(
+                f"out of memory, with {layout.micro_batch_size} samples at once\n{SMALLER}"
+            )
+        layout = smaller
+    return time.perf_counter() - start, layout.micro_batch_size
+
+
+def _make_graphs(
+    model: nn.Module,
+    data: tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset],
+    layout: BatchLayout,
+    settings: ResolvedSettings,
+    *,
+    beat: Callable[[str], None],
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    logits_of: Callable[[Tensor], Tensor],
+    device: torch.device,
+) -> None:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    train, val = data
+    at_once = replace(layout, accumulate=1, step_samples=None)
+    try:
+        with generators_restored(), kept_as_is(model):
+            model.train()
+            for size in share_sizes(len(train), layout):
+                beat(f"compiling the model for {size} images")
+                targets = torch.zeros(size, dtype=torch.int64, device=device)
+                loss = loss_of(noise_batch(train, size, device), targets)
+                torch.autograd.grad(loss, parameters, allow_unused=True)
+            model.eval()
+            for size in share_sizes(len(val), at_once):
+                beat(f"compiling the model for {size} images of an evaluation")
+                with torch.no_grad(), autocast(device, settings.autocast):
+                    logits_of(noise_batch(val, size, device))
+    except RuntimeError as error:  # among others what torch._dynamo raises
+        if is_out_of_memory(error):
+            raise
+        reason = next(line for line in [*str(error).splitlines(), "no reason"] if line.strip())
+        raise InputError(
+            f"the model cannot be compiled here ({reason:.300}); leave --compile out"
+        ) from error

@@ -1,0 +1,156 @@
+"""What `--weights`, `--freeze`, `--recompute`, `--head-lr`, `--layer-decay` do to a model and its groups."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from flambeau.errors import InputError, nearest, refusing
+from flambeau.recipes.checkpoints.partial_loading import load_partial
+from flambeau.recipes.memory.activation_checkpointing import checkpoint_modules
+from flambeau.recipes.models.classifier_head import Head, find_head
+from flambeau.recipes.models.freezing import count_frozen, freeze
+from flambeau.recipes.models.layer_decay import group_table, layerwise_lr
+from flambeau.recipes.models.param_groups import param_groups
+from flambeau.terminal import printable
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.weights.readers import open_weights, plain_names
+
+BACKBONE = "backbone"
+"""The value of `--freeze` for everything but the head."""
+
+
+def load_weights(model: nn.Module, path: str) -> str:
+    """Start a model from the weights of a file or run, as far as they fit; nothing in the file is run.
+
+    Args:
+        model: changed in place.
+        path: of anything that `flambeau convert` reads.
+
+    Returns:
+        What has matched and what has not, as lines for the user.
+
+    Raises:
+        InputError: no such weights, or less than half of the model is in them.
+    """
+    weights = open_weights(Path(path))
+    tensors = plain_names(weights.tensors)
+    # Infinity may be meant, in a mask.
+    bad = [n for n, t in tensors.items() if t.is_floating_point() and t.float().isnan().any()]
+    if bad:
+        raise InputError(f"weights = {path!r}: {bad[0]!r} holds NaN; `flambeau verify` lists all")
+    own = model.state_dict().keys()
+    prefix = min(tensors, default="").partition(".")[0] + "."  # as Lightning has it: 'model.'
+    shorter = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    if not own & tensors.keys() and len(own & shorter.keys()) == len(shorter):
+        tensors = shorter
+    try:
+        loaded = load_partial(model, tensors)
+    except ValueError as error:
+        why = str(error).partition("; see rename=")[0]
+        why = why.replace("less than min_share=0.5", "less than half")
+        raise InputError(f"weights = {path!r} ({weights.source}): {why}") from error
+    gone = weights.unlisted
+    more = f"; {len(gone)} not listed by the index, such as {printable(gone[0])}" if gone else ""
+    return f"{weights.source}: {loaded}{more}"
+
+
+def freeze_parts(model: nn.Module, what: str) -> None:
+    """Freeze what a setting names.
+
+    Args:
+        model: changed in place, before its optimizer is made.
+        what: 'none', 'backbone', or patterns of names with commas between.
+
+    Raises:
+        InputError: a pattern that matches nothing, or nothing is left to train.
+    """
+    if what == "none":
+        return
+    before = count_frozen(model)
+    try:
+        if what == BACKBONE:
+            freeze(model, ["*"], but=_head(model, "freeze").layers)
+        else:
+            freeze(model, _names(what))
+    except ValueError as error:
+        meant = "" if what == BACKBONE else nearest(what, [BACKBONE]).removeprefix("; ")
+        raise InputError(f"freeze = {what!r}: {f'{meant} ' * bool(meant)}{error}") from error
+    after = count_frozen(model)
+    if not after.num_trainable:
+        raise InputError(f"freeze = {what!r} leaves nothing to train")
+    if after == before:
+        raise InputError(f"freeze = {what!r} has no effect: nothing there is trained; leave it out")
+
+
+def recompute_parts(model: nn.Module, what: str) -> None:
+    """Let modules keep no activations for backward.
+
+    Args:
+        model: changed in place.
+        what: 'none', or patterns of module names with commas between.
+
+    Raises:
+        InputError: a pattern that matches nothing that can be recomputed.
+    """
+    if what == "none":
+        return
+    with refusing(f"recompute = {what!r}"):
+        checkpoint_modules(model, *_names(what))
+
+
+def parameter_groups(settings: ResolvedSettings, model: nn.Module) -> list[dict[str, Any]]:
+    """The parameter groups of a run: no decay on biases and norms, and the learning rates of the layers.
+
+    Raises:
+        InputError: a model whose head or layers are not known.
+    """
+    groups = param_groups(model, weight_decay=settings.weight_decay)
+    if settings.head_lr is None and settings.layer_decay == 1:
+        return groups
+    head = [] if settings.head_lr is None else _head(model, "head_lr").parameters
+    trained = dict(model.named_parameters())
+    if head and not any(trained[name].requires_grad for name in head):
+        raise InputError("head_lr has no effect: the last layer is frozen; leave one of them out")
+    try:
+        groups = layerwise_lr(
+            groups,
+            model,
+            lr=settings.lr,
+            layer_decay=settings.layer_decay,
+            head=head,
+            head_lr=settings.head_lr,
+        )
+    except ValueError as error:
+        why = str(error).partition("; give depths")[0]
+        raise InputError(
+            f"layer_decay = {settings.layer_decay:g}, head_lr = {settings.head_lr}: {why}"
+        ) from error
+    decayed = {group["lr"] for group in groups if group["name"] != "head"}
+    if settings.layer_decay != 1 and decayed <= {settings.lr}:
+        raise InputError(
+            "layer_decay has no effect: what it would slow down is frozen; leave one of them out"
+        )
+    return groups
+
+
+def report(settings: ResolvedSettings, model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
+    """Lines for the user on what of this is in effect."""
+    if settings.freeze != "none":
+        yield str(count_frozen(model))
+    if settings.head_lr is not None or settings.layer_decay != 1:
+        yield group_table(optimizer.param_groups, model)
+
+
+def _names(what: str) -> list[str]:
+    names = [part.strip() for part in what.split(",")]
+    if "" in names:
+        raise ValueError("there is an empty name in it")
+    return names
+
+
+def _head(model: nn.Module, setting: str) -> Head:
+    with refusing(f"{setting} needs to know the last layer of the model"):
+        return find_head(model)

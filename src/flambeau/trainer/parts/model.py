@@ -1,0 +1,396 @@
+"""Models by name: timm's, torchvision's, flambeau's small ones, or a function in a file."""
+
+import contextlib
+import inspect
+import itertools
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.errors import InputError, nearest
+from flambeau.trainer.parts.data import DataFacts
+from flambeau.trainer.parts.device import pick_device
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.user_code import first_line, is_function, load_function, missing_arguments, naming
+
+SMALL, TINY = "small_convnet", "tiny_convnet"
+SMALL_NAMES = {SMALL: 32, TINY: 16}  # of SmallConvNet, with its width
+
+
+def build_model(
+    name: str,
+    *,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    pretrained: bool = False,
+    drop_path: float = 0.0,
+) -> nn.Module:
+    """Make a classifier.
+
+    Args:
+        name: a timm name, 'torchvision:NAME', 'small_convnet', 'tiny_convnet', or 'FILE.py:FUNCTION'. Behind
+            a dot stands which published weights, where there are several: 'resnet50.a1_in1k' of timm,
+            'torchvision:resnet50.IMAGENET1K_V1'.
+        num_classes: length of its logits.
+        channels: of its input, 1 or 3.
+        image_size: side of its input; models with positions for patches are made for it.
+        pretrained: start from published weights, with a new head where the number of classes differs.
+        drop_path: probability of stochastic depth (the deepest block's, where it rises with the depth).
+
+    Raises:
+        InputError: an unknown name, a file that does not fit, weights that are not available, a model without
+            stochastic depth.
+    """
+    model = _build(name, num_classes, channels, image_size, pretrained, drop_path)
+    if drop_path and not any(_drops_paths(module) for module in model.modules()):
+        raise InputError(_without_effect(drop_path, name))
+    return model
+
+
+def _without_effect(drop_path: float, name: str) -> str:
+    return f"drop_path = {drop_path:g} has no effect: {name} has no stochastic depth; leave it out"
+
+
+def _drops_paths(module: nn.Module) -> bool:
+    """A layer of stochastic depth of timm's or torchvision's that does something."""
+    kind = {"DropPath": "drop_prob", "StochasticDepth": "p"}.get(type(module).__name__)
+    return kind is not None and bool(getattr(module, kind, 0))
+
+
+def _build(
+    name: str,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    pretrained: bool,
+    drop_path: float,
+) -> nn.Module:
+    if name in SMALL_NAMES:
+        from flambeau.recipes.models.small_convnet import SmallConvNet
+
+        return SmallConvNet(channels, num_classes, width=SMALL_NAMES[name])
+    if name.startswith("torchvision:"):
+        known = name.removeprefix("torchvision:")
+        return _torchvision(known, num_classes, channels, pretrained, drop_path)
+    if is_function(name):
+        return _from_file(name, num_classes, channels, image_size)
+    return _timm(name, num_classes, channels, image_size, pretrained, drop_path)
+
+
+def input_channels(name: str, *, grey: bool) -> int:
+    """How many channels the images of a run should have: torchvision's models need three."""
+    return 1 if grey and not name.startswith("torchvision:") else 3
+
+
+def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], list[float]] | None:
+    """Mean and standard deviation per channel, in [0, 1], that published weights were trained with."""
+    if name.startswith("torchvision:"):
+        return [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # ImageNet's, in all of its presets
+    import timm
+
+    published = timm.get_pretrained_cfg(name)
+    if published is None:
+        return None
+    mean, std = list(published.mean), list(published.std)
+    if channels == 1:  # timm then sums the filters over the channels: one mean for all
+        mean, std = [sum(mean) / len(mean)], [sum(std) / len(std)]
+    return mean, std
+
+
+def _timm(
+    name: str, num_classes: int, channels: int, image_size: int, pretrained: bool, drop_path: float
+) -> nn.Module:
+    import timm
+
+    if name.endswith(".py"):
+        raise InputError(f"--model {name} names a file; say which function: {name}:FUNCTION")
+    if not timm.is_model(name):
+        known = timm.list_models() + timm.list_pretrained()
+        raise InputError(
+            f"unknown model '{name}'{nearest(name, [*known, *SMALL_NAMES])} "
+            "(timm names as they are; torchvision:NAME; FILE.py:FUNCTION)"
+        )
+    default = timm.get_pretrained_cfg(name)
+    extra: dict[str, Any] = (
+        {"img_size": image_size} if default is not None and default.fixed_input_size else {}
+    )
+    if drop_path:
+        extra["drop_path_rate"] = drop_path
+    try:
+        with _cache_alone_without_network() if pretrained else contextlib.nullcontext():
+            model = timm.create_model(
+                name, pretrained=pretrained, num_classes=num_classes, in_chans=channels, **extra
+            )
+    except Exception as error:
+        if drop_path and "drop_path_rate" in str(error):
+            raise InputError(_without_effect(drop_path, name)) from error
+        if pretrained:
+            raise InputError(
+                f"the published weights of '{name}' are not available: {first_line(error).split('. ')[0]}; "
+                "check the connection, or leave --pretrained out"
+            ) from error
+        raise InputError(
+            f"timm cannot make '{name}' for {channels} channels at {image_size} pixels: {first_line(error)}"
+        ) from error
+    assert isinstance(model, nn.Module)
+    return model
+
+
+@contextlib.contextmanager
+def _cache_alone_without_network() -> Iterator[None]:
+    """Where the Hub has no address, let its client look into its cache only: it would try for a minute."""
+    from huggingface_hub import constants  # timm's own dependency
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    before = constants.HF_HUB_OFFLINE
+    host = urlsplit(constants.ENDPOINT).hostname
+    # Through a proxy the address is the proxy's to look up.
+    if not before and not getproxies():
+        try:
+            socket.getaddrinfo(host, 443)
+        except OSError:
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    except LocalEntryNotFoundError as error:
+        if before == constants.HF_HUB_OFFLINE:
+            raise
+        raise ConnectionError(f"they are not in the cache, and {host} cannot be reached") from error
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _torchvision(
+    name: str, num_classes: int, channels: int, pretrained: bool, drop_path: float
+) -> nn.Module:
+    import torchvision.models
+    from torchvision.models import get_model, get_model_weights, list_models
+
+    name, _, tag = name.partition(".")
+    known = {f"torchvision:{n}" for n in list_models(module=torchvision.models)}  # classifiers
+    if f"torchvision:{name}" not in known:
+        hint = nearest(f"torchvision:{name}", known)
+        raise InputError(f"unknown model 'torchvision:{name}'{hint} (a classifier of torchvision)")
+    offered = get_model_weights(name).__members__
+    if tag and tag not in offered:
+        raise InputError(
+            f"torchvision:{name} has no weights {tag!r}{nearest(tag, offered)} ({', '.join(offered)})"
+        )
+    if channels != 3:
+        raise InputError(f"torchvision:{name} takes 3 channels, got {channels}")
+    extra: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):
+        # Without the second classifiers, whose logits would come beside the others in training. Their
+        # published weights expect images normalized in another way, and transform_input does it.
+        extra = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
+    if drop_path:
+        extra["stochastic_depth_prob"] = drop_path
+    try:
+        model = get_model(name, num_classes=num_classes, **extra)
+    except TypeError as error:
+        if not drop_path:
+            raise
+        raise InputError(_without_effect(drop_path, f"torchvision:{name}")) from error
+    assert isinstance(model, nn.Module)
+    if pretrained:
+        _load_published(model, f"torchvision:{name}", offered.get(tag or "DEFAULT"))
+    return model
+
+
+def _load_published(model: nn.Module, name: str, published: Any) -> None:
+    """Load weights of torchvision, all but a head of another shape; None where there are none."""
+    try:
+        weights = published.get_state_dict(check_hash=True)
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise InputError(
+            f"the published weights of '{name}' are not available: {first_line(error)}; "
+            "check the connection, or leave --pretrained out"
+        ) from error
+    own = model.state_dict()
+    fitting = {k: v for k, v in weights.items() if k in own and own[k].shape == v.shape}
+    model.load_state_dict(fitting, strict=False)
+
+
+def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> nn.Module:
+    function = load_function(name, what="--model")
+    offered = {"num_classes": num_classes, "channels": channels, "image_size": image_size}
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        wanted = offered
+    else:
+        by_name = {n for n, p in parameters.items() if p.kind is not p.POSITIONAL_ONLY}
+        wanted = {k: v for k, v in offered.items() if k in by_name}
+    missing = missing_arguments(function, wanted)
+    if missing:
+        raise InputError(
+            f"{name} asks for {missing[0]!r}; it is called with any of {', '.join(offered)}, by name"
+        )
+    with naming(Path(name.rpartition(":")[0])):
+        model = function(**wanted)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{name} must return a torch.nn.Module, it returned {type(model).__name__}"
+        )
+    return model
+
+
+def check_output(
+    model: nn.Module,
+    *,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    num_images: int = 1,
+    training: bool = False,
+) -> None:
+    """Run black images through the model, so that what is wrong with it is seen before the first step.
+
+    Args:
+        model: stays as it is, its buffers and modes too.
+        num_classes, channels, image_size: as for `build_model`.
+        num_images: how many.
+        training: in the modes that the modules are in; otherwise all in evaluation mode.
+
+    Raises:
+        InputError: the forward pass fails, the logits are not (N, num_classes), nothing can be trained.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError("the model has no parameter that can be trained")
+    images_shape = (num_images, channels, image_size, image_size)
+    logits = try_forward(model, images_shape, training=training)
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if shape != (num_images, num_classes):
+        raise InputError(
+            f"the model must give logits of shape (N, {num_classes}); "
+            f"{_on(images_shape, training=training)} it gives {shape}"
+        )
+
+
+def try_forward(
+    model: nn.Module, shape: tuple[int, int, int, int], *, training: bool = False
+) -> Any:
+    """What the model returns for black images; it stays as it is.
+
+    Args:
+        model: its buffers and modes stay, too.
+        shape: (N, C, H, W) of the images.
+        training: in the modes that the modules are in; otherwise all in evaluation mode.
+
+    Raises:
+        InputError: the forward pass fails.
+    """
+    try:
+        # Not inference_mode: what a model keeps may be needed for gradients.
+        with kept_as_is(model), torch.no_grad():
+            if not training:
+                model.eval()
+            device = next((p.device for p in model.parameters()), None)
+            return model(torch.zeros(shape, device=device))
+    except Exception as error:
+        raise InputError(
+            f"the model fails {_on(shape, training=training)}: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def _on(shape: tuple[int, ...], *, training: bool) -> str:
+    return f"{'in training ' if training else ''}on {' x '.join(map(str, shape))}"
+
+
+@contextlib.contextmanager
+def kept_as_is(model: nn.Module) -> Iterator[None]:
+    """Afterwards the modes of all modules and their buffers, such as statistics, are as they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def make_model(
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    *,
+    pretrained: bool = False,
+    any_output: bool = False,
+) -> nn.Module:
+    """The model of a run on its device, in the memory format that convolutions are fastest in.
+
+    With `any_output` it need not be one that can be trained to classify the data: it has to run.
+    """
+    shape = _shape(settings, facts)
+    model = build_model(
+        settings.model, pretrained=pretrained, drop_path=settings.drop_path, **shape
+    )
+    if any_output:
+        try_forward(model, (1, facts.channels, settings.image_size, settings.image_size))
+    else:
+        check_output(model, **shape)
+    return model.to(pick_device(settings.device), memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def normalizer(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A function from images (N, C, H, W) to normalized float32 ones, on the device.
+
+    Images are uint8, or float32 in the unit of the mean.
+    """
+    unit_mean = torch.tensor(facts.mean, device=device).view(1, -1, 1, 1)
+    unit_std = torch.tensor(facts.std, device=device).view(1, -1, 1, 1)
+    mean = unit_mean * 255
+    std = unit_std * 255
+
+    def normalize(images: Tensor) -> Tensor:
+        if images.dtype == torch.float32:
+            images = images.sub(unit_mean).div_(unit_std)
+            return images.contiguous(memory_format=torch.channels_last)
+        return images.to(torch.float32, memory_format=torch.channels_last).sub_(mean).div_(std)
+
+    return normalize
+
+
+def check_training(
+    model: nn.Module, settings: ResolvedSettings, facts: DataFacts, *, world: int = 1
+) -> None:
+    """Refuse a model that cannot train, or not on the smallest batch of an epoch, if that is one image."""
+    num_images = facts.train_samples
+    accumulate = settings.accumulate
+    lone = num_images % (settings.batch_size * accumulate) == 1
+    lone = lone or settings.batch_size < 2 * (1 if settings.sync_bn else world)
+    try:
+        check_output(model, **_shape(settings, facts), num_images=2 - lone, training=True)
+    except InputError as error:
+        if not lone or not isinstance(error.__cause__, ValueError):
+            raise
+        sizes = itertools.count(2 * world)
+        good = next(size for size in sizes if num_images % (size * accumulate) != 1)
+        raise InputError(
+            f"batch_size = {settings.batch_size} leaves a batch of one image{' per process' * (world > 1)}, "
+            f"on which this model cannot train: {error.__cause__}\n"
+            f"Use another one, such as --batch-size {good}"
+        ) from error
+    if settings.eval_size is not None:
+        try:
+            check_output(model, **{**_shape(settings, facts), "image_size": settings.eval_size})
+        except InputError as error:
+            raise InputError(
+                f"{settings.model} cannot take eval_size = {settings.eval_size}: {error}"
+            ) from error
+
+
+def _shape(settings: ResolvedSettings, facts: DataFacts) -> dict[str, Any]:
+    return {
+        "num_classes": len(facts.classes),
+        "channels": facts.channels,
+        "image_size": settings.image_size,
+    }

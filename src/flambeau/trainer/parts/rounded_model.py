@@ -1,0 +1,49 @@
+"""The model of `--qat`: BatchNorm folded, every convolution and linear layer rounded to eight bits."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from flambeau.errors import refusing
+from flambeau.recipes.compress.fake_quantize import fake_quantize
+from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
+from flambeau.trainer.parts.data import DataFacts
+from flambeau.trainer.parts.model import kept_as_is
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+
+
+def rounded(
+    model: nn.Module,
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    normalized: Callable[[], list[Tensor]] | None = None,
+) -> nn.Module:
+    """The model as it is, or with its rounding if the settings say so.
+
+    Args:
+        model: with the weights that it starts from.
+        settings, facts: of the run.
+        normalized: gives batches (N, C, S, S) of the network's own input, to choose the first ranges from;
+            None where ranges will be loaded.
+
+    Raises:
+        InputError: a model that torch.fx cannot follow, or that has nothing to round.
+    """
+    if not settings.qat:
+        return model
+    device = next(model.parameters()).device
+    shape = (2, facts.channels, settings.image_size, settings.image_size)
+    example = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    with refusing(f"{settings.model} cannot be trained with qat"), kept_as_is(model):
+        model.eval()
+        if any(is_batchnorm(module) for module in model.modules()):
+            model = fold_batchnorm(model, example).model
+        batches = [example] if normalized is None else normalized()
+        model = fake_quantize(model, batches).model
+    return model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload, no-any-return]
+
+
+def is_batchnorm(module: nn.Module) -> bool:
+    """Torch's, or a class of timm's or another library's that is called so."""
+    return "BatchNorm" in type(module).__name__

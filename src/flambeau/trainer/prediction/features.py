@@ -1,0 +1,333 @@
+"""What the layers of a model give for the images of a data set, into a file.
+
+N: images, C: channels, H: height, W: width, T: tokens, S: side of the images in pixels.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from flambeau.data.loading.loader import Loader
+from flambeau.data.sources.folder import classes_above, images_below
+from flambeau.data.sources.formats import kind_of, shards_in
+from flambeau.data.sources.open_data import open_parts, open_unlabelled
+from flambeau.data.sources.source import Source
+from flambeau.errors import InputError
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.recipes.models.classifier_head import find_head
+from flambeau.recipes.models.feature_extractor import feature_extractor
+from flambeau.terminal import CountBar
+from flambeau.trainer.evaluation.feature_file import Add, feature_file
+from flambeau.trainer.evaluation.predictions_file import refuse_existing
+from flambeau.trainer.parts.data import DataFacts, model_file_sha256
+from flambeau.trainer.parts.device import pick_device, use_threads
+from flambeau.trainer.parts.fine_tuning import load_weights
+from flambeau.trainer.parts.model import (
+    SMALL,
+    TINY,
+    make_model,
+    normalizer,
+    pretrained_normalization,
+)
+from flambeau.trainer.prediction.trained_model import BATCH, Trained, read_for
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.user_code import is_function
+
+HEAD_INPUT = "features"
+"""The name of what goes into the classifier head, where no layers are named."""
+LABELS = "labels"
+"""The name of the classes of the images, in a .safetensors file."""
+_IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+Extract = Callable[[Tensor], dict[str, Any]]
+
+
+def named_model(
+    name: str,
+    *,
+    image_size: int,
+    pretrained: bool = False,
+    weights: str | None = None,
+    say: Callable[[str], None],
+) -> Trained:
+    """A model by its name, with published weights or those of a file, to look at images of its size.
+
+    Args:
+        name: as --model of `flambeau train` takes it; FILE.py:FUNCTION returns it with its weights.
+        image_size: S.
+        pretrained: load the published weights.
+        weights: a file or run that they come from, as far as they fit.
+        say: takes lines on what has been loaded.
+
+    Raises:
+        InputError: no such model or weights, or neither of the two, which would leave random values.
+    """
+    if name in (SMALL, TINY):
+        raise InputError(
+            f"{name} has no published weights: name the folder of the run that trained it"
+        )
+    own = is_function(name)
+    if pretrained and own:
+        raise InputError(
+            "--pretrained has no effect: the weights are those that the function returns"
+        )
+    if not (pretrained or weights or own):
+        raise InputError(
+            f"{name} would have random values: give --pretrained or --weights FILE, or name a run"
+        )
+    published = None if own or ":" in name else timm.get_pretrained_cfg(name)
+    mean, std = (None if own else pretrained_normalization(name, channels=3)) or _IMAGENET
+    num_classes = published.num_classes if published is not None else 1000
+    facts = DataFacts(
+        [str(number) for number in range(num_classes)],
+        3,
+        [*mean],
+        [*std],
+        0,
+        0,
+        "",
+        "",
+        model_file_sha256(name),
+    )
+    settings = ResolvedSettings(
+        model=name,
+        image_size=image_size,
+        precision="fp32",
+        device="auto",
+        workers=0,
+        duration="1ep",
+        batch_size=BATCH,
+        lr=0.1,
+    )
+    use_threads()
+    model = make_model(settings, facts, pretrained=pretrained, any_output=own)
+    if weights is not None:
+        say(load_weights(model, weights))
+    device = pick_device(settings.device)
+    return Trained(model.eval(), settings, facts, device, normalizer(facts, device))
+
+
+def open_images(
+    path: Path,
+    classes: Sequence[str] | None,
+    *,
+    part: Literal["train", "val"] | None = None,
+    download: bool = False,
+    say: Callable[[str], object],
+) -> Source:
+    """The images of a data set in its order, with the labels that it has.
+
+    Args:
+        path: what `flambeau predict` takes.
+        classes: of the model; None takes the names of the folders in which the images of a folder lie.
+        part: which one of data that have two; None takes the validation part of those, and all of others.
+        download: fetch what is missing of a data set by name.
+        say: takes a line about what is skipped.
+
+    Raises:
+        InputError: whatever is wrong with the data, or no such part.
+    """
+    if part is not None:
+        train, val = open_parts(path, download=download)
+        if val is None:
+            raise InputError(f"{path} is not in two parts: leave --part out, and all of it is read")
+        return train if part == "train" else val
+    if classes is None:
+        is_folder = path.is_dir() and kind_of(path) is None and not shards_in(path)
+        names = images_below(path)[0] if is_folder else []
+        classes = sorted({above[-1] for above in classes_above(path, names) if above})
+    (given,) = open_unlabelled([path], classes, download=download, say=say)
+    return given.source
+
+
+@dataclass(frozen=True)
+class WrittenFeatures:
+    """What `write_features` did.
+
+    Attributes:
+        num_images: that are in the file.
+        shapes: of one image's features, by layer.
+        images: the list of the images.
+    """
+
+    num_images: int
+    shapes: dict[str, tuple[int, ...]]
+    images: Path
+
+
+def write_features(
+    trained: Trained,
+    source: Source,
+    out: Path,
+    *,
+    layers: Sequence[str] = (),
+    pool: bool = False,
+    workers: int = 0,
+    skip_bad_images: int = 0,
+    force: bool = False,
+    about: dict[str, str] | None = None,
+) -> WrittenFeatures:
+    """Write what layers give for every image, in the order of the source, and beside it the list of images.
+
+    The images are prepared as in an evaluation. Both files are there when all of them is.
+
+    Args:
+        trained: the model.
+        source: the images.
+        out: NAME.npy for one layer, or NAME.safetensors with a float32 tensor (N, ...) for each; the list is
+            NAME.csv with path and label. A .safetensors file has int64 labels (N,) too, -1 for none.
+        layers: names as of `named_modules()`; none for what goes into the classifier head.
+        pool: the mean over H and W of (N, C, H, W), and over T of (N, T, C).
+        workers: processes that read; 0 reads in this one.
+        skip_bad_images: how many unreadable ones to leave out.
+        force: replace files.
+        about: metadata of a .safetensors file.
+
+    Raises:
+        InputError: a layer that there is not, or whose output is no tensor with a row per image; a file that
+            exists; an image that cannot be read.
+        OSError: the disk is full or failing.
+    """
+    listing = out.with_suffix(".csv")
+    refuse_existing(listing, suffixes=(".csv",), force=force, remedy="--force")
+    if LABELS in layers:
+        raise InputError(
+            f"a layer cannot be called {LABELS!r}, which are the classes of the images"
+        )
+    extract = _extractor(trained.model, layers)
+    names, numbers = _labels(source)
+    told = dict(about or {}) | ({"classes": json.dumps(names)} if names else {})
+    loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
+    with feature_file(out, len(source), about=told, force=force) as add:
+        kept, shapes = _each_batch(trained, loader, extract, _adder(add, numbers, out), pool=pool)
+        if not kept:
+            raise InputError(f"none of the {len(source)} images could be read")
+        write_file(listing, _listing(source, kept))
+    return WrittenFeatures(len(kept), shapes, listing)
+
+
+def _labels(source: Source) -> tuple[list[str], Tensor]:
+    """The names of the classes, and of each image the position among them; -1 where it is of class ''."""
+    names = [name for name in source.classes if name]
+    places = torch.full((len(source.classes),), -1)
+    places[[bool(name) for name in source.classes]] = torch.arange(len(names))
+    return names, places[source.labels]
+
+
+def _adder(add: Add, numbers: Tensor, out: Path) -> Callable[[dict[str, Tensor], list[int]], None]:
+    """A function that takes the features of the images of these indices."""
+    with_labels = out.suffix.lower() == ".safetensors" and bool((numbers >= 0).any())
+
+    def put(features: dict[str, Tensor], indices: list[int]) -> None:
+        rows = {LABELS: numbers[indices].numpy()} if with_labels else {}
+        add(rows | {name: feature.cpu().numpy() for name, feature in features.items()})
+
+    return put
+
+
+def _each_batch(
+    trained: Trained,
+    loader: Loader,
+    extract: Extract,
+    put: Callable[[dict[str, Tensor], list[int]], None],
+    *,
+    pool: bool,
+) -> tuple[list[int], dict[str, tuple[int, ...]]]:
+    """Hand over the features of all images; returns the indices of those that could be read, and shapes."""
+    kept: list[int] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    with CountBar(loader.length, unit="images") as bar:
+        for micro in loader.stream(epoch=0, position=0, epochs=1):
+            bad = {int(index) for index in micro.bad}
+            here = [index for index in map(int, micro.indices) if index not in bad]
+            if here:
+                images = micro.data[0].to(trained.device)
+                features = _rows(trained.apply(extract, images), len(here), pool=pool)
+                shapes = {name: tuple(feature.shape[1:]) for name, feature in features.items()}
+                put(features, here)
+                kept += here
+            bar.update(len(micro.indices))
+    return kept, shapes
+
+
+def _extractor(model: nn.Module, layers: Sequence[str]) -> Extract:
+    """A function from images to the outputs of layers, whose mistakes are told in the user's words."""
+    try:
+        extract = feature_extractor(model, layers) if layers else _head_input(model)
+    except ValueError as error:
+        remedy = "" if layers else "\nName layers with --layers; `flambeau inspect` lists them"
+        raise InputError(f"--layers: {error}{remedy}") from error
+
+    @torch.inference_mode()
+    def told(images: Tensor) -> dict[str, Any]:
+        try:
+            return extract(images)
+        except (RuntimeError, TypeError) as error:
+            if not str(error).startswith("layer "):
+                raise
+            raise InputError(f"--layers: {error}") from error
+
+    return told
+
+
+def _head_input(model: nn.Module) -> Extract:
+    """What goes into the first of the layers that give the class scores."""
+    name = find_head(model).layers[0]
+    head = model.get_submodule(name)
+
+    def extract(images: Tensor) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        def keep(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            found[HEAD_INPUT] = inputs[0].clone()
+
+        with head.register_forward_pre_hook(keep):
+            model(images)
+        if not found:
+            raise InputError(f"{name!r} did not run: name layers with --layers")
+        return found
+
+    return extract
+
+
+def _rows(outputs: dict[str, Any], num_images: int, *, pool: bool) -> dict[str, Tensor]:
+    """As they are written: float32, a row per image."""
+    rows = {}
+    for name, output in outputs.items():
+        if not isinstance(output, Tensor):
+            kind = type(output).__name__
+            raise InputError(
+                f"--layers: {name!r} gives a {kind}, no tensor: name a layer inside of it"
+            )
+        if output.ndim == 0 or len(output) != num_images:
+            raise InputError(
+                f"--layers: {name!r} gives {tuple(output.shape)} for {num_images} images, not a row for "
+                "each: name the layer around it"
+            )
+        rows[name] = _pooled(output.float()) if pool else output.float()
+    if pool and all(output.ndim < 3 for output in outputs.values()):
+        raise InputError("--pool has no effect: there are no maps; leave it out")
+    return rows
+
+
+def _pooled(features: Tensor) -> Tensor:
+    if features.ndim == 4:
+        return features.mean((2, 3))
+    return features.mean(1) if features.ndim == 3 else features
+
+
+def _listing(source: Source, kept: Sequence[int]) -> bytes:
+    """A CSV text with the path and the class of each image, in the order of the rows."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["path", "label"])
+    labels = source.labels.tolist()
+    rows.writerows([source.describe(index), source.classes[labels[index]]] for index in kept)
+    return text.getvalue().encode(errors="backslashreplace")

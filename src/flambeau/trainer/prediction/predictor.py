@@ -1,0 +1,232 @@
+"""A trained model that is called on images as a program or a notebook has them.
+
+N: images, C: channels or classes, S: side in pixels, H: height, W: width.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from flambeau.data.sources.source import PixelKind
+from flambeau.data.sources.user_samples import pil_pixels
+from flambeau.data.transforms.crops import eval_image
+from flambeau.errors import DecodeError, InputError, unreadable
+from flambeau.images.decode import Stored, decode
+from flambeau.trainer.prediction.predict_files import rankings
+from flambeau.trainer.prediction.trained_model import BATCH, Trained
+
+Images: TypeAlias = "str | Path | Image.Image | NDArray[Any] | Tensor | Sequence[Images]"
+"""One image or several: paths of files, PIL images, uint8 arrays (H, W), (H, W, C) or (N, H, W, C), uint8
+tensors (H, W), (C, H, W) or (N, C, H, W); or a list of these. Arrays and tensors are float32 for a run that
+was trained on floating-point pixels."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Predictions:
+    """What a model says of N images.
+
+    Attributes:
+        names: of all classes, in the order of the model's outputs.
+        logits: (N, C) float32 on the CPU.
+    """
+
+    names: tuple[str, ...]
+    logits: Tensor
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The most probable class of each image."""
+        return tuple(self.names[k] for k in self.logits.argmax(1).tolist())
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(N, C) float32 on the CPU."""
+        return self.logits.softmax(1)
+
+    def top(self, num: int = 5) -> list[list[tuple[str, float]]]:
+        """Of each image the most probable classes as (class, probability), at most all."""
+        return rankings(self.logits, self.names, num)
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        """(class, probability) of each image."""
+        for [best] in self.top(1):
+            yield best
+
+    def __repr__(self) -> str:
+        shown = [f"{name!r} {share:.1%}" for name, share in list(self)[:10]]
+        return f"Predictions({', '.join(shown)}{', ...' if len(self) > 10 else ''})"
+
+
+class Predictor:
+    """A trained model with the preprocessing of its run.
+
+    Args:
+        trained: the model, as `load_trained` gives it.
+
+    Attributes:
+        trained: the same; its settings, what its data were, and its device.
+        model: the network, in evaluation mode, on its device.
+        classes: names, in the order of its outputs.
+        image_size: side of the images as it sees them, pixels.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained = trained
+        self.model: nn.Module = trained.model
+        self.classes = tuple(trained.facts.classes)
+        self.image_size = trained.image_size
+
+    def __call__(self, images: Images, *, flip_tta: bool = False) -> Predictions:
+        """Predict, 64 images at a time.
+
+        Args:
+            images: one or several; see `Images`.
+            flip_tta: average the probabilities of each image and its mirror image.
+
+        Returns:
+            A prediction for each image, in their order; of one image, one.
+
+        Raises:
+            InputError: an image that cannot be read, a shape or type that is no image's.
+            TypeError: something else than images.
+        """
+        flat = _flat(images)
+        parts = [
+            self.trained.logits(self._pixels(flat[at : at + BATCH], at), flip_tta=flip_tta).cpu()
+            for at in range(0, len(flat), BATCH)
+        ]
+        return Predictions(
+            self.classes, torch.cat(parts) if parts else torch.empty(0, len(self.classes))
+        )
+
+    def preprocess(self, images: Images) -> Tensor:
+        """What `model` takes, for your own use of it: resized, cropped and normalized as in an evaluation.
+
+        Args:
+            images: as of a call.
+
+        Returns:
+            (N, C, S, S) float32 on the device of the model.
+
+        Raises:
+            InputError, TypeError: as of a call.
+        """
+        flat = _flat(images)
+        return self.trained.normalize(self._pixels(flat, 0).to(self.trained.device))
+
+    def __repr__(self) -> str:
+        trained = self.trained
+        return (
+            f"Predictor({trained.settings.model}, {len(self.classes)} classes, "
+            f"{self.image_size} x {self.image_size}, on {trained.device})"
+        )
+
+    def _pixels(self, images: Sequence[Any], first: int) -> Tensor:
+        """(N, C, S, S) uint8, or float32 for a run of such pixels."""
+        channels = self.trained.facts.channels
+        size = self.image_size
+        kind = self.trained.facts.pixels
+        dtype = torch.uint8 if kind == "uint8" else torch.float32
+        x_NHWC = torch.empty(len(images), size, size, channels, dtype=dtype)
+        for k, image in enumerate(images):
+            try:
+                stored = _stored(image) if kind == "uint8" else _stored_float(image, channels, kind)
+                eval_image(
+                    stored,
+                    size,
+                    channels=channels,
+                    interpolation=self.trained.settings.crop,
+                    out=x_NHWC[k],
+                )
+            except DecodeError as error:
+                name = image if isinstance(image, str | Path) else f"image {first + k}"
+                raise InputError(f"{name}: {error}") from error
+        return x_NHWC.permute(0, 3, 1, 2)
+
+
+def _flat(images: Images) -> list[Any]:
+    """One entry per image."""
+    if isinstance(images, Tensor | np.ndarray):
+        return list(images) if images.ndim == 4 else [images]
+    if isinstance(images, str | Path | Image.Image):
+        return [images]
+    if isinstance(images, Sequence) and not isinstance(images, bytes):
+        return [one for part in images for one in _flat(part)]
+    raise TypeError(
+        "images are paths, PIL images, uint8 arrays (H, W, C), uint8 tensors (C, H, W), both of floats for a "
+        f"run of such, or a list of these; got {type(images).__name__}"
+    )
+
+
+def _stored(image: Any) -> Stored:
+    if isinstance(image, str | Path):
+        return _read(Path(image))
+    if isinstance(image, Image.Image):
+        return _of_pil(image)
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8:
+            raise DecodeError(
+                f"an array of {image.dtype}: values are uint8, 0 to 255; of floats in [0, 1] pass "
+                "(255 * x).round().astype('uint8')"
+            )
+        return image
+    if image.dtype != torch.uint8:
+        raise DecodeError(
+            f"a tensor of {image.dtype}: values are uint8, 0 to 255, not yet normalized; of floats in [0, 1] "
+            "pass (255 * x).round().to(torch.uint8)"
+        )
+    if image.ndim == 2:
+        image = image[None]
+    if image.ndim != 3 or image.shape[0] not in (1, 3, 4):
+        raise DecodeError(
+            f"a tensor of shape {tuple(image.shape)}: an image is (C, H, W), C 1, 3 or 4 (the last one alpha)"
+        )
+    return np.ascontiguousarray(image.detach().permute(1, 2, 0).cpu().numpy())
+
+
+def _stored_float(image: Any, channels: int, kind: PixelKind) -> Stored:
+    """Floating-point pixels as they are; 8-bit ones as k / 255 where the unit is that."""
+    if isinstance(image, Tensor | np.ndarray) and "float" in str(image.dtype):
+        if isinstance(image, Tensor):
+            image = image.detach().cpu()
+            image = (image.permute(1, 2, 0) if image.ndim == 3 else image).float().numpy()
+        return np.ascontiguousarray(image, np.float32)
+    if kind == "float":
+        raise DecodeError(
+            "8-bit pixels, and the run was trained on floating-point ones beyond 0 .. 1: pass arrays or "
+            "tensors of float32 that have been through the same transforms"
+        )
+    return decode(_stored(image), channels=channels).astype(np.float32) / np.float32(255)
+
+
+def _read(path: Path) -> bytes:
+    if path.is_dir():
+        raise InputError(
+            f"{path} is a folder: give the paths of its images, or let `flambeau predict` read them"
+        )
+    if not path.exists():
+        raise InputError(f"{path} does not exist")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _of_pil(image: Image.Image) -> NDArray[Any]:
+    """Its pixels, upright, as a file of it would be read."""
+    if image.mode == "F":
+        raise DecodeError("floating-point pixels have no defined brightness")
+    try:
+        return pil_pixels(image)
+    except (OSError, SyntaxError) as error:  # PIL reads a file only now
+        raise DecodeError(" ".join(str(error).split()) or type(error).__name__) from error

@@ -1,0 +1,198 @@
+"""A trained model out of a run folder, and the batches on which it is evaluated."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from flambeau.data.datasets.bad_images import BadImages
+from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.loading.batch_plan import BatchLayout
+from flambeau.data.loading.loader import Loader, ReadOptions
+from flambeau.data.sources.source import Source, require_unit
+from flambeau.data.transforms.crops import TrainingCrop
+from flambeau.errors import InputError
+from flambeau.parallel.shard_layout import unsharded
+from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
+from flambeau.run.folder.checkpointer import why_not_loadable
+from flambeau.run.folder.published_weights import published
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.options.option import check_value
+from flambeau.trainer.parts.data import DataFacts, model_file_sha256
+from flambeau.trainer.parts.device import use_float32, use_threads
+from flambeau.trainer.parts.model import check_output, make_model, normalizer
+from flambeau.trainer.parts.rounded_model import rounded
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.settings import FIELDS
+from flambeau.trainer.settings.stored_settings import from_stored
+from flambeau.weights.safetensors_file import read_safetensors
+
+BATCH = 64  # images per forward pass; chosen, untested
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in evaluation mode, and what it needs to know of its run."""
+
+    model: nn.Module
+    settings: ResolvedSettings
+    facts: DataFacts
+    device: torch.device
+    normalize: Callable[[Tensor], Tensor]
+    has_fixed_size: bool = False
+    """It takes images of no other size: an export."""
+
+    @property
+    def image_size(self) -> int:
+        """Side of the images as it is evaluated on them, pixels."""
+        return self.settings.eval_size or self.settings.image_size
+
+    @torch.inference_mode()
+    def logits(self, images: Tensor, *, flip_tta: bool = False) -> Tensor:
+        """Logits (N, classes) float32 of uint8 images (N, C, S, S), as the run itself evaluates.
+
+        With `flip_tta`, the logarithm of the mean probabilities of the images and their mirror images.
+        """
+        images = images.to(self.device)
+        logits: Tensor = self.apply(self.model, images).float()
+        if not flip_tta:
+            return logits
+        mirrored = self.apply(self.model, images.flip(-1)).float().log_softmax(1)
+        return torch.logaddexp(logits.log_softmax(1), mirrored) - math.log(2)
+
+    def apply(self, function: Callable[[Tensor], _Found], images: Tensor) -> _Found:
+        """What a function of normalized images gives, in the precision in which the run evaluates.
+
+        Args:
+            function: the model, or one that calls it.
+            images: (N, C, S, S) uint8, or float32 in the unit of the training, on the model's device.
+        """
+        same_device = self.settings.device.startswith(self.device.type)
+        precision = self.settings.precision if same_device else "fp32"
+        dtype = _DTYPES.get(precision)
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+            return function(self.normalize(images))
+
+
+def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None]) -> Trained:
+    """Load what a run has published, or its newest whole checkpoint while it is not finished.
+
+    Args:
+        path: of its folder.
+        trust: run the file of its model, also where nothing shows that this user has made the run.
+        say: takes lines for the user.
+
+    Raises:
+        InputError: not a run folder, that of a loop of one's own, no weights yet, or damaged ones.
+        UntrustedCode: its model is in a file, which may not be run.
+    """
+    folder = RunFolder(path)
+    stored = folder.read_existing()
+    if "model" not in stored:
+        raise InputError(
+            f"{path} is of a training loop of your own (the class Run): how its model is made is not in it\n"
+            f"Make the model in your own code; `flambeau convert {path} NAME.pth` writes the weights, and "
+            "model.load_state_dict(torch.load('NAME.pth')) takes them"
+        )
+    facts = DataFacts.read(folder.dataset)
+    settings = from_stored(stored, folder.config)
+    folder.permission(stored, trust=trust, say=say).ask_for(stored, "model")
+    if model_file_sha256(settings.model) != facts.model_file_sha256:
+        say(f"{settings.model.rpartition(':')[0]} has changed since the run was started")
+    use_threads()
+    model = rounded(
+        make_model(dataclasses.replace(settings, device="auto"), facts), settings, facts
+    )
+    weights = read_safetensors(folder.weights) if published(folder) else _newest(folder, say)
+    why = why_not_loadable(model, weights)
+    if why is not None:
+        raise InputError(f"the weights in {path} do not fit the model {settings.model}: {why}")
+    model.load_state_dict(weights)
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        use_float32(settings.precision, device)
+    return Trained(model.eval(), settings, facts, device, normalizer(facts, device))
+
+
+def at_size(trained: Trained, image_size: int | None) -> Trained:
+    """The same model for images of another size than it was trained on; None for that one.
+
+    Raises:
+        InputError: a size out of range, or one that the model cannot take.
+    """
+    if image_size is None or image_size == trained.image_size:
+        return trained
+    check_value(FIELDS["image_size"], image_size)
+    if trained.has_fixed_size:
+        raise InputError(
+            f"an export is made for images of {trained.image_size} pixels, and image_size = {image_size}\n"
+            "Ask the run itself, or leave the size out: the export resizes what it is given"
+        )
+    facts = trained.facts
+    try:
+        check_output(
+            trained.model,
+            num_classes=len(facts.classes),
+            channels=facts.channels,
+            image_size=image_size,
+        )
+    except InputError as error:
+        raise InputError(
+            f"{trained.settings.model} was trained at {trained.settings.image_size} pixels and cannot take "
+            f"image_size = {image_size}: {error}"
+        ) from error
+    settings = dataclasses.replace(trained.settings, eval_size=image_size)
+    return dataclasses.replace(trained, settings=settings)
+
+
+def read_for(
+    trained: Trained, source: Source, *, workers: int, skip_bad_images: int
+) -> tuple[Loader, BadImages]:
+    """Batches of a source as the model is evaluated on them, each image once and in order.
+
+    Returns:
+        The loader, of images (N, C, S, S) uint8 or float32 and labels (N,); and the images that it has left
+        out so far.
+
+    Raises:
+        InputError: pixels of another unit than in training; or, while it is iterated: more than
+            `skip_bad_images` cannot be read.
+    """
+    require_unit(source, trained.facts.pixels, "the training")
+    dataset = ImageDataset(
+        source,
+        image_size=trained.image_size,
+        channels=trained.facts.channels,
+        train=False,
+        crop=TrainingCrop(interpolation=trained.settings.crop),
+        skip_bad=skip_bad_images > 0,
+        keep=False,
+    )
+    bad = BadImages(None, limit=skip_bad_images)
+    loader = Loader(
+        dataset,
+        BatchLayout(BATCH),
+        shuffle=False,
+        reading=ReadOptions(workers, pin_memory=trained.device.type == "cuda"),
+        on_bad=bad.report_to(dataset.describe),
+    )
+    return loader, bad
+
+
+def _newest(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:
+    checkpoint, damaged = latest_checkpoint(folder.checkpoints)
+    for error in damaged:
+        say(f"passed over: {error}")
+    if checkpoint is None:
+        raise InputError(f"{folder.path} has no whole checkpoint yet; start its training again")
+    say(f"the run is not finished: these are the weights of {checkpoint.folder.name}")
+    files = unsharded(checkpoint.files)
+    return safetensors.torch.load(files.get("ema.safetensors", files["model.safetensors"]))

@@ -1,0 +1,89 @@
+"""Runs the step again that stopped a run, and says where in the model it goes wrong first."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from flambeau.errors import InputError
+from flambeau.run.folder.micro_batches_file import MicroBatches
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.loop.nan_guard import BadStep
+from flambeau.trainer.fit import Training, set_up
+from flambeau.trainer.parts.data import reopen_data
+from flambeau.trainer.settings.stored_settings import from_stored
+
+
+def replay_nan_step(path: Path, *, trust: bool = False, say: Callable[[str], None]) -> int:
+    """Go from the checkpoint before the step to the step itself, exactly as the run did.
+
+    Args:
+        path: the file that the stopped run has written.
+        trust: run the code that the run names, also where nothing shows that this user has made it.
+        say: takes lines for the user.
+
+    Returns:
+        0 if the step was bad again, 1 if it was not.
+
+    Raises:
+        InputError: the file, the run or its data are not there any more.
+        NotFinite: an earlier step is bad this time.
+    """
+    bad = BadStep.read(path)
+    folder = RunFolder(path.parent)
+    stored = folder.read_config()
+    if stored is None or "model" not in stored:
+        raise InputError(f"{path} is not in the folder of a `flambeau train` run, and needs that")
+    if bad.checkpoint is None:
+        raise InputError(f"{path} names no checkpoint to start from")
+    if not (folder.checkpoints / bad.checkpoint).exists():
+        raise InputError(
+            f"{bad.checkpoint}, from which {path.name} would be run again, has been removed since (--keep)"
+        )
+    settings = from_stored(stored, folder.config)
+    train, val, facts = reopen_data(
+        settings, folder.dataset, folder.permission(stored, trust=trust, say=say)
+    )
+    training = set_up(
+        settings,
+        facts,
+        train,
+        val,
+        folder=folder.path,
+        micro_batch=MicroBatches.read(folder.path).training,
+        replay_from=folder.checkpoints / bad.checkpoint,
+    )
+    run = training.run
+    say(f"from step {run.state.step} to step {bad.step} of {folder.path}")
+    try:
+        run.state.lr_scale = bad.lr_scale
+        findings = _run_to(training, bad)
+    finally:
+        run.close()
+    for finding in findings:
+        say(finding)
+    samples = ", ".join(bad.samples[:3]) + (" ..." if len(bad.samples) > 3 else "")
+    say(
+        f"step {bad.step} is {'bad again' if findings else 'not bad this time'}; its samples: {samples}"
+    )
+    return 0 if findings else 1
+
+
+def _run_to(training: Training, bad: BadStep) -> list[str]:
+    """What is not finite in the bad step, in the order in which it happens."""
+    run = training.run
+
+    def loss_of(batch: Any) -> Tensor:
+        return training.loss_of(*batch, step=run.state.step)
+
+    for _ in run.epochs():
+        for step in run.steps(loss_of, halves=False):
+            if step < bad.step:
+                continue
+            if not run.state.is_bad:
+                return []
+            return run.nan_guard.explained(step - 1) or [
+                "a gradient or its norm is NaN or infinite"
+            ]
+    raise InputError(f"the run has no step {bad.step}")

@@ -1,0 +1,46 @@
+"""The settings of a run that exists, in which nothing is left open."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from flambeau.trainer.settings.settings import FIELDS, Settings
+
+
+def _resolved(name: str) -> Any:
+    """A field of Settings that is not left open any more."""
+    return dataclasses.field(metadata=FIELDS[name].metadata, kw_only=True)
+
+
+@dataclass(frozen=True)
+class ResolvedSettings(Settings):
+    """The settings of a run that exists: nothing is left open, and config.toml holds them.
+
+    What stays None has no part in the run: a temperature without a teacher, say.
+    """
+
+    image_size: int = _resolved("image_size")
+    workers: int = _resolved("workers")
+    model: str = _resolved("model")
+    duration: str = _resolved("duration")
+    batch_size: int = _resolved("batch_size")
+    lr: float = _resolved("lr")
+
+    @property
+    def autocast(self) -> Literal["fp32", "bf16", "fp16"]:
+        """The precision of the forward pass; tf32 is float32 with another kernel for its products."""
+        return "fp32" if self.precision == "tf32" else cast(Any, self.precision)
+
+    @property
+    def plateau(self) -> tuple[int, float] | None:
+        """Patience in epochs and factor, where the schedule is 'plateau'."""
+        if self.patience is None or self.plateau_factor is None:
+            return None
+        return self.patience, self.plateau_factor
+
+    @property
+    def distillation(self) -> tuple[str, float, float] | None:
+        """The teacher, its weight in the loss and the temperature, where there is a teacher."""
+        if self.teacher is None or self.teacher_weight is None or self.temperature is None:
+            return None
+        return self.teacher, self.teacher_weight, self.temperature

@@ -1,0 +1,640 @@
+"""The settings of `flambeau train`, and with the options that it shares with `Run` the source of its flags.
+
+Torch is not imported here, so that `--help` answers at once.
+"""
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flambeau.errors import InputError
+from flambeau.run.options.durations import parse_duration, parse_seconds
+from flambeau.run.options.named_schedule import NamedSchedule
+from flambeau.run.options.option import (
+    ABOVE_0,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    SHARE,
+    SHARE_ABOVE_0,
+    SHARE_BELOW_1,
+    Range,
+    check_value,
+    option,
+    options_of,
+    typed,
+)
+from flambeau.run.options.shared_options import SharedOptions
+from flambeau.run.options.track import tracker_list
+
+BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
+"""The optimizers that have betas."""
+MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
+"""The momentum of the optimizers that have one, where it is left open."""
+_TAKEN_BY = (  # a setting, and the values of another one with which it has an effect
+    ("patience", "schedule", ("plateau",)),
+    ("plateau_factor", "schedule", ("plateau",)),
+    ("momentum", "optimizer", MOMENTUM),
+    ("betas", "optimizer", BETAS),
+)
+_ALPHA = Range(1e-6, 1e6, or_zero=True)  # beyond, a Beta(alpha, alpha) cannot be drawn
+
+
+@dataclass(frozen=True)
+class Settings(SharedOptions):
+    """Every setting of a training, as given. None means: chosen from the data."""
+
+    data: str | None = option(
+        None,
+        "the images: a folder with one sub-folder per class (or train/ and val/), a "
+        "packed file, torchvision:NAME, hf:NAME, or FILE.py:FUNCTION",
+        "图像数据：每类一个子目录的文件夹（或 train/ 和 val/）、打包文件、torchvision:NAME、hf:NAME 或 "
+        "FILE.py:FUNCTION",
+        group="data",
+        auto=("the embedded Fashion-MNIST", "内置的 Fashion-MNIST"),
+        may_change=True,
+    )
+    image_size: int | None = option(
+        None,
+        "side of the square training images, in pixels",
+        "训练图像（正方形）的边长，单位为像素",
+        group="data",
+        auto=("from the images, at most 224", "由图像决定，最大 224"),
+        range=Range(8, 2**14),
+    )
+    eval_size: int | None = option(
+        None,
+        "side of the images in evaluation and prediction, if it differs from --image-size",
+        "评估和预测时的图像边长，与 --image-size 不同时设置",
+        group="data",
+        range=Range(8, 2**14),
+    )
+    crop: str = option(
+        "bilinear",
+        "interpolation used when crops are resized, in training and evaluation",
+        "缩放裁剪区域所用的插值方法，训练和评估都用它",
+        group="data",
+        choices=("bilinear", "bicubic"),
+    )
+    download: bool = option(
+        False,
+        "download whatever is missing of torchvision:NAME or hf:NAME",
+        "下载 torchvision:NAME 或 hf:NAME 中缺少的文件",
+        group="data",
+        may_change=True,
+    )
+    skip_bad_images: int = option(
+        0,
+        "number of unreadable images to replace by others before the run stops with an error",
+        "最多用其他图像替换多少张无法读取的图像，超过则报错停止",
+        group="data",
+        range=AT_LEAST_0,
+        may_change=True,
+    )
+    flip: bool = option(
+        True,
+        "mirror half of the training images at random; turn it off for digits and text",
+        "随机水平翻转一半的训练图像；数字和文字应关闭",
+        group="data",
+    )
+    crop_scale: float | None = option(
+        None,
+        "smallest share of the image area that a random training crop keeps",
+        "随机训练裁剪至少保留的面积比例",
+        group="data",
+        auto=("0.25", "0.25"),
+        range=SHARE_ABOVE_0,
+    )
+    padding: int | None = option(
+        None,
+        "largest random shift of a training image in pixels, for data sets whose images "
+        "all have one small size",
+        "训练图像随机平移的最大像素数，用于所有图像都是同一小尺寸的数据集",
+        group="data",
+        auto=("an eighth of their side; 0 for the embedded data", "边长的八分之一；内置数据为 0"),
+        range=Range(0, 63),
+    )
+    augment: str = option(
+        "none",
+        "random operations on training images, applied after crop and flip",
+        "对训练图像做的随机增强，在裁剪和翻转之后进行",
+        group="data",
+        choices=("none", "randaugment", "trivialaugment"),
+    )
+    color_jitter: float = option(
+        0.0,
+        "change brightness, contrast and saturation at random by up to this factor, such "
+        "as 0.4; 0 is off",
+        "随机改变亮度、对比度和饱和度的最大幅度，例如 0.4；0 表示关闭",
+        group="data",
+        range=SHARE,
+    )
+    random_erasing: float = option(
+        0.0,
+        "probability that a rectangle of a training image is erased; 0 is off",
+        "随机擦除训练图像中一个矩形的概率；0 表示关闭",
+        group="data",
+        range=SHARE,
+    )
+    balance: str = option(
+        "none",
+        "draw rare classes more often: full gives every class the same share of an epoch, "
+        "sqrt goes half of the way; images are repeated",
+        "更频繁地抽取样本少的类别：full 使各类在一个 epoch 中所占份额相同，sqrt 介于两者之间；图像会重复",
+        group="data",
+        choices=("none", "sqrt", "full"),
+    )
+    workers: int | None = option(
+        None,
+        "processes that load data, per training process; 0 loads in the training process itself",
+        "每个训练进程用来加载数据的进程数；0 表示在训练进程中加载",
+        group="data",
+        auto=(
+            "0 for small images or on a CPU, else the cores, at most 8",
+            "小图像或 CPU 为 0，否则为核数，最多 8",
+        ),
+        range=Range(0, 1024),
+        may_change=True,
+    )
+    model: str | None = option(
+        None,
+        "a timm name, torchvision:NAME, small_convnet, tiny_convnet, or FILE.py:FUNCTION",
+        "timm 模型名、torchvision:NAME、small_convnet、tiny_convnet 或 FILE.py:FUNCTION",
+        group="model",
+        auto=(
+            "small_convnet up to 64 pixels (tiny_convnet for the embedded data), else resnet18",
+            "不超过 64 像素为 small_convnet（内置数据为 tiny_convnet），否则为 resnet18",
+        ),
+    )
+    pretrained: bool = option(
+        False,
+        "start from the published pretrained weights of the model",
+        "从公开的预训练权重开始训练",
+        group="model",
+    )
+    weights: str | None = option(
+        None,
+        "start from the weights in this file or run; tensors whose names and shapes match "
+        "are loaded",
+        "从此文件或运行的权重开始训练；名称和形状一致的张量会被加载",
+        group="model",
+    )
+    drop_path: float = option(
+        0.0,
+        "probability of stochastic depth, for models that have it; 0 is off",
+        "随机深度（stochastic depth）的概率，用于支持它的模型；0 表示关闭",
+        group="model",
+        range=SHARE_BELOW_1,
+    )
+    recompute: str = option(
+        "none",
+        "modules whose activations are recomputed in the backward pass, such as layer*.* "
+        "or blocks.*: less memory, more time",
+        "在反向传播中重新计算激活值的模块，例如 layer*.* 或 blocks.*：省内存，但更慢",
+        group="model",
+        may_change=True,
+    )
+    compile: str = option(
+        "none",
+        "compile the model with torch.compile, in this mode",
+        "用 torch.compile 以此模式编译模型",
+        group="model",
+        choices=("none", "default", "reduce-overhead", "max-autotune"),
+        bare="default",
+        may_change=True,
+    )
+    freeze: str = option(
+        "none",
+        "parts to freeze, including their BatchNorm statistics: backbone, or names such "
+        "as stem,layer1,*.bn*",
+        "要冻结的部分，包括其 BatchNorm 统计量：backbone，或名称如 stem,layer1,*.bn*",
+        group="fine-tuning",
+    )
+    head_lr: float | None = option(
+        None,
+        "peak learning rate of the last layer, if it differs from --lr",
+        "最后一层的峰值学习率，与 --lr 不同时设置",
+        group="fine-tuning",
+        range=ABOVE_0,
+    )
+    layer_decay: float = option(
+        1.0,
+        "factor by which the learning rate falls from each layer to the one before it, "
+        "such as 0.75",
+        "从每一层到前一层学习率的衰减系数，例如 0.75",
+        group="fine-tuning",
+        range=SHARE_ABOVE_0,
+    )
+    teacher: str | None = option(
+        None,
+        "run folder of a teacher model for knowledge distillation: its probabilities are "
+        "learned together with the labels",
+        "知识蒸馏中教师模型的运行目录：在学习标签的同时学习它输出的概率",
+        group="fine-tuning",
+    )
+    teacher_weight: float | None = option(
+        None,
+        "weight of the teacher's probabilities in the loss, up to 1; the labels have the rest",
+        "教师的概率在损失中的权重，最大为 1；其余归标签",
+        group="fine-tuning",
+        auto=("0.5", "0.5"),
+        range=SHARE_ABOVE_0,
+    )
+    temperature: float | None = option(
+        None,
+        "softmax temperature of teacher and student in distillation",
+        "蒸馏中教师和学生的 softmax 温度",
+        group="fine-tuning",
+        auto=("4", "4"),
+        range=ABOVE_0,
+    )
+    qat: bool = option(
+        False,
+        "quantization-aware training: simulate 8-bit rounding from the weights of "
+        "--weights or --pretrained on, for flambeau export --format onnx",
+        "量化感知训练：从 --weights 或 --pretrained 的权重开始模拟 8 位取整，供 flambeau export --format "
+        "onnx 使用",
+        group="fine-tuning",
+    )
+    epochs: int | None = option(
+        None,
+        "length of the training in epochs; short for --duration Nep",
+        "训练的 epoch 数；--duration Nep 的简写",
+        group="length",
+        range=AT_LEAST_1,
+    )
+    duration: str | None = option(
+        None,
+        "length of the training, such as 90ep (epochs) or 5000st (steps)",
+        "训练长度，例如 90ep（epoch）或 5000st（步）",
+        group="length",
+        auto=(
+            "5ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
+            "内置数据 5ep，否则 30ep，带 --pretrained 或 --weights 时 10ep",
+        ),
+    )
+    batch_size: int | str | None = option(
+        None,
+        "images per forward pass, over all processes; auto finds the largest that fits "
+        "into memory and accumulates gradients up to the usual batch, auto:512 up to a "
+        "batch of 512",
+        "每次前向传播的图像数，所有进程合计；auto 找出内存放得下的最大值，并用梯度累积补足通常的批大小，"
+        "auto:512 则补足到 512",
+        group="length",
+        auto=(
+            "128 for small images, 64 for others and the embedded data, less for few",
+            "小图像 128，其他图像和内置数据 64，图像少时更小",
+        ),
+        range=AT_LEAST_1,
+    )
+    early_stop: int = option(
+        0,
+        "stop after this many epochs without a better val_accuracy; 0 is off",
+        "连续这么多个 epoch 的 val_accuracy 没有提高就停止；0 表示关闭",
+        group="length",
+        range=AT_LEAST_0,
+    )
+    optimizer: str = option(
+        "sgd",
+        "sgd uses Nesterov momentum; muon updates the inner weight matrices and adamw "
+        "everything else",
+        "sgd 使用 Nesterov 动量；muon 更新内层的权重矩阵，其余由 adamw 更新",
+        group="optimization",
+        choices=("sgd", "adam", "adamw", "nadam", "radam", "adamax", "adagrad", "rmsprop", "muon"),
+    )
+    momentum: float | None = option(
+        None,
+        "momentum of sgd, rmsprop and muon; from 0 to below 1",
+        "sgd、rmsprop 和 muon 的动量；从 0 到小于 1",
+        group="optimization",
+        auto=("sgd and rmsprop 0.9, muon 0.95", "sgd 和 rmsprop 为 0.9，muon 为 0.95"),
+        range=SHARE_BELOW_1,
+    )
+    betas: str | None = option(
+        None,
+        "the two betas of adam, adamw, nadam, radam and adamax, such as 0.9,0.98",
+        "adam、adamw、nadam、radam 和 adamax 的两个 beta，例如 0.9,0.98",
+        group="optimization",
+        auto=("0.9,0.999", "0.9,0.999"),
+    )
+    lr: float | None = option(
+        None,
+        "peak learning rate",
+        "峰值学习率",
+        group="optimization",
+        auto=(
+            "grows with the batch; at 256: sgd 0.1 (small_convnet 0.4, tiny_convnet 1.6), "
+            "adamw 0.001; pretrained or weights a tenth, qat a hundredth",
+            "随批次增大；256 时 sgd 为 0.1（small_convnet 为 0.4，tiny_convnet 为 1.6），adamw 为 "
+            "0.001；预训练时为十分之一，qat 时为百分之一",
+        ),
+        range=ABOVE_0,
+    )
+    weight_decay: float = option(
+        0.0005,
+        "weight decay; never applied to biases and normalization layers",
+        "权重衰减；不作用于偏置和归一化层",
+        group="optimization",
+        range=AT_LEAST_0,
+    )
+    schedule: str = option(
+        "cosine",
+        "learning-rate schedule",
+        "学习率调度方式",
+        group="optimization",
+        choices=(
+            "cosine",
+            "linear",
+            "multistep",
+            "exponential",
+            "constant",
+            "polynomial",
+            "wsd",
+            "one-cycle",
+            "cosine-restarts",
+            "plateau",
+        ),
+    )
+    milestones: str | None = option(
+        None,
+        "for multistep: when the learning rate falls, such as 30ep,60ep or 50%,75%",
+        "用于 multistep：学习率何时下降，例如 30ep,60ep 或 50%,75%",
+        group="optimization",
+        auto=("50%,75%", "50%,75%"),
+    )
+    gamma: float | None = option(
+        None,
+        "for multistep and exponential: factor of the learning rate at each milestone, or "
+        "per epoch",
+        "用于 multistep 和 exponential：学习率在每个里程碑处或每个 epoch 乘以的系数",
+        group="optimization",
+        auto=("multistep 0.1, exponential 0.9", "multistep 0.1，exponential 0.9"),
+        range=SHARE_ABOVE_0,
+    )
+    warmup: str = option(
+        "10%",
+        "length of the linear warm-up of the learning rate, such as 5%, 2ep or 500st",
+        "学习率线性预热的长度，例如 5%、2ep 或 500st",
+        group="optimization",
+    )
+    patience: int | None = option(
+        None,
+        "for plateau: epochs without a better val_accuracy before the learning rate falls",
+        "用于 plateau：val_accuracy 多少个 epoch 没有提高才降低学习率",
+        group="optimization",
+        auto=("3", "3"),
+        range=AT_LEAST_0,
+    )
+    plateau_factor: float | None = option(
+        None,
+        "for plateau: factor by which the learning rate falls",
+        "用于 plateau：学习率下降时乘以的系数",
+        group="optimization",
+        auto=("0.1", "0.1"),
+        range=Range(0, 1, above_low=True, below_high=True),
+    )
+    label_smoothing: float = option(
+        0.1,
+        "label smoothing; from 0 to below 1",
+        "标签平滑系数；从 0 到小于 1",
+        group="optimization",
+        range=SHARE_BELOW_1,
+    )
+    class_weights: str | None = option(
+        None,
+        "weight of each class in the loss: auto uses the inverse of its share of the "
+        "images; or a JSON file with one number per class",
+        "每个类别在损失中的权重：auto 取其图像份额的倒数；或一个 JSON 文件，每类一个数",
+        group="optimization",
+    )
+    mixup: float = option(
+        0.0,
+        "alpha of mixup; 0 is off",
+        "mixup 的 alpha；0 表示关闭",
+        group="optimization",
+        range=_ALPHA,
+    )
+    cutmix: float = option(
+        0.0,
+        "alpha of CutMix; 0 is off; together with --mixup each batch gets one of the two",
+        "CutMix 的 alpha；0 表示关闭；与 --mixup 同用时每个批次取其中之一",
+        group="optimization",
+        range=_ALPHA,
+    )
+    precision: str = option(
+        "auto",
+        "numeric precision of the forward pass; auto uses bf16 where the hardware "
+        "supports it natively",
+        "前向传播的数值精度；auto 在硬件原生支持时使用 bf16",
+        group="machine",
+        choices=("auto", "fp32", "tf32", "bf16", "fp16"),
+    )
+    device: str = option(
+        "auto",
+        "device to train on, such as cpu, cuda or cuda:1",
+        "训练所用的设备，例如 cpu、cuda 或 cuda:1",
+        group="machine",
+    )
+    sync_bn: bool = option(
+        False,
+        "compute BatchNorm statistics over the batch of all processes (or parts) instead "
+        "of each one's share",
+        "在所有进程（或部分）的批次上计算 BatchNorm 统计量，而不是各自的那一份",
+        group="processes",
+    )
+    shard: str = option(
+        "none",
+        "how weights and optimizer state are distributed: none keeps all on every "
+        "process, fsdp keeps one shard on each",
+        "权重和优化器状态的分布方式：none 每个进程保存全部，fsdp 每个进程只保存一个分片",
+        group="processes",
+        choices=("none", "fsdp"),
+        may_change=True,
+    )
+    track: str = option(
+        "none",
+        "experiment trackers that also get the lines of metrics.jsonl, separated by "
+        "commas: tensorboard, tensorboard:histograms, tensorboard:graph, wandb, mlflow, "
+        "csv",
+        "同时接收 metrics.jsonl "
+        "各行的实验跟踪器，用逗号分隔：tensorboard、tensorboard:histograms、tensorboard:graph、wandb、"
+        "mlflow、csv",
+        group="run folder",
+        may_change=True,
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = typed(field, getattr(self, field.name))
+            check_value(field, value)
+            object.__setattr__(self, field.name, value)
+        self._check_contradictions()
+        self._check_durations()
+        self._check_effects()
+
+    def _check_contradictions(self) -> None:
+        """Refuse settings that contradict each other."""
+        if self.epochs is not None and self.duration is not None:
+            raise InputError(
+                f"epochs = {self.epochs} and duration = {self.duration!r} contradict each other: "
+                "give one of them"
+            )
+        if self.balance != "none" and self.class_weights == "auto":
+            raise InputError(
+                f"balance = {self.balance!r} and class_weights = 'auto' both make up for rare classes: "
+                "give one of them"
+            )
+        if self.pretrained and self.weights is not None:
+            raise InputError("pretrained and weights contradict each other: give one of them")
+        if self.qat and not self.pretrained and self.weights is None:
+            raise InputError("qat starts from trained weights: give --weights RUN or --pretrained")
+        model = self.model or ""
+        if self.pretrained and (model in ("small_convnet", "tiny_convnet") or ".py:" in model):
+            raise InputError(
+                "pretrained needs a timm or torchvision model: there are no published weights of "
+                f"{model}"
+            )
+
+    def _check_durations(self) -> None:
+        """Refuse durations that are none, and a warm-up as long as the run."""
+        warmup = parse_duration(self.warmup, name="warmup", units="% ep st")
+        if self.duration is not None:
+            length = parse_duration(self.duration, name="duration")
+            if length.amount <= 0:
+                raise InputError(f"duration must be above 0, got {self.duration!r}")
+            if warmup.unit == length.unit and warmup.amount >= length.amount:
+                raise InputError(
+                    f"warmup = {self.warmup!r} is not shorter than duration = {self.duration!r}"
+                )
+        if warmup.unit == "%" and warmup.amount >= 100:
+            raise InputError(f"warmup = {self.warmup!r} leaves nothing of the run")
+        if self.extend is not None:
+            parse_duration(self.extend, name="extend")
+        if self.stop_within is not None:
+            parse_seconds(self.stop_within, name="stop_within")
+        if parse_duration(self.checkpoint_every, name="checkpoint_every").amount <= 0:
+            raise InputError(f"checkpoint_every must be above 0, got {self.checkpoint_every!r}")
+
+    def named_schedule(self) -> NamedSchedule:
+        """The schedule with its numbers; refuses those that it does not take."""
+        milestones = None if self.milestones is None else self.milestones.split(",")
+        return NamedSchedule(self.schedule, gamma=self.gamma, milestones=milestones)
+
+    def _check_effects(self) -> None:
+        """Refuse settings of something that is not chosen."""
+        for name, of, takers in _TAKEN_BY:
+            if getattr(self, name) is not None and getattr(self, of) not in takers:
+                raise InputError(
+                    f"{name} has no effect with {of} = {getattr(self, of)!r}: leave it out"
+                )
+        if parse_batch_size(self.batch_size).finds and self.accumulate > 1:
+            raise InputError(
+                f"batch_size = {self.batch_size!r} finds out how much to accumulate: leave "
+                f"accumulate = {self.accumulate} out, and name the samples of a step, as in 'auto:512'"
+            )
+        self.named_schedule()
+        tracker_list(self.track)
+        parse_betas(self.betas)
+        for name in ("teacher_weight", "temperature"):
+            if getattr(self, name) is not None and self.teacher is None:
+                raise InputError(f"{name} has no effect without a teacher: leave it out")
+        _check_sharding(self)
+        if self.parts is not None:
+            _check_parts(self)
+
+
+def _check_sharding(settings: Settings) -> None:
+    """Refuse what does not go together with weights that are spread over the processes."""
+    if settings.shard != "none" and settings.compression != "none":
+        raise InputError(
+            f"compression = {settings.compression!r} has no effect with shard = {settings.shard!r}: leave "
+            "one of them out"
+        )
+    if settings.shard != "none" and settings.compile != "none":
+        raise InputError(
+            f"shard = {settings.shard!r} and compile = {settings.compile!r} do not go together: leave one out"
+        )
+    if settings.shard != "none" and settings.qat:
+        raise InputError(f"shard = {settings.shard!r} and qat do not go together: leave one out")
+    if settings.shard != "none" and settings.optimizer == "muon":
+        raise InputError(
+            f"shard = {settings.shard!r} leaves each process a piece of a matrix, and optimizer = 'muon' "
+            "needs whole ones: leave one of them out"
+        )
+
+
+def _check_parts(settings: Settings) -> None:
+    """Refuse what does not go together with fixed parts, as far as `Run` cannot see it, or only later."""
+    parts = f"parts = {settings.parts}"
+    if parse_batch_size(settings.batch_size).finds:
+        raise InputError(
+            f"{parts} cut a step of known size, and batch_size = {settings.batch_size!r} finds one: give a "
+            "number"
+        )
+    if settings.sync_bn and settings.compile != "none":
+        raise InputError(
+            f"{parts} and compile = {settings.compile!r}: with sync_bn the model is cut at each of its "
+            "layers, and which pieces torch compiles depends on the process; leave one of them out"
+        )
+    if settings.shard != "none":
+        raise InputError(
+            f"{parts}: with shard = {settings.shard!r} gradients are added in the order of the processes; "
+            "leave one of them out"
+        )
+
+
+class BatchSize(NamedTuple):
+    """What `batch_size` asks for.
+
+    Attributes:
+        num: samples per forward pass, or per step if `finds`; None leaves it to the data.
+        finds: as many of them at once as fit into memory, which is to be found out.
+    """
+
+    num: int | None
+    finds: bool = False
+
+
+def parse_batch_size(value: int | str | None) -> BatchSize:
+    """Read a number, 'auto', or 'auto:N'.
+
+    Raises:
+        InputError: another text.
+
+    Example:
+        >>> parse_batch_size("auto:512")
+        BatchSize(num=512, finds=True)
+    """
+    if not isinstance(value, str):
+        return BatchSize(value)
+    match = re.fullmatch(r"auto(?::0*([1-9][0-9]{0,17}))?", value)
+    if match is None:
+        raise InputError(
+            "batch_size must be a whole number, 'auto', or 'auto:N' for steps of N samples, got "
+            f"{value!r:.200}"
+        )
+    return BatchSize(int(match[1]) if match[1] else None, finds=True)
+
+
+def parse_betas(text: str | None) -> tuple[float, float] | None:
+    """The two numbers of `betas`.
+
+    Raises:
+        InputError: they are not two, or one is not from 0 to below 1.
+    """
+    if text is None:
+        return None
+    try:
+        first, second = map(float, text.split(","))
+        good = 0 <= first < 1 and 0 <= second < 1
+    except ValueError:
+        good = False
+    if not good:
+        raise InputError(
+            f"betas must be two numbers from 0 to below 1, such as 0.9,0.999; got {text!r}"
+        )
+    return first, second
+
+
+FIELDS = options_of(Settings)
+"""Every setting by name, in the order of `--help`."""

@@ -1,0 +1,94 @@
+"""Settings in TOML files: `--config`, and the config.toml of a run."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flambeau.errors import InputError, nearest, unreadable
+from flambeau.run.options.durations import parse_duration
+from flambeau.run.options.toml_file import load_toml
+from flambeau.run.options.track import tracker_list
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.settings import FIELDS, Settings
+
+_AnySettings = TypeVar("_AnySettings", bound=Settings)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings that a TOML file holds.
+
+    Raises:
+        InputError: no such file, an empty one, not TOML, an unknown key.
+    """
+    try:
+        values = load_toml(path)
+        is_empty = not values and not path.read_bytes().strip()
+    except FileNotFoundError:
+        raise InputError(f"--config {path}: no such file") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise InputError(f"{path} cannot be read as TOML: {error}") from error
+    if is_empty:
+        # Such as a program leaves that was killed while it wrote: nobody means the defaults by it.
+        raise InputError(
+            f"--config {path} is empty: write it again, as flambeau tune does its own, or leave --config out"
+        )
+    _check_keys(values, path)
+    return values
+
+
+def from_stored(values: Mapping[str, Any], path: Path) -> ResolvedSettings:
+    """The settings of a run, from what its config.toml (at `path`) holds.
+
+    Raises:
+        InputError: an unknown key, or a missing or wrong value: of another version, or edited by hand.
+    """
+    _check_keys(
+        values, path, why="\nThe file was edited, or written by a later version of flambeau"
+    )
+    missing = [
+        f.name for f in dataclasses.fields(ResolvedSettings) if f.kw_only and f.name not in values
+    ]
+    if missing:
+        raise InputError(
+            f"{path} says no {missing[0]}: it was edited, or is not of a finished set-up"
+        )
+    return ResolvedSettings(**values)
+
+
+def canonical(settings: _AnySettings) -> _AnySettings:
+    """The same settings in one spelling: `epochs` as `duration`, durations and paths in full."""
+    duration = settings.duration or (f"{settings.epochs}ep" if settings.epochs else None)
+    model = settings.model
+    if model is not None and ".py:" in model:
+        path, _, function = model.rpartition(":")
+        model = f"{Path(path).resolve()}:{function}"
+    return dataclasses.replace(
+        settings,
+        data=_full(settings.data),
+        teacher=_full(settings.teacher),
+        weights=_full(settings.weights),
+        class_weights=_full(settings.class_weights),
+        model=model,
+        epochs=None,
+        duration=None if duration is None else str(parse_duration(duration, name="duration")),
+        extend=settings.extend and str(parse_duration(settings.extend, name="extend")),
+        warmup=str(parse_duration(settings.warmup, name="warmup", units="% ep st")),
+        checkpoint_every=str(parse_duration(settings.checkpoint_every, name="checkpoint_every")),
+        track=",".join(map(str, tracker_list(settings.track))) or "none",
+    )
+
+
+def _full(data: str | None) -> str | None:
+    """A path in full; a data set by name, and 'auto', stay what they are."""
+    if data is None or data == "auto" or data.startswith(("torchvision:", "hf:")):
+        return data
+    return str(Path(data).resolve())
+
+
+def _check_keys(values: Mapping[str, Any], path: Path, *, why: str = "") -> None:
+    for key in values:
+        if key not in FIELDS:
+            raise InputError(f"{path}: unknown key '{key}'{nearest(key, FIELDS)}{why}")

@@ -1,0 +1,157 @@
+"""What `flambeau verify` says of a run: nothing is changed in it, and no code that it names is run."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flambeau.errors import InputError
+from flambeau.provenance import named_code
+from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    CheckpointDamaged,
+    checkpoint_folders,
+    verify_checkpoint,
+)
+from flambeau.run.folder.identity import POWERSGD_FORGETS, changes, exactness_facts
+from flambeau.run.folder.json_file import dataset_facts
+from flambeau.run.folder.metrics_log import crc32_of
+from flambeau.run.folder.published_weights import are_whole, published
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.trainer.parts.data import DataFacts, check_model_file, check_unchanged, open_data
+from flambeau.trainer.parts.device import pick_device, use_threads
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.stored_settings import from_stored
+from flambeau.weights.safetensors_file import read_safetensors
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Lines for the user; `good` if everything is whole and a resume would be exact."""
+
+    lines: Sequence[str]
+    good: bool
+
+
+def inspect_run(path: Path) -> Inspection:
+    """Verify every checkpoint, and compare what a resume depends on with what is here now.
+
+    Raises:
+        InputError: not a run folder.
+    """
+    folder = RunFolder(path)
+    stored = folder.read_existing()
+    lines: list[str] = []
+    damaged = 0
+    newest = None
+    for checkpoint in checkpoint_folders(folder.checkpoints):
+        try:
+            newest = verify_checkpoint(checkpoint)
+            lines.append(f"{checkpoint.name}: whole")
+        except CheckpointDamaged as error:
+            damaged += 1
+            lines.append(f"{checkpoint.name}: DAMAGED: {error.name} {error.what}")
+    result = published(folder)
+    if result is not None:
+        whole = are_whole(folder, result)
+        if whole is None:
+            read_safetensors(folder.weights)
+        said = {None: "readable", True: "whole", False: "DAMAGED, not what the run has left"}[whole]
+        lines.append(f"model.safetensors: {said} ({result.weights} weights, step {result.step})")
+        lost = _lost_metrics(folder, newest or {})
+        if not lost and newest is not None and not damaged:
+            lost = _added_metrics(folder, newest)
+        lost += _unreadable_facts(folder, stored)
+        lines += [f"DAMAGED: {reason}" for reason in lost]
+        lines.append("finished: there is nothing to resume")
+        return Inspection(lines, good=not damaged and whole is not False and not lost)
+    why = _inexact(folder, stored, newest)
+    if why:
+        lines += [f"a resume would not be exact: {reason}" for reason in why]
+    elif newest is not None:
+        anywhere = ""
+        if stored.get("parts") is not None:
+            threads = newest["exactness"]["threads"]
+            anywhere = f", on any number of processes with OMP_NUM_THREADS={threads}"
+        lines.append(f"a resume would be exact, from step {newest['step']}{anywhere}")
+        data = named_code(stored).get("data")
+        if data is not None:
+            lines.append(f"if {data} still gives the same images: it is code, and was not run")
+    return Inspection(lines, good=not damaged and not why)
+
+
+def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] | None) -> list[str]:
+    """Why going on would not give the bits of a run that was never stopped."""
+    if newest is None:
+        return ["there is no whole checkpoint"]
+    reasons = _lost_metrics(folder, newest)
+    if "model" not in stored:  # a run of the user's own loop: its data are not known here
+        then = newest["exactness"]
+        return reasons + changes(then, {**then, "torch": torch.__version__})
+    settings = from_stored(stored, folder.config)
+    try:
+        _check_data(settings, DataFacts.read(folder.dataset))
+        use_threads()
+        now = exactness_facts(pick_device(settings.device), compiled=settings.compile != "none")
+        then = newest["exactness"]
+        if (processes := then.get("processes", 1)) > 1 or settings.parts is not None:
+            # As many as then, with as many threads each, is what whoever starts the command decides.
+            now["threads"] = then["threads"]
+            reasons += [POWERSGD_FORGETS] if settings.compression == "powersgd" else []
+        if "processes" in then:  # else a run in parts, whose bits do not depend on them
+            now["processes"] = processes
+        reasons += changes(then, now)
+    except InputError as error:
+        reasons.append(str(error).splitlines()[0])
+    return reasons
+
+
+def _check_data(settings: ResolvedSettings, facts: DataFacts) -> None:
+    """Refuse data and a model file that are not those of the run, as far as can be seen without code.
+
+    Raises:
+        InputError: they are others, or not there.
+    """
+    if "data" in named_code(vars(settings)):
+        check_model_file(facts, settings.model)
+        return
+    train, val = open_data(dataclasses.replace(settings, download=False))
+    check_unchanged(facts, train, val, settings=settings)
+
+
+def _unreadable_facts(folder: RunFolder, stored: Mapping[str, Any]) -> list[str]:
+    """Why dataset.json, which a prediction needs, cannot be read; a script's run has none."""
+    try:
+        if "model" in stored:
+            dataset_facts(folder.dataset)
+    except ValueError as error:
+        return [f"{folder.dataset.name} cannot be read: {error}"]
+    return []
+
+
+def _lost_metrics(folder: RunFolder, newest: dict[str, Any]) -> list[str]:
+    """What is wrong with metrics.jsonl, whose lines up to the checkpoint a resume keeps."""
+    size, crc32 = newest.get("metrics_bytes", 0), newest.get("metrics_crc32")
+    name = folder.metrics.name
+    if not folder.metrics.is_file():
+        what = "no file" if folder.metrics.exists() else "missing"
+        return [f"{name} is {what}"] if size or what == "no file" else []
+    if folder.metrics.stat().st_size < size:
+        return [f"{name} is shorter than at the checkpoint"]
+    if crc32 is not None and crc32_of(folder.metrics, size) != crc32:
+        return [f"{name} is not what it was at the checkpoint"]
+    return []
+
+
+def _added_metrics(folder: RunFolder, last: dict[str, Any]) -> list[str]:
+    """What metrics.jsonl of a finished run has beyond its last checkpoint, which is as old as its last line.
+
+    Unless that was written before the end of the epoch, where evaluations may have come after it.
+    """
+    size = folder.metrics.stat().st_size if folder.metrics.is_file() else 0
+    more = size - last.get("metrics_bytes", size)
+    if more <= 0 or last["position"] != 0:
+        return []
+    return [f"{folder.metrics.name} has {more} bytes that the run has not written, at its end"]

@@ -1,0 +1,81 @@
+"""Arrays by name out of an .npz file, whole in memory, each compared with its CRC-32.
+
+Source: numpy.lib.format (NEP 1). Objects in it are pickles, which are never loaded.
+"""
+
+import math
+import re
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flambeau.data.sources.arrays.array_roles import role_of
+from flambeau.errors import InputError
+from flambeau.file_signature import STAND_INS, signature
+from flambeau.recipes.checkpoints.safe_pickle import Foreign
+from flambeau.recipes.data.mapped_arrays import npy_header, npz_members
+from flambeau.recipes.setup.environment import usable_memory
+
+_UNNAMED = re.compile(r"arr_\d+")  # as numpy.savez calls arrays that were given without names
+
+
+def read_npz(path: Path) -> dict[str, Any]:
+    """The arrays of a file of numpy.savez or savez_compressed.
+
+    Returns:
+        Arrays by name; a `Foreign` in the place of each that holds Python objects or records.
+
+    Raises:
+        ValueError: damaged; as InputError where the arrays are larger than the memory.
+    """
+    found: dict[str, Any] = {}
+    members = list(npz_members(path))
+    size = sum(info.file_size for info, _, _ in members)
+    memory = usable_memory()
+    if memory is not None and size > memory:
+        raise InputError(f"{path} takes {size} bytes of memory; there are {memory}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info, (descr, _, shape, start), _ in members:
+                name = info.filename.removesuffix(".npy")
+                if descr[:1] not in "<>|=" or descr[1:2] not in "biufcSU":
+                    found[name] = Foreign(f"Python objects or records: {descr[:40]}")
+                    continue
+                if start + math.prod(shape) * np.dtype(descr).itemsize != info.file_size:
+                    raise ValueError(f"{info.filename} has not the bytes that its header says")
+                with archive.open(info) as member:
+                    found[name] = np.lib.format.read_array(member, allow_pickle=False)
+                    member.read()  # up to its CRC-32
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    return found
+
+
+def is_of_weights(path: Path) -> bool:
+    """Whether an .npz or .npy file is none of images, by the names and types in it; a damaged one is not.
+
+    Args:
+        path: the file; what stands in its place, such as a pointer of Git LFS, is none of images either.
+    """
+    found = signature(path)
+    if found is not None and found.kind in STAND_INS:
+        return True
+    try:
+        if path.suffix == ".npy":
+            with path.open("rb") as file:
+                descr, _, shape, _ = npy_header(file, f"{path}")
+            return (len(shape) < 3 and descr[1:2] not in "SVO") or not shape
+        headers = {
+            info.filename.removesuffix(".npy"): header for info, header, _ in npz_members(path)
+        }
+    except ValueError:
+        return False
+    for name, (descr, _, shape, _) in headers.items():
+        role = role_of(name)
+        is_pixels = descr[1:] == "u1" and len(shape) > 2
+        if is_pixels or (role and role[1] in ("images", "labels")) or _UNNAMED.fullmatch(name):
+            return False
+    return bool(headers)
