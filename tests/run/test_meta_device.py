@@ -22,7 +22,7 @@ from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.run import run as run_module
-from flambeau.run.loop.between_steps import BetweenSteps
+from flambeau.run.loop.lifecycle import Lifecycle
 from flambeau.trainer import fit as fit_module
 from flambeau.trainer import loss as loss_module
 from flambeau.trainer.fit import Training, fit, set_up
@@ -48,11 +48,9 @@ def use_meta(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     monkeypatch.setattr(module, kernels.__name__, lambda: [*kernels(), "meta"])
     monkeypatch.setattr(data, "_HOLDING", {"meta"})
     read_at: dict[str, list[int]] = {"line": [], "save": [], "evaluation": []}
+    monkeypatch.setattr(Lifecycle, "flush", lambda self: read_at["line"].append(self._state.step))
     monkeypatch.setattr(
-        BetweenSteps, "flush", lambda self: read_at["line"].append(self._state.step)
-    )
-    monkeypatch.setattr(
-        BetweenSteps, "save", lambda self, **_: read_at["save"].append(self._state.step)
+        Lifecycle, "save", lambda self, **_: read_at["save"].append(self._state.step)
     )
 
     def evaluated(by_part: dict[int, dict[str, MeanOnDevice]], ranks: Any) -> dict[str, float]:

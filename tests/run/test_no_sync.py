@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
-from flambeau.run.loop.between_steps import BetweenSteps
+from flambeau.run.loop.lifecycle import Lifecycle
 from flambeau.run.loop.step_metrics import StepMetrics, add_value
 from flambeau.trainer.fit import Training, set_up
 from flambeau.trainer.parts.auto_settings import resolve
@@ -117,14 +117,14 @@ def test_no_step_waits(
 ) -> None:
     training = prepare(images, tmp_path / "run", duration="25st", log_every=_LOG_EVERY, **settings)
     run, events = training.run, dict[int, dict[str, int]]()
-    original = BetweenSteps._at_event
+    original = Lifecycle._at_event
 
-    def counted_event(self: BetweenSteps, micro: MicroBatch) -> None:
+    def counted_event(self: Lifecycle, micro: MicroBatch) -> None:
         with counting(monkeypatch) as seen:
             original(self, micro)
         events[self._state.step] = dict(seen)
 
-    monkeypatch.setattr(BetweenSteps, "_at_event", counted_event)
+    monkeypatch.setattr(Lifecycle, "_at_event", counted_event)
     epochs = run.epochs()
     next(epochs)
     batches = iter(run.batches())

@@ -313,3 +313,28 @@ def test_an_evaluation_of_ready_batches_cannot_be_cut(tmp_path: Path) -> None:
     data = DataLoader(TensorDataset(torch.randn(8, 6), torch.zeros(8, dtype=torch.int64)), 4)
     with pytest.raises(InputError, match="Let its loader or collate function make smaller batches"):
         train(tmp_path / "run", LimitedEvaluation(3), evaluated=data)
+
+
+def test_what_is_logged_behind_halving_is_taken_back_too(tmp_path: Path) -> None:
+    """The first part of a step is logged outside of it, and the second part runs out of memory."""
+    model = Limited(most=5, after=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    run = Run(
+        tmp_path / "run",
+        model,
+        optimizer,
+        Rows(32),
+        duration="1st",
+        batch_size=8,
+        accumulate=2,
+        log_every=1,
+        bar=False,
+    )
+    for _ in run.epochs():
+        for rows, targets in run.batches():
+            with run.halving():
+                run.step(cross_entropy(model(rows), targets))
+            run.log(is_first_try=float(len(rows) == 8))
+    assert model.sizes == [8, 8, 4, 4, 4, 4]
+    (line,) = lines(tmp_path / "run")
+    assert line["is_first_try"] == 0

@@ -857,10 +857,10 @@ def test_what_a_break_out_of_the_epochs_means(tmp_path: Path, capfd: Any) -> Non
             break
     err = capfd.readouterr().err
     assert (
-        "left run.epochs() at step 12: the run is not finished, and goes on from step-0000000"
-        in err
+        "left run.epochs() at step 12, by an error or by `break`: the run is not finished, and continues "
+        "from step-0000000" in err
     )
-    assert "run.stop() ends a run early as a finished one" in err
+    assert "to end it early as a finished one, call run.stop()" in err
     assert run.result is None
     train(start(tmp_path / "run"))
     assert (tmp_path / "run" / "result.json").exists()
@@ -882,8 +882,8 @@ def test_an_error_of_the_user_is_not_taken_for_a_break(
     with pytest.raises(type(error)):
         body(start(tmp_path / "run"))
     err = capfd.readouterr().err
-    assert "stopped by an error at step 4; the next start goes on from step-0000000" in err
-    assert "left run.epochs()" not in err
+    assert "left run.epochs() at step 4, by an error or by `break`" in err
+    assert "continues from step-0000000" in err
     train(start(tmp_path / "run"))
 
 

@@ -21,8 +21,8 @@ from flambeau.data.wrap import wrap
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.run import run as run_module
+from flambeau.run.loop.lifecycle import Lifecycle
 from flambeau.run.loop.nan_guard import NotFinite
-from flambeau.run.loop.resumption import Resumption
 from flambeau.run.loop.step_metrics import StepMetrics, add_value
 from flambeau.run.run import Run
 
@@ -615,7 +615,7 @@ def test_a_run_that_fails_to_start_gives_back_what_it_took(
 ) -> None:
     """At every point after the lock: the next start on the same folder is not refused."""
     handler = signal.getsignal(signal.SIGTERM)
-    for owner, name in ((FLAG, "install"), (Resumption, "resume"), (run_module, "share_model")):
+    for owner, name in ((FLAG, "install"), (Lifecycle, "resume"), (run_module, "share_model")):
         with monkeypatch.context() as patch:
 
             def fail(*_: Any, **__: Any) -> None:

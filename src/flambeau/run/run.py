@@ -35,18 +35,17 @@ from flambeau.run.folder.checkpointer import restore
 from flambeau.run.folder.published_weights import Result
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.batch_reader import BatchDraws
-from flambeau.run.loop.between_steps import BetweenSteps
 from flambeau.run.loop.evaluation_mode import beside_training, evaluated_batches
+from flambeau.run.loop.lifecycle import Lifecycle, closed_when_dropped
 from flambeau.run.loop.memory_guard import MemoryGuard
 from flambeau.run.loop.nan_guard import NanGuard
 from flambeau.run.loop.rank_checks import check_ranks, gathered_means
 from flambeau.run.loop.recorder import Recorder
-from flambeau.run.loop.resources import closed_when_dropped
-from flambeau.run.loop.resumption import Resumption
 from flambeau.run.loop.run_parts import make_parts, make_state, share_model
 from flambeau.run.loop.step_metrics import add_value
 from flambeau.run.loop.training_step import TrainingStep
 from flambeau.run.loop.transient_state import TransientState
+from flambeau.run.options.advice import Advice
 from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.option import declares
 from flambeau.run.options.run_options import Explain, OnBad, RunOptions
@@ -70,7 +69,7 @@ class Run:
         **options: Any,
     ) -> None:
         told = RunOptions.of(options)
-        self.folder = RunFolder(folder_for_run(Path(folder)))
+        self.folder = RunFolder(folder_for_run(Path(folder)), advice=told.advice or Advice())
         self.model, self.optimizer = model, optimizer
         self._replays = told.replay_from is not None
         self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()
@@ -88,13 +87,14 @@ class Run:
                 self._ranks.begin_watch(told.stall_timeout)
                 resources.callback(self._ranks.end_watch)
             check_ranks(self._ranks, parts.identity.values, parts.model, parts.loader.length)
-            compiled = model is not parts.model
             saved = parts.model if parts.shards is None else parts.shards[0].pieces
             self.state = make_state(parts, saved, optimizer, told)
             self._loop = TransientState(torch.zeros((), device=self.device))
             self._draws = BatchDraws(told.seed, self.device)
             written = None if self._replays else self.folder.path
-            self._memory = MemoryGuard(written, self.state, self._loop, parts, ranks=self._ranks)
+            self._memory = MemoryGuard(
+                written, self.state, self._loop, parts, ranks=self._ranks, advice=self.folder.advice
+            )
             self._step = TrainingStep(self.state, self._loop, parts.schedule, self._ranks.world)
             self.nan_guard = NanGuard(
                 written,
@@ -111,32 +111,25 @@ class Run:
                 ranks=self._ranks,
                 options=told,
                 plan=self.plan,
-                compiled=compiled,
+                compiled=model is not parts.model,
                 progress=self.progress,
                 layout=None if parts.shards is None else parts.shards[1],
             )
-            resumption = Resumption(
+            self._lifecycle = Lifecycle(
                 self.folder,
                 self.state,
                 self._loop,
                 parts,
-                self._recorder,
                 self._ranks,
-                self._memory,
+                recorder=self._recorder,
+                nan_guard=self.nan_guard,
+                memory=self._memory,
+                step=self._step,
+                replays=self._replays,
             )
-            self._between = BetweenSteps(
-                resumption, self.nan_guard, self._step, replays=self._replays
-            )
-            self._begin(told, resumption, resources, compiled=compiled)
+            self._begin(told, resources)
 
-    def _begin(
-        self,
-        options: RunOptions,
-        resumption: Resumption,
-        resources: contextlib.ExitStack,
-        *,
-        compiled: bool,
-    ) -> None:
+    def _begin(self, options: RunOptions, resources: contextlib.ExitStack) -> None:
         """Claim the folder, catch signals, go on from the newest checkpoint, and share the model."""
         if options.replay_from is not None:
             self.state.load(restore(Path(options.replay_from)))
@@ -146,10 +139,11 @@ class Run:
             resources.callback(FLAG.restore, self.folder)
             FLAG.install(self.folder)
             resources.callback(self._recorder.close)
-            self.result = resumption.resume()
-        sync = share_model(self._parts, options, self._ranks, compiled=compiled)
+            self.result = self._lifecycle.resume()
+        is_compiled = self.model is not self._parts.model
+        sync = share_model(self._parts, options, self._ranks, compiled=is_compiled)
         self._step.share(sync, self._draws.keep)
-        self._between.finalizer = closed_when_dropped(self, resources.pop_all())
+        self._lifecycle.finalizer = closed_when_dropped(self, resources.pop_all())
 
     @declares(_set_up)
     def __init__(
@@ -185,6 +179,7 @@ class Run:
         best_mode: Literal["max", "min"] | None = None,
         config: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | SharedOptions | None = None,
+        advice: Advice | None = None,
         attachments: Mapping[str, bytes] | None = None,
         state: Mapping[str, Any] | None = None,
         track: Track | None = None,
@@ -247,6 +242,8 @@ class Run:
                 and a resume with another value is refused.
             settings: settings of a command of your own that include the options above: `config.toml` holds
                 them instead.
+            advice: sentences that messages advise, in the words of a command of your own (None: those of
+                Python).
             attachments: files to write into the folder of a new run: bytes by file name.
             state: objects with `state_dict` and `load_state_dict` to save in checkpoints and restore, by
                 name.
@@ -276,22 +273,24 @@ class Run:
             NotFinite: a loss or gradient was NaN or infinite.
             SaveFailed: a checkpoint could not be written.
         """
-        state, between = self.state, self._between
+        state, lifecycle = self.state, self._lifecycle
         try:
             if self.result is not None:
                 return
-            if not between.holds:
+            if not lifecycle.holds:
                 raise RuntimeError("this run is closed: make it again, with Run(...), to continue")
             if state.step == 0 and state.position == 0:
-                between.save(wait=True)  # the trial: better to learn now that the folder takes none
+                lifecycle.save(
+                    wait=True
+                )  # the trial: better to learn now that the folder takes none
             self.progress.start(state, self.plan, world=self._ranks.world)
             self._loop.next_event = self.plan.next_event(state.step)
             self.state.window.restart_clock()
             # A position in an epoch means that its evaluation may still be owed.
-            while not between.is_over or state.position:
-                between.preempt_if_asked()
+            while not lifecycle.is_over or state.position:
+                lifecycle.preempt_if_asked()
                 yield self._recorder.start_epoch()
-                between.end_epoch()
+                lifecycle.end_epoch()
             if state.stopped:
                 self.progress.say(f"the run ends at step {state.step} of {self.plan.total_steps}")
             if not self._replays:
@@ -323,10 +322,10 @@ class Run:
         window = self.state.window
         sync = self._step.sync
         watch = self._ranks.watch
-        between = self._between
-        between.end_batch()  # of a body that left an earlier `run.batches()`
+        lifecycle = self._lifecycle
+        lifecycle.end_batch()  # of a body that left an earlier `run.batches()`
         self._step.start_epoch()
-        while state.position < state.data_length and not between.is_over:
+        while state.position < state.data_length and not lifecycle.is_over:
             start = time.perf_counter()
             if watch is not None:
                 watch.beat("waiting for data")
@@ -344,12 +343,12 @@ class Run:
             if sync is not None:
                 sync.before_batch(micro)
             yield micro.data
-            if loop.is_short:
-                self._memory.begin_again(lambda: self._between.save(wait=True), close=self.close)
+            if loop.is_out_of_memory:
+                self._memory.begin_again(lambda: self._lifecycle.save(wait=True), close=self.close)
                 continue
             if loop.micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
-            between.end_batch()
+            lifecycle.end_batch()
         self._recorder.end_batches()
 
     def steps(self, loss_of: Callable[[Any], Tensor], *, halves: bool = True) -> Iterator[int]:
@@ -445,10 +444,11 @@ class Run:
         ema = self.state.ema
         loop = self._loop
         means = dict[int, dict[str, MeanOnDevice]]()
-        if loop.is_short:
+        is_within_step = loop.is_partial
+        if loop.is_out_of_memory:
             return  # the batch comes again, and then this
         if self.plan.has_line(self.state.step, loop.done) and not self.state.is_bad:
-            self._between.flush()  # before the line of the evaluation
+            self._lifecycle.flush()  # before the line of the evaluation
         with self.state.window.paused():
             with beside_training(loop, self._parts.metrics):
                 loop.evaluated = means.setdefault(0, {})
@@ -466,14 +466,15 @@ class Run:
                     ema=ema,
                     guard=self._memory,
                     means=means,
+                    may_stop=not is_within_step,
                 )
             figures = self._parts.metrics.figures(gathered_means(means, self._ranks))
             self._parts.bad.report()
-            if not loop.is_partial:  # else at the end of the step: gradients are in no checkpoint
-                self._between.preempt_if_asked()
+            if not is_within_step:  # else at the end of the step: gradients are in no checkpoint
+                self._lifecycle.preempt_if_asked()
             if figures:
-                self._between.record(figures)
+                self._lifecycle.record(figures)
 
     def close(self) -> None:
         """Wait for the checkpoint under way, stop the workers, release the folder. `epochs` does it."""
-        self._between.close()
+        self._lifecycle.close()

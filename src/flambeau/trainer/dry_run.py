@@ -11,11 +11,12 @@ from torch import Tensor
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import join_ranks
-from flambeau.run.loop.nan_guard import CURES, NotFinite
+from flambeau.run.loop.nan_guard import NotFinite
 from flambeau.run.loop.progress_bar import peak_bytes
 from flambeau.trainer.fit import Training
 from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.settings import BY_FLAGS
 from flambeau.trainer.temporary_run import temporary_training
 
 _STEPS = 6
@@ -49,7 +50,7 @@ def dry_run(
             is_finite = False
         if not is_finite:
             raise InputError(
-                f"within {_STEPS} steps the loss or a gradient was NaN or infinite\n{CURES}"
+                f"within {_STEPS} steps the loss or a gradient was NaN or infinite\n{BY_FLAGS.stay_finite}"
             )
         if ranks.is_first:
             for line in _report(training, seconds, settings):

@@ -52,7 +52,7 @@ from flambeau.trainer.parts.rounded_model import rounded
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, read_images
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
-from flambeau.trainer.settings.settings import parse_betas
+from flambeau.trainer.settings.settings import BY_FLAGS, parse_betas
 
 Datasets = tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]
 """Those of training and of evaluation."""
@@ -381,6 +381,7 @@ def run_options(settings: ResolvedSettings) -> dict[str, Any]:
         "schedule": make_schedule(settings),
         "track": settings.track,
         "settings": settings,
+        "advice": BY_FLAGS,
     }
 
 

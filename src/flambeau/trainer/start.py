@@ -21,9 +21,8 @@ from flambeau.recipes.training.lr_range import LRCurve
 from flambeau.run.folder.identity import Identity
 from flambeau.run.folder.micro_batches_file import MicroBatches
 from flambeau.run.folder.published_weights import finished
-from flambeau.run.folder.run_folder import GO_ON, START_AGAIN, RunFolder
-from flambeau.run.loop.memory_guard import SMALLER
-from flambeau.run.loop.nan_guard import CURES, NotFinite
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.loop.nan_guard import NotFinite
 from flambeau.run.options.durations import parse_duration
 from flambeau.run.options.option import values_of
 from flambeau.run.options.track import LineFunction
@@ -36,15 +35,8 @@ from flambeau.trainer.parts.class_weights import class_lines
 from flambeau.trainer.parts.data import DataFacts, ask_for_teacher, check_unchanged, open_data
 from flambeau.trainer.settings.default_folder import EMBEDDED_NAME
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
-from flambeau.trainer.settings.settings import FIELDS, Settings, parse_batch_size
+from flambeau.trainer.settings.settings import BY_FLAGS, FIELDS, Settings, parse_batch_size
 from flambeau.trainer.settings.stored_settings import from_stored
-
-_BY_FLAGS = {
-    START_AGAIN: "--fresh sets it aside, and --weights RUN --out NEW begins another one from its weights",
-    GO_ON: "--extend 10ep trains a finished run on for so much more",
-    SMALLER: "Use a smaller --image-size or --model, --precision bf16, or --recompute 'layer*.*'",
-    CURES: "Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +88,8 @@ def start(
     """
     batch, told, ranks = parse_batch_size(settings.batch_size), _with_number(told), join_ranks()
     ranks.begin_watch(settings.stall_timeout)
-    with _ended_watch(ranks), _in_words_of_the_command():
-        place = RunFolder(folder)
+    with _ended_watch(ranks), _out_of_memory_refused():
+        place = RunFolder(folder, advice=BY_FLAGS)
         stored = None if fresh else ranks.first(lambda: _stored(told, place))
         ranks.first(lambda: _check_outside(folder, (stored or settings).data))
         resumed = None if stored is None else told
@@ -171,32 +163,23 @@ def _ended_watch(ranks: Ranks) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_words_of_the_command() -> Iterator[None]:
-    """Errors name flags instead of Python's arguments; out of memory is one of them, wherever it was."""
+def _out_of_memory_refused() -> Iterator[None]:
+    """Out of memory is an error that the user can fix, wherever it happened."""
     try:
         yield
-    except InputError as error:
-        if (text := _with_flags(str(error))) == str(error):
-            raise
-        raise InputError(text) from error
+    except InputError:
+        raise
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         why = str(error).strip().partition("\n")[0]
-        raise InputError(_with_flags(f"out of memory ({why:.200})\n{SMALLER}")) from error
+        raise InputError(f"out of memory ({why:.200})\n{BY_FLAGS.save_memory}") from error
 
 
 def _set_aside(place: RunFolder, say: Callable[[str], None]) -> None:
     aside = place.set_aside()
     if aside is not None:
         say(f"the run that was in {place.path} is now in {aside}")
-
-
-def _with_flags(text: str) -> str:
-    """Its advice in the words of the command instead of Python's."""
-    for advice, by_flags in _BY_FLAGS.items():
-        text = text.replace(advice, by_flags)
-    return text
 
 
 def _open(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from flambeau.run.loop import newest_loss
-from flambeau.run.loop.newest_loss import NewestLoss
+from flambeau.run.loop import progress_bar
+from flambeau.run.loop.progress_bar import NewestLoss
 from pseudo_terminal import drawn, left, on_terminal
 
 LOOP = textwrap.dedent("""
@@ -88,7 +88,7 @@ def losses(*values: float) -> list[torch.Tensor]:
 
 def test_the_newest_loss_is_a_mean_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(newest_loss.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(progress_bar.time, "perf_counter", lambda: now[0])
     newest = NewestLoss(torch.device("cpu"))
     assert newest.read([]) is None
     assert newest.read(losses(1, 2)) == 1.5

@@ -35,7 +35,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     verify_checkpoint,
 )
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
-from flambeau.run.folder.run_folder import START_AGAIN
+from flambeau.run.options.advice import Advice
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,14 @@ class Checkpointer:
         root: the folder `checkpoints/` of a run.
         keep: how many of the newest stay, besides the best.
         disk: all file operations go through it.
+        advice: what messages advise.
     """
 
-    def __init__(self, root: Path, *, keep: int, disk: Disk | None = None) -> None:
+    def __init__(
+        self, root: Path, *, keep: int, disk: Disk | None = None, advice: Advice = Advice()
+    ) -> None:
         self._root = root
+        self._advice = advice
         self._keep = keep
         self._disk = disk or Disk()
         self._ranks = Ranks(0, 1, None)
@@ -180,7 +184,7 @@ class Checkpointer:
         if damaged:
             text = (
                 f"none of the {len(damaged)} checkpoints in {self._root} is whole ({damaged[0]}).\n"
-                f"Restore one from a copy, or {START_AGAIN}."
+                f"Restore one from a copy, or {self._advice.start_again}."
             )
             ranks.first(partial(_raise, InputError(text)))
         return None

@@ -29,6 +29,7 @@ _OBJECTS = {  # of RunOptions: not values that a file can hold, or not of the ru
     "explain",
     "config",
     "settings",
+    "advice",
     "attachments",
     "bar",
     "track",

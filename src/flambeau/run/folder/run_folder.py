@@ -12,11 +12,8 @@ from flambeau.provenance import Permission, is_recorded, named_code, record
 from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, write_file
 from flambeau.run.folder.identity import Identity, differences
 from flambeau.run.folder.lock import RunLock
+from flambeau.run.options.advice import Advice
 from flambeau.run.options.toml_file import as_toml, load_toml, parse_toml
-
-START_AGAIN = "move the folder of the run away to start again"
-GO_ON = "extend='10ep' trains a finished run on for so much more"
-"""What messages advise; a command says which of its flags do it."""
 
 
 class RunFolder:
@@ -24,10 +21,12 @@ class RunFolder:
 
     Args:
         path: of the folder; nothing is made before `claim`.
+        advice: what messages advise.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, advice: Advice = Advice()) -> None:
         self.path = path
+        self.advice = advice
         self.config = path / "config.toml"
         self.dataset = path / "dataset.json"
         self.metrics = path / "metrics.jsonl"
@@ -180,10 +179,11 @@ class RunFolder:
         if different:
             more = f" and {len(different) - 3} more" if len(different) > 3 else ""
             is_of_length = any(text.startswith("duration: ") for text in different)
-            longer = f" ({GO_ON})" if is_of_length else ""
+            longer = f" ({self.advice.train_longer})" if is_of_length else ""
             raise InputError(
                 f"{self.path} holds a run of another configuration ({'; '.join(different[:3])}{more}).\n"
-                f"Give the same settings to continue it{longer}, or another folder; or {START_AGAIN}."
+                f"Give the same settings to continue it{longer}, or another folder; or "
+                f"{self.advice.start_again}."
             )
 
     def _has_logged(self, metric: str) -> bool:

@@ -14,6 +14,7 @@ from flambeau.parallel.shard_layout import Layout
 from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged, Disk
 from flambeau.run.folder.checkpointer import Checkpointer, Restored, Snapshot
 from flambeau.run.folder.shard_files import FailedOnRanks, restore_pieces, save_sharded
+from flambeau.run.options.advice import Advice
 
 
 class ShardedCheckpointer(Checkpointer):
@@ -29,16 +30,24 @@ class ShardedCheckpointer(Checkpointer):
         ranks: of the job.
         keep: how many of the newest stay, besides the best.
         disk: all file operations of this rank go through it.
+        advice: what messages advise.
 
     Raises:
         InputError: rank 0's folder is not there for all others.
     """
 
     def __init__(
-        self, root: Path, layout: Layout, ranks: Ranks, *, keep: int, disk: Disk | None = None
+        self,
+        root: Path,
+        layout: Layout,
+        ranks: Ranks,
+        *,
+        keep: int,
+        disk: Disk | None = None,
+        advice: Advice = Advice(),
     ) -> None:
         check_shared(root, ranks)
-        super().__init__(root, keep=keep, disk=disk)
+        super().__init__(root, keep=keep, disk=disk, advice=advice)
         self._layout = layout
         # A group of its own: the thread's talk must not mix with the training's.
         group = dist.new_group(backend="gloo")

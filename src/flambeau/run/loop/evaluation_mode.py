@@ -15,7 +15,7 @@ from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.run.loop.memory_guard import MemoryGuard
 from flambeau.run.loop.run_parts import RunParts
-from flambeau.run.loop.transient_state import TransientState
+from flambeau.run.loop.transient_state import Phase, TransientState
 from flambeau.run.loop.user_metrics import EvaluationMetrics
 
 BETWEEN_PARTS = (
@@ -34,6 +34,7 @@ def evaluated_batches(
     ema: EMA | None,
     guard: MemoryGuard,
     means: dict[int, dict[str, MeanOnDevice]],
+    may_stop: bool,
 ) -> Iterator[Any]:
     """All batches of a loader, each sample once, with the model as it is evaluated.
 
@@ -46,6 +47,7 @@ def evaluated_batches(
         ema: its average, which stands in the model meanwhile.
         guard: cuts batches that do not fit.
         means: gets what is logged: all under 0, or where the batches are parts of a step, by the part.
+        may_stop: a run that is asked to stop leaves the evaluation.
     """
     is_sharded = parts.shards is not None
     progress = parts.progress
@@ -58,7 +60,7 @@ def evaluated_batches(
             for data in guard.evaluated_parts(micro, loader):
                 ranks.beat("evaluating")
                 yield data
-            if not is_sharded and ranks.stops_next and not loop.is_partial:
+            if may_stop and not is_sharded and ranks.stops_next:
                 break  # the run stops, and its figures are not recorded
 
 
@@ -80,15 +82,15 @@ def beside_training(loop: TransientState, metrics: EvaluationMetrics) -> Iterato
         loop: of the run.
         metrics: count what is logged inside.
     """
-    kept = loop.num_samples, loop.is_open, loop.unfinished
-    loop.is_open = False
-    loop.unfinished = []
+    kept = loop.num_samples, loop.phase, loop.held_back
+    loop.phase = Phase.BETWEEN
+    loop.held_back = []
     try:
         with generators_restored(), metrics.counting():
             yield
     finally:
         loop.evaluated = None
-        loop.num_samples, loop.is_open, loop.unfinished = kept
+        loop.num_samples, loop.phase, loop.held_back = kept
 
 
 @contextlib.contextmanager

@@ -10,8 +10,9 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from flambeau.data.loading.batch_plan import BatchLayout
@@ -23,15 +24,13 @@ from flambeau.parallel.preemption import OUT_OF_MEMORY, MicroBatchHalved
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
 from flambeau.run.folder.micro_batches_file import FILE, MicroBatches
-from flambeau.run.loop.kept_buffers import KeptBuffers
 from flambeau.run.loop.memory_table import inputs_of, memory_table
 from flambeau.run.loop.resumable_state import ResumableState
 from flambeau.run.loop.run_parts import RunParts
 from flambeau.run.loop.transient_state import TransientState
+from flambeau.run.options.advice import Advice
 from flambeau.terminal import say
 
-SMALLER = "Use smaller images, a smaller model, precision='bf16', or recompute activations"
-"""What messages advise where halving has come to its end; a command names its flags."""
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -79,6 +78,7 @@ class MemoryGuard:
         folder: of the run; None in a replay, which writes nothing.
         state, loop, parts: of the run.
         ranks: of the job.
+        advice: what messages advise.
     """
 
     def __init__(
@@ -89,9 +89,11 @@ class MemoryGuard:
         parts: RunParts,
         *,
         ranks: Ranks,
+        advice: Advice,
     ) -> None:
         self._folder, self._state, self._loop, self._parts = folder, state, loop, parts
         self._ranks = ranks
+        self._advice = advice
         self._start = _Start()
         self._why = ""
         self._buffers = KeptBuffers(state.model)
@@ -107,30 +109,30 @@ class MemoryGuard:
             InputError: memory has run out where smaller micro-batches do not help, or cannot be made.
         """
         loop = self._loop
-        micro = loop.micro if loop.evaluated is None else None
-        if micro is not None and micro.part == 1:
+        is_evaluation = loop.evaluated is not None
+        micro = None if is_evaluation else loop.micro
+        if is_evaluation:
+            loop.begin_evaluated()
+        elif micro is not None and micro.part == 1:
             self._begin()
-        loop.is_guarded = True
         try:
             yield
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             self._refuse(error)
-            loop.is_short = True
+            loop.run_out()
             self._why = _first_line(error)
             self._inputs = None if micro is None else inputs_of(micro.data)
             release_memory(error)
         else:
-            if not loop.is_open:
-                loop.settle()
-        finally:
-            loop.is_guarded = False
+            if is_evaluation:
+                loop.end_evaluated()
 
     def _begin(self) -> None:
         """A global batch begins."""
         state = self._state
-        self._loop.is_open = True
+        self._loop.begin_revocable()
         losses = len(state.window.losses)
         seen = state.window.total_samples
         self._start = _Start(state.position, state.order_crc, losses, seen)
@@ -142,10 +144,10 @@ class MemoryGuard:
         if self._loop.evaluated is not None:
             return
         step = self._state.step + 1
-        if not self._loop.is_open:
+        if not self._loop.is_revocable:
             raise InputError(
                 f"out of memory in step {self._state.step or 1}, after its backward pass, where smaller "
-                f"micro-batches do not help ({_first_line(error)})\n{SMALLER}"
+                f"micro-batches do not help ({_first_line(error)})\n{self._advice.save_memory}"
             ) from error
         if not isinstance(self._parts.loader, Loader):
             raise InputError(
@@ -178,7 +180,7 @@ class MemoryGuard:
         if now is None:
             parts.progress.show(table)
             raise InputError(
-                f"{text} do not fit, and cannot be made smaller ({self._why})\n{SMALLER}"
+                f"{text} do not fit, and cannot be made smaller ({self._why})\n{self._advice.save_memory}"
             )
         text += f" -> {now.micro_batch_size} samples, {now.num_parts} per step"
         fitting = dataclasses.replace(
@@ -200,15 +202,11 @@ class MemoryGuard:
     def _take_back(self) -> None:
         """All that the unfinished global batch has left."""
         state, loop, start = self._state, self._loop, self._start
-        loop.stream = loop.micro = None
-        loop.is_short = loop.is_open = loop.is_partial = False
-        loop.unfinished.clear()
+        loop.give_up()
         state.position, state.order_crc = start.position, start.order_crc
         state.window.take_back(start.num_losses, start.total_samples)
-        for thing in state.user.values():
-            take_back = getattr(thing, "take_back", None)  # of our own alone
-            if take_back is not None:
-                take_back()
+        for thing in state.counted_by_ranks():
+            thing.take_back()
         state.optimizer.zero_grad(set_to_none=True)
         self._parts.model.zero_grad(set_to_none=True)
         self._buffers.put_back()
@@ -269,10 +267,9 @@ class MemoryGuard:
             part = todo.pop(0)
             size = loop.num_samples = part.stop - part.start
             yield micro.data if size == micro.size else some_samples(micro.data, part, stacked=True)
-            if not loop.is_short:
+            if not loop.is_out_of_memory:
                 continue
-            loop.is_short = False
-            loop.unfinished.clear()
+            loop.end_evaluated()
             release_memory()
             if self._parts.shards is not None:
                 self.begin_again(lambda: None)
@@ -280,7 +277,7 @@ class MemoryGuard:
                 raise InputError(
                     f"out of memory in an evaluation, with {size} samples at once ({self._why})\n"
                     + (
-                        SMALLER
+                        self._advice.save_memory
                         if can_cut
                         else "Let its loader or collate function make smaller batches"
                     )
@@ -305,3 +302,49 @@ def _cut(whole: slice, most: int | None) -> list[slice]:
     num_parts = max(1, -(-size // most)) if most else 1
     bounds = [whole.start + number * size // num_parts for number in range(num_parts + 1)]
     return [slice(*pair) for pair in itertools.pairwise(bounds) if pair[0] < pair[1]] or [whole]
+
+
+class KeptBuffers:
+    """Copies of the buffers that a checkpoint holds, taken in one call for each kind of them.
+
+    Others are tables that a model makes again, and may be of another shape by then.
+
+    Args:
+        model: whose buffers are meant.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._slots = [
+            (module._buffers, name)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        ]
+        self._kept: list[list[Tensor]] | None = None
+
+    def keep(self) -> None:
+        """Copy them; does not wait for the device."""
+        live = self._live()
+        with torch.no_grad():
+            if self._kept is None:
+                self._kept = [[tensor.clone() for tensor in group] for group in live]
+            else:
+                _copy(live, self._kept)
+
+    def put_back(self) -> None:
+        """Let the model have what was copied last."""
+        if self._kept is not None:
+            with torch.no_grad():
+                _copy(self._kept, self._live())
+
+    def _live(self) -> list[list[Tensor]]:
+        """As they are now, floating ones and counts apart: one kernel copies tensors of one type."""
+        tensors: list[Any] = [holder[name] for holder, name in self._slots]
+        floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+        return [floating, [tensor for tensor in tensors if not tensor.is_floating_point()]]
+
+
+def _copy(source: list[list[Tensor]], target: list[list[Tensor]]) -> None:
+    for tensors, places in zip(source, target, strict=True):
+        if tensors:
+            torch._foreach_copy_(places, tensors)

@@ -26,14 +26,13 @@ from flambeau.run.loop.recorder import Recorder
 from flambeau.run.loop.resumable_state import ResumableState
 from flambeau.run.loop.run_parts import RunParts
 from flambeau.run.loop.training_step import TrainingStep
+from flambeau.run.options.advice import Advice
 from flambeau.run.options.run_options import RunOptions
 
 ROLLBACKS = 3
 """How often a run goes back before it gives up: then its learning rate is an eighth. Chosen."""
 LR_FACTOR = 0.5
 """What a rollback multiplies the learning rate by. Chosen."""
-CURES = "Usual cures: a smaller learning rate, clip_norm=1.0, on_nan='rollback'"
-"""What a message advises; a command names its flags."""
 
 
 class NotFinite(InputError):
@@ -129,6 +128,7 @@ class NanGuard:
         self._step = step
         self._goes_back = options.on_nan == "rollback" and folder is not None
         self._explain = options.explain
+        self._advice = options.advice or Advice()
         self._lines: list[dict[str, float]] = []
 
     def roll_back(
@@ -186,7 +186,11 @@ class NanGuard:
         if self._goes_back and self._state.rollbacks < ROLLBACKS:
             return str(bad)
         again = f", after {ROLLBACKS} rollbacks" if self._goes_back else ""
-        listed = "" if path is None else f".\n{CURES}; its samples are listed in {path}"
+        listed = (
+            ""
+            if path is None
+            else f".\n{self._advice.stay_finite}; its samples are listed in {path}"
+        )
         message = f"{bad}{again}; the weights are those from before it{listed}"
         raise NotFinite(message, path=path)
 

@@ -4,14 +4,14 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from flambeau.run.folder.events_log import EventsLog
-from flambeau.run.loop.newest_loss import NewestLoss
 from flambeau.run.loop.resumable_state import ResumableState
 from flambeau.run.loop.step_plan import StepPlan
 from flambeau.terminal import REFRESH_S, LiveLine, bar_line, clock, in_notebook, say, shows_bars
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _LITTLE = (
     0.1  # share of the time that is waited for data below which nothing is to be gained; chosen
 )
+_LOSS_EVERY_S = 1.0
+_NUM_LOSSES = 50  # whose mean is shown: one alone jumps; chosen
 _SMOOTH_S = 5.0  # over which speed and waiting are averaged; chosen
 
 
@@ -235,3 +237,47 @@ def peak_bytes(device: torch.device) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+class NewestLoss:
+    """The mean of the newest losses, at most once a second.
+
+    On a CUDA device it is copied to the host behind the work that is queued there, and read when the copy has
+    arrived. Of other accelerators nothing is read between two log points.
+
+    Args:
+        device: of the training.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._due = 0.0
+        self._on_host: Tensor | None = None
+        self._arrived: torch.Event | None = None
+
+    def read(self, losses: Sequence[Tensor]) -> float | None:
+        """The mean of the last of them, or of earlier ones; None where nothing new is known.
+
+        Args:
+            losses: 0-d, float32, on the device.
+        """
+        value = self._of_copy()
+        if not losses or time.perf_counter() < self._due or self._arrived is not None:
+            return value
+        self._due = time.perf_counter() + _LOSS_EVERY_S
+        if self._device.type == "cpu":
+            return float(torch.stack(list(losses[-_NUM_LOSSES:])).mean())
+        if self._device.type == "cuda":
+            if self._on_host is None:
+                self._on_host = torch.zeros((), pin_memory=True)
+            self._on_host.copy_(torch.stack(list(losses[-_NUM_LOSSES:])).mean(), non_blocking=True)
+            self._arrived = torch.Event(self._device)
+            self._arrived.record()
+        return value
+
+    def _of_copy(self) -> float | None:
+        """What the copy has brought, if it is there; asking that does not wait."""
+        if self._arrived is None or self._on_host is None or not self._arrived.query():
+            return None
+        self._arrived = None
+        return float(self._on_host)

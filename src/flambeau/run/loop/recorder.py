@@ -1,12 +1,9 @@
 """What a run writes into its folder and reads from it: metrics, checkpoints, the published weights."""
 
-import gc
-import inspect
 import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -14,7 +11,7 @@ from torch import nn
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
-from flambeau.parallel.shard_layout import Layout
+from flambeau.parallel.shard_layout import Layout, is_sharded
 from flambeau.recipes.setup.environment import environment
 from flambeau.run.folder.checkpointer import Checkpointer, Restored, SaveFailed
 from flambeau.run.folder.events_log import EventsLog
@@ -27,10 +24,9 @@ from flambeau.run.folder.identity import (
 from flambeau.run.folder.metrics_log import MetricsLog
 from flambeau.run.folder.published_weights import Result, publish
 from flambeau.run.folder.report_file import write_own_report
-from flambeau.run.folder.run_folder import START_AGAIN, RunFolder
+from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.epoch_lines import EpochLines
 from flambeau.run.loop.lr_schedule import LRSchedule
-from flambeau.run.loop.model_parts import model_parts
 from flambeau.run.loop.notebook_chart import NotebookChart
 from flambeau.run.loop.progress_bar import ProgressBar, peak_bytes
 from flambeau.run.loop.resumable_state import ResumableState
@@ -40,6 +36,8 @@ from flambeau.run.options.run_options import RunOptions
 
 if TYPE_CHECKING:
     from flambeau.run.trackers.tracking import Tracking
+
+_MOST_PARTS = 40  # of a model, in environment.json
 
 
 class Recorder:
@@ -67,7 +65,7 @@ class Recorder:
         compiled: bool,
         progress: ProgressBar,
     ) -> None:
-        self.saver = Checkpointer(folder.checkpoints, keep=options.keep)
+        self.saver = Checkpointer(folder.checkpoints, keep=options.keep, advice=folder.advice)
         facts = exactness_facts(state.amp.device, compiled=compiled)
         self.exactness = facts if options.parts else {**facts, "processes": ranks.world}
         """What decides the bits besides a checkpoint, for whoever resumes."""
@@ -109,7 +107,11 @@ class Recorder:
 
             root = self._folder.checkpoints
             self.saver = ShardedCheckpointer(
-                root, self._layout, self._ranks, keep=self._options.keep
+                root,
+                self._layout,
+                self._ranks,
+                keep=self._options.keep,
+                advice=self._folder.advice,
             )
 
     def open_metrics(self, found: Restored | None) -> None:
@@ -283,7 +285,8 @@ class Recorder:
             what = "" if is_over else f", of which it has trained {state.step} of {steps} steps"
             now = f"extend = {state.extend!r}" + (", or more" if is_over else "")
             raise InputError(
-                f"the run has been extended by {state.extend}{what}: give {now}; or {START_AGAIN}"
+                f"the run has been extended by {state.extend}{what}: give {now}; or "
+                f"{self._folder.advice.start_again}"
             )
         if more and not is_over:
             raise InputError(
@@ -354,9 +357,10 @@ class Recorder:
             self._say(f"not to the same bits: {reason}")
 
     def end_saves(self) -> None:
-        """Wait for the checkpoint under way; where the loop was left, its failure is told, not raised.
+        """Wait for the checkpoint under way; where the loop was left, its failure is printed, not raised.
 
-        By `break` or another error: the generator that is closed then cannot raise anything.
+        The generator that is closed then can neither raise anything nor see whether an error or a `break` has
+        ended the loop.
         """
         left = isinstance(sys.exception(), GeneratorExit)
         is_open = self._metrics_log is not None  # not closed before, as by a signal
@@ -364,14 +368,11 @@ class Recorder:
             self.saver.wait()
             step = self._state.step
             last_good = self.saver.last_good
-            if left and is_open and _an_error_ends_the_loop():
+            if left and is_open:
                 self._say(
-                    f"stopped by an error at step {step}; the next start goes on from {last_good}"
-                )
-            elif left and is_open:
-                self._say(
-                    f"the loop left run.epochs() at step {step}: the run is not finished, and goes on from "
-                    f"{last_good} when it is started again; run.stop() ends a run early as a finished one"
+                    f"the loop left run.epochs() at step {step}, by an error or by `break`: the run is not "
+                    f"finished, and continues from {last_good} when it is started again; to end it early as "
+                    "a finished one, call run.stop()"
                 )
         except (SaveFailed, FailedElsewhere) as error:
             if not left:
@@ -400,13 +401,30 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _an_error_ends_the_loop() -> bool:
-    """Whether an exception goes through the frame that iterates over the epochs, and not a `break`.
+def model_parts(model: nn.Module) -> dict[str, Any]:
+    """Its class, its parameters and which of them are trained, and the same of its parts.
 
-    Their generator cannot see what is raised outside of it; but a traceback refers to that frame by then.
+    Args:
+        model: its parameters may be shared, in pieces, or without a shape yet.
+
+    Returns:
+        JSON: `class`, `parameters`, `trained`, and `parts`, at most 40 of [name, class, parameters, trained].
     """
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name != "epochs":
-        frame = frame.f_back
-    user = None if frame is None else frame.f_back
-    return user is not None and any(isinstance(o, TracebackType) for o in gc.get_referrers(user))
+
+    def count(module: nn.Module) -> tuple[int, int]:
+        known = [p for p in module.parameters() if not isinstance(p, nn.UninitializedParameter)]
+        return sum(p.numel() for p in known), sum(p.numel() for p in known if p.requires_grad)
+
+    total, trained = count(model)
+    parts = [[name, _class_name(part), *count(part)] for name, part in model.named_children()]
+    return {
+        "class": _class_name(model),
+        "parameters": total,
+        "trained": trained,
+        "parts": parts[:_MOST_PARTS],
+    }
+
+
+def _class_name(module: nn.Module) -> str:
+    """The user's class: of a sharded module FSDP has made one that derives from itself and from that."""
+    return (type(module).__bases__[-1] if is_sharded(module) else type(module)).__name__

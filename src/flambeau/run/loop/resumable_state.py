@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,26 @@ from flambeau.run.loop.step_metrics import StepMetrics
 
 _SCALE_FLOOR = 2.0**-20
 """An fp16 loss scale below it: no step has worked for long. Chosen, untested."""
+
+
+@runtime_checkable
+class CountedByRanks(Protocol):
+    """An object of `state` that each rank counts for itself, and that rank 0 saves for all.
+
+    Attributes:
+        may_be_missing: a checkpoint of an earlier version, which has nothing of it, can be resumed.
+    """
+
+    may_be_missing: bool
+
+    def settle_ranks(self, ranks: Ranks) -> None:
+        """Bring what all ranks have counted to rank 0; all of them call it, before a checkpoint."""
+
+    def leave_to_first(self) -> None:
+        """Count nothing of what a checkpoint has brought: this is not rank 0, which counts it."""
+
+    def take_back(self) -> None:
+        """Forget what was counted of the global batch under way, which begins again."""
 
 
 @dataclass
@@ -95,18 +115,18 @@ class ResumableState:
     def settle(self, ranks: Ranks) -> None:
         """Put together on rank 0 what each rank has counted, before a snapshot; all ranks call it."""
         self.window.settle(ranks, step=self.step)
-        for thing in self.user.values():
-            settle_ranks = getattr(thing, "settle_ranks", None)  # of our own alone
-            if settle_ranks is not None:
-                settle_ranks(ranks)
+        for thing in self.counted_by_ranks():
+            thing.settle_ranks(ranks)
 
     def leave_to_first(self) -> None:
         """What a checkpoint has brought is counted by rank 0: here, on another one, it counts for nothing."""
         self.window.leave_to_first()
-        for thing in self.user.values():
-            leave_to_first = getattr(thing, "leave_to_first", None)
-            if leave_to_first is not None:
-                leave_to_first()
+        for thing in self.counted_by_ranks():
+            thing.leave_to_first()
+
+    def counted_by_ranks(self) -> list[CountedByRanks]:
+        """Of the user's objects those that ranks count together."""
+        return [thing for thing in self.user.values() if isinstance(thing, CountedByRanks)]
 
     def snapshot(self, *, metrics: tuple[int, int], exactness: Mapping[str, Any]) -> Snapshot:
         """A copy of everything on the CPU; waits for the device. Raises InputError as `check_shapes` does.
@@ -220,7 +240,7 @@ class ResumableState:
         parts = {
             name: thing
             for name, thing in self.user.items()
-            if name in saved or not getattr(thing, "may_be_missing", False)
+            if name in saved or not (isinstance(thing, CountedByRanks) and thing.may_be_missing)
         }
         if saved.keys() != parts.keys():
             raise InputError(

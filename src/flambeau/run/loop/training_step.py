@@ -113,7 +113,8 @@ class TrainingStep:
                 raise RuntimeError(_NO_GRADIENT) from error
             loss.detach_()  # a loop may keep it, and with it what the pass has not yet freed
             raise
-        self.loop.is_partial = not micro.ends_batch
+        if not micro.ends_batch:
+            self.loop.end_part(ends_batch=False)
         if self.sync is not None:
             self.sync.after_part()
         losses = state.window.add_loss(loss, micro.size, ends_step=micro.ends_batch)
@@ -127,9 +128,7 @@ class TrainingStep:
 
     def _finish(self, losses: list[Tensor]) -> None:
         state = self.state
-        self.loop.is_open = False
-        if self.loop.unfinished:
-            self.loop.settle()
+        self.loop.end_part(ends_batch=True)
         if self.sync is not None:
             losses += self.sync.after_backward(scale=state.amp.scale)
         groups = state.optimizer.param_groups

@@ -1,5 +1,6 @@
 """What the loop of a run remembers from one method to the next; none of it is in a checkpoint."""
 
+import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -7,6 +8,31 @@ from torch import Tensor
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.recipes.training.metrics import MeanOnDevice
+
+
+class Phase(enum.Enum):
+    """How far the global batch under way is, and whether it can be given up and begun again.
+
+    The transitions are the methods of `TransientState`:
+
+        BETWEEN -> REVOCABLE (its first forward pass, inside `run.halving()`) -> REVOCABLE_PARTIAL -> BETWEEN
+        BETWEEN -> PARTIAL (a backward pass outside of it) -> BETWEEN
+        BETWEEN -> EVALUATED (a batch of an evaluation, inside `run.halving()`) -> BETWEEN
+        REVOCABLE, REVOCABLE_PARTIAL, EVALUATED -> OUT_OF_MEMORY -> BETWEEN
+
+    An evaluation begins with BETWEEN; afterwards the phase is what it was before.
+    """
+
+    BETWEEN = "no gradient of a global batch is there"
+    REVOCABLE = "its first forward pass is under way, and nothing has been counted for good"
+    REVOCABLE_PARTIAL = "gradients of some of its parts are there, and nothing was counted for good"
+    PARTIAL = "gradients of some of its parts are there"
+    EVALUATED = "a batch of an evaluation is under way, which can be cut in two"
+    OUT_OF_MEMORY = "memory has run out, and the batch comes again"
+
+
+_REVOCABLE = (Phase.REVOCABLE, Phase.REVOCABLE_PARTIAL)
+_PARTIAL = (Phase.PARTIAL, Phase.REVOCABLE_PARTIAL)
 
 
 @dataclass
@@ -20,15 +46,12 @@ class TransientState:
         stream: the batches of the epochs to come; None until they are asked for.
         micro: the batch that was yielded and waits for its step.
         done: the batch that has ended a step, while the loop's body may not be done with it.
-        part_of: the steps before that of the last batch, and the batch's number for random draws.
+        part_of: how many steps were done before the last batch, and that batch's number for random draws.
         num_samples: of the last batch, for the means that are logged; -1 before the first.
         asks_to_stop: this process has called `run.stop()`, and the others may not know it yet.
         evaluated: the means of an evaluation under way.
-        is_guarded: the loop is inside `run.halving()`, so what it counts may be taken back.
-        is_partial: gradients of a part of the global batch are there, and not of all.
-        is_open: a global batch has begun so, and its backward passes are not all done.
-        is_short: memory has run out there; the batch is to come again.
-        unfinished: counts what was logged of it, once it is done.
+        phase: of the global batch.
+        held_back: counts what was logged of it, once it is done.
     """
 
     halted_steps: Tensor
@@ -41,11 +64,8 @@ class TransientState:
     num_samples: int = -1
     asks_to_stop: bool = False
     evaluated: dict[str, MeanOnDevice] | None = None
-    is_guarded: bool = False
-    is_partial: bool = False
-    is_open: bool = False
-    is_short: bool = False
-    unfinished: list[Callable[[], object]] = field(default_factory=list)
+    phase: Phase = Phase.BETWEEN
+    held_back: list[Callable[[], object]] = field(default_factory=list)
 
     def begin(self, micro: MicroBatch, *, step: int) -> None:
         """A batch is handed to the loop, after `step` steps."""
@@ -63,24 +83,80 @@ class TransientState:
 
         return put_back
 
-    def count(self, work: Callable[[], object]) -> None:
-        """Count something of the batch under way: now, or when it is done, if it may be taken back."""
-        if self.is_guarded:
-            self.unfinished.append(work)
+    # ---------------------------------------------------------------- the phase of the global batch
+
+    @property
+    def is_partial(self) -> bool:
+        """Gradients of some parts of a global batch are there, and not of all."""
+        return self.phase in _PARTIAL
+
+    @property
+    def is_revocable(self) -> bool:
+        """The global batch can be given up and begun again."""
+        return self.phase in _REVOCABLE
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Memory has run out, and the batch under way comes again."""
+        return self.phase is Phase.OUT_OF_MEMORY
+
+    def begin_revocable(self) -> None:
+        """A global batch begins inside `run.halving()`."""
+        self.phase = Phase.REVOCABLE
+
+    def begin_evaluated(self) -> None:
+        """A batch of an evaluation begins inside `run.halving()`."""
+        self.phase = Phase.EVALUATED
+
+    def end_evaluated(self) -> None:
+        """A batch of an evaluation is done, and what was logged counts; or it has run out of memory."""
+        if self.is_out_of_memory:
+            self.held_back.clear()
+        self.phase = Phase.BETWEEN
+        self.settle()
+
+    def end_part(self, *, ends_batch: bool) -> None:
+        """The backward pass of a part is done; with the last one, what was logged counts."""
+        if ends_batch:
+            self.phase = Phase.BETWEEN
+            self.settle()
         else:
+            self.phase = Phase.REVOCABLE_PARTIAL if self.is_revocable else Phase.PARTIAL
+
+    def run_out(self) -> None:
+        """Memory has run out in a batch that can be given up."""
+        self.phase = Phase.OUT_OF_MEMORY
+
+    def give_up(self) -> None:
+        """Forget the global batch under way."""
+        self.stream = None
+        self.micro = None
+        self.phase = Phase.BETWEEN
+        self.held_back.clear()
+
+    def count(self, work: Callable[[], object]) -> None:
+        """Count something of the batch under way: now, or when it is done, if it may be given up.
+
+        Of a batch that has run out of memory nothing counts: it comes again.
+        """
+        if self.is_revocable or self.phase is Phase.EVALUATED:
+            self.held_back.append(work)
+        elif not self.is_out_of_memory:
             work()
 
     def settle(self) -> None:
         """The batch under way is done: what was logged of it counts."""
-        for work in self.unfinished:
+        for work in self.held_back:
             work()
-        self.unfinished.clear()
+        self.held_back.clear()
 
     def restart(self, *, saved_step: int, next_event: int) -> None:
-        """As in a new process that goes on from a checkpoint."""
+        """As in a new process that continues from a checkpoint."""
+        self.give_up()
         self.halted_steps.zero_()
-        self.next_event, self.saved_step = next_event, saved_step
-        self.stream = self.micro = self.done = self.evaluated = None
-        self.asks_to_stop = self.is_partial = self.is_open = self.is_short = False
-        self.unfinished.clear()
+        self.next_event = next_event
+        self.saved_step = saved_step
+        self.done = None
+        self.evaluated = None
+        self.asks_to_stop = False
         self.num_samples = 0

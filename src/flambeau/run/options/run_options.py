@@ -10,6 +10,7 @@ from typing import Any, Literal
 from flambeau.data.loading.batch_plan import Order
 from flambeau.errors import InputError, nearest
 from flambeau.recipes.training.plateau import ReduceOnPlateau
+from flambeau.run.options.advice import Advice
 from flambeau.run.options.durations import parse_seconds
 from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.option import AT_LEAST_1, Range, check_value, option, typed
@@ -177,6 +178,14 @@ class RunOptions(SharedOptions):
         "settings of a command of your own that include the options above: `config.toml` holds them instead",
         "你自己的命令的设置，其中包含以上选项：`config.toml` 保存的是它们",
         group="run folder",
+    )
+    advice: Advice | None = option(
+        None,
+        "sentences that messages advise, in the words of a command of your own",
+        "错误信息中的建议，用你自己的命令的措辞",
+        group="run folder",
+        auto=("those of Python", "Python 的措辞"),
+        may_change=True,
     )
     attachments: Mapping[str, bytes] | None = option(
         None,

@@ -16,11 +16,12 @@ from flambeau.parallel.ranks import Ranks, local_world
 from flambeau.recipes.memory.batch_size_finder import free_bytes, largest_batch
 from flambeau.recipes.setup.environment import usable_memory
 from flambeau.run.loop.evaluation_mode import generators_restored
-from flambeau.run.loop.memory_guard import SMALLER, least_micro_batch
+from flambeau.run.loop.memory_guard import least_micro_batch
 from flambeau.run.loop.progress_bar import peak_bytes
 from flambeau.trainer.parts.data import noise_batch
 from flambeau.trainer.parts.model import kept_as_is
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.settings import BY_FLAGS
 
 _LATER_BYTES = 2**27  # on a CPU: stacks of threads that the loop starts, and what they keep
 
@@ -72,7 +73,7 @@ def find_micro_batch(
             limit = _limit_bytes(ranks.world) if device.type == "cpu" else None
             found = largest_batch(trial, _sizes(whole, least), device=device, limit_bytes=limit)
         if found is None:
-            raise InputError(f"out of memory, with {least} samples at once\n{SMALLER}")
+            raise InputError(f"out of memory, with {least} samples at once\n{BY_FLAGS.save_memory}")
         return found
 
     found = min(ranks.gather(ranks.each(search)))

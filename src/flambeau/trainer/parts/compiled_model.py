@@ -16,10 +16,11 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
 from flambeau.recipes.training.amp_step import autocast
 from flambeau.run.loop.evaluation_mode import generators_restored
-from flambeau.run.loop.memory_guard import SMALLER, halved
+from flambeau.run.loop.memory_guard import halved
 from flambeau.trainer.parts.data import noise_batch
 from flambeau.trainer.parts.model import kept_as_is
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.settings import BY_FLAGS
 
 
 def compiled(model: nn.Module, settings: ResolvedSettings) -> nn.Module:
@@ -91,7 +92,7 @@ def warm_up(
         smaller = halved(layout, model)
         if smaller is None:
             raise InputError(
-                f"out of memory, with {layout.micro_batch_size} samples at once\n{SMALLER}"
+                f"out of memory, with {layout.micro_batch_size} samples at once\n{BY_FLAGS.save_memory}"
             )
         layout = smaller
     return time.perf_counter() - start, layout.micro_batch_size

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from flambeau.errors import InputError
+from flambeau.run.options.advice import Advice
 from flambeau.run.options.durations import parse_duration, parse_seconds
 from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.option import (
@@ -31,6 +32,13 @@ BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 """The optimizers that have betas."""
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
 """The momentum of the optimizers that have one, where it is left open."""
+BY_FLAGS = Advice(
+    start_again="--fresh sets it aside, and --weights RUN --out NEW begins another one from its weights",
+    train_longer="--extend 10ep trains a finished run on for so much more",
+    save_memory="Use a smaller --image-size or --model, --precision bf16, or --recompute 'layer*.*'",
+    stay_finite="Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback",
+)
+"""What the messages of `flambeau train` advise."""
 _TAKEN_BY = (  # a setting, and the values of another one with which it has an effect
     ("patience", "schedule", ("plateau",)),
     ("plateau_factor", "schedule", ("plateau",)),

@@ -1,22 +1,33 @@
-"""What a run does between two steps: lines, checkpoints, stopping, the end of an epoch and of the run."""
+"""The life of a run: where it continues, what happens between two steps, how it goes back, stops and ends."""
 
+import contextlib
+import os
 import weakref
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.parallel.preemption import FLAG
+from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
+from flambeau.run.folder.checkpointer import Restored
+from flambeau.run.folder.published_weights import Result, finished
+from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.evaluation_mode import BETWEEN_PARTS
+from flambeau.run.loop.memory_guard import MemoryGuard
 from flambeau.run.loop.nan_guard import NanGuard
-from flambeau.run.loop.resumption import Resumption
+from flambeau.run.loop.rank_checks import check_shares
+from flambeau.run.loop.recorder import Recorder
+from flambeau.run.loop.resumable_state import ResumableState
+from flambeau.run.loop.run_parts import RunParts
 from flambeau.run.loop.training_step import TrainingStep
+from flambeau.run.loop.transient_state import TransientState
 
 
-class BetweenSteps:
+class Lifecycle:
     """All of it happens on all ranks, at the same steps.
 
     Args:
-        resumption: of the run, with all that belongs to it.
-        nan_guard, step: of the run.
+        folder, state, loop, parts, ranks, recorder: of the run.
+        nan_guard, memory, step: of the run.
         replays: nothing is written.
 
     Attributes:
@@ -24,12 +35,28 @@ class BetweenSteps:
     """
 
     def __init__(
-        self, resumption: Resumption, nan_guard: NanGuard, step: TrainingStep, *, replays: bool
+        self,
+        folder: RunFolder,
+        state: ResumableState,
+        loop: TransientState,
+        parts: RunParts,
+        ranks: Ranks,
+        *,
+        recorder: Recorder,
+        nan_guard: NanGuard,
+        memory: MemoryGuard,
+        step: TrainingStep,
+        replays: bool,
     ) -> None:
-        self._resumption, self._nan_guard, self._step = resumption, nan_guard, step
-        self._state, self._loop, self._parts = resumption.state, resumption.loop, resumption.parts
-        self._ranks, self._recorder = resumption.ranks, resumption.recorder
-        self._folder = resumption.folder.path
+        self._folder = folder
+        self._state = state
+        self._loop = loop
+        self._parts = parts
+        self._ranks = ranks
+        self._recorder = recorder
+        self._nan_guard = nan_guard
+        self._memory = memory
+        self._step = step
         self._replays = replays
         self.finalizer: weakref.finalize[[int], object] | None = None
 
@@ -42,6 +69,48 @@ class BetweenSteps:
     def holds(self) -> bool:
         """The run has not been closed."""
         return self.finalizer is not None and self.finalizer.alive
+
+    def resume(self) -> Result | None:
+        """Go on from the newest checkpoint that is whole, if there is any; the result of a finished run."""
+        found = self._recorder.newest()
+        say = self._parts.progress.say
+        if found is not None:
+            self.go_to(found)
+            if self._state.position and self._parts.loader.are_shares:
+                check_shares(found.meta["exactness"].get("processes", 1), self._ranks.world)
+        if not self._recorder.begin_extension(self._parts.schedule):
+            result = self._ranks.first(lambda: finished(self._folder, say=say))
+            if result is not None:
+                return result
+        if found is not None:
+            self._recorder.say_where(found)
+            self._memory.say_where()
+        self._recorder.open_metrics(found)
+        return None
+
+    def go_to(self, found: Restored) -> None:
+        """Stand where a checkpoint was taken."""
+        state = self._state
+        state.load(found)
+        if not self._ranks.is_first:
+            state.leave_to_first()
+        next_event = self._parts.plan.next_event(state.step)
+        self._loop.restart(saved_step=state.step, next_event=next_event)
+        state.window.restart_clock()
+        self._recorder.saver.last_good = found.name
+
+    def _roll_back(self, steps_before: int) -> None:
+        """Go back from a bad step to the newest checkpoint, or stop.
+
+        Raises:
+            NotFinite: if the run stops.
+        """
+        self._loop.stream = None
+        why = self._nan_guard.roll_back(steps_before, self._recorder, self.go_to)
+        self._recorder.begin_extension(self._parts.schedule)
+        if self._step.sync is not None:
+            self._step.sync.roll_back()
+        self._parts.progress.say(why)
 
     def _agree_to_stop(self) -> None:
         """Learn whether any rank has called `run.stop`."""
@@ -81,7 +150,7 @@ class BetweenSteps:
             return
         row, halted_steps = self._state.read_window(self._loop.halted_steps)
         if halted_steps:
-            self._resumption.roll_back(self._state.step - halted_steps, self._nan_guard, self._step)
+            self._roll_back(self._state.step - halted_steps)
             return
         self._recorder.write(row)
         self._parts.progress.note(row)
@@ -131,7 +200,7 @@ class BetweenSteps:
         self._loop.stream = None
         if self._recorder.has_time_to_save(another=self._loop.saved_step != self._state.step):
             self.save(wait=True)
-            self._parts.progress.say_saved(signal, step=self._state.step, folder=self._folder)
+            self._parts.progress.say_saved(signal, step=self._state.step, folder=self._folder.path)
         ending = FLAG.answer()
         self.close()
         raise ending
@@ -163,3 +232,22 @@ class BetweenSteps:
         finally:
             if self.finalizer is not None:
                 self.finalizer()
+
+
+def closed_when_dropped(
+    owner: object, resources: contextlib.ExitStack
+) -> "weakref.finalize[[int], object]":
+    """Give resources back when this is called, or when their owner is dropped; never in a forked process.
+
+    Args:
+        owner: of them.
+        resources: their copies in a forked process belong to nobody.
+    """
+
+    def close(process: int) -> None:
+        if os.getpid() == process:
+            resources.close()
+
+    finalizer = weakref.finalize(owner, close, os.getpid())
+    finalizer.atexit = False
+    return finalizer
