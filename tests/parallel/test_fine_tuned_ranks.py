@@ -16,6 +16,7 @@ from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.run.run import Run
 from flambeau.trainer.fit import fit, set_up
 from flambeau.trainer.parts.auto_settings import resolve
+from flambeau.trainer.parts.data import Prepared
 from flambeau.trainer.settings.settings import Settings
 
 StartRanks = Callable[..., Any]
@@ -61,7 +62,7 @@ def train(
         **given, **paths,
     })  # fmt: skip
     resolved, facts = resolve(settings, train, val)
-    training = set_up(resolved, facts, train, val, folder=folder, bar=False)
+    training = set_up(Prepared(resolved, facts, train, val), folder=folder, bar=False)
     before = whole(training.model)
     fit(training)
     rows = (folder / "metrics.jsonl").read_text().splitlines()

@@ -28,6 +28,7 @@ from flambeau.trainer import loss as loss_module
 from flambeau.trainer.fit import Training, fit, set_up
 from flambeau.trainer.parts import data, model
 from flambeau.trainer.parts.auto_settings import resolve
+from flambeau.trainer.parts.data import Prepared
 from flambeau.trainer.settings.settings import Settings
 
 META = torch.device("meta")
@@ -72,7 +73,9 @@ def prepare(images: Path, folder: Path, *, replay: bool, **given: Any) -> Traini
     )  # fmt: skip
     resolved, facts = resolve(settings, train, val)
     start = folder / "checkpoints" / "step-00000000" if replay else None
-    return set_up(resolved, facts, train, val, folder=folder, bar=False, replay_from=start)
+    return set_up(
+        Prepared(resolved, facts, train, val), folder=folder, bar=False, replay_from=start
+    )
 
 
 def steps(training: Training, number: int) -> list[Any]:

@@ -25,6 +25,7 @@ from flambeau.run.loop.lifecycle import Lifecycle
 from flambeau.run.loop.step_metrics import StepMetrics, add_value
 from flambeau.trainer.fit import Training, set_up
 from flambeau.trainer.parts.auto_settings import resolve
+from flambeau.trainer.parts.data import Prepared
 from flambeau.trainer.settings.settings import Settings
 
 METHODS = (
@@ -92,7 +93,7 @@ def prepare(images: Path, folder: Path, **given: Any) -> Training:
     train, val = open_sources(images, seed=0)
     settings = Settings(**{"data": str(images), "precision": "fp32", "batch_size": 4, **given})
     resolved, facts = resolve(settings, train, val)
-    return set_up(resolved, facts, train, val, folder=folder, bar=False)
+    return set_up(Prepared(resolved, facts, train, val), folder=folder, bar=False)
 
 
 @pytest.mark.parametrize(

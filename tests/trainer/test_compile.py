@@ -14,6 +14,7 @@ from flambeau.data.loading.batch_plan import BatchLayout, share_sizes
 from flambeau.data.sources.open_data import open_sources
 from flambeau.trainer.fit import fit, set_up
 from flambeau.trainer.parts.auto_settings import resolve
+from flambeau.trainer.parts.data import Prepared
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.settings.stored_settings import canonical
 
@@ -49,7 +50,7 @@ def train(
         data=str(images), device="cpu", precision="fp32", epochs=2, ema=0.9, **{"batch_size": 6, **given},
     ))  # fmt: skip
     resolved, facts = resolve(settings, train, val)
-    training = set_up(resolved, facts, train, val, folder=folder, bar=False)
+    training = set_up(Prepared(resolved, facts, train, val), folder=folder, bar=False)
     if stop_at >= 0:
         loss_of = training.loss_of.with_logits
 

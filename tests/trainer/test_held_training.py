@@ -20,7 +20,7 @@ from flambeau.run.run import Run
 from flambeau.trainer.fit import Training, fit, set_up
 from flambeau.trainer.parts import data
 from flambeau.trainer.parts.auto_settings import resolve
-from flambeau.trainer.parts.data import DataFacts, datasets
+from flambeau.trainer.parts.data import DataFacts, Prepared, datasets
 from flambeau.trainer.settings.settings import Settings
 
 BAD = 30
@@ -50,7 +50,7 @@ def prepare(images: Path, folder: Path, **given: Any) -> Training:
     }
     settings = Settings(**{**usual, "skip_bad_images": 1, "log_every": 1, **given})
     resolved, facts = resolve(settings, train, val)
-    return set_up(resolved, facts, train, val, folder=folder, bar=False)
+    return set_up(Prepared(resolved, facts, train, val), folder=folder, bar=False)
 
 
 def learn(images: Path, folder: Path, **given: Any) -> Training:
@@ -126,7 +126,9 @@ def kinds(images: Path, **given: Any) -> list[bool]:
     train, val = open_sources(images, seed=0)
     settings = Settings(**{"data": str(images), "device": "cpu", "skip_bad_images": 1, **given})
     resolved, facts = resolve(settings, train, val)
-    return [isinstance(data, DeviceDataset) for data in datasets(resolved, facts, train, val)]
+    return [
+        isinstance(data, DeviceDataset) for data in datasets(Prepared(resolved, facts, train, val))
+    ]
 
 
 @pytest.mark.usefixtures("holding")
@@ -159,7 +161,7 @@ def test_cuda_holds_and_a_cpu_does_not(images: Path, monkeypatch: pytest.MonkeyP
     train, val = open_sources(images, seed=0)
     settings = Settings(data=str(images), workers=0, image_size=16, skip_bad_images=1)
     facts = DataFacts(["0", "1"], 1, [0.5], [0.5], len(train), len(val), "", "", None)
-    datasets(settings, facts, train, val)
+    datasets(Prepared(settings, facts, train, val))
     assert seen == [(torch.device("cuda", 1), True), (torch.device("cuda", 1), False)]
 
 
@@ -169,7 +171,7 @@ def test_ranks_share_what_each_holds(images: Path) -> None:
     settings, facts = resolve(
         Settings(data=str(images), device="cpu", skip_bad_images=1), train, val
     )
-    held, _ = datasets(settings, facts, train, val)
+    held, _ = datasets(Prepared(settings, facts, train, val))
     whole, *shares = (
         list(Loader(held, BatchLayout(16, **ranks)).stream(epoch=1, position=16, epochs=1))
         for ranks in ({}, {"rank": 0, "world": 2}, {"rank": 1, "world": 2})

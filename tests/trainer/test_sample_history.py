@@ -18,6 +18,7 @@ from flambeau.run.loop.resumable_state import ResumableState
 from flambeau.trainer.evaluation.sample_history import FILE, SampleHistory, label_suspects
 from flambeau.trainer.fit import fit, set_up
 from flambeau.trainer.parts.auto_settings import resolve
+from flambeau.trainer.parts.data import Prepared
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.settings.stored_settings import canonical
 
@@ -44,7 +45,7 @@ def train(data: Path, folder: Path, *, stop_at: int = -1, **given: Any) -> Any:
         **({"epochs": 6, "batch_size": 10} | given),
     ))  # fmt: skip
     resolved, facts = resolve(settings, *sources)
-    training = set_up(resolved, facts, *sources, folder=folder, bar=False)
+    training = set_up(Prepared(resolved, facts, *sources), folder=folder, bar=False)
     if stop_at >= 0:
         loss_of = training.loss_of.with_logits
 

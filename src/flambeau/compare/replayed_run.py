@@ -1,5 +1,6 @@
 """A run of `flambeau train` once more, step by step, from a checkpoint or its beginning; writes nothing."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Generator, Sequence
@@ -20,7 +21,6 @@ from flambeau.compare.saved_states import (
     steps_of,
 )
 from flambeau.compare.step_events import StepEvents
-from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged
@@ -34,10 +34,11 @@ from flambeau.run.folder.micro_batches_file import MicroBatches
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.trainer.fit import batch_loss, set_up
 from flambeau.trainer.parts.class_weights import balanced_sampler
-from flambeau.trainer.parts.data import DataFacts, reopen_data
+from flambeau.trainer.parts.data import Prepared, reopen_data
 from flambeau.trainer.parts.device import pick_device, use_float32
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.stored_settings import from_stored
+from flambeau.trainer.trial_training import trial_training
 
 _MOST_THREADS = 256  # that a file may ask for
 _OF_MACHINE = (
@@ -96,6 +97,7 @@ class ReplayedRun:
         self, facts: RunFacts, start: int | None, temporary: Path, permission: Permission
     ) -> None:
         self.facts = facts
+        self._resources = contextlib.ExitStack()
         folder = facts.folder
         if not facts.is_command:
             raise InputError(
@@ -106,32 +108,25 @@ class ReplayedRun:
         self.own = _checkpoint(folder.path, later[0]) if later else None
         begins = start is None and 0 in steps_of(folder.path)
         self.own_beginning = _checkpoint(folder.path, 0) if begins else None
-        train, val, data_facts = reopen_data(settings, folder.dataset, permission)
-        self.classes = data_facts.classes
-        self._train = train
+        prepared = reopen_data(settings, folder.dataset, permission)
+        self.classes = prepared.facts.classes
+        self._train = prepared.train
         self._settings = settings
         first = None if start is None else checkpoint_of(folder.path, start)
         self._check_extension(first)
         if first is None:
-            first = _beginning(settings, data_facts, train, val, temporary)
+            first = _beginning(prepared, temporary)
         try:
-            self._training = set_up(
-                settings,
-                data_facts,
-                train,
-                val,
-                folder=temporary / "none",
-                bar=False,
-                replay_from=first,
-                micro_batch=_micro_batch(folder.path, start, first),
+            trial = trial_training(
+                prepared, replay_from=first, micro_batch=_micro_batch(folder.path, start, first)
             )
+            self._training = self._resources.enter_context(trial)
         except InputError:
             raise
         except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
             why = f"{type(error).__name__}: {error}"
             raise InputError(f"{first} cannot be put into its model: {why}") from error
         self._run = run = self._training.run
-        run.progress.silent = True
         if self.own is not None:  # after a rollback the rate is lower from the checkpoint on
             run.state.lr_scale = self.own.state.get("lr_scale", run.state.lr_scale)
         self.device = pick_device(settings.device)
@@ -224,7 +219,7 @@ class ReplayedRun:
         """Remove the hooks, and end the reading of data."""
         self.events.close()
         self._batches.close()
-        self._run.close()
+        self._resources.close()
 
     def _all_batches(self) -> Generator[Any]:
         run = self._run
@@ -303,12 +298,9 @@ def _checkpoint(run: Path, step: int) -> Restored:
     return found
 
 
-def _beginning(
-    settings: ResolvedSettings, facts: DataFacts, train: Source, val: Source, folder: Path
-) -> Path:
+def _beginning(prepared: Prepared, folder: Path) -> Path:
     """The checkpoint of step 0 that a run of these settings writes, in a folder of its own."""
-    alone = dataclasses.replace(settings, shard="none")
-    run = set_up(alone, facts, train, val, folder=folder, bar=False).run
+    run = set_up(prepared.but(shard="none"), folder=folder, bar=False).run
     run.progress.silent = True
     epochs = run.epochs()
     next(epochs)

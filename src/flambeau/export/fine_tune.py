@@ -11,7 +11,7 @@ from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.run.options.durations import parse_duration
 from flambeau.run.run import Run
-from flambeau.trainer.parts.data import datasets
+from flambeau.trainer.parts.data import Prepared, datasets
 from flambeau.trainer.prediction.trained_model import Trained
 
 _LR = 3e-4  # of AdamW, down to 0 by a cosine; chosen
@@ -41,7 +41,7 @@ def fine_tune(
         InputError: a duration that is none, or data that cannot be read.
     """
     settings = trained.settings
-    data, _ = datasets(settings, trained.facts, *sources)
+    data, _ = datasets(Prepared(settings, trained.facts, *sources))
     network = network.train().to(trained.device)
     exempt = [p for name, p in network.named_parameters() if name.rpartition(".")[2] in _ROUNDING]
     decayed = [p for p in network.parameters() if all(p is not other for other in exempt)]

@@ -8,26 +8,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import join_ranks
 from flambeau.run.loop.nan_guard import NotFinite
 from flambeau.run.loop.progress_bar import peak_bytes
 from flambeau.trainer.fit import Training
-from flambeau.trainer.parts.data import DataFacts
+from flambeau.trainer.parts.data import Prepared
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS
-from flambeau.trainer.temporary_run import temporary_training
+from flambeau.trainer.trial_training import trial_training
 
 _STEPS = 6
 _ENOUGH_S = 20.0  # of steps; the first one is made in any case
 
 
 def dry_run(
-    settings: ResolvedSettings,
-    facts: DataFacts,
-    train: Source,
-    val: Source,
+    prepared: Prepared,
     *,
     say: Callable[[str], None],
     micro_batch: int | Literal["auto"] | None = None,
@@ -35,14 +31,14 @@ def dry_run(
     """Make all that a training needs, train for some steps in a folder that is removed, and say their cost.
 
     Args:
-        settings, facts, train, val, micro_batch: as for `set_up`.
+        prepared, micro_batch: as for `set_up`.
         say: takes lines for the user.
 
     Raises:
         InputError: whatever would prevent the training.
     """
     ranks = join_ranks()
-    with temporary_training(settings, facts, train, val, micro_batch=micro_batch) as training:
+    with trial_training(prepared, micro_batch=micro_batch) as training:
         try:
             seconds = _first_steps(training, world=ranks.world)
             is_finite = not training.run.state.amp.halted
@@ -53,7 +49,7 @@ def dry_run(
                 f"within {_STEPS} steps the loss or a gradient was NaN or infinite\n{BY_FLAGS.stay_finite}"
             )
         if ranks.is_first:
-            for line in _report(training, seconds, settings):
+            for line in _report(training, seconds, prepared.settings):
                 say(line)
 
 

@@ -1,29 +1,23 @@
 """The learning-rate range test of a run that is to be trained: `flambeau train --find-lr`."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Generator
 from typing import Any, Literal
 
 from torch import Tensor
 
-from flambeau.data.sources.source import Source
 from flambeau.parallel.ranks import join_ranks
 from flambeau.recipes.training.lr_range import LRCurve, rising_rates
 from flambeau.run.loop.nan_guard import NotFinite
 from flambeau.trainer.fit import Training, batch_loss
-from flambeau.trainer.parts.data import DataFacts
-from flambeau.trainer.settings.resolved_settings import ResolvedSettings
-from flambeau.trainer.temporary_run import temporary_training
+from flambeau.trainer.parts.data import Prepared
+from flambeau.trainer.trial_training import trial_training
 
 _LOW, _HIGH, _STEPS = 1e-6, 10.0, 100
 
 
 def find_lr(
-    settings: ResolvedSettings,
-    facts: DataFacts,
-    train: Source,
-    val: Source,
+    prepared: Prepared,
     *,
     say: Callable[[str], None],
     micro_batch: int | Literal["auto"] | None = None,
@@ -31,14 +25,13 @@ def find_lr(
     """Train with a rising learning rate in a folder that is removed, all else as the run will have it.
 
     Args:
-        settings, facts, train, val, micro_batch: as for `set_up`.
+        prepared, micro_batch: as for `set_up`.
         say: takes lines for the user.
 
     Raises:
         InputError: whatever would prevent the training.
     """
-    brief = dataclasses.replace(
-        settings,
+    brief = prepared.but(
         epochs=None,
         duration=f"{_STEPS}st",
         warmup="0%",
@@ -50,11 +43,11 @@ def find_lr(
     )
     curve = LRCurve()
     ranks = join_ranks()
-    with temporary_training(brief, facts, train, val, micro_batch=micro_batch) as training:
+    with trial_training(brief, micro_batch=micro_batch) as training:
         ranks.first(lambda: say(f"learning-rate range test: up to {_STEPS} steps"))
         with contextlib.closing(_losses(training)) as losses:
             for rate in rising_rates(_LOW, _HIGH, _STEPS):
-                training.run.state.lr_scale = rate / settings.lr  # of all groups
+                training.run.state.lr_scale = rate / prepared.settings.lr  # of all groups
                 loss = next(losses, None)
                 if loss is None or not curve.add(rate, loss):
                     break

@@ -37,7 +37,7 @@ from flambeau.trainer.loss import TrainingLoss, make_teacher
 from flambeau.trainer.parts.auto_batch_size import find_micro_batch
 from flambeau.trainer.parts.class_weights import balanced_sampler
 from flambeau.trainer.parts.compiled_model import compiled, warm_up
-from flambeau.trainer.parts.data import DataFacts, datasets
+from flambeau.trainer.parts.data import DataFacts, Prepared, datasets
 from flambeau.trainer.parts.device import pick_device, use_float32, use_threads
 from flambeau.trainer.parts.fine_tuning import (
     freeze_parts,
@@ -134,10 +134,7 @@ def _keep_for_report(training: Training, evaluations: RunEvaluations, *, is_last
 
 
 def set_up(
-    settings: ResolvedSettings,
-    facts: DataFacts,
-    train: Source,
-    val: Source,
+    prepared: Prepared,
     *,
     folder: Path,
     bar: bool = True,
@@ -149,9 +146,7 @@ def set_up(
     """Make everything that `fit` runs.
 
     Args:
-        settings: of the run.
-        facts: of the data.
-        train, val: the sources.
+        prepared: its settings and data.
         folder: of the run.
         bar: show a progress bar on a terminal.
         replay_from: a checkpoint folder to start from, writing nothing.
@@ -162,9 +157,12 @@ def set_up(
     Raises:
         InputError: whatever the user can fix.
     """
+    settings = prepared.settings
+    facts = prepared.facts
+    train = prepared.train
     device = set_up_torch(settings)
     ranks = join_ranks()
-    data = train_data, _ = datasets(settings, facts, train, val)
+    data = train_data, _ = datasets(prepared)
     model, lines = new_model(settings, facts, train, ranks, folder=folder, replay_from=replay_from)
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
     lines += report(settings, model, optimizer)  # before Run, which may put pieces into it

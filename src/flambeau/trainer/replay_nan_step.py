@@ -10,9 +10,10 @@ from flambeau.errors import InputError
 from flambeau.run.folder.micro_batches_file import MicroBatches
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.nan_guard import BadStep
-from flambeau.trainer.fit import Training, set_up
+from flambeau.trainer.fit import Training
 from flambeau.trainer.parts.data import reopen_data
 from flambeau.trainer.settings.stored_settings import from_stored
+from flambeau.trainer.trial_training import trial_training
 
 
 def replay_nan_step(path: Path, *, trust: bool = False, say: Callable[[str], None]) -> int:
@@ -42,25 +43,18 @@ def replay_nan_step(path: Path, *, trust: bool = False, say: Callable[[str], Non
             f"{bad.checkpoint}, from which {path.name} would be run again, has been removed since (--keep)"
         )
     settings = from_stored(stored, folder.config)
-    train, val, facts = reopen_data(
+    prepared = reopen_data(
         settings, folder.dataset, folder.permission(stored, trust=trust, say=say)
     )
-    training = set_up(
-        settings,
-        facts,
-        train,
-        val,
-        folder=folder.path,
-        micro_batch=MicroBatches.read(folder.path).training,
+    with trial_training(
+        prepared,
         replay_from=folder.checkpoints / bad.checkpoint,
-    )
-    run = training.run
-    say(f"from step {run.state.step} to step {bad.step} of {folder.path}")
-    try:
-        run.state.lr_scale = bad.lr_scale
+        micro_batch=MicroBatches.read(folder.path).training,
+    ) as training:
+        state = training.run.state
+        say(f"from step {state.step} to step {bad.step} of {folder.path}")
+        state.lr_scale = bad.lr_scale
         findings = _run_to(training, bad)
-    finally:
-        run.close()
     for finding in findings:
         say(finding)
     samples = ", ".join(bad.samples[:3]) + (" ..." if len(bad.samples) > 3 else "")

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from rich.cells import cell_len
 
 from flambeau.data.sources.data_names import check_download
-from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.provenance import named_code
@@ -32,7 +31,13 @@ from flambeau.trainer.find_lr import find_lr as try_rates
 from flambeau.trainer.fit import Training, fit, set_up
 from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.class_weights import class_lines
-from flambeau.trainer.parts.data import DataFacts, ask_for_teacher, check_unchanged, open_data
+from flambeau.trainer.parts.data import (
+    DataFacts,
+    Prepared,
+    ask_for_teacher,
+    check_unchanged,
+    open_data,
+)
 from flambeau.trainer.settings.default_folder import EMBEDDED_NAME
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS, FIELDS, Settings, parse_batch_size
@@ -94,17 +99,17 @@ def start(
         ranks.first(lambda: _check_outside(folder, (stored or settings).data))
         resumed = None if stored is None else told
         ranks.first(lambda: _check_code(stored or settings, resumed, place, trust=trust, say=say))
-        opened = _open(settings, stored, place, ranks)
+        prepared = _open(settings, stored, place, ranks)
         if stored is not None and ranks.first(lambda: _is_finished(stored, place, say)):
             return True
         noted = None if stored is None else ranks.first(lambda: MicroBatches.read(folder).training)
         micro_batch: int | Literal["auto"] | None = noted or ("auto" if batch.finds else None)
         if dry_run or find_lr is not None:
-            _try_out(told, opened, find_lr, micro_batch=micro_batch, say=say)
+            _try_out(told, prepared, find_lr, micro_batch=micro_batch, say=say)
             return False
 
         training = set_up(
-            *opened,
+            prepared,
             folder=folder,
             bar=shown.bar,
             track=shown.track,
@@ -114,7 +119,7 @@ def start(
         if ranks.is_first:
             _note(training, place, is_new=stored is None, found=micro_batch == "auto")
         # Only now: nothing has prevented it, and no error is lost below many lines.
-        _tell_start(training, told, *opened, folder=folder, listener=shown.listener)
+        _tell_start(training, told, prepared, folder=folder, listener=shown.listener)
         _fit(training)
         return False
 
@@ -129,7 +134,7 @@ def _note(training: Training, place: RunFolder, *, is_new: bool, found: bool) ->
 
 def _try_out(
     told: Mapping[str, Any],
-    opened: tuple[ResolvedSettings, DataFacts, Source, Source],
+    prepared: Prepared,
     find_lr: Callable[[LRCurve], None] | None,
     *,
     micro_batch: int | Literal["auto"] | None,
@@ -137,11 +142,11 @@ def _try_out(
 ) -> None:
     """What leaves no run: a learning-rate range test if its curve is asked for, else a dry run."""
     ranks = join_ranks()
-    ranks.first(lambda: _show(told, *opened, say=say))
+    ranks.first(lambda: _show(told, prepared, say=say))
     if find_lr is None:
-        train_briefly(*opened, say=say, micro_batch=micro_batch)
+        train_briefly(prepared, say=say, micro_batch=micro_batch)
     else:
-        curve = try_rates(*opened, say=say, micro_batch=micro_batch)
+        curve = try_rates(prepared, say=say, micro_batch=micro_batch)
         ranks.first(lambda: find_lr(curve))
 
 
@@ -184,8 +189,8 @@ def _set_aside(place: RunFolder, say: Callable[[str], None]) -> None:
 
 def _open(
     settings: Settings, stored: ResolvedSettings | None, place: RunFolder, ranks: Ranks
-) -> tuple[ResolvedSettings, DataFacts, Source, Source]:
-    """The settings of a run, new or stored, with nothing left open, the facts of its data, and these."""
+) -> Prepared:
+    """A run, new or stored, with nothing left open, and its data."""
     told = stored or settings
     if stored is None and told.extend is not None:  # also with --fresh, before the run is set aside
         raise InputError(
@@ -203,7 +208,7 @@ def _open(
         resolved, facts = ranks.first(lambda: resolve(settings, train, val))
     moved = None if stored is None else ranks.first(lambda: _moved(place, stored.data))
     ranks.each(lambda: check_unchanged(facts, train, val, settings=resolved, moved=moved))
-    return resolved, facts, train, val
+    return Prepared(resolved, facts, train, val)
 
 
 def _is_finished(settings: ResolvedSettings, place: RunFolder, say: Callable[[str], None]) -> bool:
@@ -282,10 +287,7 @@ def _check_outside(folder: Path, data: str | None) -> None:
 def _tell_start(
     training: Training,
     told: Mapping[str, Any],
-    settings: ResolvedSettings,
-    facts: DataFacts,
-    train: Source,
-    val: Source,
+    prepared: Prepared,
     *,
     folder: Path,
     listener: Callable[[Mapping[str, Any]], None] | None,
@@ -293,7 +295,7 @@ def _tell_start(
     """What is about to be trained, for the user and for a program that listens."""
     progress, state = training.run.progress, training.run.state
     progress.listener = listener
-    _show(told, settings, facts, train, val, say=progress.show)
+    _show(told, prepared, say=progress.show)
     progress.show(f"the run is in {folder}")
     progress.tell(
         {
@@ -301,24 +303,19 @@ def _tell_start(
             "folder": str(folder),
             "step": state.step,
             "steps": training.run.plan.total_steps,
-            "train_images": len(train),
-            "val_images": len(val),
-            "settings": values_of(settings),
+            "train_images": len(prepared.train),
+            "val_images": len(prepared.val),
+            "settings": values_of(prepared.settings),
             "given": [*told],
         }
     )
 
 
-def _show(
-    told: Mapping[str, Any],
-    settings: Settings,
-    _: DataFacts,
-    train: Source,
-    val: Source,
-    *,
-    say: Callable[[str], None],
-) -> None:
+def _show(told: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], None]) -> None:
     """Every setting with its value, those that were given first: nothing is hidden."""
+    settings = prepared.settings
+    train = prepared.train
+    val = prepared.val
     say(f"{len(train)} images to train on, {len(val)} to evaluate on")
     for line in class_lines(settings, train.labels, train.classes):
         first, *words = line.split(" ")

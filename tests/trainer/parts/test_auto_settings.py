@@ -17,7 +17,13 @@ from flambeau.errors import InputError
 from flambeau.run.options.option import values_of
 from flambeau.trainer.parts import auto_settings
 from flambeau.trainer.parts.auto_settings import resolve
-from flambeau.trainer.parts.data import DataFacts, check_unchanged, datasets, model_file_sha256
+from flambeau.trainer.parts.data import (
+    DataFacts,
+    Prepared,
+    check_unchanged,
+    datasets,
+    model_file_sha256,
+)
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.settings.stored_settings import canonical
@@ -299,10 +305,10 @@ def test_only_files_have_a_hash(tmp_path: Path) -> None:
 def test_the_two_data_sets(images: Path) -> None:
     train, val = open_sources(images)
     settings, facts = resolve(Settings(flip=False, skip_bad_images=2, **CPU), train, val)
-    train_data, val_data = datasets(settings, facts, train, val)
+    train_data, val_data = datasets(Prepared(settings, facts, train, val))
     assert (train_data.train, train_data.crop.flip, val_data.train) == (True, False, False)
     for data in (train_data, val_data):
         assert (data.image_size, data.channels, data.skip_bad, data.small) == (8, 1, True, True)
-    assert not datasets(dataclasses.replace(settings, skip_bad_images=0), facts, train, val)[
-        0
-    ].skip_bad
+    assert not datasets(
+        Prepared(dataclasses.replace(settings, skip_bad_images=0), facts, train, val)
+    )[0].skip_bad

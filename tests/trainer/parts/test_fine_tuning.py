@@ -19,7 +19,7 @@ from flambeau.errors import InputError
 from flambeau.trainer.fit import Training, fit, set_up
 from flambeau.trainer.loss import AskedTeacher
 from flambeau.trainer.parts.auto_settings import resolve
-from flambeau.trainer.parts.data import DataFacts, datasets
+from flambeau.trainer.parts.data import DataFacts, Prepared, datasets
 from flambeau.trainer.parts.model import build_model, normalizer
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.trainer.settings.settings import Settings
@@ -59,7 +59,7 @@ def prepared(images: Path, model_file: Path, folder: Path, **given: Any) -> Trai
         schedule="constant", warmup="0st", **given,
     )  # fmt: skip
     resolved, facts = resolve(settings, train, val)
-    return set_up(resolved, facts, train, val, folder=folder, bar=False)
+    return set_up(Prepared(resolved, facts, train, val), folder=folder, bar=False)
 
 
 def state_of(training: Training) -> dict[str, Tensor]:
@@ -200,7 +200,7 @@ def test_the_least_share_of_a_crop(flambeau: Any, photos: Path, images: Path) ->
     def share(**given: Any) -> float:
         train, val = open_sources(photos, seed=0)
         settings, facts = resolve(Settings(data=str(photos), image_size=16, **given), train, val)
-        return datasets(settings, facts, train, val)[0].crop.scale[0]  # type: ignore[union-attr]
+        return datasets(Prepared(settings, facts, train, val))[0].crop.scale[0]  # type: ignore[union-attr]
 
     assert (share(), share(crop_scale=0.08)) == (0.25, 0.08)
     code, _, err = flambeau("train", images, QUICK, "--crop-scale 0.5 --out run")

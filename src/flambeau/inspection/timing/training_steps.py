@@ -1,7 +1,6 @@
 """Training steps to measure: of a model on random numbers, or of a run on its own data."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from flambeau.trainer.fit import Training
 from flambeau.trainer.parts.data import reopen_data
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.stored_settings import from_stored
-from flambeau.trainer.temporary_run import temporary_training
+from flambeau.trainer.trial_training import trial_training
 from flambeau.user_code import first_line
 
 Part = Callable[[str], AbstractContextManager[Any]]
@@ -133,11 +132,10 @@ def steps_of_run(
             "Profile that loop itself: see the page on profiling"
         )
     settings = from_stored(stored, folder.config)
-    train, val, facts = reopen_data(
+    prepared = reopen_data(
         settings, folder.dataset, folder.permission(stored, trust=trust, say=say)
     )
-    alone = dataclasses.replace(
-        settings,
+    prepared = prepared.but(
         duration=_LONG,
         pretrained=False,
         weights=None,
@@ -148,7 +146,8 @@ def steps_of_run(
         stop_within=None,
         parts=None if settings.sync_bn else settings.parts,  # parts with it are not done one by one
     )
-    with temporary_training(alone, facts, train, val) as training:
+    alone = prepared.settings
+    with trial_training(prepared) as training:
         pin = training.run.device.type == "cuda"
 
         def read(workers: int | None) -> Generator[Any]:
@@ -158,7 +157,7 @@ def steps_of_run(
             yield from loader.stream(epoch=0, position=0)
 
         side = alone.image_size
-        example = torch.empty(alone.batch_size, facts.channels, side, side, device="meta")
+        example = torch.empty(alone.batch_size, prepared.facts.channels, side, side, device="meta")
         step = _step_of(training)
         device = training.run.device
         yield Steps(step, training.model, device, _about(settings), read, (example,))

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,26 @@ class DataFacts:
             ) from error
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What a training is made of before anything is built.
+
+    Attributes:
+        settings: with nothing left open.
+        facts: of the data.
+        train, val: the sources.
+    """
+
+    settings: ResolvedSettings
+    facts: DataFacts
+    train: Source
+    val: Source
+
+    def but(self, **changes: Any) -> "Prepared":
+        """The same with other settings."""
+        return replace(self, settings=replace(self.settings, **changes))
+
+
 def open_data(settings: Settings) -> tuple[Source, Source]:
     """The sources of a run, for training and for validation.
 
@@ -96,10 +116,8 @@ def open_data(settings: Settings) -> tuple[Source, Source]:
     return open_sources(path, seed=0, download=settings.download)
 
 
-def reopen_data(
-    settings: ResolvedSettings, facts_path: Path, permission: Permission
-) -> tuple[Source, Source, DataFacts]:
-    """The sources and facts of a run that exists, which must be as they were.
+def reopen_data(settings: ResolvedSettings, facts_path: Path, permission: Permission) -> Prepared:
+    """A run that exists, whose data must be as they were.
 
     Args:
         settings: of the run.
@@ -115,7 +133,7 @@ def reopen_data(
     ask_for_teacher(settings.teacher, trust=permission.trust, say=permission.say)
     train, val = open_data(settings)
     check_unchanged(facts, train, val, settings=settings)
-    return train, val, facts
+    return Prepared(settings, facts, train, val)
 
 
 def check_unchanged(
@@ -176,9 +194,13 @@ def check_model_file(facts: DataFacts, model: str) -> None:
 
 
 def datasets(
-    settings: ResolvedSettings, facts: DataFacts, train: Source, val: Source
+    prepared: Prepared,
 ) -> tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]:
     """The two data sets of a run: held on its device where that pays and nothing asks for the CPU."""
+    settings = prepared.settings
+    facts = prepared.facts
+    train = prepared.train
+    val = prepared.val
     require_unit(val, pixel_kind(train), "the training images")
     augmentation = Augmentation(settings.augment, settings.color_jitter)
     device = pick_device(settings.device)

@@ -1,45 +1,45 @@
-"""A training in a folder that is removed: what tries out a run leaves nothing of it."""
+"""A training that leaves nothing: dry runs, range tests and replays all train a bit in one of these."""
 
 import contextlib
-import dataclasses
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from flambeau.data.sources.source import Source
 from flambeau.parallel.ranks import join_ranks
 from flambeau.trainer.fit import Training, set_up
-from flambeau.trainer.parts.data import DataFacts
-from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.parts.data import Prepared
 
 
 @contextlib.contextmanager
-def temporary_training(
-    settings: ResolvedSettings,
-    facts: DataFacts,
-    train: Source,
-    val: Source,
+def trial_training(
+    prepared: Prepared,
     *,
+    replay_from: Path | None = None,
     micro_batch: int | Literal["auto"] | None = None,
 ) -> Iterator[Training]:
     """A training that is ready to go, and silent; closed at the end, its folder removed.
 
     Args:
-        settings, facts, train, val, micro_batch: as for `set_up`.
+        prepared: as for `set_up`.
+        replay_from: a checkpoint folder of the run to start from; None starts at its beginning.
+        micro_batch: as for `set_up`.
 
     Raises:
         InputError: whatever would prevent the training.
     """
     ranks = join_ranks()
     folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-trial-"))
+    if replay_from is None:
+        prepared = prepared.but(extend=None, track="none")  # both are of the run in its own folder
     try:
-        # `extend` is of the run that is in its folder.
-        alone = dataclasses.replace(settings, extend=None, track="none")
-        place = Path(folder) / "run"
         training = set_up(
-            alone, facts, train, val, folder=place, bar=False, micro_batch=micro_batch
+            prepared,
+            folder=Path(folder) / "run",
+            bar=False,
+            replay_from=replay_from,
+            micro_batch=micro_batch,
         )
         # Silent from here: Ctrl-C leaves nothing to go on.
         training.run.progress.silent = True
