@@ -104,7 +104,7 @@ def flambeau_raw(folder: Path, work: Path) -> Batches:
 
 def flambeau_loader(source: Any) -> Batches:
     from flambeau.data.datasets.image_dataset import ImageDataset
-    from flambeau.data.loading.batch_plan import BatchLayout
+    from flambeau.data.loading.batch_layout import BatchLayout
     from flambeau.data.loading.loader import Loader
     from flambeau.data.transforms.crops import TrainingCrop
 

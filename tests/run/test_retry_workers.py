@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
-from flambeau.data.loading.batch_plan import BatchLayout
+from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.loading.workers.processes import Restarts
 from flambeau.errors import InputError, WorkerLost

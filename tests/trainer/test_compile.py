@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flambeau.data.loading.batch_plan import BatchLayout, share_sizes
+from flambeau.data.loading.batch_layout import BatchLayout
+from flambeau.data.loading.batch_plan import share_sizes
 from flambeau.data.sources.open_data import open_sources
 from flambeau.trainer.fit import fit, set_up
 from flambeau.trainer.parts.auto_settings import resolve

@@ -11,7 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from flambeau.data.loading.batch_plan import BatchLayout, Order
+from flambeau.data.loading.batch_layout import BatchLayout
+from flambeau.data.loading.batch_plan import Order
 from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.errors import InputError
 

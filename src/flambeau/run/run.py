@@ -95,7 +95,7 @@ class Run:
             self._memory = MemoryGuard(
                 written, self.state, self._loop, parts, ranks=self._ranks, advice=self.folder.advice
             )
-            self._step = TrainingStep(self.state, self._loop, parts.schedule, self._ranks.world)
+            self._step = TrainingStep(self.state, self._loop, parts.schedule)
             self.nan_guard = NanGuard(
                 written,
                 self.state,
@@ -367,21 +367,16 @@ class Run:
         def do(batch: Any) -> None:
             self.step(loss_of(batch))
 
-        together = self._step.together
         try:
             for batch in self.batches():
                 step = self.state.step
                 micro = self._loop.micro
                 with self.halving() if halves else contextlib.nullcontext():
-                    if together is None or micro is None:
-                        do(batch)
-                    else:
-                        together.do(functools.partial(do, batch), micro)
+                    self._step.compute(functools.partial(do, batch), micro)
                 if self.state.step > step:
                     yield self.state.step
         finally:
-            if together is not None:
-                together.close()
+            self._step.end_computing()
 
     def halving(self) -> contextlib.AbstractContextManager[None]:
         """Around a batch's forward pass, `step` and `log`: out of memory there halves the micro-batch.

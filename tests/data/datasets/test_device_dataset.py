@@ -13,7 +13,7 @@ from PIL import Image
 from flambeau.data.datasets import decoded_images as module
 from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.loading.batch_plan import BatchLayout
+from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader
 from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading import loader as loader_module
-from flambeau.data.loading.batch_plan import BatchLayout
+from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.data.loading.seeded_dataset import SeededDataset

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flambeau.data.loading.batch_plan import BatchLayout, BatchPart, BatchPlan
+from flambeau.data.loading.batch_layout import FixedPartsLayout
+from flambeau.data.loading.batch_plan import BatchPart, BatchPlan
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.fixed_parts import FixedParts
@@ -41,11 +42,12 @@ class Twice(nn.Module):
 
 
 def micro_of(part: BatchPart) -> MicroBatch:
-    indices = part.indices[part.own]
-    size = 0 if part.is_stand_in else len(indices)
+    cut = part.cut
+    indices = part.indices[cut.own]
+    size = 0 if cut.is_stand_in else len(indices)
     return MicroBatch(
-        (IMAGES[indices], TARGETS[indices]), part.indices, size, part.total, part.part, part.ends_batch,
-        False, part.position, (), part.all_have, part.draw, part.own, part.dealt,
+        (IMAGES[indices], TARGETS[indices]), part.indices, size, part.total, cut.part, cut.ends_batch,
+        False, cut.position, (), cut.all_have, cut.draw, cut.own, cut.dealt,
     )  # fmt: skip
 
 
@@ -58,7 +60,7 @@ def trained(parts: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     plan = BatchPlan(
-        BatchLayout(8, 1, rank, world, parts=parts), lambda epoch: np.arange(22), repeats=False,
+        FixedPartsLayout(8, parts, rank, world), lambda epoch: np.arange(22), repeats=False,
         length=22, epoch=0, position=0, epochs=2,
     )  # fmt: skip
     for micro in map(micro_of, plan):
@@ -90,7 +92,7 @@ def test_statistics_are_those_of_one_part_after_another() -> None:
     model = Twice().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     plan = BatchPlan(
-        BatchLayout(8, parts=4), lambda epoch: np.arange(22), repeats=False, length=22, epoch=0,
+        FixedPartsLayout(8, 4), lambda epoch: np.arange(22), repeats=False, length=22, epoch=0,
         position=0, epochs=2,
     )  # fmt: skip
     for micro in map(micro_of, plan):
@@ -120,7 +122,7 @@ def test_a_buffer_that_the_forward_pass_writes_is_refused() -> None:
     model = Counting()
     sync = FixedParts(model, Ranks(0, 1, None), parts=2)
     plan = BatchPlan(
-        BatchLayout(4, parts=2), lambda epoch: np.arange(4), repeats=False, length=4, epoch=0,
+        FixedPartsLayout(4, 2), lambda epoch: np.arange(4), repeats=False, length=4, epoch=0,
         position=0, epochs=1,
     )  # fmt: skip
     sync.before_batch(micro_of(next(iter(plan))))

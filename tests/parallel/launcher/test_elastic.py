@@ -105,15 +105,15 @@ def test_the_plans_hit_what_they_are_meant_to(bench: ModuleType) -> None:
 def test_a_share_that_is_too_small_is_found(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flambeau.data.loading import batch_plan
+    from flambeau.data.loading import batch_layout
 
-    share_of = batch_plan.share_of
+    share_of = batch_layout.share_of
 
     def smaller(num_samples: int, *, rank: int, world: int, usual: int) -> slice | None:
         own = share_of(num_samples, rank=rank, world=world, usual=usual)
         return slice(own.start, own.stop - 1) if own is not None and rank else own
 
-    monkeypatch.setattr(batch_plan, "share_of", smaller)  # the ranks are forks of this process
+    monkeypatch.setattr(batch_layout, "share_of", smaller)  # the ranks are forks of this process
     found = bench.make_plan(0, SEED)
     plan = dataclasses.replace(found, lives=(bench.Life(2, 0),), batch_size=8)
     problems = bench.carry_out(plan, tmp_path).problems

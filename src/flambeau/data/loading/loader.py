@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from flambeau.data.loading.batch_plan import BatchLayout, BatchPart, BatchPlan, Order
+from flambeau.data.loading.batch_layout import Layout
+from flambeau.data.loading.batch_plan import BatchPart, BatchPlan, Order
 from flambeau.data.loading.batch_samples import count_samples
 from flambeau.data.loading.micro_batch import MicroBatch, settle_before_fork
 from flambeau.data.loading.prefetch_thread import read_ahead
@@ -77,7 +78,7 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset[Any],
-        layout: BatchLayout,
+        layout: Layout,
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -88,7 +89,7 @@ class Loader:
         self.length = len(dataset if sampler is None else sampler)  # type: ignore[arg-type]
         if self.length == 0:
             raise InputError("the dataset is empty: there is nothing to train on")
-        if shuffle and layout.parts is None and layout.micro_batch_size < layout.world:
+        if shuffle and layout.micro_batch_size < layout.least_size:
             raise InputError(
                 f"a batch of {layout.micro_batch_size} cannot be shared by {layout.world} processes: "
                 "batch_size counts the samples of all of them together; make it "
@@ -142,7 +143,7 @@ class Loader:
         return is_seeded or self._reading.collate is default_collate
 
     @property
-    def layout(self) -> BatchLayout:
+    def layout(self) -> Layout:
         """How samples are grouped now."""
         return self._layout
 
@@ -211,20 +212,23 @@ class Loader:
                     raise data
                 if bad and self._on_bad is not None:
                     self._on_bad(bad)
+                cut = part.cut
                 yield MicroBatch(
                     self._fetch.unpacked(data),
                     part.indices,
                     size,
                     part.total,
-                    part.part,
-                    part.ends_batch,
-                    part.position == self.length,
-                    part.position,
+                    cut.part,
+                    cut.ends_batch,
+                    cut.position == self.length,
+                    cut.position,
                     bad,
-                    part.all_have,
-                    part.draw,
-                    part.own,
-                    part.dealt,
+                    cut.all_have,
+                    cut.draw,
+                    cut.own,
+                    cut.dealt,
+                    cut.counts_indices,
+                    cut.sum_key,
                 )
 
     def _fetched(self, plan: BatchPlan) -> Generator["_Fetched"]:
@@ -321,15 +325,15 @@ class _Fetch(Dataset[Any]):
         if self._workers:
             data = to_send(data, workers=self._workers)
         # What a stand-in cannot read is reported by the rank that it stands for.
-        return (part, data, 0, ()) if part.is_stand_in else (part, data, size, bad)
+        return (part, data, 0, ()) if part.cut.is_stand_in else (part, data, size, bad)
 
     def _read(self, part: BatchPart) -> _Fetched:
-        indices = torch.from_numpy(part.indices[part.own])
+        indices = torch.from_numpy(part.indices[part.cut.own])
         size = len(indices)
         # A class of the user's may have a [i] of its own.
         if type(self._dataset) is TensorDataset and self._collate is default_collate:
             return part, tuple(t[indices] for t in self._dataset.tensors), size, ()
-        draws = torch.from_numpy(part.draws[part.own])
+        draws = torch.from_numpy(part.draws[part.cut.own])
         seeds = sample_seeds(draws, seed=self._seed, epoch=part.epoch)
         if isinstance(self._dataset, SeededDataset):
             first = int(indices[0])

@@ -27,6 +27,8 @@ class MicroBatch(NamedTuple):
         draw: a number that no other batch of the epoch has, to seed what is drawn for it.
         own: which of `indices` are in `data`.
         dealt: parts of the global batch, where these are always the same, whatever the ranks; else 0.
+        counts_indices: none of `indices` was in an earlier micro-batch of this global batch.
+        sum_key: what is logged of micro-batches with the same number is added up together, in their order.
     """
 
     data: Any
@@ -42,6 +44,8 @@ class MicroBatch(NamedTuple):
     draw: int
     own: slice = slice(None)
     dealt: int = 0
+    counts_indices: bool = True
+    sum_key: int = 0
 
 
 def share_of(num_samples: int, *, rank: int, world: int, usual: int) -> slice | None:

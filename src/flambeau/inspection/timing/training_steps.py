@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from flambeau.data.loading.batch_plan import BatchLayout
+from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.errors import InputError
 from flambeau.inspection.model_copy import tensors_of, with_values

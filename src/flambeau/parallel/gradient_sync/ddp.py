@@ -51,6 +51,8 @@ class Replicas:
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, compression: str = "none") -> None:
         self._model, self._ranks, self._compression = model, ranks, compression
+        self.averages_over = ranks.world
+        self.together = None
         self._norms = [m for m in model.modules() if isinstance(m, SyncBatchNorm)]
         self._start()
 

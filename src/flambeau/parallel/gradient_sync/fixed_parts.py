@@ -41,6 +41,7 @@ class FixedParts:
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, parts: int) -> None:
         self._model, self._ranks, self._parts = model, ranks, parts
+        self.averages_over = 1
         norms = list(_with_statistics(model))
         self.together: PartsInLockstep | None = None
         if any(isinstance(m, SyncBatchNorm) for m in model.modules()):

@@ -172,6 +172,8 @@ class Shards:
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, max_norm: float | None = None) -> None:
         self._model, self._ranks, self._max_norm = model, ranks, max_norm
+        self.averages_over = ranks.world
+        self.together = None
         self._norms = [m for m in model.modules() if isinstance(m, SyncBatchNorm)]
         self._versions: dict[str, tuple[int, int]] | None = None
         self._broadcast: list[str] = []

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.parallel.gradient_sync.parts_in_lockstep import PartsInLockstep
 
 
 class GradientSync(Protocol):
@@ -15,6 +16,14 @@ class GradientSync(Protocol):
     `Replicas` (ddp.py) has the whole model on each rank, `Shards` (fsdp.py) a part of it, and `FixedParts`
     (fixed_parts.py) adds in an order that does not depend on the number of ranks.
     """
+
+    @property
+    def averages_over(self) -> int:
+        """By what it divides the sum of all gradients."""
+
+    @property
+    def together(self) -> PartsInLockstep | None:
+        """Computes the parts of a step beside each other, where they need each other; else None."""
 
     def start_epoch(self) -> None:
         """Check whether the set of trained parameters has changed; before the first batch of an epoch."""

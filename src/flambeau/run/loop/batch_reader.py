@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from flambeau.data.loading.batch_plan import BatchLayout, Order
+from flambeau.data.loading.batch_layout import Layout, layout_of
+from flambeau.data.loading.batch_plan import Order
 from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.loading.user_dataloader import UserDataLoader
@@ -129,13 +129,13 @@ class BatchReader:
         # An evaluation has no gradients to share: a rank without a sample has nothing to do.
         keeps_empty = not evaluates or self._sharded
         if is_dataset(data):
-            layout = BatchLayout(
+            layout = layout_of(
                 self._batch_size,
-                accumulate,
-                self._ranks.rank,
-                self._ranks.world,
-                keeps_empty,
+                accumulate=accumulate,
                 parts=self._parts,
+                rank=self._ranks.rank,
+                world=self._ranks.world,
+                keeps_empty=keeps_empty,
             )
             return Loader(
                 data,
@@ -155,14 +155,12 @@ class BatchReader:
             keeps_empty=keeps_empty,
         )
 
-    def _fitting(self, layout: BatchLayout, *, evaluates: bool) -> BatchLayout:
+    def _fitting(self, layout: Layout, *, evaluates: bool) -> Layout:
         """As many samples at once as have fitted; an evaluation has no steps to keep whole."""
         size = self.fitting.training
         if size is None or size >= layout.micro_batch_size:
             return layout
-        return (
-            replace(layout, micro_batch_size=size) if evaluates else layout.with_micro_batches(size)
-        )
+        return layout.in_batches_of(size) if evaluates else layout.with_micro_batches(size)
 
     def to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """The same micro-batches with their data on the device, copied beside the computation."""

@@ -56,7 +56,7 @@ def evaluated_batches(
         for micro in parts.reader.to_device(loader.stream(epoch=0, position=0, epochs=1)):
             if not micro.size and not is_sharded:
                 continue  # all of them unreadable
-            loop.evaluated = means.setdefault(micro.draw if micro.dealt else 0, {})
+            loop.evaluated = means.setdefault(micro.sum_key, {})
             for data in guard.evaluated_parts(micro, loader):
                 ranks.beat("evaluating")
                 yield data

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flambeau.data.loading.batch_plan import BatchLayout
 from flambeau.data.loading.batch_samples import some_samples
 from flambeau.data.loading.loader import Loader
 from flambeau.data.loading.micro_batch import MicroBatch
@@ -47,25 +46,6 @@ def least_micro_batch(model: nn.Module, world: int) -> int:
     """Samples that all processes together need at least: two each where a BatchNorm is trained."""
     has_norm = any(isinstance(m, _NORMS) and m.training for m in model.modules())
     return world * (2 if has_norm else 1)
-
-
-def halved(layout: BatchLayout, model: nn.Module) -> BatchLayout | None:
-    """The same global batches in twice as many micro-batches.
-
-    Args:
-        layout: of the batches.
-        model: a BatchNorm that it trains needs two samples per process.
-
-    Returns:
-        None where the micro-batches cannot be smaller.
-    """
-    if layout.parts is not None:
-        return None
-    size = max(
-        least_micro_batch(model, layout.world),
-        -(-layout.global_batch_size // (2 * layout.num_parts)),
-    )
-    return layout.with_micro_batches(size) if size < layout.micro_batch_size else None
 
 
 class MemoryGuard:
@@ -174,7 +154,7 @@ class MemoryGuard:
         assert isinstance(loader, Loader)  # _refuse has seen to it
         step = state.step + 1
         before = loader.layout
-        now = halved(loader.layout, parts.model)
+        now = before.halved(least=least_micro_batch(parts.model, before.world))
         table = memory_table(state, parts, self._inputs)
         text = f"out of memory in step {step}: micro-batches of {before.micro_batch_size}"
         if now is None:

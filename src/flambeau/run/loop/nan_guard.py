@@ -4,10 +4,8 @@ flambeau.recipes.training.amp_step notices it on the device and skips it; `Run` 
 or a checkpoint is due.
 """
 
-import contextlib
-import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -203,25 +201,20 @@ class NanGuard:
         if self._explain is None or self._ranks.world > 1:
             return []  # a forward pass may need all ranks, and one alone may fail in it
         explain = self._explain
-        together = self._step.together
         found = dict[int, list[str]]()
 
         def look(micro: MicroBatch) -> None:
             names = [self._loader.describe(int(index)) for index in micro.indices[micro.own]]
             found[micro.part] = list(map(str, explain(micro.data, names, steps_before)))
 
-        looked_at: contextlib.AbstractContextManager[list[int]] = (
-            contextlib.nullcontext([]) if together is None else together.looked_at()
-        )
-        # Hooks see nothing inside a compiled model.
-        with torch.compiler.set_stance("force_eager"), looked_at as origins:
+        def batches() -> Iterator[MicroBatch]:
             for epoch, micro in self._reader.again(self._loader, steps_before):
                 self._draws.seed(epoch, micro)
-                if together is not None:
-                    together.before_batch(micro)
-                    together.do(functools.partial(look, micro), micro)
-                elif not any(found.values()):
-                    look(micro)
+                yield micro
+
+        # Hooks see nothing inside a compiled model.
+        with torch.compiler.set_stance("force_eager"):
+            origins = self._step.look(batches(), look, found=found)
         return next((found[part] for part in [*origins, *found] if found.get(part)), [])
 
 

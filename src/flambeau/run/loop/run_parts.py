@@ -28,7 +28,7 @@ from flambeau.run.loop.lr_schedule import LRSchedule
 from flambeau.run.loop.progress_bar import ProgressBar
 from flambeau.run.loop.rank_checks import BadReports
 from flambeau.run.loop.resumable_state import ResumableState
-from flambeau.run.loop.step_metrics import StepMetrics
+from flambeau.run.loop.step_metrics import AddingParts, AddingShares, StepMetrics
 from flambeau.run.loop.step_plan import StepPlan
 from flambeau.run.loop.user_metrics import EvaluationMetrics
 from flambeau.run.options.run_options import RunOptions
@@ -259,7 +259,9 @@ def make_state(
         optimizer=optimizer,
         amp=parts.amp,
         ema=EMA(model, decay=options.ema) if options.ema else None,
-        window=StepMetrics(parts.amp.device, in_parts=options.parts is not None),
+        window=StepMetrics(
+            parts.amp.device, AddingShares() if options.parts is None else AddingParts()
+        ),
         best=Best(options.best, options.better),
         user={**(options.state or {}), **own},
         data_length=loader.length,

@@ -5,7 +5,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,23 +23,21 @@ class StepMetrics:
 
     Args:
         device: of the training.
-        in_parts: a step has the same parts for any number of ranks, so what is counted is added up part by
-            part, in their order.
+        adding: how the ranks add up what they have counted.
     """
 
-    def __init__(self, device: torch.device, *, in_parts: bool = False) -> None:
-        self.device, self._in_parts = device, in_parts
-        self._by_part: dict[tuple[int, int], dict[str, MeanOnDevice]] = {}
-        self._early: dict[tuple[int, int], dict[str, list[float]]] = {}
+    def __init__(self, device: torch.device, adding: "Adding") -> None:
+        self.device = device
+        self._adding = adding
         self.losses: list[Tensor] = []
         self.logged: dict[str, MeanOnDevice] = {}
         self.wait_s = 0.0
         self.total_samples = 0
         """All that were ever counted here, for a progress bar."""
         self._waited_before = 0.0
-        self._sizes: list[int] = []
-        self._settled: list[tuple[float, int]] = []
-        self._ends: list[int] = []
+        self.sizes: list[int] = []
+        self.settled: list[tuple[float, int]] = []
+        """Losses of all ranks, and of how many samples each is the mean."""
         self._start = time.perf_counter()
 
     def add_loss(self, loss: Tensor, num_samples: int, *, ends_step: bool = True) -> list[Tensor]:
@@ -52,29 +50,26 @@ class StepMetrics:
         """
         detached = loss.detach()
         self.losses.append(detached if detached.dtype is torch.float32 else detached.float())
-        self._sizes.append(num_samples)
+        self.sizes.append(num_samples)
         self.total_samples += num_samples
-        if self._in_parts and ends_step:
-            self._ends.append(len(self._settled) + len(self.losses))
+        if ends_step:
+            self._adding.end_step(self)
         return self.losses
 
     def take_back(self, num_losses: int, total_samples: int) -> None:
         """Forget the losses since there were so many, and so many samples were counted."""
-        del self.losses[num_losses:], self._sizes[num_losses:]
+        del self.losses[num_losses:], self.sizes[num_losses:]
         self.total_samples = total_samples
 
-    def means_of(self, step: int, part: int, *, is_late: bool) -> dict[str, MeanOnDevice]:
-        """Where the means that are logged of a part are counted.
+    def means_of(self, step: int, sum_key: int, *, is_late: bool) -> dict[str, MeanOnDevice]:
+        """Where the means that are logged of a micro-batch are counted.
 
         Args:
             step: how many came before its step.
-            part: its number in the epoch.
-            is_late: its backward pass is done, so it counts with the next step: whether this one has a line
-                by now depends on who computes the parts after it.
+            sum_key: of the micro-batch.
+            is_late: its backward pass is done.
         """
-        if not self._in_parts:
-            return self.logged
-        return self._by_part.setdefault((step + is_late, part), {})
+        return self._adding.means_of(self, step, sum_key, is_late=is_late)
 
     def settle(self, ranks: Ranks, *, step: int) -> None:
         """Put together what all ranks have counted since the last time; waits for the device.
@@ -83,58 +78,7 @@ class StepMetrics:
             ranks: of the job.
             step: how many are done.
         """
-        if self._in_parts:
-            self._settle_means(ranks, step)
-        if ranks.world == 1:
-            return
-        if self._in_parts:
-            self._settle_losses(ranks)
-            return
-        losses = torch.stack(self.losses).tolist() if self.losses else []
-        logged = {name: mean.sums().tolist() for name, mean in self.logged.items()}
-        everyone = ranks.gather((losses, self._sizes, logged, self.wait_s))
-        for parts in zip(
-            *(zip(theirs, sizes, strict=True) for theirs, sizes, _, _ in everyone), strict=True
-        ):
-            counted = [(loss, size) for loss, size in parts if size]
-            total = sum(size for _, size in counted) or 1
-            self._settled.append((sum(loss * size for loss, size in counted) / total, total))
-        self.losses.clear()
-        self._sizes.clear()
-        for name, sums in merged([theirs for _, _, theirs, _ in everyone]).items():
-            self.logged[name] = _mean_of(sums if ranks.is_first else (0.0, 0), self.device)
-        self.wait_s = max(wait_s for *_, wait_s in everyone)
-
-    def _settle_means(self, ranks: Ranks, step: int) -> None:
-        """What was logged of the parts of the first `step` steps, added up in their order, on rank 0."""
-        everyone = [self._early, *ranks.gather(sums_by_part(self._by_part))]
-        self._by_part.clear()
-        self._early = {}
-        for key in sorted(set().union(*everyone)):
-            theirs = [sums[key] for sums in everyone if key in sums]
-            if key[0] >= step:
-                counted = merged(theirs) if ranks.is_first else {}
-                self._early[key] = {name: [*sums] for name, sums in counted.items()}
-                continue
-            so_far = {name: mean.sums().tolist() for name, mean in self.logged.items()}
-            for name, sums in merged([so_far, *theirs]).items():
-                self.logged[name] = _mean_of(sums if ranks.is_first else (0.0, 0), self.device)
-
-    def _settle_losses(self, ranks: Ranks) -> None:
-        """The losses of all parts, step by step, in the order of the ranks, which is that of the parts."""
-        losses = torch.stack(self.losses).tolist() if self.losses else []
-        base = len(self._settled)
-        ends = [end - base for end in self._ends if end > base]
-        pairs = list(zip(losses, self._sizes, strict=True))
-        own = [pairs[start:end] for start, end in itertools.pairwise([0, *ends])]
-        everyone = ranks.gather((own, self.wait_s))
-        self._ends = [end for end in self._ends if end <= base]
-        for of_step in zip(*(theirs for theirs, _ in everyone), strict=True):
-            self._settled += [(loss, size) for pairs in of_step for loss, size in pairs if size]
-            self._ends.append(len(self._settled))
-        self.losses.clear()
-        self._sizes.clear()
-        self.wait_s = max(wait_s for _, wait_s in everyone)
+        self._adding.settle(self, ranks, step)
 
     def read(self, halted_steps: Tensor) -> tuple[dict[str, float], int]:
         """The row of this window, and `halted_steps` read with it; waits for the device, then starts anew."""
@@ -143,7 +87,7 @@ class StepMetrics:
         figures += [mean.compute().double().view(1) for mean in means.values()]
         halted, *values = torch.cat(figures).tolist()
         losses, logged = values[: len(self.losses)], values[len(self.losses) :]
-        counted = [*self._settled, *zip(losses, self._sizes, strict=True)]
+        counted = [*self.settled, *zip(losses, self.sizes, strict=True)]
         seconds = max(time.perf_counter() - self._start, 1e-9)
         samples = sum(size for _, size in counted)
         row = {}
@@ -152,8 +96,9 @@ class StepMetrics:
         row |= dict(zip(means, logged, strict=True))
         row["images_per_s"] = round(samples / seconds, 1)
         row["data_wait"] = round(min(1.0, self.wait_s / seconds), 4)
-        for counted_so_far in (self._settled, self.losses, self._sizes, self._ends, self.logged):
+        for counted_so_far in (self.settled, self.losses, self.sizes, self.logged):
             counted_so_far.clear()
+        self._adding.clear_ends()
         self.restart_clock()
         return row, int(halted)
 
@@ -181,27 +126,24 @@ class StepMetrics:
     @property
     def empty(self) -> bool:
         """No loss was counted since the last line; values that were logged since then wait for the next."""
-        return not self.losses and not self._settled
+        return not self.losses and not self.settled
 
     def state_dict(self) -> dict[str, Any]:
         """What is counted so far, so that a resumed run writes the same next line."""
         return {
             "losses": list(self.losses),
-            "sizes": list(self._sizes),
-            "settled": list(self._settled),
-            "ends": list(self._ends),
+            "sizes": list(self.sizes),
+            "settled": list(self.settled),
             "logged": {name: mean.state_dict() for name, mean in self.logged.items()},
-            "early": [(*key, means) for key, means in self._early.items()],
+            **self._adding.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.losses = [loss.to(self.device) for loss in state["losses"]]
-        self._sizes = list(state["sizes"])
-        self._settled = [(loss, size) for loss, size in state.get("settled", ())]
-        self._ends = list(state.get("ends", ()))
-        self._by_part.clear()
-        self._early = {(step, part): means for step, part, means in state.get("early", ())}
+        self.sizes = list(state["sizes"])
+        self.settled = [(loss, size) for loss, size in state.get("settled", ())]
+        self._adding.load_state_dict(state)
         self.logged.clear()
         for name, mean in state["logged"].items():
             self.logged[name] = MeanOnDevice(device=self.device)
@@ -209,9 +151,161 @@ class StepMetrics:
 
     def leave_to_first(self) -> None:
         """What a checkpoint has brought is counted by rank 0: here, on another one, it counts for nothing."""
-        self._sizes = [0] * len(self._sizes)
-        self._early = {}
+        self.sizes = [0] * len(self.sizes)
+        self._adding.leave_to_first()
         self.logged.clear()
+
+
+class Adding(Protocol):
+    """How ranks add up what they have counted: a strategy for what they share."""
+
+    def end_step(self, window: StepMetrics) -> None:
+        """The last loss of a step was counted."""
+
+    def means_of(
+        self, window: StepMetrics, step: int, sum_key: int, *, is_late: bool
+    ) -> dict[str, MeanOnDevice]:
+        """As `StepMetrics.means_of` says."""
+
+    def settle(self, window: StepMetrics, ranks: Ranks, step: int) -> None:
+        """As `StepMetrics.settle` says."""
+
+    def clear_ends(self) -> None:
+        """The losses so far are in a line."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs besides the window: `ends` and `early`."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    def leave_to_first(self) -> None:
+        """Count nothing of what a checkpoint has brought: rank 0 does."""
+
+
+class AddingShares:
+    """Each rank has a share of every micro-batch: their losses are one, weighted by their samples."""
+
+    def end_step(self, window: StepMetrics) -> None:
+        """Nothing depends on it."""
+
+    def means_of(
+        self, window: StepMetrics, step: int, sum_key: int, *, is_late: bool
+    ) -> dict[str, MeanOnDevice]:
+        """One mean for all micro-batches."""
+        return window.logged
+
+    def settle(self, window: StepMetrics, ranks: Ranks, step: int) -> None:
+        """Weigh the losses of the ranks by their samples, and add up the means."""
+        if ranks.world == 1:
+            return
+        losses = torch.stack(window.losses).tolist() if window.losses else []
+        logged = {name: mean.sums().tolist() for name, mean in window.logged.items()}
+        everyone = ranks.gather((losses, window.sizes, logged, window.wait_s))
+        for shares in zip(
+            *(zip(theirs, sizes, strict=True) for theirs, sizes, _, _ in everyone), strict=True
+        ):
+            counted = [(loss, size) for loss, size in shares if size]
+            total = sum(size for _, size in counted) or 1
+            window.settled.append((sum(loss * size for loss, size in counted) / total, total))
+        window.losses.clear()
+        window.sizes.clear()
+        for name, sums in merged([theirs for _, _, theirs, _ in everyone]).items():
+            window.logged[name] = _mean_of(sums if ranks.is_first else (0.0, 0), window.device)
+        window.wait_s = max(wait_s for *_, wait_s in everyone)
+
+    def clear_ends(self) -> None:
+        """There are none."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing, under the names that a checkpoint has."""
+        return {"ends": [], "early": []}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing."""
+
+    def leave_to_first(self) -> None:
+        """There is nothing."""
+
+
+class AddingParts:
+    """A step has the same parts for any number of ranks: all is added up part by part, in their order."""
+
+    def __init__(self) -> None:
+        self._by_part: dict[tuple[int, int], dict[str, MeanOnDevice]] = {}
+        self._early: dict[tuple[int, int], dict[str, list[float]]] = {}
+        self._ends: list[int] = []
+
+    def end_step(self, window: StepMetrics) -> None:
+        """Note where the losses of the step end."""
+        self._ends.append(len(window.settled) + len(window.losses))
+
+    def means_of(
+        self, window: StepMetrics, step: int, sum_key: int, *, is_late: bool
+    ) -> dict[str, MeanOnDevice]:
+        """A mean for each part; what comes late counts with the next step.
+
+        Whether this step has a line by then depends on who computes the parts after it.
+        """
+        return self._by_part.setdefault((step + is_late, sum_key), {})
+
+    def settle(self, window: StepMetrics, ranks: Ranks, step: int) -> None:
+        """Add up the means of the steps that are done, and bring the losses of all parts to all ranks."""
+        self._settle_means(window, ranks, step)
+        if ranks.world > 1:
+            self._settle_losses(window, ranks)
+
+    def _settle_means(self, window: StepMetrics, ranks: Ranks, step: int) -> None:
+        """What was logged of the parts of the first `step` steps, added up in their order, on rank 0."""
+        everyone = [self._early, *ranks.gather(sums_by_part(self._by_part))]
+        self._by_part.clear()
+        self._early = {}
+        for key in sorted(set().union(*everyone)):
+            theirs = [sums[key] for sums in everyone if key in sums]
+            if key[0] >= step:
+                counted = merged(theirs) if ranks.is_first else {}
+                self._early[key] = {name: [*sums] for name, sums in counted.items()}
+                continue
+            so_far = {name: mean.sums().tolist() for name, mean in window.logged.items()}
+            for name, sums in merged([so_far, *theirs]).items():
+                window.logged[name] = _mean_of(sums if ranks.is_first else (0.0, 0), window.device)
+
+    def _settle_losses(self, window: StepMetrics, ranks: Ranks) -> None:
+        """The losses of all parts, step by step, in the order of the ranks, which is that of the parts."""
+        losses = torch.stack(window.losses).tolist() if window.losses else []
+        base = len(window.settled)
+        ends = [end - base for end in self._ends if end > base]
+        pairs = list(zip(losses, window.sizes, strict=True))
+        own = [pairs[start:end] for start, end in itertools.pairwise([0, *ends])]
+        everyone = ranks.gather((own, window.wait_s))
+        self._ends = [end for end in self._ends if end <= base]
+        for of_step in zip(*(theirs for theirs, _ in everyone), strict=True):
+            window.settled += [(loss, size) for pairs in of_step for loss, size in pairs if size]
+            self._ends.append(len(window.settled))
+        window.losses.clear()
+        window.sizes.clear()
+        window.wait_s = max(wait_s for _, wait_s in everyone)
+
+    def clear_ends(self) -> None:
+        """The losses so far are in a line."""
+        self._ends.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where steps end, and what was logged of steps that are not done."""
+        return {
+            "ends": list(self._ends),
+            "early": [(*key, means) for key, means in self._early.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._ends = list(state.get("ends", ()))
+        self._by_part.clear()
+        self._early = {(step, part): means for step, part, means in state.get("early", ())}
+
+    def leave_to_first(self) -> None:
+        """Rank 0 counts what was logged early."""
+        self._early = {}
 
 
 OF_A_LINE = {"step", "epoch", "learning_rate", "learning_rates", "images_per_s", "data_wait"}

@@ -3,14 +3,14 @@
 `state.amp` is flambeau.recipes.training.amp_step, which scales, clips, and skips steps that are not finite.
 """
 
+import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from flambeau.data.loading.micro_batch import MicroBatch
-from flambeau.parallel.gradient_sync.fixed_parts import FixedParts
 from flambeau.parallel.gradient_sync.interface import GradientSync
 from flambeau.parallel.gradient_sync.lockstep import Keep
 from flambeau.parallel.gradient_sync.parts_in_lockstep import PartsInLockstep
@@ -37,18 +37,15 @@ class TrainingStep:
         state: of the run: its model, optimizer, precision, average and position.
         loop: counts the steps that were not finite.
         schedule: of the learning rate.
-        world: how many processes there are.
         sync: shares the gradients between processes; None in one, where even calls of nothing are felt in
             a step of 100 us.
-        together: computes the parts of a step beside each other, where they need each other; else None.
     """
 
     state: ResumableState
     loop: TransientState
     schedule: LRSchedule
-    world: int
     sync: GradientSync | None = None
-    together: PartsInLockstep | None = None
+    _together: PartsInLockstep | None = None
 
     def share(self, sync: GradientSync | None, *keeps: Keep) -> None:
         """Share the gradients from here on.
@@ -58,9 +55,55 @@ class TrainingStep:
             keeps: what a batch has for itself, where several are under way at once.
         """
         self.sync = sync
-        self.together = sync.together if isinstance(sync, FixedParts) else None
-        if self.together is not None:
-            self.together.keeps += [self._keep, *keeps]
+        self._together = None if sync is None else sync.together
+        if self._together is not None:
+            self._together.keeps += [self._keep, *keeps]
+
+    def compute(self, work: Callable[[], None], micro: MicroBatch | None) -> None:
+        """Do the forward and backward pass of a batch: now, or beside those of other batches of the step.
+
+        Args:
+            work: the passes, and whatever else belongs to them.
+            micro: the batch; None outside of a step.
+        """
+        if self._together is None or micro is None:
+            work()
+        else:
+            self._together.do(work, micro)
+
+    def end_computing(self) -> None:
+        """No batch of the step is computed any more."""
+        if self._together is not None:
+            self._together.close()
+
+    def look(
+        self,
+        batches: Iterable[MicroBatch],
+        look: Callable[[MicroBatch], None],
+        *,
+        found: Mapping[int, object],
+    ) -> list[int]:
+        """Compute the batches of a step once more, to look for what is not finite.
+
+        Args:
+            batches: of the step.
+            look: computes one of them, and adds to `found` what it has found, by its part.
+            found: where no batch needs the others, those after the first finding are left out.
+
+        Returns:
+            The parts in which something was not finite before it met the others, the first one first.
+        """
+        together = self._together
+        if together is None:
+            for micro in batches:
+                if not any(found.values()):
+                    look(micro)
+            return []
+        with together.looked_at() as origins:
+            for micro in batches:
+                together.before_batch(micro)
+                together.do(functools.partial(look, micro), micro)
+        return origins
 
     def _keep(self) -> Callable[[], None]:
         state = self.state
@@ -103,7 +146,7 @@ class TrainingStep:
                 if group["params"] and group["params"][0].grad is not None:
                     raise RuntimeError(_OWN_BACKWARD)
         # Gradients are to be the sum of the shares: over the ranks they are averaged, over parts added.
-        averaged = 1 if micro.dealt else self.world
+        averaged = 1 if self.sync is None else self.sync.averages_over
         try:
             state.amp.backward(loss, weight=averaged * micro.size / micro.total)
         except RuntimeError as error:
@@ -119,9 +162,7 @@ class TrainingStep:
             self.sync.after_part()
         losses = state.window.add_loss(loss, micro.size, ends_step=micro.ends_batch)
         state.position = micro.position
-        if (
-            micro.ends_batch or not micro.dealt
-        ):  # all parts of a step that are dealt out have its samples
+        if micro.counts_indices:
             state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
         if micro.ends_batch:
             self._finish(losses[-micro.part :])

@@ -46,7 +46,7 @@ class TransientState:
         stream: the batches of the epochs to come; None until they are asked for.
         micro: the batch that was yielded and waits for its step.
         done: the batch that has ended a step, while the loop's body may not be done with it.
-        part_of: how many steps were done before the last batch, and that batch's number for random draws.
+        part_of: how many steps were done before the last batch, and the key of its sums.
         num_samples: of the last batch, for the means that are logged; -1 before the first.
         asks_to_stop: this process has called `run.stop()`, and the others may not know it yet.
         evaluated: the means of an evaluation under way.
@@ -71,7 +71,7 @@ class TransientState:
         """A batch is handed to the loop, after `step` steps."""
         self.micro = micro
         self.num_samples = micro.size
-        self.part_of = step, micro.draw
+        self.part_of = step, micro.sum_key
 
     def keep(self) -> Callable[[], None]:
         """Note which batch is under way, and forget it; what is returned puts it back."""

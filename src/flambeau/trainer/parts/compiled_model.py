@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,13 +9,14 @@ from torch import Tensor, nn
 
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.loading.batch_plan import BatchLayout, share_sizes
+from flambeau.data.loading.batch_layout import Layout, layout_of
+from flambeau.data.loading.batch_plan import share_sizes
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
 from flambeau.recipes.training.amp_step import autocast
 from flambeau.run.loop.evaluation_mode import generators_restored
-from flambeau.run.loop.memory_guard import halved
+from flambeau.run.loop.memory_guard import least_micro_batch
 from flambeau.trainer.parts.data import noise_batch
 from flambeau.trainer.parts.model import kept_as_is
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
@@ -63,13 +63,17 @@ def warm_up(
         InputError: torch cannot compile the model here, or it does not fit.
     """
     start = time.perf_counter()
-    layout = BatchLayout(
-        settings.batch_size, settings.accumulate, ranks.rank, ranks.world, parts=settings.parts
+    layout = layout_of(
+        settings.batch_size,
+        accumulate=settings.accumulate,
+        parts=settings.parts,
+        rank=ranks.rank,
+        world=ranks.world,
     )
     if micro_batch is not None:
         layout = layout.with_micro_batches(min(micro_batch, layout.micro_batch_size))
 
-    def attempt(layout: BatchLayout) -> bool:
+    def attempt(layout: Layout) -> bool:
         try:
             _make_graphs(
                 model,
@@ -89,7 +93,7 @@ def warm_up(
         return True
 
     while not all(ranks.gather(ranks.each(partial(attempt, layout)))):
-        smaller = halved(layout, model)
+        smaller = layout.halved(least=least_micro_batch(model, layout.world))
         if smaller is None:
             raise InputError(
                 f"out of memory, with {layout.micro_batch_size} samples at once\n{BY_FLAGS.save_memory}"
@@ -101,7 +105,7 @@ def warm_up(
 def _make_graphs(
     model: nn.Module,
     data: tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset],
-    layout: BatchLayout,
+    layout: Layout,
     settings: ResolvedSettings,
     *,
     beat: Callable[[str], None],
@@ -111,7 +115,7 @@ def _make_graphs(
 ) -> None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     train, val = data
-    at_once = replace(layout, accumulate=1, step_samples=None)
+    at_once = layout.in_batches_of(layout.micro_batch_size)
     try:
         with generators_restored(), kept_as_is(model):
             model.train()

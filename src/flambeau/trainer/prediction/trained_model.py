@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.loading.batch_plan import BatchLayout
+from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.sources.source import Source, require_unit
 from flambeau.data.transforms.crops import TrainingCrop
