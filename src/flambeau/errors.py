@@ -36,13 +36,13 @@ class UnsupportedImage(DecodeError):
 
 @contextlib.contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Around what checks the user's choice for itself, such as a recipe: what it refuses is wrong input.
+    """Turn a ValueError of what is called inside, such as a recipe, into an InputError.
 
     Args:
-        what: was chosen, the begin of the message.
+        what: the user's choice that is checked; the message begins with it.
 
     Raises:
-        InputError: with what a ValueError says.
+        InputError: `what`, and the message of the ValueError.
     """
     try:
         yield

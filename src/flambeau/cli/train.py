@@ -18,7 +18,7 @@ from flambeau.provenance import ask_for_config
 from flambeau.sandbox.here import outside
 from flambeau.sandbox.inside import folder_for_run
 from flambeau.terminal import say
-from flambeau.trainer.settings.default_folder import default_folder, told_settings
+from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings
 from flambeau.trainer.settings.stored_settings import canonical, read_config
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = canonical(Settings(**given))
     if arguments.procs is not None and (procs := _procs(arguments.procs)) > 1:
         return _launch(arguments, procs)
-    told = told_settings(settings, given)
+    told = given_settings(settings, given)
     out = default_folder(settings, told) if arguments.out is None else Path(arguments.out)
     folder = folder_for_run(out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load

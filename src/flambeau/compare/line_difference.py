@@ -209,8 +209,8 @@ def markdown_table(lines: MetricLines, names: tuple[str, str]) -> str:
         head += f"; the runs end at steps {ends[0]} and {ends[1]}"
     rows = [f"| | {cell(names[0])} | {cell(names[1])} | change |", "|---|---:|---:|---:|"]
     for name, (step, *values) in lines.last.items():
-        told = FigureDifference(step, name, (values[0], values[1])).change
-        moved = "same" if values[0] == values[1] else "" if told is None else f"{told:+.3g}"
+        distance = FigureDifference(step, name, (values[0], values[1])).change
+        moved = "same" if values[0] == values[1] else "" if distance is None else f"{distance:+.3g}"
         texts = " | ".join(map(figure_text, values))
         rows.append(f"| {cell(name)}, step {step} | {texts} | {moved} |")
     speeds = lines.speeds

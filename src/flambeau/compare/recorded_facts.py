@@ -69,7 +69,6 @@ class RunFacts:
     """What the folder of a run tells about it, by name.
 
     Attributes:
-        folder: of the run.
         settings: config.toml, with the user's table as `config NAME`.
         data: dataset.json; empty for a script with its own `Run`.
         environment: environment.json, with the packages by their names.
@@ -132,7 +131,7 @@ def history_differences(
     Args:
         step: of both checkpoints.
         left, right: the `meta`, which may hold anything.
-        known: what is not told again.
+        known: what is not listed again.
     """
     seen = {(difference.kind, difference.name, repr(difference.values)) for difference in known}
     tables = table(left.get("exactness")), table(right.get("exactness"))
@@ -187,20 +186,20 @@ def _of_data(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[Diff
 
 def _of_environment(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
     exact = list(_different(left.exactness, right.exactness))
-    told = {name for name, _ in exact}
+    listed = {name for name, _ in exact}
     for name, values in exact:
         yield Difference("environment", name, values, matters=True)
     for name, values in _different(left.environment, right.environment):
         if name == "model" and None in values:
             continue  # earlier versions did not write it
-        if name not in told:
+        if name not in listed:
             yield Difference("environment", name, values, matters=name not in _OF_MACHINE)
 
 
 def _model_text(found: object) -> str | None:
     """The model of environment.json in a few words; its parts are in the report."""
-    told = table(found)
-    name, parameters = told.get("class"), told.get("parameters")
+    model = table(found)
+    name, parameters = model.get("class"), model.get("parameters")
     if not isinstance(name, str) or type(parameters) is not int:
         return None
     return f"{name} with {parameters:,} parameters"

@@ -112,9 +112,9 @@ def _sentences(found: RunComparison, result: Replay) -> Iterator[str]:
         yield f"Replayed from step {result.start}, what differs first is, {at}, {text}."
         if result.options and result.found.phase == "update":
             yield f"Options of the optimizer differ there: {_options(result.options)}."
-        told = phase_causes(found, result.found.phase)
-        if told:
-            yield f"This is what is to be expected of {'; '.join(told[:_MOST])}."
+        expected = phase_causes(found, result.found.phase)
+        if expected:
+            yield f"This is what is to be expected of {'; '.join(expected[:_MOST])}."
     else:
         until = " (out of time)" if result.is_out_of_time else ""
         yield (

@@ -78,7 +78,6 @@ class ReplayedRun:
     """One of two runs on its way from where they were equal.
 
     Args:
-        facts: of the run.
         start: the step of its checkpoint to start from; None for its beginning.
         temporary: a folder for what the beginning needs; it is removed afterwards.
         permission: to run the code that the run names.
@@ -204,16 +203,18 @@ class ReplayedRun:
         now = {**here, "threads": self._threads}
         if "processes" in then:  # else a run in parts, whose bits do not depend on them
             now["processes"] = 1
-        told = changes(then, now) if then else []
+        changed = changes(then, now) if then else []
         meta = {} if self.own is None else self.own.meta
         # Memory ran out on the way
         if (fitted := whole_number(meta.get("micro_batch"))) is not None:
-            told += changes({"micro_batch": fitted}, {"micro_batch": self._run.state.micro_batch})
+            changed += changes(
+                {"micro_batch": fitted}, {"micro_batch": self._run.state.micro_batch}
+            )
         report = environment()
         report |= report.pop("packages")
         known = {name: self.facts.environment.get(name) for name in _OF_MACHINE}
         more = changes(known, {name: report[name] for name in _OF_MACHINE})
-        return told + [text for text in more if text not in told]
+        return changed + [text for text in more if text not in changed]
 
     def close(self) -> None:
         """Remove the hooks, and end the reading of data."""
@@ -249,8 +250,8 @@ class ReplayedRun:
     def _exactness(self) -> Any:
         """What decided the bits of the run up to its next checkpoint."""
         meta = {} if self.own is None else self.own.meta
-        told = meta.get("exactness")
-        return told if isinstance(told, dict) else self.facts.exactness
+        recorded = meta.get("exactness")
+        return recorded if isinstance(recorded, dict) else self.facts.exactness
 
     def _recorded_threads(self) -> int:
         threads = self._exactness().get("threads")

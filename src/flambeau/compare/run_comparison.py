@@ -84,8 +84,8 @@ class RunComparison:
     @property
     def is_same(self) -> bool:
         """Nothing that can change a number differs, nor any number that both have, nor their length."""
-        told = [fact for fact in self.facts if fact.matters and fact.kind != "environment"]
-        return not told and not self.damaged and self.parts is None and self.lines.is_same
+        that_matter = [fact for fact in self.facts if fact.matters and fact.kind != "environment"]
+        return not that_matter and not self.damaged and self.parts is None and self.lines.is_same
 
     @property
     def has_evidence(self) -> bool:

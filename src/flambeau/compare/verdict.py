@@ -129,14 +129,17 @@ def _seen(found: RunComparison) -> str:
 
 
 def _because(found: RunComparison, replayed: bool = True) -> str:
-    told = causes(found)
-    if not told:
+    found_causes = causes(found)
+    if not found_causes:
         return ""
-    more = f", and {len(told) - _MOST_CAUSES} more" if len(told) > _MOST_CAUSES else ""
+    more = (
+        f", and {len(found_causes) - _MOST_CAUSES} more" if len(found_causes) > _MOST_CAUSES else ""
+    )
+    listed = "; ".join(found_causes[:_MOST_CAUSES])
     if found.parts is None and found.has_numbers:
-        return f" What differs between them and has shown no effect: {'; '.join(told[:_MOST_CAUSES])}{more}."
-    which = " (which of them, --replay may tell)" if len(told) > 1 and not replayed else ""
-    return f" What differs between them{which}: {'; '.join(told[:_MOST_CAUSES])}{more}."
+        return f" What differs between them and has shown no effect: {listed}{more}."
+    which = " (which of them, --replay may tell)" if len(found_causes) > 1 and not replayed else ""
+    return f" What differs between them{which}: {listed}{more}."
 
 
 def _unexplained(found: RunComparison, replayed: bool) -> str:

@@ -39,7 +39,7 @@ def stand_in(head: bytes, path: Path = Path("FILE")) -> str | None:
         >>> stand_in(b"version https://git-lfs.github.com/spec/v1")
         'a pointer of Git LFS, and not the file itself: fetch that with `git lfs pull`'
     """
-    return _told(signature_of(head, path), path)
+    return _sentence(signature_of(head, path), path)
 
 
 def stand_in_at(path: Path) -> str | None:
@@ -52,7 +52,7 @@ def stand_in_at(path: Path) -> str | None:
         found = signature(path / "data.mdb" if path.is_dir() else path)
     except OSError:
         return None
-    return _told(found, path)
+    return _sentence(found, path)
 
 
 def why_unreadable(error: OSError) -> str:
@@ -67,7 +67,7 @@ def why_unreadable(error: OSError) -> str:
     return error.strerror.lower() if error.strerror else str(error)
 
 
-def _told(found: Signature | None, path: Path) -> str | None:
+def _sentence(found: Signature | None, path: Path) -> str | None:
     if found is None or found.kind not in _KINDS:
         return None
     is_format = found.kind == "zip" and path.suffix.lower().startswith(_ZIPPED)

@@ -24,7 +24,7 @@ def route(family: int, address: Any) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface that has an IPv4 address of this machine; None where that cannot be told."""
+    """The name of the interface that has an IPv4 address of this machine; None where it is not known."""
     try:
         import fcntl
     except ImportError:

@@ -26,7 +26,7 @@ from flambeau.parallel.watchdog.watchdog import LOST_PEER, Watchdog
 from flambeau.terminal import say
 
 _START_S = 600  # for all ranks to import what they need and to come
-_PATIENCE_S = 30  # of waiting for them, before the user is told
+_PATIENCE_S = 30  # of waiting for them, before the user is warned
 _GROUP_TIMEOUT = datetime.timedelta(
     minutes=30
 )  # of torch's collectives; the watchdog reports long before
@@ -312,7 +312,7 @@ def _name_of_start(store: Store, rank: int, world: int) -> str:
     """
     word = uuid.uuid4().hex
     started_at = time.monotonic()
-    has_told = False
+    has_warned = False
     if rank:
         store.set(f"flambeau/came/{rank}", word)
         _wait_for_first(store, f"flambeau/answer/{word}", tells=rank == 1)
@@ -332,8 +332,8 @@ def _name_of_start(store: Store, rank: int, world: int) -> str:
         waited_s = time.monotonic() - started_at
         if waited_s > _START_S:
             raise InputError(_absent(min(missing), _START_S))
-        if missing and waited_s > _PATIENCE_S and not has_told:
-            has_told = True
+        if missing and waited_s > _PATIENCE_S and not has_warned:
+            has_warned = True
             say(f"flambeau: {_absent(min(missing), _PATIENCE_S)}; waiting for {_START_S} s at most")
         time.sleep(0.02)
     return word

@@ -11,7 +11,7 @@ def server(page: Callable[[], str], *, port: int) -> http.server.ThreadingHTTPSe
     """A server of one page, at http://localhost:PORT/.
 
     It listens on 127.0.0.1 only, and answers to no other name: a page of another site that makes its own
-    name point to this machine is told nothing.
+    name point to this machine gets no answer.
 
     Args:
         page: makes it.

@@ -143,10 +143,10 @@ def _summary(runs: Sequence[ReportedRun], words: Mapping[str, str], names: Seque
 def _for_script(
     found: Sequence[Chart], words: Mapping[str, str], watch_s: int | None
 ) -> dict[str, Any]:
-    told = ("nothing", "step", "epoch")
+    shown = ("nothing", "step", "epoch")
     return {
         "watch": watch_s,
-        "words": {name: words[name] for name in told},
+        "words": {name: words[name] for name in shown},
         "charts": [_chart(chart) for chart in found],
     }
 

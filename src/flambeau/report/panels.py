@@ -50,8 +50,8 @@ def findings(found: Evaluated, words: Words) -> str:
         f"<li>{escaped(title)}{''.join(f'<br>{escaped(line)}' for line in lines)}</li>"
         for title, lines in found.findings
     )
-    told = escaped(words["check_told"])
-    return f'<h3>{escaped(words["check"])}</h3><ul>{items}</ul><p class="soft">{told}</p>\n'
+    text = escaped(words["check_caption"])
+    return f'<h3>{escaped(words["check"])}</h3><ul>{items}</ul><p class="soft">{text}</p>\n'
 
 
 def confusion(found: Evaluated, words: Words) -> str:
@@ -87,7 +87,7 @@ def _matrix(found: Evaluated, words: Words) -> str:
             y = left + label * _CELL
             parts.append(_cell(x, y, times, share=share, kind=kind, said=said))
     size = left + len(found.classes) * _CELL + _MARGIN
-    said = escaped(words["confusion_told"])
+    said = escaped(words["confusion_caption"])
     return (
         f'<p class="soft">{said}</p><div class="scroll" tabindex="0" role="group" aria-label="{said}">'
         f'<svg class="matrix" viewBox="0 0 {size} {size}" width="{size}" height="{size}" role="img" '
@@ -132,8 +132,8 @@ def classes(found: Evaluated, words: Words) -> str:
         said = found.predicted[k]
         right = found.right[k]
         f1 = 2 * right / (of + said) if of + said else math.nan
-        told = "-" if math.isnan(f1) else f"{f1:.1%}"
-        rows.append((f1, (name, of, _percent(right, of), _percent(right, said), told)))
+        text = "-" if math.isnan(f1) else f"{f1:.1%}"
+        rows.append((f1, (name, of, _percent(right, of), _percent(right, said), text)))
     rows.sort(key=lambda row: (math.isnan(row[0]), row[0]))
     heads = (words["class"], words["images"], words["recall"], words["precision"], "F1")
     many = words["worst"].format(shown=_WORST, all=len(rows)) if len(rows) > _WORST else ""
@@ -168,7 +168,7 @@ def calibration(found: Evaluated, words: Words) -> str:
             f'<circle class="point" cx="{x(confidence):.1f}" cy="{y(right):.1f}" r="{size:.1f}">'
             f"<title>{escaped(said)}</title></circle>"
         )
-    label = escaped(words["calibration_told"].format(error=f"{found.calibration_error:.1%}"))
+    label = escaped(words["calibration_caption"].format(error=f"{found.calibration_error:.1%}"))
     return (
         f'<p>{label}</p><svg class="plot" viewBox="0 0 {_PLOT + 10} {_PLOT + 20}" width="{_PLOT + 10}" '
         f'height="{_PLOT + 20}" role="img" aria-label="{label}">{"".join(parts)}</svg>\n'
@@ -180,8 +180,8 @@ def calibration(found: Evaluated, words: Words) -> str:
 
 def first_batch(run: ReportedRun, words: Words) -> str:
     """Training images after augmentation."""
-    told = escaped(words["first_batch_told"])
-    return f'<img class="sheet" src="{run.first_batch}" alt="{told}"><p class="soft">{told}</p>\n'
+    text = escaped(words["first_batch_caption"])
+    return f'<img class="sheet" src="{run.first_batch}" alt="{text}"><p class="soft">{text}</p>\n'
 
 
 def timing(run: ReportedRun, words: Words) -> str:
@@ -202,10 +202,10 @@ def timing(run: ReportedRun, words: Words) -> str:
     share = waited / seconds
     samples = steps / seconds
     verdict = "fast_data" if share < 0.05 else "some_waiting" if share < 0.2 else "slow_data"
-    told = words[verdict].format(share=f"{share:.0%}", samples=f"{samples:,.0f}")
+    text = words[verdict].format(share=f"{share:.0%}", samples=f"{samples:,.0f}")
     if verdict != "fast_data" and "model" in run.facts:  # of the command, whose data are images
-        told += f" {words['pack_helps']}"
-    return f"<p>{escaped(told)}</p>\n"
+        text += f" {words['pack_helps']}"
+    return f"<p>{escaped(text)}</p>\n"
 
 
 def events(run: ReportedRun, words: Words) -> str:
@@ -215,8 +215,8 @@ def events(run: ReportedRun, words: Words) -> str:
     number, names = run.bad_images
     if number:
         more = " ..." if number > len(names) else ""
-        told = words["bad_images"].format(number=number)
-        parts.append(f"<p>{escaped(told)}: {escaped(', '.join(names))}{more}</p>\n")
+        text = words["bad_images"].format(number=number)
+        parts.append(f"<p>{escaped(text)}: {escaped(', '.join(names))}{more}</p>\n")
     return "".join(parts)
 
 
@@ -226,7 +226,7 @@ def model(run: ReportedRun, words: Words) -> str:
     total, trained, parts = found.get("parameters"), found.get("trained"), found.get("parts")
     if not isinstance(total, int) or not isinstance(trained, int):
         return ""
-    said = words["model_told"].format(
+    said = words["model_caption"].format(
         name=found.get("class", ""), total=f"{total:,}", trained=f"{trained:,}"
     )
     rows = [

@@ -66,15 +66,15 @@ class Run:
         model: nn.Module,
         optimizer: Optimizer,
         data: Dataset[Any] | Iterable[Any],
-        **options: Any,
+        **given: Any,
     ) -> None:
-        told = RunOptions.of(options)
-        self.folder = RunFolder(folder_for_run(Path(folder)), advice=told.advice or Advice())
+        options = RunOptions.of(given)
+        self.folder = RunFolder(folder_for_run(Path(folder)), advice=options.advice or Advice())
         self.model, self.optimizer = model, optimizer
-        self._replays = told.replay_from is not None
+        self._replays = options.replay_from is not None
         self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()
         self._parts = parts = make_parts(
-            model, optimizer, data, told, self._ranks, folder=self.folder.path, given=options
+            model, optimizer, data, options, self._ranks, folder=self.folder.path, given=given
         )
         self.plan = parts.plan
         self.device = parts.amp.device
@@ -84,13 +84,13 @@ class Run:
         # What other processes, files and signals are asked for comes last, and is given back on an error.
         with contextlib.ExitStack() as resources:
             if not self._replays:
-                self._ranks.begin_watch(told.stall_timeout)
+                self._ranks.begin_watch(options.stall_timeout)
                 resources.callback(self._ranks.end_watch)
             check_ranks(self._ranks, parts.identity.values, parts.model, parts.loader.length)
             saved = parts.model if parts.shards is None else parts.shards[0].pieces
-            self.state = make_state(parts, saved, optimizer, told)
+            self.state = make_state(parts, saved, optimizer, options)
             self._loop = TransientState(torch.zeros((), device=self.device))
-            self._draws = BatchDraws(told.seed, self.device)
+            self._draws = BatchDraws(options.seed, self.device)
             written = None if self._replays else self.folder.path
             self._memory = MemoryGuard(
                 written, self.state, self._loop, parts, ranks=self._ranks, advice=self.folder.advice
@@ -103,13 +103,13 @@ class Run:
                 draws=self._draws,
                 ranks=self._ranks,
                 step=self._step,
-                options=told,
+                options=options,
             )
             self._recorder = Recorder(
                 self.folder,
                 self.state,
                 ranks=self._ranks,
-                options=told,
+                options=options,
                 plan=self.plan,
                 compiled=model is not parts.model,
                 progress=self.progress,
@@ -127,7 +127,7 @@ class Run:
                 step=self._step,
                 replays=self._replays,
             )
-            self._begin(told, resources)
+            self._begin(options, resources)
 
     def _begin(self, options: RunOptions, resources: contextlib.ExitStack) -> None:
         """Claim the folder, catch signals, go on from the newest checkpoint, and share the model."""

@@ -51,9 +51,9 @@ def _is_only_read(folder: Path) -> bool:
 
 def _link_target(link: Path, source: Path) -> Path:
     """What a link of the copy leads to: within the folder the copy, else the real file."""
-    told = link.readlink()
-    is_within = not told.is_absolute() and link.resolve().is_relative_to(source.resolve())
-    return told if is_within else link.parent / told
+    target = link.readlink()
+    is_within = not target.is_absolute() and link.resolve().is_relative_to(source.resolve())
+    return target if is_within else link.parent / target
 
 
 def _cloned(source: Path, target: Path) -> bool:

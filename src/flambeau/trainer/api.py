@@ -37,7 +37,7 @@ from flambeau.terminal import say as terminal_say
 from flambeau.trainer.evaluation.figures import ClassFigures, Evaluation, ImagePredictions
 from flambeau.trainer.prediction.predictor import Predictor
 from flambeau.trainer.prediction.trained_model import Trained, at_size, load_trained, read_for
-from flambeau.trainer.settings.default_folder import default_folder, told_settings
+from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings
 from flambeau.trainer.settings.stored_settings import canonical
 from flambeau.trainer.start import Shown, start
@@ -92,11 +92,11 @@ def _train(
             given["track"] = ",".join(names) or "none"
         functions = [item for item in trackers if not isinstance(item, str)]
         chosen = canonical(Settings(**given))
-        told = told_settings(chosen, given)
-        folder = folder_for_run(default_folder(chosen, told) if out is None else Path(out))
+        shown = given_settings(chosen, given)
+        folder = folder_for_run(default_folder(chosen, shown) if out is None else Path(out))
         start(
             chosen,
-            told,
+            shown,
             folder,
             say=terminal_say,
             fresh=fresh,

@@ -1,4 +1,4 @@
-"""The training of `flambeau train`, from top to bottom; the loop uses nothing but Run's public verbs."""
+"""The training of `flambeau train`, from top to bottom: what is built, and the loop over its epochs."""
 
 import dataclasses
 import functools
@@ -147,7 +147,6 @@ def set_up(
 
     Args:
         prepared: its settings and data.
-        folder: of the run.
         bar: show a progress bar on a terminal.
         replay_from: a checkpoint folder to start from, writing nothing.
         micro_batch: samples per forward pass, if fewer than the settings say; 'auto' finds out how many fit.

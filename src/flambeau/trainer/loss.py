@@ -26,7 +26,6 @@ class TrainingLoss:
 
     Args:
         model: that is trained.
-        settings: of the run.
         facts: of its data.
         device: of the model.
         normalize: from uint8 images to float32 ones.
@@ -81,11 +80,11 @@ class TrainingLoss:
         loss = cross_entropy(
             logits, targets, smoothing=settings.label_smoothing, weight=self._class_weights
         )
-        told = None if alpha else logits.detach()
+        plain_logits = None if alpha else logits.detach()
         if self._teacher is None:
-            return loss, told
+            return loss, plain_logits
         learned = distillation_loss(logits, asked, temperature=self._teacher.temperature)
-        return torch.lerp(loss, learned, self._teacher.weight), told
+        return torch.lerp(loss, learned, self._teacher.weight), plain_logits
 
 
 class AskedTeacher:

@@ -61,7 +61,7 @@ class Shown:
 
 def start(
     settings: Settings,
-    told: Mapping[str, Any],
+    given: Mapping[str, Any],
     folder: Path,
     *,
     say: Callable[[str], None],
@@ -75,13 +75,12 @@ def start(
 
     Args:
         settings: canonical.
-        told: which of them were given.
-        folder: of the run.
+        given: those of them that the user gave.
         say: takes lines for the user, on the first process.
         fresh: set a run aside that is in the folder.
         dry_run: train for some steps and leave nothing.
         find_lr: takes the curve of a learning-rate range test, which is made in place of the training.
-        trust: run code that the folder of the run or of its teacher names, and the settings told do not, also
+        trust: run code that the folder of the run or of its teacher names, and `given` does not, also
             where nothing shows that this user has made that folder.
         shown: to whom.
 
@@ -91,13 +90,13 @@ def start(
     Raises:
         InputError: whatever the user can fix.
     """
-    batch, told, ranks = parse_batch_size(settings.batch_size), _with_number(told), join_ranks()
+    batch, given, ranks = parse_batch_size(settings.batch_size), _with_number(given), join_ranks()
     ranks.begin_watch(settings.stall_timeout)
     with _ended_watch(ranks), _out_of_memory_refused():
         place = RunFolder(folder, advice=BY_FLAGS)
-        stored = None if fresh else ranks.first(lambda: _stored(told, place))
+        stored = None if fresh else ranks.first(lambda: _stored(given, place))
         ranks.first(lambda: _check_outside(folder, (stored or settings).data))
-        resumed = None if stored is None else told
+        resumed = None if stored is None else given
         ranks.first(lambda: _check_code(stored or settings, resumed, place, trust=trust, say=say))
         prepared = _open(settings, stored, place, ranks)
         if stored is not None and ranks.first(lambda: _is_finished(stored, place, say)):
@@ -105,7 +104,7 @@ def start(
         noted = None if stored is None else ranks.first(lambda: MicroBatches.read(folder).training)
         micro_batch: int | Literal["auto"] | None = noted or ("auto" if batch.finds else None)
         if dry_run or find_lr is not None:
-            _try_out(told, prepared, find_lr, micro_batch=micro_batch, say=say)
+            _try_out(given, prepared, find_lr, micro_batch=micro_batch, say=say)
             return False
 
         training = set_up(
@@ -119,7 +118,7 @@ def start(
         if ranks.is_first:
             _note(training, place, is_new=stored is None, found=micro_batch == "auto")
         # Only now: nothing has prevented it, and no error is lost below many lines.
-        _tell_start(training, told, prepared, folder=folder, listener=shown.listener)
+        _report_start(training, given, prepared, folder=folder, listener=shown.listener)
         _fit(training)
         return False
 
@@ -133,7 +132,7 @@ def _note(training: Training, place: RunFolder, *, is_new: bool, found: bool) ->
 
 
 def _try_out(
-    told: Mapping[str, Any],
+    given: Mapping[str, Any],
     prepared: Prepared,
     find_lr: Callable[[LRCurve], None] | None,
     *,
@@ -142,7 +141,7 @@ def _try_out(
 ) -> None:
     """What leaves no run: a learning-rate range test if its curve is asked for, else a dry run."""
     ranks = join_ranks()
-    ranks.first(lambda: _show(told, prepared, say=say))
+    ranks.first(lambda: _show(given, prepared, say=say))
     if find_lr is None:
         train_briefly(prepared, say=say, micro_batch=micro_batch)
     else:
@@ -150,13 +149,13 @@ def _try_out(
         ranks.first(lambda: find_lr(curve))
 
 
-def _with_number(told: Mapping[str, Any], /) -> dict[str, Any]:
+def _with_number(given: Mapping[str, Any], /) -> dict[str, Any]:
     """Of a `batch_size` of 'auto:N' the number alone is a setting of the run."""
-    told = {**told}
-    if parse_batch_size(told.get("batch_size")).finds:
-        num = parse_batch_size(told.pop("batch_size")).num
-        told |= {} if num is None else {"batch_size": num}
-    return told
+    given = {**given}
+    if parse_batch_size(given.get("batch_size")).finds:
+        num = parse_batch_size(given.pop("batch_size")).num
+        given |= {} if num is None else {"batch_size": num}
+    return given
 
 
 @contextlib.contextmanager
@@ -191,16 +190,18 @@ def _open(
     settings: Settings, stored: ResolvedSettings | None, place: RunFolder, ranks: Ranks
 ) -> Prepared:
     """A run, new or stored, with nothing left open, and its data."""
-    told = stored or settings
-    if stored is None and told.extend is not None:  # also with --fresh, before the run is set aside
+    wanted = stored or settings
+    if (
+        stored is None and wanted.extend is not None
+    ):  # also with --fresh, before the run is set aside
         raise InputError(
-            f"extend = {told.extend!r} is for a finished run, and this would be a new one in {place.path}: "
+            f"extend = {wanted.extend!r} is for a finished run, and this would be a new one in {place.path}: "
             "leave it out, or name the folder of one"
         )
-    check_download(settings.download, *([] if told.data is None else [told.data]))
-    if told.download:
-        ranks.first(lambda: bool(open_data(told)))  # one fetches, all read
-    train, val = ranks.each(lambda: open_data(told))
+    check_download(settings.download, *([] if wanted.data is None else [wanted.data]))
+    if wanted.download:
+        ranks.first(lambda: bool(open_data(wanted)))  # one fetches, all read
+    train, val = ranks.each(lambda: open_data(wanted))
     if stored is not None:
         resolved = stored
         facts = ranks.first(lambda: DataFacts.read(place.dataset))
@@ -237,7 +238,7 @@ def _fit(training: Training) -> None:
         training.run.close()
 
 
-def _stored(told: Mapping[str, Any], place: RunFolder) -> ResolvedSettings | None:
+def _stored(given: Mapping[str, Any], place: RunFolder) -> ResolvedSettings | None:
     """The settings of the run that exists already: what is not said again is as it was. Else None."""
     stored = place.read_config()
     if stored is None:
@@ -248,8 +249,8 @@ def _stored(told: Mapping[str, Any], place: RunFolder) -> ResolvedSettings | Non
             "Choose another folder with --out, or set this one aside with --fresh"
         )
     # Also what a machine or an older default had chosen.
-    place.check_same({k: v for k, v in stored.items() if k in told}, Identity(told, FIELDS))
-    settings = dataclasses.replace(from_stored(stored, place.config), **told)
+    place.check_same({k: v for k, v in stored.items() if k in given}, Identity(given, FIELDS))
+    settings = dataclasses.replace(from_stored(stored, place.config), **given)
     if settings.extend is None or parse_duration(settings.extend, name="extend").amount:
         return settings
     return dataclasses.replace(settings, extend=None)  # taken back, if nothing of it was trained
@@ -257,7 +258,7 @@ def _stored(told: Mapping[str, Any], place: RunFolder) -> ResolvedSettings | Non
 
 def _check_code(
     settings: Settings,
-    told: Mapping[str, Any] | None,
+    given: Mapping[str, Any] | None,
     place: RunFolder,
     *,
     trust: bool,
@@ -265,11 +266,11 @@ def _check_code(
 ) -> None:
     """Refuse code that only a folder names, unless its user has made that folder here or trusts it.
 
-    `told` are the settings that were given, to a run that exists; None to a new one.
+    `given` are the settings that the user gave to a run that exists; None for a new one.
     """
     ask_for_teacher(settings.teacher, trust=trust, say=say)
-    stored = {} if told is None else place.read_config() or {}
-    unnamed = [name for name in named_code(stored) if stored[name] != (told or {}).get(name)]
+    stored = {} if given is None else place.read_config() or {}
+    unnamed = [name for name in named_code(stored) if stored[name] != (given or {}).get(name)]
     if unnamed:
         place.permission(stored, trust=trust, say=say).ask_for(stored, *unnamed)
     elif named_code(stored):
@@ -284,9 +285,9 @@ def _check_outside(folder: Path, data: str | None) -> None:
         )
 
 
-def _tell_start(
+def _report_start(
     training: Training,
-    told: Mapping[str, Any],
+    given: Mapping[str, Any],
     prepared: Prepared,
     *,
     folder: Path,
@@ -295,7 +296,7 @@ def _tell_start(
     """What is about to be trained, for the user and for a program that listens."""
     progress, state = training.run.progress, training.run.state
     progress.listener = listener
-    _show(told, prepared, say=progress.show)
+    _show(given, prepared, say=progress.show)
     progress.show(f"the run is in {folder}")
     progress.tell(
         {
@@ -306,12 +307,12 @@ def _tell_start(
             "train_images": len(prepared.train),
             "val_images": len(prepared.val),
             "settings": values_of(prepared.settings),
-            "given": [*told],
+            "given": [*given],
         }
     )
 
 
-def _show(told: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], None]) -> None:
+def _show(given: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], None]) -> None:
     """Every setting with its value, those that were given first: nothing is hidden."""
     settings = prepared.settings
     train = prepared.train
@@ -321,11 +322,11 @@ def _show(told: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], N
         first, *words = line.split(" ")
         say(_wrapped(first, words, indent=2))
     by_group: dict[str, list[str]] = {}
-    for name, value in told.items():
+    for name, value in given.items():
         by_group.setdefault("given", []).append(f"{name}={value}")
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if value is not None and field.name not in ("data", *told):
+        if value is not None and field.name not in ("data", *given):
             by_group.setdefault(field.metadata["group"], []).append(f"{field.name}={value}")
     for group, texts in by_group.items():
         say(_wrapped(f"  {group:<13}", texts, indent=16))

@@ -54,7 +54,7 @@ class WeightsReport:
         damaged: what is not whole, one sentence each.
         other: what the file is, where it is none of weights that are read here.
         checksums: whether the file has them, all of which were right.
-        not_read: what is whole as far as it can be told, and no code, and yet not read.
+        not_read: what is whole, as far as can be seen, and no code, and yet not read.
         names: globals that unpickling would import or call, beyond weights and plain data.
         convertible: whether there are weights by name, which `flambeau convert` takes.
         weights_only: whether torch.load(weights_only=True) reads it; None of safetensors.

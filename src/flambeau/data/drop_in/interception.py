@@ -1,6 +1,7 @@
-"""PIL's and torchvision's reading and transforming ask us first while a loader of ours makes a sample.
+"""PIL's and torchvision's functions for reading and transforming call ours while `fast` makes a sample.
 
-Everywhere else they do what they did: the test is one look at a variable of the thread.
+In other threads and at other times they work as always: a variable of the thread says whether `fast` is at
+work in it.
 """
 
 import functools

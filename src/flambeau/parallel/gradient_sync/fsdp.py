@@ -162,7 +162,6 @@ class Shards:
 
     Args:
         model: what `shard_model` has sharded.
-        ranks: of the job.
         max_norm: clip the norm of all gradients of all ranks together; None does not.
 
     Attributes:

@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         code: exit code of the launcher.
-        line: what the user is told last, if anything.
+        line: the last line for the user, if any.
     """
 
     code: int

@@ -35,7 +35,7 @@ _POLL_S = 0.05  # between two looks at the ranks
 _LAST_CALL_S = 10  # for more nodes, once the fewest are there; torch's default is 30
 _AGENT_S = 5.0  # for torch's agent to end once its processes have; a lost store blocks it
 _MOST_HALVINGS = 32  # of a batch: more than there can be, unless nobody writes them down
-_PATIENCE_S = 5.0  # of waiting for other nodes, before the user is told
+_PATIENCE_S = 5.0  # of waiting for other nodes, before the user is warned
 
 
 class Job:
@@ -104,7 +104,7 @@ class Job:
         place = self._place
         timeout_s = self._spec.join_timeout_s
         started_at = time.monotonic()
-        has_told = False
+        has_warned = False
         while not self._signals and (reason := place.refuses()):
             waited_s = time.monotonic() - started_at
             if waited_s > timeout_s:
@@ -112,8 +112,8 @@ class Job:
                     f"nobody has answered at {place} for {timeout_s} s ({reason}): start "
                     "`flambeau launch` there too, with the same --rdzv and --job-id"
                 )
-            if waited_s > _PATIENCE_S and not has_told:
-                has_told = True
+            if waited_s > _PATIENCE_S and not has_warned:
+                has_warned = True
                 self._say(f"flambeau: waiting for the node at {place}, for {timeout_s} s at most")
             time.sleep(0.2)
 
@@ -168,7 +168,7 @@ class Job:
     ) -> Outcome | None:
         """Until there are ranks, or it is known why there will be none."""
         started_at = time.monotonic()
-        has_told = False
+        has_warned = False
         while not ranks.started:
             agent.join(_POLL_S)
             ranks.poll()
@@ -185,8 +185,8 @@ class Job:
                 return self._without_rendezvous(agent.error)
             if status is not None and status.is_left_behind:
                 return None
-            if not has_told and time.monotonic() > started_at + _PATIENCE_S:
-                has_told = True
+            if not has_warned and time.monotonic() > started_at + _PATIENCE_S:
+                has_warned = True
                 self._say(f"flambeau: waiting for the other nodes at {self._place}")
         return None
 

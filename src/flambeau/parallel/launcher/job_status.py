@@ -64,7 +64,7 @@ class Background(threading.Thread, Generic[_T]):
 
 @dataclass(frozen=True)
 class Ending:
-    """Why ranks have ended, as it is told to the user and to the other nodes.
+    """Why ranks have ended, as it is reported to the user and to the other nodes.
 
     Attributes:
         line: says who failed and how.
@@ -134,7 +134,6 @@ def join_round(store: Store, most_nodes: int, node_rank: int | None) -> int | No
     """Find the round that this node can take part in; wait as a spare while the job has all its nodes.
 
     Args:
-        store: of the job.
         most_nodes: how many nodes the job takes.
         node_rank: the place of this node, if the nodes have one.
 
@@ -195,7 +194,7 @@ class RoundStatus:
         self._others_began_at = math.inf
         self._is_leaving = False
         self._num_gone = 0
-        self._told = set[str]()
+        self._reported = set[str]()
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._num_looks = 0
         self._looked_at = time.monotonic()
@@ -279,9 +278,9 @@ class RoundStatus:
 
     def _count(self, key: str, is_so: bool) -> int:
         """How many nodes have said so."""
-        is_new = is_so and key not in self._told
+        is_new = is_so and key not in self._reported
         if is_new:
-            self._told.add(key)
+            self._reported.add(key)
         return int(self._store.add(key, int(is_new)))
 
     def _beat(self) -> None:

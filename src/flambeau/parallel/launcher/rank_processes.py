@@ -59,7 +59,7 @@ class RankProcesses:
 
     @property
     def run(self) -> Path | None:
-        """The folder of the run that the ranks train in, if the first one is here and has told."""
+        """The folder of the run that the ranks train in, if the first one is here and has reported it."""
         for number in self.started:
             with contextlib.suppress(FileNotFoundError):
                 return Path(os.fsdecode((self.folder / f"{number}.run").read_bytes()))

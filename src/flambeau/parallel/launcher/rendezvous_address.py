@@ -16,7 +16,7 @@ class Place(NamedTuple):
         port: 0 for any that is free.
         is_here: this launcher holds it, if no other one of this machine does.
         local_addr: how other nodes reach this machine.
-        interface: the network interface that has this address, if that can be told.
+        interface: the network interface that has this address, if it is known.
     """
 
     host: str

@@ -64,7 +64,7 @@ class Failure:
         stack: of the first of `ranks`, as text.
         is_silent: their threads do not run, so they cannot end by themselves.
         time_s: since 1970.
-        wish: what the rank that leaves asks the first one for, to be heeded at the next start.
+        wish: what the rank that leaves asks the first one to note for the next start.
     """
 
     ranks: list[int]

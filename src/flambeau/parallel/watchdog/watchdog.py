@@ -62,7 +62,7 @@ class Watchdog:
 
     Attributes:
         note: takes the failure of another rank.
-        heed: takes what another rank asks for that leaves to be started again.
+        on_wish: takes the wish of another rank that leaves so that all are started again.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Watchdog:
         self._say = say or _say
         self._end = end
         self.note: Callable[[str], object] = lambda _: None
-        self.heed: Callable[[str], object] = lambda _: None
+        self.on_wish: Callable[[str], object] = lambda _: None
         self._progress = ProgressTracker(timeout_s=stall_timeout_s, tick_s=pace.beat_s)
         self._stops = StopAgreement(rank=member.rank, world=member.world, asked=asked)
         self._detector = FailureDetector(member, self._progress, pace)
@@ -159,7 +159,7 @@ class Watchdog:
         Args:
             cause: such as 'ValueError: no such file'; of several lines, the first.
             code: the exit code; the watchdog ends the process with it after five times `pace.grace_s`.
-            wish: what the first rank is to heed; it gets the time to do so.
+            wish: what the first rank has to note for the next start; it gets the time to do so.
 
         Returns:
             Whether to print it; False when another rank has failed with the same message before.
@@ -332,7 +332,7 @@ class Watchdog:
             later_s = 0 if self._rank in failure.ranks else 1
             _write_error_file(failure.cause, failure.time_s + later_s)
             if failure.wish:
-                self._in_bounded_time(lambda: self.heed(failure.wish))
+                self._in_bounded_time(lambda: self.on_wish(failure.wish))
             else:
                 self._in_bounded_time(lambda: self.note(failure.cause))
             if self._detector.reports_on_host(failure):

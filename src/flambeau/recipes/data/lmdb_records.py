@@ -256,7 +256,7 @@ class LMDBWriter:
         self._refuse_existing()
         self._temporary = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}.tmp")
         self._full, self._failed = lmdb.MapFullError, lmdb.Error
-        with self._disk_told():
+        with self._disk_errors_named():
             self._env = lmdb.open(
                 str(self._temporary),
                 subdir=False,
@@ -297,7 +297,7 @@ class LMDBWriter:
             return
         try:
             self._commit()
-            with self._disk_told():
+            with self._disk_errors_named():
                 self._env.sync(True)  # a name must not outlive a power cut without its bytes
             self._env.close()
             self._refuse_existing()
@@ -319,7 +319,7 @@ class LMDBWriter:
     def _commit(self) -> None:
         while self._batch:
             try:
-                with self._disk_told(), self._env.begin(write=True) as transaction:
+                with self._disk_errors_named(), self._env.begin(write=True) as transaction:
                     for key, value in sorted(self._batch.items()):
                         if not transaction.put(key, value, overwrite=False):
                             raise ValueError(f"key {key!r} is there already")
@@ -329,7 +329,7 @@ class LMDBWriter:
                 self._env.set_mapsize(2 * self._env.info()["map_size"])
 
     @contextlib.contextmanager
-    def _disk_told(self) -> Iterator[None]:
+    def _disk_errors_named(self) -> Iterator[None]:
         """LMDB calls a write that stops short an I/O error; one more write to the file says why it did."""
         try:
             yield

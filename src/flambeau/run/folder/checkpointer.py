@@ -242,7 +242,7 @@ class Checkpointer:
 
 
 def _is_short(error: BaseException | None) -> bool:
-    """Whether memory has run out, also where that is told as something else."""
+    """Whether memory has run out, also where it is reported as something else."""
     if error is None:
         return False
     # Safetensors panics where Python has no memory for it, and torch.save then says that its file is short.

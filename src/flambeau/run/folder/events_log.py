@@ -9,7 +9,7 @@ from pathlib import Path
 from flambeau.run.folder.json_file import json_row
 
 _TAIL_BYTES = 2**16  # of metrics.jsonl: some hundred lines
-_MOST_BYTES = 2**22  # of the file; a run that tells more is told by its terminal
+_MOST_BYTES = 2**22  # of the file; what a run adds beyond that is on its terminal alone
 
 
 class EventsLog:

@@ -70,7 +70,6 @@ class Identity:
         """That of a run.
 
         Args:
-            options: of the run.
             optimizer: whose groups know their `initial_lr`.
             schedule: the name of the schedule.
         """
@@ -101,8 +100,8 @@ def _sampler(sampler: Order) -> str:
 
 def _group_settings(group: Mapping[str, Any], names: Sequence[str]) -> str:
     """The settings of a parameter group that decide what a step does, as they are before the first one."""
-    told = {**group, "lr": group["initial_lr"]}
-    return ", ".join(f"{name}={told[name]}" for name in names if name in told)
+    values = {**group, "lr": group["initial_lr"]}
+    return ", ".join(f"{name}={values[name]}" for name in names if name in values)
 
 
 def differences(stored: Mapping[str, Any], wanted: Identity) -> list[str]:
@@ -175,7 +174,6 @@ def exactness_facts(device: torch.device, *, compiled: bool) -> dict[str, Any]:
     """The parts of the machine and its libraries that decide how floating-point sums are rounded.
 
     Args:
-        device: of the run.
         compiled: the model is torch.compile's.
     """
     facts: dict[str, Any] = {

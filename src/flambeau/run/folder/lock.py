@@ -14,7 +14,6 @@ class RunLock:
     """The lock of one folder.
 
     Args:
-        folder: of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,8 +82,8 @@ def is_locked(folder: Path) -> bool:
     layout = "hhqqi4x"
     try:
         asked = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        told = fcntl.fcntl(file, fcntl.F_GETLK, asked)
-        return bool(struct.unpack(layout, told)[0] != fcntl.F_UNLCK)
+        answer = fcntl.fcntl(file, fcntl.F_GETLK, asked)
+        return bool(struct.unpack(layout, answer)[0] != fcntl.F_UNLCK)
     except OSError:  # a file system without locks
         return False
     finally:

@@ -143,7 +143,6 @@ def publish(
     """Copy the weights of a checkpoint to model.safetensors, verified, then write result.json.
 
     Args:
-        folder: of the run.
         results: what to publish; the next one where the checkpoint of one is damaged, which is said.
         name_of: the checkpoint of a step.
         say: takes lines for the user.
@@ -199,7 +198,6 @@ def finished(folder: RunFolder, *, say: Callable[[str], None]) -> Result | None:
     """The result of a finished run, which gets its report if it was killed before that; else None.
 
     Args:
-        folder: of the run.
         say: takes a line for the user.
 
     Raises:

@@ -82,7 +82,6 @@ def link_to(run: ReportedRun, folder: Path, page_folder: Path) -> ReportedRun:
 
     Args:
         run: of `folder`.
-        folder: of the run.
         page_folder: of the page that gets the link.
     """
     path = folder / "report.html"
@@ -99,7 +98,6 @@ def write_own_report(folder: Path, *, say: Callable[[str], None]) -> None:
     """Write report.html of a run into its folder; nothing in the way of that ends the run.
 
     Args:
-        folder: of the run.
         say: takes a line for the user.
     """
     path = folder / "report.html"

@@ -27,7 +27,6 @@ class ShardedCheckpointer(Checkpointer):
     Args:
         root: the folder `checkpoints/` of a run, on a file system that all ranks share.
         layout: what this rank holds.
-        ranks: of the job.
         keep: how many of the newest stay, besides the best.
         disk: all file operations of this rank go through it.
         advice: what messages advise.

@@ -190,8 +190,8 @@ class _Reader:
         state, why, result = self._state()
         metric = str(config.get("best", "val_accuracy"))
         best = self._best(metric) if result is None else finite_number(result.get(metric))
-        told = config if self._is_command else table(config.get("config"))
-        data = config.get("data", "fashion-mnist") if self._is_command else told.get("data")
+        values = config if self._is_command else table(config.get("config"))
+        data = config.get("data", "fashion-mnist") if self._is_command else values.get("data")
         step = max([self._saved, *(row["step"] for row in self._rows[-1:] if self._is_running)])
         return RunSummary(
             self._path,
@@ -200,7 +200,7 @@ class _Reader:
             why,
             kind="train" if self._is_command else "script",
             data=data if isinstance(data, str) else None,
-            model=told["model"] if isinstance(told.get("model"), str) else None,
+            model=values["model"] if isinstance(values.get("model"), str) else None,
             metric=metric if best is not None else None,
             best=best,
             step=step,
@@ -312,8 +312,8 @@ class _Reader:
 
 def _lengths(config: Mapping[str, Any]) -> list[Duration]:
     """The duration of a run, and by how much it was extended."""
-    told = [config["duration"], *([config["extend"]] if "extend" in config else [])]
-    return [parse_duration(text, name="duration") for text in told]
+    lengths = [config["duration"], *([config["extend"]] if "extend" in config else [])]
+    return [parse_duration(text, name="duration") for text in lengths]
 
 
 def _is_of_a_run(config: Mapping[str, Any]) -> bool:

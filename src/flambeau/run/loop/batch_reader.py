@@ -30,7 +30,6 @@ class BatchDraws:
     """What is drawn for a batch (dropout, mixup) depends on (seed, epoch, batch), never on what was before.
 
     Args:
-        seed: of the run.
         device: whose default generator is seeded too, beside that of the CPU.
     """
 
@@ -72,7 +71,6 @@ class BatchReader:
 
     Args:
         device: of the model.
-        options: of the run.
         ranks: the processes that read together.
         bad: takes what could not be read.
         sharded: the model needs all ranks for each forward pass, also in an evaluation.

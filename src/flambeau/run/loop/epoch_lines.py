@@ -13,10 +13,9 @@ _MARK = "* best"
 
 
 class EpochLines:
-    """Tells of each epoch once it is over, and of each evaluation.
+    """Reports each epoch once it is over, and each evaluation.
 
     Args:
-        state, plan: of the run.
         best: the metric that chooses the best checkpoint.
         progress: takes the lines and the events.
     """
@@ -25,19 +24,19 @@ class EpochLines:
         self, state: ResumableState, plan: StepPlan, *, best: str, progress: ProgressBar
     ) -> None:
         self._state, self._plan, self._best, self._progress = state, plan, best, progress
-        self._is_told = True
+        self._is_reported = True
         self.start()
 
     def start(self) -> None:
-        """An epoch begins, or is continued; the one before is told, if it was not evaluated."""
+        """An epoch begins, or is continued; the one before is reported, if it was not evaluated."""
         self.end()
         self._epoch = self._state.epoch
         self._start = time.perf_counter()
-        self._is_told = False
+        self._is_reported = False
         self.forget()
 
     def forget(self) -> None:
-        """Count from here: the steps before are taken back, or were told."""
+        """Count from here: the steps before are taken back, or were reported."""
         self._loss = 0.0
         self._num_steps = 0
         self._step = self._state.step
@@ -50,19 +49,19 @@ class EpochLines:
             self._num_steps, self._step = self._num_steps + num_steps, self._state.step
 
     def evaluation(self, figures: Mapping[str, float]) -> None:
-        """Tell what an evaluation has found."""
-        self._is_told = True
+        """Report what an evaluation has found."""
+        self._is_reported = True
         is_best = self._best in figures and self._state.best.step == self._state.step
         is_within = self._state.position < self._state.data_length
-        self._tell(figures, is_best=is_best, is_within=is_within)
+        self._report(figures, is_best=is_best, is_within=is_within)
 
     def end(self) -> None:
-        """Tell of an epoch in which nothing was evaluated."""
-        if not self._is_told and self._num_steps:
-            self._tell({}, is_best=False, is_within=False)
-        self._is_told = True
+        """Report an epoch in which nothing was evaluated."""
+        if not self._is_reported and self._num_steps:
+            self._report({}, is_best=False, is_within=False)
+        self._is_reported = True
 
-    def _tell(self, figures: Mapping[str, float], *, is_best: bool, is_within: bool) -> None:
+    def _report(self, figures: Mapping[str, float], *, is_best: bool, is_within: bool) -> None:
         state = self._state
         plan = self._plan
         seconds = time.perf_counter() - self._start

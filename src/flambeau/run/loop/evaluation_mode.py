@@ -40,7 +40,6 @@ def evaluated_batches(
 
     Args:
         loader: of the data.
-        parts: of the run.
         loop: learns the size of each batch.
         ranks: among which the data are shared.
         model: to evaluate.
@@ -79,7 +78,6 @@ def beside_training(loop: TransientState, metrics: EvaluationMetrics) -> Iterato
     """Training finds its generators, and the batch whose values it logs, as they were before.
 
     Args:
-        loop: of the run.
         metrics: count what is logged inside.
     """
     kept = loop.num_samples, loop.phase, loop.held_back

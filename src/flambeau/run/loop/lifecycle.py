@@ -26,8 +26,6 @@ class Lifecycle:
     """All of it happens on all ranks, at the same steps.
 
     Args:
-        folder, state, loop, parts, ranks, recorder: of the run.
-        nan_guard, memory, step: of the run.
         replays: nothing is written.
 
     Attributes:

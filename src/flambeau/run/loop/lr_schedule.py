@@ -42,7 +42,6 @@ class LRSchedule:
     """What `Run` asks for the multiplier of each step.
 
     Args:
-        plan: of the run.
         schedule: a name, alone or with numbers; a function of the step; a ReduceOnPlateau of one's own.
         warmup: a duration.
         metric: what 'plateau' watches.
@@ -120,7 +119,6 @@ def schedule_of(
     """The multiplier of the learning rate as a function of the step, from 0.
 
     Args:
-        plan: of the run.
         schedule: one of SCHEDULES; a function is taken as it is.
         warmup: a duration, in which a named schedule rises to 1.
 
@@ -137,8 +135,8 @@ def schedule_of(
         own = functools.partial(_checked, schedule)
         own(0)
         return own
-    told = NamedSchedule(schedule) if isinstance(schedule, str) else schedule
-    name = told.name
+    named = NamedSchedule(schedule) if isinstance(schedule, str) else schedule
+    name = named.name
     if name not in SCHEDULES:
         known = ", ".join([*SCHEDULES, "plateau"])
         raise InputError(f"schedule must be {known} or a function, got {name!r}")
@@ -147,7 +145,7 @@ def schedule_of(
         raise InputError(
             f"warmup = {warmup!r} is {steps} of the {plan.total_steps} steps: nothing is left"
         )
-    multiplier = functools.partial(SCHEDULES[name], **_settings(told, plan, steps))
+    multiplier = functools.partial(SCHEDULES[name], **_settings(named, plan, steps))
     try:
         multiplier(0)
     except ValueError as error:
@@ -168,11 +166,11 @@ def _checked(schedule: Callable[[int], float], step: int) -> float:
     return float(value)
 
 
-def _settings(told: NamedSchedule, plan: StepPlan, warmup_steps: int) -> dict[str, Any]:
+def _settings(named: NamedSchedule, plan: StepPlan, warmup_steps: int) -> dict[str, Any]:
     """What a named schedule is called with."""
-    name = told.name
+    name = named.name
     total_steps = plan.total_steps
-    gamma = GAMMA.get(name, 1.0) if told.gamma is None else told.gamma
+    gamma = GAMMA.get(name, 1.0) if named.gamma is None else named.gamma
     if name == "one-cycle":  # its rise is the warm-up
         if not warmup_steps:
             raise InputError(
@@ -182,7 +180,7 @@ def _settings(told: NamedSchedule, plan: StepPlan, warmup_steps: int) -> dict[st
         return {"total_steps": total_steps, "rise": warmup_steps / total_steps}
     settings: dict[str, Any] = {"total_steps": total_steps, "warmup_steps": warmup_steps}
     if name == "multistep":
-        settings |= {"gamma": gamma, "milestones": _milestones(told, plan, warmup_steps)}
+        settings |= {"gamma": gamma, "milestones": _milestones(named, plan, warmup_steps)}
     elif name == "exponential":
         epochs = (total_steps - warmup_steps) / plan.steps_per_epoch
         settings["end"] = gamma**epochs
@@ -194,20 +192,20 @@ def _settings(told: NamedSchedule, plan: StepPlan, warmup_steps: int) -> dict[st
     return settings
 
 
-def _milestones(told: NamedSchedule, plan: StepPlan, warmup_steps: int) -> list[int]:
+def _milestones(named: NamedSchedule, plan: StepPlan, warmup_steps: int) -> list[int]:
     """The steps at which 'multistep' lowers the rate."""
     total_steps = plan.total_steps
     steps = set[int]()
-    for text in told.milestones or _MILESTONES:
+    for text in named.milestones or _MILESTONES:
         length = parse_duration(text, name="milestones", units="% ep st")
         step = length.steps(steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
-        if step in steps and told.milestones is not None:
-            raise InputError(f"milestones = {','.join(told.milestones)!r} name step {step} twice")
+        if step in steps and named.milestones is not None:
+            raise InputError(f"milestones = {','.join(named.milestones)!r} name step {step} twice")
         if warmup_steps <= step < total_steps:
             steps.add(step)
-        elif told.milestones is not None:
+        elif named.milestones is not None:
             raise InputError(
-                f"milestones = {','.join(told.milestones)!r}: {text} is step {step}, which is not after the "
+                f"milestones = {','.join(named.milestones)!r}: {text} is step {step}, which is not after the "
                 f"warm-up ({warmup_steps} steps) and before the end of the run ({total_steps} steps)"
             )
     return sorted(steps)

@@ -56,8 +56,6 @@ class MemoryGuard:
 
     Args:
         folder: of the run; None in a replay, which writes nothing.
-        state, loop, parts: of the run.
-        ranks: of the job.
         advice: what messages advise.
     """
 
@@ -79,7 +77,7 @@ class MemoryGuard:
         self._buffers = KeptBuffers(state.model)
         self._inputs: Tensor | None = None
         if ranks.is_first and ranks.watch is not None:
-            ranks.watch.heed = self._heed
+            ranks.watch.on_wish = self._note_wish
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
@@ -203,8 +201,11 @@ class MemoryGuard:
         if self._ranks.watch is not None:
             self._ranks.watch.fail(text, OUT_OF_MEMORY, wish=fitting.as_json())
 
-    def _heed(self, text: str) -> None:
-        """Another rank has left; called on the first one, in the thread of its watchdog."""
+    def _note_wish(self, text: str) -> None:
+        """Note what another rank, which has run out of memory and left, needs at the next start.
+
+        The watchdog of the first rank calls it, in a thread of its own.
+        """
         fitting = MicroBatches(**json.loads(text))
         self._note(fitting)
         self._parts.progress.tell_folder(

@@ -30,7 +30,6 @@ def memory_table(state: ResumableState, parts: RunParts, inputs: Tensor | None) 
     """Parameters, gradients, optimizer state and activations of a forward pass, in MiB, by module.
 
     Args:
-        state, parts: of the run.
         inputs: of the model, by shape; without them, or where the model cannot be followed without values,
             there are no activations in it.
     """

@@ -98,12 +98,9 @@ class NanGuard:
 
     Args:
         folder: of the run; None in a replay, which writes nothing.
-        state: of the run.
         parts: its loader, and what reads it.
         draws: the generators of a batch.
         ranks: all of them get here together.
-        step: of the run.
-        options: of the run.
     """
 
     def __init__(
@@ -164,9 +161,9 @@ class NanGuard:
             {"rollback": rollbacks, "bad_step": steps_before + 1, "lr_scale": lr_scale}
         )
         recorder.cut_metrics(found)
-        told = found.state.get("rollbacks", 0)  # the lines of the others were cut off
+        written = found.state.get("rollbacks", 0)  # the lines of the others were cut off
         for line in self._lines:
-            if line["rollback"] > told:
+            if line["rollback"] > written:
                 recorder.write(line)
         return (
             f"{why}\nrollback {rollbacks} of {ROLLBACKS}: going on from step {state.step} with {lr_scale:g} "

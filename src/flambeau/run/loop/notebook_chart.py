@@ -32,7 +32,6 @@ class NotebookChart:
     """The figures of metrics.jsonl by epoch: losses left, all others right.
 
     Args:
-        steps_per_epoch: of the run.
     """
 
     def __init__(self, *, steps_per_epoch: int) -> None:

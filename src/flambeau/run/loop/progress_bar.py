@@ -61,7 +61,6 @@ class ProgressBar:
         """Show the bar, if it is to be shown and there is something left to do.
 
         Args:
-            state, plan: of the run.
             world: number of processes, each of which takes its share of the images.
         """
         if self._shown and self._line is None and state.step < plan.total_steps:
@@ -156,7 +155,6 @@ class _Figures:
     """What the bar shows, and how fast it changes.
 
     Attributes:
-        state: of the run.
         loss: the newest that is known.
         is_evaluating: no step is made meanwhile.
         epoch_ended: when the last step of the epoch was done.

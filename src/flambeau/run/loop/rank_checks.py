@@ -23,7 +23,6 @@ def check_ranks(
     """See that all ranks are about to do the same, then give them rank 0's weights.
 
     Args:
-        ranks: of the job.
         identity: settings of the run.
         model: on each rank; parameters and buffers are overwritten on all but rank 0.
         data_length: of the training data.

@@ -44,11 +44,7 @@ class Recorder:
     """The files of a run. Rank 0 writes; of a sharded model each rank writes its pieces.
 
     Args:
-        folder: of the run.
-        state: of the run.
-        ranks: of the job.
         layout: of a sharded model, of which each rank saves its pieces; else None.
-        options, plan: of the run.
         compiled: its model is torch.compile's.
         progress: takes lines for the user, and events.
     """
@@ -77,7 +73,7 @@ class Recorder:
         self._chart: NotebookChart | None = None
         if progress.is_in_notebook:
             self._chart = NotebookChart(steps_per_epoch=plan.steps_per_epoch)
-        self._told: str | None = None  # of the checkpoints that are on the disk
+        self._reported: str | None = None  # of the checkpoints that are on the disk
         self._metrics_log: MetricsLog | None = None
         self._tracking: Tracking | None = None
         self._result: Result | None = None
@@ -192,7 +188,7 @@ class Recorder:
     def end_batches(self) -> None:
         """The lines from here to the end of the epoch are of evaluations, which a resume makes again."""
         if self._metrics_log is not None:
-            epoch = self._state.epoch  # perhaps told before: batches() may be asked for once more
+            epoch = self._state.epoch  # perhaps set before: batches() may be called once more
             place = self._metrics_log.size, self._metrics_log.crc32
             self._repeated = {epoch: self._repeated.get(epoch, place)}
 
@@ -200,7 +196,7 @@ class Recorder:
         """Copy the state and start writing it as a checkpoint."""
         if not self._ranks.is_first and self._layout is None:
             return
-        self._tell_saved()
+        self._report_saved()
         began = time.monotonic()
         best = self._state.best.step
         metrics_log = self._metrics_log
@@ -299,13 +295,13 @@ class Recorder:
         if self._layout is not None:
             self.saver.wait()
         self._ranks.first(self.saver.wait)
-        self._tell_saved()
+        self._report_saved()
 
-    def _tell_saved(self) -> None:
-        """Tell of the newest checkpoint, which is on the disk."""
+    def _report_saved(self) -> None:
+        """Report the newest checkpoint, which is on the disk."""
         name = self.saver.last_good
-        if name is not None and name != self._told:
-            self._told = name
+        if name is not None and name != self._reported:
+            self._reported = name
             path = str(self._folder.checkpoints / name)
             self._progress.tell({"event": "checkpoint", "path": path})
 
@@ -320,7 +316,7 @@ class Recorder:
         self._epoch_lines.end()
         self._draw_chart()
         self.saver.wait()
-        self._tell_saved()
+        self._report_saved()
         self._result = self._ranks.first(self._publish)
         return self._result
 

@@ -1,4 +1,4 @@
-"""All that a run must carry over a stop, in one object: taken as a snapshot, put back from a checkpoint."""
+"""Everything of a run that a checkpoint holds, in one object: copied by a snapshot, loaded by a resume."""
 
 import dataclasses
 import time

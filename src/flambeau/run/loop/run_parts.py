@@ -1,4 +1,4 @@
-"""The parts of a run, made from its options; of its folder it only takes what has fitted into memory."""
+"""The parts of a run, made from its options before it claims its folder."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -85,8 +85,6 @@ def make_parts(
     """Make the parts; the optimizer's groups get their `initial_lr`.
 
     Args:
-        model, optimizer, data, options: of the run.
-        ranks: of the job.
         folder: of the run, which may know how many samples fit into memory.
         given: the options that are not left as they are by default.
 
@@ -244,10 +242,8 @@ def make_state(
     """The state of a run before its first step; the average starts from the weights as they are now.
 
     Args:
-        parts: of the run.
         model: whose weights are saved: the model, or this rank's pieces of it.
         optimizer: over them.
-        options: of the run.
     """
     optimizer.zero_grad(set_to_none=True)  # of a trial before the run: a resume would not have them
     own = parts.schedule.parts()
@@ -277,7 +273,6 @@ def share_model(
     A line names options that do nothing here; a replay is told nothing.
 
     Args:
-        parts, options, ranks: of the run.
         compiled: the model is torch.compile's.
 
     Raises:

@@ -75,7 +75,6 @@ class StepMetrics:
         """Put together what all ranks have counted since the last time; waits for the device.
 
         Args:
-            ranks: of the job.
             step: how many are done.
         """
         self._adding.settle(self, ranks, step)
@@ -328,7 +327,6 @@ def add_value(
         name: of the value.
         value: 0-d or a number, of the batch; or (N, ...).
         num_samples: N of the last batch; 0 of one that does not count, -1 where there was none.
-        device: of the run.
         count: takes what is left to do, for when the batch is done.
 
     Raises:

@@ -9,7 +9,6 @@ class StepPlan:
 
     Args:
         steps_per_epoch: optimizer steps in an epoch.
-        duration: of the run.
         extend: what it is to be longer than that.
         checkpoint_every: a duration.
         log_every: in steps.
@@ -41,7 +40,12 @@ class StepPlan:
         return more.steps(steps_per_epoch=self.steps_per_epoch)
 
     def has_line(self, step: int, last: MicroBatch | None) -> bool:
-        """Whether metrics.jsonl has a line of `step`, which `last` has ended; None if none has just ended."""
+        """Whether metrics.jsonl gets a line after `step`.
+
+        Args:
+            step: the number of steps done.
+            last: the micro-batch that has just ended the step; None where none has.
+        """
         if last is None:
             return False
         return last.ends_epoch or step % self.log_every == 0 or step == self.total_steps

@@ -52,7 +52,8 @@ class TrainingStep:
 
         Args:
             sync: that does it.
-            keeps: what a batch has for itself, where several are under way at once.
+            keeps: each saves a state that every batch has for itself, and returns what restores it; needed
+                where several batches are computed at once.
         """
         self.sync = sync
         self._together = None if sync is None else sync.together

@@ -23,7 +23,6 @@ class EvaluationMetrics:
 
     Args:
         metrics: by name; those that are modules are moved to the device.
-        device: of the run.
         ranks: that evaluate together.
 
     Raises:

@@ -45,6 +45,6 @@ class NamedSchedule:
 
     def __str__(self) -> str:
         """For the identity of a run."""
-        told = [] if self.gamma is None else [f"gamma={self.gamma:g}"]
-        told += [] if self.milestones is None else [f"milestones={','.join(self.milestones)}"]
-        return f"{self.name}({', '.join(told)})" if told else self.name
+        numbers = [] if self.gamma is None else [f"gamma={self.gamma:g}"]
+        numbers += [] if self.milestones is None else [f"milestones={','.join(self.milestones)}"]
+        return f"{self.name}({', '.join(numbers)})" if numbers else self.name

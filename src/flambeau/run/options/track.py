@@ -24,9 +24,9 @@ def tracker_list(track: Track | None) -> tuple[str | LineFunction, ...]:
     """
     if track is None:
         return ()
-    told = [track] if isinstance(track, str) or callable(track) else track
+    items = [track] if isinstance(track, str) or callable(track) else track
     found: list[str | LineFunction] = []
-    for item in told:
+    for item in items:
         if isinstance(item, str):
             found += [] if item == "none" else [name.strip() for name in item.split(",")]
         elif callable(item):

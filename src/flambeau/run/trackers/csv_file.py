@@ -15,7 +15,6 @@ class CsvFile:
     """Writes metrics.csv; see `Tracker`.
 
     Args:
-        facts: of the run.
     """
 
     flush_s = 1.0
@@ -47,7 +46,7 @@ class CsvFile:
         with self._path.open(encoding="utf-8", newline="") as file:
             return [*csv.DictReader(file), *self._rows]
 
-    def flush(self, told: Place) -> None:
+    def flush(self, sent: Place) -> None:
         """Append the new rows, or write a new file."""
         names = [name for row in self._rows for name in row]
         columns = list(dict.fromkeys([*self._columns, *names]))

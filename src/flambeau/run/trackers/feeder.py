@@ -14,7 +14,7 @@ from typing import Any
 from flambeau.run.trackers.metrics_lines import figures_of, next_lines, place_after
 from flambeau.run.trackers.tracker import START, Place, RunFacts, Tracker
 
-_BEHIND_S = 0.1  # lines within this are told together, with fewer switches of threads; chosen
+_BEHIND_S = 0.1  # lines within this time are sent together, with fewer switches of threads; chosen
 _QUIET_S = 2.0  # after `before_fork`: longer than many workers take to start; chosen
 _MOST_WORK = 4  # copies of the weights that wait for a slow tracker; chosen
 
@@ -24,8 +24,7 @@ class Feeder:
 
     Args:
         name: of the tracker, for messages.
-        tracker: to be told.
-        facts: of the run.
+        tracker: to be fed.
     """
 
     def __init__(self, name: str, tracker: Tracker, facts: RunFacts) -> None:
@@ -50,7 +49,7 @@ class Feeder:
         self._busy = threading.Lock()  # held while the tracker works
         self._offset = 0
         self._at = START
-        self._told = START
+        self._sent = START
         self._flush_at: float | None = None
         self._news.set()
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
@@ -94,7 +93,7 @@ class Feeder:
             self._hangs = True
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """No more lines will come; the thread ends when it has told all."""
+        """No more lines will come; the thread ends when it has sent all."""
         self._result = result
         self._ending.set()
         self._news.set()
@@ -110,7 +109,7 @@ class Feeder:
     def _run(self) -> None:
         try:
             with self._at_work():
-                self._told = self._tracker.start()
+                self._sent = self._tracker.start()
             while not self._is_abandoned:
                 self._news.wait(self._seconds_to_flush())
                 self._ending.wait(_BEHIND_S)
@@ -125,7 +124,7 @@ class Feeder:
                     return
         except _Abandoned:
             pass
-        # Whatever a tracker raises, sys.exit() included, is told and does not stop the run.
+        # Whatever a tracker raises, sys.exit() included, is reported and does not stop the run.
         except BaseException as error:
             text = " ".join(str(error).split())
             self._say(
@@ -155,7 +154,7 @@ class Feeder:
 
     def _flush(self) -> None:
         with self._at_work():
-            self._tracker.flush(self._told)
+            self._tracker.flush(self._sent)
         self._flush_at = None
 
     def _catch_up(self) -> None:
@@ -178,10 +177,10 @@ class Feeder:
     def _tell(self, row: Mapping[str, Any]) -> None:
         step = row["step"]
         self._at = Place(step, self._at.lines + 1 if step == self._at.step else 1)
-        if self._at <= self._told:
+        if self._at <= self._sent:
             return
         self._tracker.line(step, figures_of(row))
-        self._told = self._at
+        self._sent = self._at
         if self._flush_at is None:
             self._flush_at = time.monotonic() + self._tracker.flush_s
 
@@ -193,7 +192,7 @@ class Feeder:
         place, self._offset = place_after(self._path, cut)
         self._at = START
         with self._at_work():
-            self._told = self._tracker.go_back(place)
+            self._sent = self._tracker.go_back(place)
 
 
 class _Abandoned(Exception):

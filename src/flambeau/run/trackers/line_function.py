@@ -12,8 +12,7 @@ class LineCalls:
 
     Args:
         function: of the user's.
-        name: under which it is noted how far it was told.
-        facts: of the run.
+        name: under which it is noted how far lines were passed to it.
     """
 
     flush_s = 0.0
@@ -22,7 +21,7 @@ class LineCalls:
         self._function, self._name, self._facts = function, name, facts
 
     def start(self) -> Place:
-        """What it was told before is not told again, although a resume makes these lines again."""
+        """Lines that it got before are not passed again, although a resume makes them again."""
         return stored_place(self._facts.record(self._name))
 
     def line(self, step: int, figures: dict[str, float]) -> None:
@@ -33,9 +32,9 @@ class LineCalls:
         """The next lines have smaller steps than the last ones."""
         return place
 
-    def flush(self, told: Place) -> None:
-        """Note how far it was told."""
-        self._facts.note(self._name, told._asdict())
+    def flush(self, sent: Place) -> None:
+        """Note how far lines were passed to it."""
+        self._facts.note(self._name, sent._asdict())
 
     def end(self, result: Mapping[str, Any] | None) -> None:
         """Nothing is open."""

@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl as trackers are told them."""
+"""The lines of metrics.jsonl as trackers get them."""
 
 import json
 from collections.abc import Mapping

@@ -23,7 +23,6 @@ class MlflowRun:
     """Logs into one run of MLflow; see `Tracker`.
 
     Args:
-        facts: of the run.
     """
 
     flush_s = 1.0
@@ -78,7 +77,7 @@ class MlflowRun:
         return run
 
     def _place(self) -> Place:
-        """The last line that MLflow has, in the order in which it was told."""
+        """The last line that MLflow has, in the order in which it got them."""
         place = START
         points = self._client.get_metric_history(self._run, _MARK)
         for point in sorted(points, key=lambda point: point.timestamp):
@@ -106,7 +105,7 @@ class MlflowRun:
         self._send()
         return place
 
-    def flush(self, told: Place) -> None:
+    def flush(self, sent: Place) -> None:
         """Send the points."""
         self._send()
 

@@ -18,7 +18,6 @@ class TensorboardEvents:
     """Writes scalars, texts, images, histograms, the graph and the table of hyperparameters; see `Tracker`.
 
     Args:
-        facts: of the run.
     """
 
     flush_s = 5.0  # how far what one sees is behind; chosen
@@ -31,9 +30,9 @@ class TensorboardEvents:
 
     def start(self) -> Place:
         """Go on where both the event files and the run have been, at most."""
-        told = stored_place(self._facts.record(_RECORD))
+        sent = stored_place(self._facts.record(_RECORD))
         last, _ = place_after(self._facts.metrics, self._facts.size)
-        begin = min(told.step, last.step)
+        begin = min(sent.step, last.step)
         is_new = not self._seconds()
         self._open(begin)
         if is_new:  # of texts, readers drop none
@@ -96,10 +95,10 @@ class TensorboardEvents:
         self._facts.note(_RECORD, {"step": place.step})
         return Place(place.step, 0)
 
-    def flush(self, told: Place) -> None:
+    def flush(self, sent: Place) -> None:
         """Into the file."""
         self._writer.flush()
-        self._facts.note(_RECORD, {"step": told.step})
+        self._facts.note(_RECORD, {"step": sent.step})
 
     def end(self, result: Mapping[str, Any] | None) -> None:
         """A finished run goes into the table of hyperparameters with its final figures."""

@@ -1,4 +1,4 @@
-"""What a tracker is: it is told the lines of metrics.jsonl in their order, and may be told to go back."""
+"""What a tracker is: it gets the lines of metrics.jsonl in their order, and may have to go back."""
 
 import contextlib
 import json
@@ -25,7 +25,6 @@ class RunFacts:
     """What a tracker knows about its run.
 
     Attributes:
-        folder: of the run.
         config: what config.toml holds.
         metrics: the file metrics.jsonl.
         size: how much of it there is at the start, in bytes.
@@ -52,7 +51,7 @@ class RunFacts:
         return {}
 
     def note(self, name: str, values: Mapping[str, Any]) -> None:
-        """Note something for the next start; lost in a power cut, after which more is told again."""
+        """Note something for the next start; lost in a power cut, after which more is sent again."""
         path = self._record_file(name)
         path.parent.mkdir(exist_ok=True)
         new = path.with_name(f".{path.name}.new")
@@ -69,7 +68,7 @@ class Tracker(Protocol):
     Whatever it raises switches it off.
 
     Attributes:
-        flush_s: seconds after which what it was told is flushed.
+        flush_s: seconds after which what it got is flushed.
     """
 
     flush_s: float
@@ -81,13 +80,13 @@ class Tracker(Protocol):
         """A line, its lists as name/0, name/1 ...; numbers that are not finite are left out."""
 
     def go_back(self, place: Place) -> Place:
-        """The run continues from an earlier place; returns from where on it is to be told all lines again.
+        """The run continues from an earlier place; returns from where on it needs all lines again.
 
         That is `place`, or `Place(place.step, 0)`.
         """
 
-    def flush(self, told: Place) -> None:
-        """Make sure that what was told survives the process, and note how far that is."""
+    def flush(self, sent: Place) -> None:
+        """Make sure that what was sent survives the process, and note how far that is."""
 
     def end(self, result: Mapping[str, Any] | None) -> None:
         """The process leaves the run; `result` is what a finished one has published, by name."""

@@ -1,4 +1,4 @@
-"""All trackers of a run: made at its start, told what the run writes, waited for a while at its end."""
+"""All trackers of a run: made at its start, fed with what the run writes, waited for a while at its end."""
 
 import itertools
 import re
@@ -52,7 +52,7 @@ class Tracking:
         self._tensorboard: tuple[Feeder, Any] | None = None
         self._histograms: tuple[Feeder, Any] | None = None
         self._has_graph = False
-        # In a trial of doctor none is told: what it sends to a service would stay there.
+        # In a trial of doctor none gets anything: what it sends to a service would stay there.
         for number, item in enumerate([] if in_trial() else tracker_list(track)):
             name = item if isinstance(item, str) else f"track={_called(item)}"
             tracker = self._made(item, number, facts)
@@ -64,8 +64,8 @@ class Tracking:
                 self._tensorboard = feeder, tracker
             options = options_of(item)
             if options and is_sharded:
-                told = ", no ".join(options)
-                say(f"no {told}: the model is sharded, and each process has a piece of a weight")
+                missing = ", no ".join(options)
+                say(f"no {missing}: the model is sharded, and each process has a piece of a weight")
                 continue
             if "histograms" in options:
                 self._histograms = feeder, tracker
@@ -144,17 +144,17 @@ class Tracking:
             feeder.before_fork(wait_s=max(0.0, deadline - time.monotonic()))
 
     def close(self, result: Result | None) -> None:
-        """Let them end; what they have not been told after `END_WAIT_S` is left out, and said.
+        """Let them end; what they have not got after `END_WAIT_S` is left out, and said.
 
         Args:
             result: what the finished run has published; None if it is not finished.
         """
         deadline = time.monotonic() + END_WAIT_S
-        told = None
+        figures = None
         if result is not None:
-            told = {"weights": result.weights, "step": result.step, **result.metrics}
+            figures = {"weights": result.weights, "step": result.step, **result.metrics}
         for feeder in self._feeders:
-            feeder.end(told)
+            feeder.end(figures)
         if self._histograms is not None and self._histograms[0].num_left_out:
             num = self._histograms[0].num_left_out
             self._say(f"the histograms of {num} evaluations are left out: TensorBoard was too slow")

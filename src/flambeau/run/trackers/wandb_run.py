@@ -19,7 +19,6 @@ class WandbRun:
     """Logs into one run of W&B; see `Tracker`.
 
     Args:
-        facts: of the run.
     """
 
     flush_s = 60.0  # its own process writes
@@ -31,7 +30,7 @@ class WandbRun:
         self._run: Any = None
 
     def start(self) -> Place:
-        """Begin, or go on with the run of the noted id; what W&B has already is not told again."""
+        """Begin, or go on with the run of the noted id; what W&B has already is not sent again."""
         wandb, facts = self._wandb, self._facts
         noted = facts.record(_RECORD).get("id")
         mode = None
@@ -69,7 +68,7 @@ class WandbRun:
         """W&B takes no step twice: the figures of those before the rollback stay."""
         return place
 
-    def flush(self, told: Place) -> None:
+    def flush(self, sent: Place) -> None:
         """Its own process writes."""
 
     def end(self, result: Mapping[str, Any] | None) -> None:

@@ -209,8 +209,8 @@ def _safetensors_text(
 ) -> bytes:
     """The header's JSON, which spaces may follow: https://github.com/huggingface/safetensors#format."""
     # Bytes of a path that are no text would make it unreadable.
-    told = {name: text.encode(errors="backslashreplace").decode() for name, text in about.items()}
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **told}}
+    texts = {name: text.encode(errors="backslashreplace").decode() for name, text in about.items()}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **texts}}
     end = 0
     for name, column in columns.items():
         start, end = end, end + num_rows * column.row_bytes

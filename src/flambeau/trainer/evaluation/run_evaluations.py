@@ -32,7 +32,7 @@ _MOST_KEPT = 8  # evaluations: a rollback publishes an earlier one
 class RunEvaluations:
     """Writes what a report shows of the weights that a run would publish; only in the first process.
 
-    A file that cannot be written is told, and ends no training.
+    A file that cannot be written is reported, and ends no training.
 
     Args:
         folder: of the run; None writes nothing, as in a replay.
@@ -76,7 +76,6 @@ class RunEvaluations:
         """Take note of the evaluation that has just ended.
 
         Args:
-            step: of the run.
             published: step of the weights that the run would publish now.
             end: what was noted of the training images, where the run ends here.
             say: takes a line for the user.
@@ -110,7 +109,7 @@ class RunEvaluations:
     def _end(
         self, facts: dict[str, Any], history: SampleHistory, say: Callable[[str], None]
     ) -> None:
-        """Add what is told once, at the end of the run."""
+        """Add what is written once, at the end of the run."""
         passed_s = time.monotonic() - self._began
         seconds = min(max(_FIND_SHARE * passed_s, _FIND_S[0]), _FIND_S[1])
         found = self._find(seconds=seconds)

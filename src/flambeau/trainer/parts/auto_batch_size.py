@@ -43,7 +43,6 @@ def find_micro_batch(
         optimizer: of the model.
         settings: of the run; a step has `batch_size` samples.
         data: to train on.
-        ranks: of the job.
         loss_of: the loss of images (N, C, S, S) uint8 and targets (N,) int64.
         device: of the model.
 

@@ -34,7 +34,6 @@ def class_weights(settings: Settings, labels: Tensor, classes: Sequence[str]) ->
     images.
 
     Args:
-        settings: of the run.
         labels: (N,) int64, of the training images.
         classes: names.
 
@@ -48,14 +47,14 @@ def class_weights(settings: Settings, labels: Tensor, classes: Sequence[str]) ->
         there = int((counts > 0).sum())
         return [len(labels) / (there * n) if n else 1.0 for n in counts.tolist()]
     path = Path(settings.class_weights)
-    told = _read(path)
-    for name in told:
+    by_name = _read(path)
+    for name in by_name:
         if name not in classes:
             raise InputError(f"{path}: the data have no class {name!r}{nearest(name, classes)}")
     for name in classes:
-        if name not in told:
+        if name not in by_name:
             raise InputError(f"{path}: class {name!r} has no weight; give it a number")
-        weight = told[name]
+        weight = by_name[name]
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             given = json.dumps(weight)  # in the words of the file
             raise InputError(f"{path}: class {name!r} needs a number, got {given:.50}")
@@ -63,7 +62,7 @@ def class_weights(settings: Settings, labels: Tensor, classes: Sequence[str]) ->
             raise InputError(
                 f"{path}: the weight of class {name!r} must be from 0 to 3.4e38, got {weight!s:.50}"
             )
-    weights = [float(told[name]) for name in classes]
+    weights = [float(by_name[name]) for name in classes]
     if not any(weights):
         raise InputError(f"{path}: all weights are 0, so nothing would be learned")
     return weights
@@ -72,15 +71,15 @@ def class_weights(settings: Settings, labels: Tensor, classes: Sequence[str]) ->
 def _read(path: Path) -> Mapping[str, Any]:
     wanted = 'a JSON object of a number for each class, such as {"cat": 1, "dog": 2.5}'
     try:
-        told = json_file(path)
+        by_name = json_file(path)
     except (OSError, ValueError) as error:
         why = "it is missing" if isinstance(error, FileNotFoundError) else error
         raise InputError(
             f"class_weights = {path} must be 'auto' or a file of {wanted}: {why}"
         ) from error
-    if not isinstance(told, dict):
+    if not isinstance(by_name, dict):
         raise InputError(f"class_weights = {path}: the file must hold {wanted}")
-    return told
+    return by_name
 
 
 def class_lines(settings: Settings, labels: Tensor, classes: Sequence[str]) -> list[str]:

@@ -48,9 +48,7 @@ def warm_up(
 
     Args:
         model: compiled.
-        settings: of the run.
         data: to train on, and to evaluate on.
-        ranks: of the job.
         micro_batch: samples per forward pass; None for what the settings say.
         loss_of: the loss of images (N, C, S, S) uint8 and targets (N,) int64.
         logits_of: the logits of such images.

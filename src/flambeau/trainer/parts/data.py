@@ -120,7 +120,6 @@ def reopen_data(settings: ResolvedSettings, facts_path: Path, permission: Permis
     """A run that exists, whose data must be as they were.
 
     Args:
-        settings: of the run.
         facts_path: its dataset.json.
         permission: to run the code that the settings name.
 
@@ -147,9 +146,7 @@ def check_unchanged(
     """Refuse to continue a run on other data than it was started with.
 
     Args:
-        facts: of the run.
         train, val: the sources now.
-        settings: of the run.
         moved: a sentence on where the data were and are, if those are two places.
 
     Raises:
@@ -247,7 +244,7 @@ def ask_for_teacher(teacher: str | None, *, trust: bool, say: Callable[[str], ob
     """
     if teacher is not None:
         folder = RunFolder(Path(teacher))
-        stored = (folder.read_config() or {}) if folder.path.is_dir() else {}  # else told later
+        stored = (folder.read_config() or {}) if folder.path.is_dir() else {}  # else refused later
         folder.permission(stored, trust=trust, say=say).ask_for(stored, "model")
 
 

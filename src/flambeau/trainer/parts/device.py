@@ -58,7 +58,6 @@ def use_float32(precision: str, device: torch.device) -> None:
 
     Args:
         precision: 'tf32' for TF32; any other word for full float32.
-        device: of the run.
 
     Raises:
         InputError: TF32 on another device than an NVIDIA GPU.

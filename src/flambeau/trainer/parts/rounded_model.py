@@ -23,7 +23,6 @@ def rounded(
 
     Args:
         model: with the weights that it starts from.
-        settings, facts: of the run.
         normalized: gives batches (N, C, S, S) of the network's own input, to choose the first ranges from;
             None where ranges will be loaded.
 

@@ -203,9 +203,9 @@ def write_features(
         )
     extract = _extractor(trained.model, layers)
     names, numbers = _labels(source)
-    told = dict(about or {}) | ({"classes": json.dumps(names)} if names else {})
+    metadata = dict(about or {}) | ({"classes": json.dumps(names)} if names else {})
     loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
-    with feature_file(out, len(source), about=told, force=force) as add:
+    with feature_file(out, len(source), about=metadata, force=force) as add:
         kept, shapes = _each_batch(trained, loader, extract, _adder(add, numbers, out), pool=pool)
         if not kept:
             raise InputError(f"none of the {len(source)} images could be read")
@@ -258,7 +258,7 @@ def _each_batch(
 
 
 def _extractor(model: nn.Module, layers: Sequence[str]) -> Extract:
-    """A function from images to the outputs of layers, whose mistakes are told in the user's words."""
+    """A function from images to the outputs of layers, whose errors are in the user's words."""
     try:
         extract = feature_extractor(model, layers) if layers else _head_input(model)
     except ValueError as error:
@@ -266,7 +266,7 @@ def _extractor(model: nn.Module, layers: Sequence[str]) -> Extract:
         raise InputError(f"--layers: {error}{remedy}") from error
 
     @torch.inference_mode()
-    def told(images: Tensor) -> dict[str, Any]:
+    def outputs_of(images: Tensor) -> dict[str, Any]:
         try:
             return extract(images)
         except (RuntimeError, TypeError) as error:
@@ -274,7 +274,7 @@ def _extractor(model: nn.Module, layers: Sequence[str]) -> Extract:
                 raise
             raise InputError(f"--layers: {error}") from error
 
-    return told
+    return outputs_of
 
 
 def _head_input(model: nn.Module) -> Extract:

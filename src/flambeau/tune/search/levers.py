@@ -118,7 +118,6 @@ def levers_of_train(
     Args:
         given: the arguments of train.
         objective: throughput or memory.
-        device: of the run.
         run: as it is; None where it is not known.
         folder: of its images; None where they are no folder.
     """

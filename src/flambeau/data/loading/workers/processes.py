@@ -179,8 +179,8 @@ class Workers:
 def _clear_frames(error: BaseException | None) -> None:
     """Clear the frames of an error's traceback, and of those that it has replaced.
 
-    Torch's own would keep its iterator until some collection of garbage: in a worker forked later, or when
-    nothing is left that knows the dead workers for ours.
+    Torch's frames would keep its iterator alive until the garbage collector runs: perhaps in a worker that is
+    forked later, or when nothing knows any more that the dead workers were of this loader.
     """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -242,8 +242,8 @@ def _start(in_flight: InFlight, starter_lasts: bool, worker: int) -> None:
     if sys.platform == "linux" and starter_lasts:
         death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL, 0, 0, 0)
-    # Who is the child of a fork server or of a passing thread, or whose parent has died before that, gets no
-    # signal that says so, and torch's own watch would watch the server, or init.
+    # A child of a fork server or of a thread that ends gets no signal when its parent dies, nor does one
+    # whose parent died before this line; torch's own check would look at the server or at init instead.
     parent = multiprocessing.parent_process()
     if parent is not None and (os.getppid() != parent.pid or not starter_lasts):
         threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
