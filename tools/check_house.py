@@ -177,6 +177,7 @@ STOREYS = {
     "trainer": [
         {"settings"},
         {"evaluation"},
+        {"tasks"},
         {"parts"},
         {"prediction", "verify_run.py"},
         {"loss.py"},

@@ -26,7 +26,6 @@ from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged
 from flambeau.recipes.data.sample_order import sample_order
 from flambeau.recipes.setup.environment import environment
-from flambeau.recipes.training.metrics import correct
 from flambeau.run.folder.checkpointer import Restored
 from flambeau.run.folder.identity import changes, exactness_facts
 from flambeau.run.folder.json_file import whole_number
@@ -233,7 +232,7 @@ class ReplayedRun:
             for images, targets in run.evaluate(self._training.val):
                 with run.autocast():
                     logits = model(normalize(images))
-                run.log(val_accuracy=correct(logits, targets))
+                run.log(**self._training.task.evaluation_figures(logits, targets))
 
     def _names(self, count: int) -> list[str]:
         """What the samples of the next pass are called."""

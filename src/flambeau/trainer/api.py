@@ -4,7 +4,6 @@ What the commands `flambeau train`, `predict` and `evaluate` do is done by the s
 """
 
 import contextlib
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source
@@ -21,11 +19,6 @@ from flambeau.errors import InputError, nearest
 from flambeau.html_table import html_table
 from flambeau.provenance import RUNNING
 from flambeau.recipes.setup.float32_precision import float32_precision_kept
-from flambeau.recipes.training.auroc import AUROC
-from flambeau.recipes.training.calibration_error import CalibrationError
-from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
-from flambeau.recipes.training.label_smoothing import cross_entropy
-from flambeau.recipes.training.metrics import MeanOnDevice, correct
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.evaluation_mode import generators_restored
@@ -34,17 +27,13 @@ from flambeau.run.options.track import Track, tracker_list
 from flambeau.sandbox.inside import folder_for_run
 from flambeau.terminal import CountBar
 from flambeau.terminal import say as terminal_say
-from flambeau.trainer.evaluation.figures import ClassFigures, Evaluation, ImagePredictions
+from flambeau.trainer.evaluation.figures import Evaluation
 from flambeau.trainer.prediction.predictor import Predictor
 from flambeau.trainer.prediction.trained_model import Trained, at_size, load_trained, read_for
 from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings
 from flambeau.trainer.settings.stored_settings import canonical
 from flambeau.trainer.start import Shown, start
-
-_TOP = 5
-# Classes: of more, the table (8 bytes a cell) is kept on the host; chosen, untested.
-_ON_DEVICE = 4096
 
 
 @dataclass(frozen=True)
@@ -449,7 +438,7 @@ def measure(
 ) -> Evaluation:
     """The same of a model that is loaded, on a source of its classes."""
     loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
-    counters = _Counters.of(trained)
+    counters = trained.facts.task.counters(trained.device)
     with CountBar(len(source), unit="images", shown=progress) as bar:
         for micro in loader.stream(epoch=0, position=0, epochs=1):
             images, targets = micro.data
@@ -486,98 +475,3 @@ def _loaded(
         else:
             warnings.warn(text, stacklevel=3)  # at the line that has called load or evaluate
     return at_size(trained, image_size)
-
-
-@dataclass(frozen=True)
-class _Counters:
-    """What is counted of each batch, on the device of the model."""
-
-    names: tuple[str, ...]
-    loss: MeanOnDevice
-    top5: MeanOnDevice
-    confusion: ConfusionMatrix
-    calibration: CalibrationError
-    auroc: AUROC
-    labels: list[Tensor]
-    ranked: list[Tensor]
-    probabilities: list[Tensor]
-    indices: list[int]
-
-    @classmethod
-    def of(cls, trained: Trained) -> "_Counters":
-        names = tuple(trained.facts.classes)
-        device = trained.device
-        table_device = device if len(names) <= _ON_DEVICE else torch.device("cpu")
-        return cls(
-            names,
-            loss=MeanOnDevice(device),
-            top5=MeanOnDevice(device),
-            confusion=ConfusionMatrix(len(names), device=table_device),
-            calibration=CalibrationError(device=device),
-            auroc=AUROC(),
-            labels=[],
-            ranked=[],
-            probabilities=[],
-            indices=[],
-        )
-
-    def update(self, logits: Tensor, targets: Tensor, indices: list[int]) -> None:
-        on_device = targets.to(logits.device)
-        self.loss.update(cross_entropy(logits, on_device, reduction="none"))
-        predicted = logits.argmax(1).to(self.confusion.device)
-        self.confusion.update(predicted, targets.to(self.confusion.device))
-        self.calibration.update(logits, on_device)
-        if len(self.names) > _TOP:
-            self.top5.update(correct(logits, on_device, k=_TOP))
-        elif len(self.names) == 2:
-            self.auroc.update(logits, on_device)
-        ranked = logits.topk(min(_TOP, len(self.names))).indices
-        self.ranked.append(ranked)
-        self.probabilities.append(logits.softmax(1).gather(1, ranked))
-        self.labels.append(targets)
-        self.indices.extend(indices)
-
-    def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> Evaluation:
-        """All figures, read from the device."""
-        total = {name: float(value) for name, value in self.confusion.compute().items()}
-        each = {name: value.tolist() for name, value in self.confusion.per_class().items()}
-        auroc = float(self.auroc.compute()) if len(self.names) == 2 else None
-        predictions = ImagePredictions(
-            self.names,
-            torch.tensor(self.indices),
-            torch.cat(self.labels),
-            torch.cat(self.ranked).cpu(),
-            torch.cat(self.probabilities).cpu(),
-            describe,
-        )
-        return Evaluation(
-            loss=float(self.loss.compute()),
-            accuracy=total["accuracy"],
-            top5_accuracy=float(self.top5.compute()) if len(self.names) > _TOP else None,
-            macro_precision=total["macro_precision"],
-            macro_recall=total["macro_recall"],
-            macro_f1=total["macro_f1"],
-            calibration_error=float(self.calibration.compute()),
-            calibration_bins=self.calibration.num_bins,
-            auroc=None if auroc is None or math.isnan(auroc) else auroc,
-            num_images=len(predictions),
-            classes=tuple(_class_figures(name, k, each) for k, name in enumerate(self.names)),
-            confusion=self.confusion.counts.cpu(),
-            predictions=predictions,
-            **facts,
-        )
-
-
-def _class_figures(name: str, number: int, each: dict[str, list[Any]]) -> ClassFigures:
-    def figure(what: str) -> float | None:
-        value: float = each[what][number]
-        return None if math.isnan(value) else value
-
-    return ClassFigures(
-        name,
-        precision=figure("precision"),
-        recall=figure("recall"),
-        f1=figure("f1"),
-        support=each["support"][number],
-        predicted=each["predicted"][number],
-    )

@@ -23,8 +23,6 @@ from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.recipes.setup.determinism import make_deterministic
 from flambeau.recipes.setup.freed_memory import keep_freed_memory
 from flambeau.recipes.setup.seeding import seed_everything
-from flambeau.recipes.training.label_smoothing import cross_entropy
-from flambeau.recipes.training.metrics import correct
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.run.loop.nan_guard import explain
 from flambeau.run.options.named_schedule import NamedSchedule
@@ -53,6 +51,7 @@ from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, read_images
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS, parse_betas
+from flambeau.trainer.tasks.task import Task
 
 Datasets = tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]
 """Those of training and of evaluation."""
@@ -63,6 +62,7 @@ class Training:
     """A run that is ready to go, and what its loop needs."""
 
     run: Run
+    task: Task
     model: nn.Module
     train: ImageDataset | DeviceDataset
     val: ImageDataset | DeviceDataset
@@ -79,6 +79,7 @@ def fit(training: Training) -> None:
     run, model, normalize = training.run, training.model, training.normalize
     bad_val_images = training.bad_images.report_to(training.val.describe)
     training.loss_of.keeps_inputs = True
+    task = training.task
     for _ in run.epochs():
         for _ in run.steps(lambda batch: batch_loss(training, *batch)):
             pass
@@ -88,17 +89,16 @@ def fit(training: Training) -> None:
             with run.halving():
                 with run.autocast():
                     logits = model(normalize(images))
-                losses = cross_entropy(logits, targets, reduction="none")
-                run.log(val_loss=losses, val_accuracy=correct(logits, targets))
+                run.log(**task.evaluation_figures(logits, targets))
                 if training.evaluations is not None:
                     run.log(samples=(indices, targets, logits))
         stops = 0 < training.early_stop <= run.epochs_since_best
         if stops:
             num = run.epochs_since_best
-            best = run.state.best.metrics.get("val_accuracy")
+            best = run.state.best.metrics.get(task.best)
             than = "" if best is None else f" than {best:.4f}"
             last = "last epoch" if num == 1 else f"last {num} epochs"
-            run.progress.say(f"no better val_accuracy in the {last}{than}")
+            run.progress.say(f"no better {task.best} in the {last}{than}")
             run.stop()
         is_last = stops or run.state.step >= run.plan.total_steps
         if training.evaluations is not None:
@@ -106,11 +106,11 @@ def fit(training: Training) -> None:
 
 
 def batch_loss(training: Training, images: Tensor, targets: Tensor) -> Tensor:
-    """The loss of the batch under way; its accuracy and the loss of each image are noted."""
+    """The loss of the batch under way; its figures and the loss of each image are noted."""
     run = training.run
     loss, logits = training.loss_of.with_logits(images, targets, step=run.state.step)
     if logits is not None:
-        run.log(train_accuracy=correct(logits, targets))
+        run.log(**training.task.training_figures(logits, targets))
         history: SampleHistory = run.state.user["sample_history"]
         history.note(run.state.micro, logits, targets, step=run.state.step)
     return loss
@@ -191,13 +191,23 @@ def set_up(
         "track": [settings.track, *track],
         "state": new_history(facts, device),
         "micro_batch": micro_batch,
+        "best": facts.task.best,
         "metrics": {} if evaluations is None else {"samples": evaluations.metric},
     }
     run = Run(folder, called, optimizer, train_data, **options)
     for line in [*(lines if run.state.step == 0 else ()), *more_lines]:
         run.progress.say(line)
     return Training(
-        run, called, *data, normalize, loss_of, settings.early_stop, bad_images, evaluations, ranks
+        run,
+        facts.task,
+        called,
+        *data,
+        normalize,
+        loss_of,
+        settings.early_stop,
+        bad_images,
+        evaluations,
+        ranks,
     )
 
 
@@ -359,7 +369,9 @@ def _first_inputs(
 
 def new_history(facts: DataFacts, device: torch.device) -> dict[str, SampleHistory]:
     """What the run notes of each sample, as an object that its checkpoints hold."""
-    history = SampleHistory(facts.train_samples, fingerprint=facts.train_fingerprint, device=device)
+    history = facts.task.history(
+        facts.train_samples, fingerprint=facts.train_fingerprint, device=device
+    )
     return {"sample_history": history}
 
 

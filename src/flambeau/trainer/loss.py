@@ -12,7 +12,6 @@ from flambeau.recipes.data.random_erasing import random_erasing
 from flambeau.recipes.training.amp_step import autocast
 from flambeau.recipes.training.cutmix import cutmix
 from flambeau.recipes.training.distillation import Teacher, distillation_loss
-from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.mixup import mixup
 from flambeau.trainer.parts.data import DataFacts, teacher_sha256
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
@@ -45,7 +44,7 @@ class TrainingLoss:
         self._model, self._settings = model, settings
         self._device = device
         self._precision = settings.autocast
-        self._num_classes = len(facts.classes)
+        self._task = facts.task
         weights = facts.class_weights
         self._class_weights = None if weights is None else torch.tensor(weights, device=device)
         self._normalize, self._teacher = normalize, teacher
@@ -69,7 +68,9 @@ class TrainingLoss:
         odd = step % 2
         mix = cutmix if settings.cutmix and (odd or not settings.mixup) else mixup
         if alpha := settings.cutmix if mix is cutmix else settings.mixup:
-            x, targets = mix(x, targets, alpha=alpha, num_classes=self._num_classes, generator=draw)
+            x, targets = mix(
+                x, targets, alpha=alpha, num_classes=self._task.num_outputs, generator=draw
+            )
         if self.keeps_inputs:
             self.inputs = x[:_SHOWN].clone()
             self.keeps_inputs = False
@@ -77,7 +78,7 @@ class TrainingLoss:
             logits = self._model(x)
             if self._teacher is not None:
                 asked = self._teacher(x)
-        loss = cross_entropy(
+        loss = self._task.loss(
             logits, targets, smoothing=settings.label_smoothing, weight=self._class_weights
         )
         plain_logits = None if alpha else logits.detach()

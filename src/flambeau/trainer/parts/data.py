@@ -25,6 +25,7 @@ from flambeau.trainer.parts.class_weights import class_weights
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.tasks.classification import Classification
 
 # Where small images are held. Not on a CPU, where it saves nothing: a batch of 128 of Fashion-MNIST takes
 # 0.79 ms instead of 0.82 ms, and its step over 100 ms (one core of an EPYC).
@@ -63,6 +64,11 @@ class DataFacts:
     pixels: PixelKind = "uint8"
     train_content: str | None = None
     val_content: str | None = None
+
+    @property
+    def task(self) -> Classification:
+        """What the data are to be learned for."""
+        return Classification(tuple(self.classes))
 
     def as_json(self) -> bytes:
         """The content of dataset.json."""

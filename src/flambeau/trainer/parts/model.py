@@ -390,7 +390,7 @@ def check_training(
 
 def _shape(settings: ResolvedSettings, facts: DataFacts) -> dict[str, Any]:
     return {
-        "num_classes": len(facts.classes),
+        "num_classes": facts.task.num_outputs,
         "channels": facts.channels,
         "image_size": settings.image_size,
     }

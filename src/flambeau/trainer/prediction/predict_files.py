@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from torch import Tensor
-
 from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
 from flambeau.data.sources.source import ConcatSource
 from flambeau.errors import InputError
 from flambeau.terminal import CountBar
 from flambeau.trainer.prediction.trained_model import Trained, read_for
+from flambeau.trainer.tasks.classification import rankings
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +101,3 @@ def _samples(given: Unlabelled) -> Iterator[Sample]:
             name=names[index],
             label=source.classes[labels[index]] or None,
         )
-
-
-def rankings(logits: Tensor, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
-    """The most probable classes of each of (N, C) logits."""
-    # By logits: two probabilities may be rounded to the same number.
-    best = logits.topk(min(top, len(classes))).indices
-    shares = logits.softmax(1).gather(1, best)
-    return [
-        [(classes[label], share) for label, share in zip(*row, strict=True)]
-        for row in zip(best.tolist(), shares.tolist(), strict=True)
-    ]

@@ -3,8 +3,7 @@
 N: images, C: channels or classes, S: side in pixels, H: height, W: width.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,52 +18,13 @@ from flambeau.data.sources.user_samples import pil_pixels
 from flambeau.data.transforms.crops import eval_image
 from flambeau.errors import DecodeError, InputError, unreadable
 from flambeau.images.decode import Stored, decode
-from flambeau.trainer.prediction.predict_files import rankings
 from flambeau.trainer.prediction.trained_model import BATCH, Trained
+from flambeau.trainer.tasks.classification import Predictions
 
 Images: TypeAlias = "str | Path | Image.Image | NDArray[Any] | Tensor | Sequence[Images]"
 """One image or several: paths of files, PIL images, uint8 arrays (H, W), (H, W, C) or (N, H, W, C), uint8
 tensors (H, W), (C, H, W) or (N, C, H, W); or a list of these. Arrays and tensors are float32 for a run that
 was trained on floating-point pixels."""
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Predictions:
-    """What a model says of N images.
-
-    Attributes:
-        names: of all classes, in the order of the model's outputs.
-        logits: (N, C) float32 on the CPU.
-    """
-
-    names: tuple[str, ...]
-    logits: Tensor
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The most probable class of each image."""
-        return tuple(self.names[k] for k in self.logits.argmax(1).tolist())
-
-    @property
-    def probabilities(self) -> Tensor:
-        """(N, C) float32 on the CPU."""
-        return self.logits.softmax(1)
-
-    def top(self, num: int = 5) -> list[list[tuple[str, float]]]:
-        """Of each image the most probable classes as (class, probability), at most all."""
-        return rankings(self.logits, self.names, num)
-
-    def __len__(self) -> int:
-        return len(self.logits)
-
-    def __iter__(self) -> Iterator[tuple[str, float]]:
-        """(class, probability) of each image."""
-        for [best] in self.top(1):
-            yield best
-
-    def __repr__(self) -> str:
-        shown = [f"{name!r} {share:.1%}" for name, share in list(self)[:10]]
-        return f"Predictions({', '.join(shown)}{', ...' if len(self) > 10 else ''})"
 
 
 class Predictor:
@@ -105,9 +65,8 @@ class Predictor:
             self.trained.logits(self._pixels(flat[at : at + BATCH], at), flip_tta=flip_tta).cpu()
             for at in range(0, len(flat), BATCH)
         ]
-        return Predictions(
-            self.classes, torch.cat(parts) if parts else torch.empty(0, len(self.classes))
-        )
+        task = self.trained.facts.task
+        return task.predictions(torch.cat(parts) if parts else torch.empty(0, task.num_outputs))
 
     def preprocess(self, images: Images) -> Tensor:
         """What `model` takes, for your own use of it: resized, cropped and normalized as in an evaluation.

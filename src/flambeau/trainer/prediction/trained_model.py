@@ -1,7 +1,6 @@
 """A trained model out of a run folder, and the batches on which it is evaluated."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +64,8 @@ class Trained:
         logits: Tensor = self.apply(self.model, images).float()
         if not flip_tta:
             return logits
-        mirrored = self.apply(self.model, images.flip(-1)).float().log_softmax(1)
-        return torch.logaddexp(logits.log_softmax(1), mirrored) - math.log(2)
+        mirrored = self.apply(self.model, images.flip(-1)).float()
+        return self.facts.task.mean_of_views(logits, mirrored)
 
     def apply(self, function: Callable[[Tensor], _Found], images: Tensor) -> _Found:
         """What a function of normalized images gives, in the precision in which the run evaluates.
@@ -140,7 +139,7 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
     try:
         check_output(
             trained.model,
-            num_classes=len(facts.classes),
+            num_classes=facts.task.num_outputs,
             channels=facts.channels,
             image_size=image_size,
         )

@@ -1,0 +1,228 @@
+"""Images of one class each: labels (N,) int64, logits (N, C).
+
+N: images, C: classes.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.recipes.training.auroc import AUROC
+from flambeau.recipes.training.calibration_error import CalibrationError
+from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
+from flambeau.recipes.training.label_smoothing import cross_entropy
+from flambeau.recipes.training.metrics import MeanOnDevice, correct
+from flambeau.trainer.evaluation.figures import ClassFigures, Evaluation, ImagePredictions
+from flambeau.trainer.evaluation.sample_history import SampleHistory
+
+_TOP = 5
+# Classes: of more, the table (8 bytes a cell) is kept on the host; chosen, untested.
+_ON_DEVICE = 4096
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The task of `flambeau train`; see `Task` for what the methods are for.
+
+    Attributes:
+        classes: names, in the order of the logits.
+    """
+
+    classes: tuple[str, ...]
+
+    @property
+    def best(self) -> str:
+        """The share of images whose class has the highest logit."""
+        return "val_accuracy"
+
+    @property
+    def num_outputs(self) -> int:
+        """One logit per class."""
+        return len(self.classes)
+
+    def loss(
+        self, outputs: Tensor, targets: Tensor, *, smoothing: float, weight: Tensor | None
+    ) -> Tensor:
+        """Cross-entropy with labels (N,), or with probabilities (N, C) of mixed images."""
+        return cross_entropy(outputs, targets, smoothing=smoothing, weight=weight)
+
+    def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """Whether each image was classified correctly."""
+        return {"train_accuracy": correct(outputs, targets)}
+
+    def evaluation_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """The loss of each image, without smoothing, and whether it was classified correctly."""
+        losses = cross_entropy(outputs, targets, reduction="none")
+        return {"val_loss": losses, "val_accuracy": correct(outputs, targets)}
+
+    def history(self, num_samples: int, *, fingerprint: str, device: torch.device) -> SampleHistory:
+        """The losses of each image, from which suspect labels are found."""
+        return SampleHistory(num_samples, fingerprint=fingerprint, device=device)
+
+    def mean_of_views(self, outputs: Tensor, mirrored: Tensor) -> Tensor:
+        """The logarithm of the mean probabilities."""
+        both = torch.logaddexp(outputs.log_softmax(1), mirrored.log_softmax(1))
+        return both - math.log(2)
+
+    def counters(self, device: torch.device) -> "ClassCounters":
+        """Confusion matrix, calibration, AUROC and the best classes of each image."""
+        return ClassCounters.of(self.classes, device)
+
+    def predictions(self, outputs: Tensor) -> "Predictions":
+        """Classes and probabilities."""
+        return Predictions(self.classes, outputs)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Predictions:
+    """What a model says of N images.
+
+    Attributes:
+        names: of all classes, in the order of the model's outputs.
+        logits: (N, C) float32 on the CPU.
+    """
+
+    names: tuple[str, ...]
+    logits: Tensor
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The most probable class of each image."""
+        return tuple(self.names[k] for k in self.logits.argmax(1).tolist())
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(N, C) float32 on the CPU."""
+        return self.logits.softmax(1)
+
+    def top(self, num: int = 5) -> list[list[tuple[str, float]]]:
+        """Of each image the most probable classes as (class, probability), at most all."""
+        return rankings(self.logits, self.names, num)
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        """(class, probability) of each image."""
+        for [best] in self.top(1):
+            yield best
+
+    def __repr__(self) -> str:
+        shown = [f"{name!r} {share:.1%}" for name, share in list(self)[:10]]
+        return f"Predictions({', '.join(shown)}{', ...' if len(self) > 10 else ''})"
+
+
+def rankings(logits: Tensor, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
+    """The most probable classes of each of (N, C) logits."""
+    # By logits: two probabilities may be rounded to the same number.
+    best = logits.topk(min(top, len(classes))).indices
+    shares = logits.softmax(1).gather(1, best)
+    return [
+        [(classes[label], share) for label, share in zip(*row, strict=True)]
+        for row in zip(best.tolist(), shares.tolist(), strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class ClassCounters:
+    """What is counted of each batch, on the device of the model."""
+
+    names: tuple[str, ...]
+    loss: MeanOnDevice
+    top5: MeanOnDevice
+    confusion: ConfusionMatrix
+    calibration: CalibrationError
+    auroc: AUROC
+    labels: list[Tensor]
+    ranked: list[Tensor]
+    probabilities: list[Tensor]
+    indices: list[int]
+
+    @classmethod
+    def of(cls, names: tuple[str, ...], device: torch.device) -> "ClassCounters":
+        """Those of an evaluation that begins.
+
+        Args:
+            names: of the classes.
+            device: of the model.
+        """
+        table_device = device if len(names) <= _ON_DEVICE else torch.device("cpu")
+        return cls(
+            names,
+            loss=MeanOnDevice(device),
+            top5=MeanOnDevice(device),
+            confusion=ConfusionMatrix(len(names), device=table_device),
+            calibration=CalibrationError(device=device),
+            auroc=AUROC(),
+            labels=[],
+            ranked=[],
+            probabilities=[],
+            indices=[],
+        )
+
+    def update(self, outputs: Tensor, targets: Tensor, indices: Sequence[int]) -> None:
+        """Count a batch: (N, C) logits, (N,) labels and the positions of the images."""
+        logits = outputs
+        on_device = targets.to(logits.device)
+        self.loss.update(cross_entropy(logits, on_device, reduction="none"))
+        predicted = logits.argmax(1).to(self.confusion.device)
+        self.confusion.update(predicted, targets.to(self.confusion.device))
+        self.calibration.update(logits, on_device)
+        if len(self.names) > _TOP:
+            self.top5.update(correct(logits, on_device, k=_TOP))
+        elif len(self.names) == 2:
+            self.auroc.update(logits, on_device)
+        ranked = logits.topk(min(_TOP, len(self.names))).indices
+        self.ranked.append(ranked)
+        self.probabilities.append(logits.softmax(1).gather(1, ranked))
+        self.labels.append(targets)
+        self.indices.extend(indices)
+
+    def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> Evaluation:
+        """All figures, read from the device."""
+        total = {name: float(value) for name, value in self.confusion.compute().items()}
+        each = {name: value.tolist() for name, value in self.confusion.per_class().items()}
+        auroc = float(self.auroc.compute()) if len(self.names) == 2 else None
+        predictions = ImagePredictions(
+            self.names,
+            torch.tensor(self.indices),
+            torch.cat(self.labels),
+            torch.cat(self.ranked).cpu(),
+            torch.cat(self.probabilities).cpu(),
+            describe,
+        )
+        return Evaluation(
+            loss=float(self.loss.compute()),
+            accuracy=total["accuracy"],
+            top5_accuracy=float(self.top5.compute()) if len(self.names) > _TOP else None,
+            macro_precision=total["macro_precision"],
+            macro_recall=total["macro_recall"],
+            macro_f1=total["macro_f1"],
+            calibration_error=float(self.calibration.compute()),
+            calibration_bins=self.calibration.num_bins,
+            auroc=None if auroc is None or math.isnan(auroc) else auroc,
+            num_images=len(predictions),
+            classes=tuple(_class_figures(name, k, each) for k, name in enumerate(self.names)),
+            confusion=self.confusion.counts.cpu(),
+            predictions=predictions,
+            **facts,
+        )
+
+
+def _class_figures(name: str, number: int, each: dict[str, list[Any]]) -> ClassFigures:
+    def figure(what: str) -> float | None:
+        value: float = each[what][number]
+        return None if math.isnan(value) else value
+
+    return ClassFigures(
+        name,
+        precision=figure("precision"),
+        recall=figure("recall"),
+        f1=figure("f1"),
+        support=each["support"][number],
+        predicted=each["predicted"][number],
+    )

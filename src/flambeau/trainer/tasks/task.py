@@ -1,0 +1,84 @@
+"""What a task has to be able to do; the rest of the trainer knows no more of it.
+
+N: images of a batch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from flambeau.trainer.evaluation.figures import Evaluation
+from flambeau.trainer.evaluation.sample_history import SampleHistory
+
+
+class Counters(Protocol):
+    """What `flambeau evaluate` counts, batch after batch."""
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """Positions in the data of the images so far."""
+
+    def update(self, outputs: Tensor, targets: Tensor, indices: Sequence[int]) -> None:
+        """Count a batch.
+
+        Args:
+            outputs: of the model.
+            targets: of its images.
+            indices: positions of the images in the data.
+        """
+
+    def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> Evaluation:
+        """All figures.
+
+        Args:
+            describe: gives what the image at a position is called.
+            facts: further fields of the evaluation.
+        """
+
+
+class Task(Protocol):
+    """One kind of training. A second kind is a second class with these methods, and no `if` elsewhere."""
+
+    @property
+    def best(self) -> str:
+        """The figure of an evaluation that chooses the best weights, and the schedule 'plateau' watches."""
+
+    @property
+    def num_outputs(self) -> int:
+        """The width of the model's last layer."""
+
+    def loss(
+        self, outputs: Tensor, targets: Tensor, *, smoothing: float, weight: Tensor | None
+    ) -> Tensor:
+        """The loss of a batch, 0-d float32.
+
+        Args:
+            outputs: of the model.
+            targets: of its images, perhaps mixed.
+            smoothing: of the targets.
+            weight: of each class; None weighs them alike.
+        """
+
+    def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """What a line of metrics.jsonl says of training batches, besides the loss: (N,) each, by name."""
+
+    def evaluation_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """What the line of an evaluation says: (N,) each, by name; `best` is one of them."""
+
+    def history(self, num_samples: int, *, fingerprint: str, device: torch.device) -> SampleHistory:
+        """What the run notes of each training sample."""
+
+    def mean_of_views(self, outputs: Tensor, mirrored: Tensor) -> Tensor:
+        """One output for an image and its mirror image."""
+
+    def counters(self, device: torch.device) -> Counters:
+        """What an evaluation counts.
+
+        Args:
+            device: of the model.
+        """
+
+    def predictions(self, outputs: Tensor) -> Any:
+        """What `flambeau.load(run)(images)` returns of outputs on the CPU."""
