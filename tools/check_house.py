@@ -114,7 +114,7 @@ FLOORS = {
     "html_table.py": Floor(frozenset(), packages=frozenset()),
     "sandbox": Floor(frozenset({"errors", "sandbox"}), packages=frozenset()),
     "recipes": Floor(frozenset(), packages=frozenset({"torch"})),
-    "report": Floor(frozenset({"report"}), packages=frozenset()),
+    "report": Floor(frozenset({"terminal", "report"}), packages=frozenset()),
     "images": Floor(
         frozenset({"errors", "optional_packages", "file_signature", "recipes", "images"})
     ),

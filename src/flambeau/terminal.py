@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,19 @@ def printable(text: str, *, longest: int | None = None) -> str:
     if longest is not None and len(text) > longest:
         text = text[: longest - 3] + "..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def text_width(text: str) -> int:
+    """How many columns a text takes: a Chinese letter two, a combining mark none.
+
+    Example:
+        >>> text_width("火炬 flambeau")
+        13
+    """
+    return sum(
+        0 if unicodedata.combining(letter) else 1 + (unicodedata.east_asian_width(letter) in "WF")
+        for letter in text
+    )
 
 
 def columns() -> int:

@@ -5,12 +5,12 @@ import functools
 import re
 import shutil
 import sys
-import unicodedata
 from collections.abc import Callable
 from typing import Any
 
 from flambeau.errors import InputError
 from flambeau.run.options.option import GROUPS, allowed_types, plain_text
+from flambeau.terminal import text_width
 from flambeau.trainer.settings.settings import FIELDS, parse_batch_size
 
 Texts = Callable[[str], str]
@@ -242,7 +242,7 @@ def _wrapped(text: str) -> str:
     used = 0
     # Words of other languages stay whole, and no line begins with a comma.
     for part in re.findall(r"（?(?:[!-~]+|.)[，。；：、）]*", text):
-        width = sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in part)
+        width = text_width(part)
         if used + width > room:
             lines.append("")
             used = 0

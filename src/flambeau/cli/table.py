@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TextIO
 
-from flambeau.terminal import printable
+from flambeau.terminal import printable, text_width
 
 _LONG_WORD = 24  # columns; a longer word may be broken; chosen
 _LONGEST = 200  # characters of a cell: a name in a file may have any number
@@ -68,12 +68,10 @@ def print_table(
 
 def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
     """Of the columns of a table that fits, its words unbroken; None where there is no room for that."""
-    from rich.cells import cell_len
-
     columns = list(zip(*rows, strict=True))
-    most = [max(map(cell_len, column)) for column in columns]
+    most = [max(map(text_width, column)) for column in columns]
     widths = [
-        max(min(cell_len(word), _LONG_WORD) for cell in column for word in cell.split() or [""])
+        max(min(text_width(word), _LONG_WORD) for cell in column for word in cell.split() or [""])
         for column in columns
     ]
     spare = room - 2 * (len(columns) - 1) - sum(widths)

@@ -1,12 +1,12 @@
 """The parts of a page that show one run: its answers, what happened to it, what it waited for, its model."""
 
 import math
-import unicodedata
 from collections.abc import Mapping, Sequence
 
 from flambeau.report.evaluated import Evaluated, Sample
 from flambeau.report.markup import escaped, table
 from flambeau.report.reported_run import ReportedRun
+from flambeau.terminal import text_width
 
 MATRIX_CLASSES = 40  # up to so many classes the whole table of confusions is drawn
 _WORST = 100  # classes in the table of classes, of more
@@ -70,7 +70,7 @@ def _matrix(found: Evaluated, words: Words) -> str:
     counts = {(k, k): right for k, right in enumerate(found.right)}
     counts |= {(a, b): times for a, b, times in found.confused}
     names = [_shortened(name) for name in found.classes]
-    left = 8 * max(map(_columns, names), default=0) + _MARGIN
+    left = 8 * max(map(text_width, names), default=0) + _MARGIN
     parts = []
     for k, name in enumerate(names):
         short = escaped(name)
@@ -95,16 +95,11 @@ def _matrix(found: Evaluated, words: Words) -> str:
     )
 
 
-def _columns(text: str) -> int:
-    """How wide a text is: a Chinese character is as wide as two others."""
-    return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)
-
-
 def _shortened(name: str) -> str:
     """A name that has room beside the matrix."""
-    if _columns(name) <= _NAME:
+    if text_width(name) <= _NAME:
         return name
-    while _columns(name) > _NAME - 1:
+    while text_width(name) > _NAME - 1:
         name = name[:-1]
     return f"{name}…"
 

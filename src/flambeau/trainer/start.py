@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.cells import cell_len
-
 from flambeau.data.sources.data_names import check_download
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
@@ -25,7 +23,7 @@ from flambeau.run.loop.nan_guard import NotFinite
 from flambeau.run.options.durations import parse_duration
 from flambeau.run.options.option import values_of
 from flambeau.run.options.track import LineFunction
-from flambeau.terminal import columns
+from flambeau.terminal import columns, text_width
 from flambeau.trainer.dry_run import dry_run as train_briefly
 from flambeau.trainer.find_lr import find_lr as try_rates
 from flambeau.trainer.fit import Training, fit, set_up
@@ -337,7 +335,7 @@ def _wrapped(head: str, texts: Sequence[str], *, indent: int) -> str:
     lines = [head]
     width = columns()
     for text in texts:
-        if cell_len(lines[-1]) + 1 + cell_len(text) > width and lines[-1] != head:
+        if text_width(lines[-1]) + 1 + text_width(text) > width and lines[-1] != head:
             lines.append(" " * (indent - 1))
         lines[-1] += f" {text}"
     return "\n".join(lines)

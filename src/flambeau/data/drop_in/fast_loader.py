@@ -26,7 +26,7 @@ from flambeau.data.drop_in.seeded_samples import (
     whole_batch,
 )
 from flambeau.data.drop_in.stacking import collate_in_place
-from flambeau.data.loading.prefetch_thread import read_ahead
+from flambeau.data.loading.background_reader import read_ahead
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from flambeau.data.loading.background_reader import read_ahead
 from flambeau.data.loading.batch_layout import Layout
 from flambeau.data.loading.batch_plan import BatchPart, BatchPlan, Order
 from flambeau.data.loading.batch_samples import count_samples
 from flambeau.data.loading.micro_batch import MicroBatch, settle_before_fork
-from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.processes import Restarts, Workers, errors_kept, signals_held
 from flambeau.data.loading.workers.progress import hold_deaths, reading

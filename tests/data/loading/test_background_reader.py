@@ -18,9 +18,9 @@ from torch.utils.data import Dataset
 
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading import loader as loader_module
+from flambeau.data.loading.background_reader import read_ahead
 from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
-from flambeau.data.loading.prefetch_thread import read_ahead
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.transport import pinned
 from flambeau.errors import InputError
@@ -161,7 +161,7 @@ def test_a_fork_waits_for_the_batch_under_way() -> None:
 
 LEFT_OPEN = """
 import sys, time
-from flambeau.data.loading.prefetch_thread import read_ahead
+from flambeau.data.loading.background_reader import read_ahead
 
 def read(number):
     if number == 1:
