@@ -43,7 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _report(disk: Path | None) -> dict[str, Any]:
     from flambeau.cli.machine.disk_speed import disk_speed
     from flambeau.cli.machine.nvidia_driver import cuda_of_driver
-    from flambeau.images.jpeg.region_decode import jpeg_decoder
     from flambeau.images.native.kernel import kernel_status
     from flambeau.recipes.setup.environment import environment
 
@@ -56,7 +55,7 @@ def _report(disk: Path | None) -> dict[str, Any]:
         "cuda_of_driver": None if served is None else "{}.{}".format(*served),
         "shared_memory_free_bytes": _free("/dev/shm"),
         **speed,
-        "images": {"jpeg": jpeg_decoder(), "kernel": kernel_status()},
+        "images": {"jpeg": f"simplejpeg {_version('simplejpeg')}", "kernel": kernel_status()},
         "extras": _extras(),
         "problems": [*_problems(), *_of_driver(found["cuda_build"], served)],
     }
