@@ -24,20 +24,7 @@ def flambeau(folder: Path, work: Path) -> Batches:
 
 
 def flambeau_simplejpeg(folder: Path, work: Path) -> Batches:
-    """As where there was no compiler, and the system has no libturbojpeg 3."""
-    from flambeau.images.jpeg import region_decode as jpeg
-
-    without_kernel()
-    jpeg.turbojpeg = lambda: None  # type: ignore[assignment]
-    return flambeau(folder, work)
-
-
-def flambeau_turbojpeg(folder: Path, work: Path) -> Batches:
-    """As where there was no compiler, and the system has libturbojpeg 3."""
-    from flambeau.images.jpeg import region_decode as jpeg
-
-    if jpeg.turbojpeg() is None:
-        raise ImportError("no libturbojpeg 3 on this system")
+    """As where there was no compiler."""
     without_kernel()
     return flambeau(folder, work)
 
@@ -219,7 +206,6 @@ CONTENDERS: dict[str, tuple[Callable[[Path, Path], Batches], str]] = {
     "torchvision-v1": (torchvision_v1, "torchvision"),
     "flambeau": (flambeau, "simplejpeg"),
     "flambeau-simplejpeg": (flambeau_simplejpeg, "simplejpeg"),
-    "flambeau-turbojpeg": (flambeau_turbojpeg, "simplejpeg"),
     "flambeau-packed": (flambeau_packed, "simplejpeg"),
     "flambeau-packed-resized": (flambeau_packed_resized, "simplejpeg"),
     "flambeau-packed-simplejpeg": (flambeau_packed_simplejpeg, "simplejpeg"),

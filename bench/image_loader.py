@@ -337,10 +337,6 @@ def versions(name: str) -> Iterator[str]:
     yield f"{distribution} {importlib.metadata.version(distribution)}"
     if distribution in ("torchvision", "timm"):
         yield f"pillow {importlib.metadata.version('pillow')}"
-    if name in ("flambeau", "limit"):
-        from flambeau.images.jpeg.region_decode import jpeg_decoder
-
-        yield jpeg_decoder()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.folder import FolderSource
 from flambeau.images.decode import decode
-from flambeau.images.jpeg.region_decode import jpeg_decoder
 from provenance import commit, cpu_model  # beside this script
 
 RESULTS = Path(__file__).parent / "results" / "scaled_decode.jsonl"
@@ -176,7 +175,8 @@ def main() -> None:
     line = json.dumps(
         {
             "size": options.size, "epochs": options.epochs, "seeds": options.seeds, **entry,
-            "decoder": jpeg_decoder(), "flambeau": importlib.metadata.version("flambeau"),
+            "decoder": f"simplejpeg {importlib.metadata.version('simplejpeg')}",
+            "flambeau": importlib.metadata.version("flambeau"),
             "torch": torch.__version__, "python": platform.python_version(), "cpu": cpu_model(),
             "commit": commit(),
             "command": " ".join(

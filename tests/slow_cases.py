@@ -68,7 +68,6 @@ CASES = {
     "parallel/watchdog/test_stop_agreement.py::test_two_hundred_jobs": 0,
     "parallel/watchdog/test_watchdog.py::test_a_forked_child_has_no_watch_and_ends": 0,
     "parallel/watchdog/test_watchdog.py::test_the_loss_of_the_store_ends_the_job": 1,
-    "recipes/autograd/test_straight_through.py::test_torch_compile_makes_one_graph": 0,
     "recipes/checkpoints/test_checkpoint_faults.py::test_prune_keeps_what_it_promises_when_killed_among_damaged_ones": 0,  # noqa: E501
     "recipes/checkpoints/test_safe_pickle.py::test_millions_of_empty_containers_are_refused": 0,
     "recipes/compress/test_fake_quantize.py::test_onnx_runtime_gives_the_same": 0,
@@ -94,7 +93,6 @@ CASES = {
     "test_docs.py::test_blocks_run[docs/en/inference.md]": 0,
     "test_docs.py::test_blocks_run[docs/en/parallel/collectives.md]": 0,
     "test_docs.py::test_blocks_run[docs/en/recipes/batch_size_finder.md]": 0,
-    "test_docs.py::test_blocks_run[docs/en/recipes/worker_count.md]": 0,
     "test_docs.py::test_blocks_run[docs/en/report.md]": 0,
     "test_docs.py::test_blocks_run[docs/en/tracking.md]": 0,
     "test_docs.py::test_blocks_run[docs/en/training_tricks.md]": 0,

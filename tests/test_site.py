@@ -22,8 +22,8 @@ LANGUAGES = ("en", "zh")
 QUERIES = [
     ("en", "torch.cuda.amp", "recipes/amp_step"),
     ("zh", "torch.cuda.amp", "recipes/amp_step"),
-    ("zh", "双线性", "recipes/bilinear_pooling"),
-    ("zh", "双线性池化", "recipes/bilinear_pooling"),
+    ("zh", "双线性", "training_tricks"),
+    ("zh", "双线性池化", "training_tricks"),
     ("en", "does not require grad and does not have a grad_fn", "errors_and_old_names"),
     ("zh", "does not require grad and does not have a grad_fn", "errors_and_old_names"),
 ]
@@ -242,7 +242,7 @@ def test_search_index_holds_the_words(site: Path) -> None:
     for language, words, page in (
         ("en", ["torch", "cuda", "amp"], "recipes/amp_step"),
         ("zh", ["torch", "cuda", "amp"], "recipes/amp_step"),
-        ("zh", ["双线", "线性"], "recipes/bilinear_pooling"),
+        ("zh", ["双线", "线性"], "training_tricks"),
         ("en", ["requir", "grad", "grad_fn"], "errors_and_old_names"),
     ):
         text = (site / language / "searchindex.js").read_text(encoding="utf-8")

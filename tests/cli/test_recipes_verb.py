@@ -75,6 +75,31 @@ def test_unknown_name_is_refused_with_the_nearest(action: tuple[str, ...]) -> No
         call(action[0], "qqqqqq", *action[1:])
 
 
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("training/clipping", "training_tricks.md#gradient-clipping"),
+        ("accumulation", "training_tricks.md#gradient-accumulation"),
+        ("bilinear_pooling", "training_tricks.md#bilinear-pooling"),
+        ("weight_penalty", "training_tricks.md#l1-l2-and-weight-decay"),
+        ("check_shapes", "tensors.md#shapes"),
+        ("pairwise_distances", "tensors.md#products-and-distances"),
+        ("straight_through", "autograd.md#straight-through-gradients"),
+        ("gather_rows", "parallel/collectives.md#rows-of-different-lengths"),
+        ("first_rank", "parallel/collectives.md#one-rank-for-all"),
+        ("uneven_inputs", "parallel/samplers.md"),
+        ("worker_count", "data_cookbook.md#workers-pinning-prefetch"),
+        ("torchscript_file", "inference.md#torchscript-files"),
+    ],
+)
+@pytest.mark.parametrize("action", ["show", "page", "copy"])
+def test_a_technique_that_is_no_recipe_leads_to_its_page(
+    action: str, name: str, page: str, read_once: None
+) -> None:
+    with pytest.raises(InputError, match=rf"On a page: flambeau recipes page {re.escape(page)}$"):
+        call(action, name, *["."] * (action == "copy"))
+
+
 @pytest.mark.parametrize("name", ["../cli/recipes", "__init__", "data", ""])
 def test_only_recipes_have_names(name: str) -> None:
     with pytest.raises(InputError, match="no recipe is named"):
@@ -191,7 +216,7 @@ ERRORS, OLD = (
         ("ema", ("recipe", "training/ema")),
         ("moving average of weights", ("recipe", "training/ema")),
         ("freezing layers", ("recipe", "models/freezing")),
-        ("accumulate gradients", ("recipe", "training/accumulation")),
+        ("accumulate gradients", ("page", "training_tricks.md#gradient-accumulation")),
         ("SyncBatchNorm", ("recipe", "parallel/sync_batchnorm")),
         ("pin_memory", ("recipe", "data/device_prefetch")),
         ("torch.cuda.amp", ("recipe", "training/amp_step")),
@@ -209,7 +234,7 @@ ERRORS, OLD = (
         ("label smoothing", ("flag", "flambeau train --label-smoothing")),
         ("指数移动平均", ("recipe", "training/ema")),
         ("冻结", ("recipe", "models/freezing")),
-        ("梯度累积", ("recipe", "training/accumulation")),
+        ("梯度累积", ("page", "training_tricks.md#梯度累积")),
         ("标签平滑", ("recipe", "training/label_smoothing")),
         ("显存不足", ("page", "errors_and_old_names.md#错误信息")),
         ("显存不足", ("recipe", "memory/activation_checkpointing")),

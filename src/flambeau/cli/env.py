@@ -2,22 +2,26 @@
 
 import argparse
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flambeau.cli.table import print_table
-from flambeau.errors import InputError
 from flambeau.version import __version__
 
 _OF_DEVELOPERS = {"dev", "docs", "bench"}
+# uv chooses by the driver; run in the folder of flambeau, whose versions of torch it keeps.
+_INSTALL = (
+    "uv pip install -e . --torch-backend auto "
+    "--reinstall-package torch --reinstall-package torchvision"
+)
 
-HELP = "report versions, devices and usable CPUs, and what fits this machine"
+HELP = "report versions, devices and usable CPUs, and what does not fit together"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to report, or to say of a wheel or an index."""
+    """How to report, and whether to measure a disk."""
     parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
     parser.add_argument(
         "--disk",
@@ -26,88 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="measure how fast a folder is written and read, some six seconds (default: this one)",
     )
-    parser.add_argument(
-        "--wheel", metavar="NAME", help="say whether a wheel of this name fits here, and if not why"
-    )
-    parser.add_argument(
-        "--pip", action="store_true", help="print the lines that install torch for this machine"
-    )
-    parser.add_argument(
-        "--mirror", metavar="URL", help="of PyPI, for --pip and --check; https:// only"
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="ask the mirror for each package, and which of its versions fits here",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report, or one of the answers; the exit code."""
-    _check_flags(arguments)
-    if arguments.wheel is not None:
-        return _say_of_wheel(arguments.wheel)
-    if arguments.mirror is not None or arguments.pip:
-        return _say_of_mirror(arguments)
+    """Print the report; the exit code."""
     report = _report(None if arguments.disk is None else Path(arguments.disk))
     text = json.dumps(report, indent=2) if arguments.json else _table(report)
     print(text, flush=True)  # flushed here, where `| head` is handled by the command
     return 0
 
 
-def _check_flags(arguments: argparse.Namespace) -> None:
-    """Refuse what does not go together, and would have no effect."""
-    given = [flag for flag in ("wheel", "pip", "check") if getattr(arguments, flag)]
-    if len(given) > 1:
-        raise InputError(f"--{given[0]} and --{given[1]} are two questions: ask one at a time")
-    for flag in ("json", "disk"):
-        if given and getattr(arguments, flag):
-            raise InputError(f"--{flag} has no effect with --{given[0]}: leave it out")
-    if arguments.mirror is not None and given not in (["pip"], ["check"]):
-        raise InputError("--mirror has no effect without --pip or --check")
-    if arguments.check and arguments.mirror is None:
-        raise InputError("--check asks a mirror: give --mirror URL, such as https://MIRROR/simple")
-
-
-def _say_of_wheel(name: str) -> int:
-    from flambeau.cli.machine.wheel_tags import fit
-
-    found = fit(name)
-    print(f"{name} does not fit here" if found.why_not else f"{name} fits here")
-    for line in (*found.why_not, *found.remarks):
-        print(f"  {line}")
-    return int(bool(found.why_not))
-
-
-def _say_of_mirror(arguments: argparse.Namespace) -> int:
-    from flambeau.cli.machine.install_lines import install_lines, require_https, this_machine
-
-    mirror = None if arguments.mirror is None else require_https(arguments.mirror)
-    if mirror is not None and arguments.check:
-        return _check_index(mirror)
-    for line in install_lines(this_machine(), mirror):
-        print(line)
-    return 0
-
-
-def _check_index(index: str) -> int:
-    """Print which version of each package an index has for this machine; 1 where one is missing."""
-    from flambeau.cli.machine.package_index import newest_fitting, requirements
-
-    found = [(wanted, newest_fitting(index, wanted)) for wanted in requirements()]
-    rows = [
-        (one.name, str(one.specifier) or "any", None if best is None else str(best))
-        for one, best in found
-    ]
-    print_table(("package", "wanted", "newest that fits here"), rows)
-    return int(any(best is None for _, best in found))
-
-
 def _report(disk: Path | None) -> dict[str, Any]:
     from flambeau.cli.machine.disk_speed import disk_speed
     from flambeau.cli.machine.nvidia_driver import cuda_of_driver
-    from flambeau.cli.machine.wheel_tags import accepted_here
-    from flambeau.images.jpeg.region_decode import jpeg_decoder
     from flambeau.images.native.kernel import kernel_status
     from flambeau.recipes.setup.environment import environment
 
@@ -118,10 +53,9 @@ def _report(disk: Path | None) -> dict[str, Any]:
         "flambeau": __version__,
         **found,
         "cuda_of_driver": None if served is None else "{}.{}".format(*served),
-        "wheels": accepted_here(),
         "shared_memory_free_bytes": _free("/dev/shm"),
         **speed,
-        "images": {"jpeg": jpeg_decoder(), "kernel": kernel_status()},
+        "images": {"jpeg": f"simplejpeg {_version('simplejpeg')}", "kernel": kernel_status()},
         "extras": _extras(),
         "problems": [*_problems(), *_of_driver(found["cuda_build"], served)],
     }
@@ -132,7 +66,7 @@ def _of_driver(build: str | None, served: tuple[int, int] | None) -> list[str]:
     if served is None:
         return []
     driver = "the NVIDIA driver here serves CUDA {}.{}".format(*served)
-    remedy = "`flambeau env --pip` prints the lines that install a build that fits"
+    remedy = f"install the build that fits by `{_INSTALL}`"
     if build is None:
         return [f"torch is built without CUDA, and {driver}: {remedy}"]
     if int(build.partition(".")[0]) > served[0]:
@@ -154,18 +88,15 @@ def _extras() -> dict[str, list[str] | str]:
     """The optional parts of flambeau: 'installed', or the packages that are missing."""
     from importlib import metadata
 
-    from packaging.requirements import Requirement
-
     try:
-        wanted = [Requirement(line) for line in metadata.requires("flambeau") or []]
+        wanted = metadata.requires("flambeau") or []
     except metadata.PackageNotFoundError:  # a checkout on Python's path
         return {}
     found: dict[str, list[str] | str] = {}
     for extra in metadata.metadata("flambeau").get_all("Provides-Extra") or []:
         if extra not in _OF_DEVELOPERS:
-            names = [
-                one.name for one in wanted if one.marker and one.marker.evaluate({"extra": extra})
-            ]
+            lines = [re.match(rf"([\w.-]+).*; *extra == ['\"]{extra}['\"]", one) for one in wanted]
+            names = [line[1] for line in lines if line is not None]
             missing = [f"{name} is missing" for name in names if _version(name) is None]
             found[extra] = missing or "installed"
     return found
@@ -175,17 +106,24 @@ def _problems() -> list[str]:
     """What does not fit together: torchvision says which torch it was built with."""
     from importlib import metadata
 
-    from packaging.requirements import Requirement
-
     here, torchvision = _version("torch"), _version("torchvision")
     if here is None or torchvision is None:
         return []
-    wanted = [Requirement(line) for line in metadata.requires("torchvision") or []]
-    return [
-        f"torchvision {torchvision} needs {one}, and torch {here} is here"
-        for one in wanted
-        if one.name == "torch" and not one.specifier.contains(here, prereleases=True)
-    ]
+    for line in metadata.requires("torchvision") or []:
+        wanted = re.match(r"torch *\(?([=>]=)([\d.]+)", line)
+        if wanted is not None:
+            fits = _release(here) >= _release(wanted[2])
+            if wanted[1] == "==":
+                fits = _release(here) == _release(wanted[2])
+            if not fits:
+                needs = f"torch{wanted[1]}{wanted[2]}"
+                return [f"torchvision {torchvision} needs {needs}, and torch {here} is here"]
+    return []
+
+
+def _release(version: str) -> list[int]:
+    """2.14.1+cu130 as [2, 14, 1]."""
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
 
 
 def _version(package: str) -> str | None:

@@ -115,9 +115,16 @@ def _find(name: str) -> Path:
         question = f"; did you mean {' or '.join(near)}?" if near else "."
         raise InputError(
             f"no recipe is named {name!r}{question}\n"
-            "`flambeau recipes` lists them, `flambeau recipes find WORD` searches."
+            f"`flambeau recipes` lists them, `flambeau recipes find WORD` searches.{_page_about(name)}"
         )
     return paths[name]
+
+
+def _page_about(name: str) -> str:
+    """Which page answers the words of a name: that of a recipe that is now a few lines on a page, too."""
+    words = name.rpartition("/")[2].replace("_", " ")
+    pages = [entry.name for entry in Index(chinese=False).search(words) if entry.kind == "page"]
+    return f" On a page: flambeau recipes page {pages[0]}" if pages else ""
 
 
 def _page(name: str, *, language: str) -> str:
@@ -138,7 +145,7 @@ def _page(name: str, *, language: str) -> str:
     if wanted not in known:
         raise InputError(
             f"no recipe and no page is named {wanted!r}{nearest(wanted, known)} "
-            "(flambeau recipes find WORD searches)"
+            f"(flambeau recipes find WORD searches).{_page_about(wanted)}"
         )
     text = known[wanted].read_text(encoding="utf-8")
     part = section(text, mark) if mark else text

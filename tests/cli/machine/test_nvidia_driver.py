@@ -3,12 +3,7 @@
 import ctypes
 from typing import Any
 
-from flambeau.cli.machine.nvidia_driver import (
-    capabilities,
-    cuda_of_driver,
-    cuda_version,
-    visible_uuids,
-)
+from flambeau.cli.machine.nvidia_driver import cuda_of_driver, cuda_version, visible_uuids
 
 FIRST, SECOND = "11111111-2222-3333-4444-555555555555", "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 
@@ -39,10 +34,6 @@ class Library:
         uuid._obj[:] = self._raw[device.value - 100]
         return 0
 
-    def cuDeviceGetAttribute(self, value: Any, which: int, device: ctypes.c_int) -> int:  # noqa: N802
-        value._obj.value = {75: 9, 76: device.value - 100}[which]
-        return 0
-
 
 def missing(name: str) -> Any:
     raise OSError(f"{name}: cannot open shared object file")
@@ -53,7 +44,6 @@ def test_devices_are_in_the_order_of_cuda() -> None:
         return Library([SECOND, FIRST])
 
     assert visible_uuids(two) == [SECOND, FIRST]
-    assert capabilities(two) == [(9, 0), (9, 1)]
     assert cuda_of_driver(two) == (12, 8)
 
 
@@ -62,7 +52,7 @@ def test_without_a_driver_or_a_device() -> None:
         return Library([FIRST], error=100)
 
     for load in (missing, no_device):
-        assert visible_uuids(load) == capabilities(load) == []
+        assert visible_uuids(load) == []
         assert cuda_of_driver(load) is None
 
 

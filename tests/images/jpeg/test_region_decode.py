@@ -10,16 +10,12 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from flambeau.images.jpeg import region_decode as module
 from flambeau.images.jpeg.headers import read_header
 from flambeau.images.jpeg.region_decode import (
     SCALES_EIGHTHS,
-    TurboJpeg,
     decode_by_kernel,
     decode_region,
-    jpeg_decoder,
     scaled,
-    turbojpeg,
 )
 from flambeau.images.jpeg.scan_segments import segment
 from flambeau.images.native import kernel as native
@@ -52,17 +48,13 @@ def encode(pixels, sampling="420", **settings):
     return buffer.getvalue()
 
 
-@pytest.fixture(params=["kernel", "simplejpeg", "libturbojpeg 3"])
+@pytest.fixture(params=["kernel", "simplejpeg"])
 def library(request, monkeypatch):
     if request.param == "kernel":
         if native.kernel() is None:
             pytest.skip(native.kernel_status())
-        return request.param
-    monkeypatch.setattr(native, "kernel", lambda: None)
-    if request.param == "simplejpeg":
-        monkeypatch.setattr(module, "turbojpeg", lambda: None)
-    elif turbojpeg() is None:
-        pytest.skip("no libturbojpeg 3 on this system")
+    else:
+        monkeypatch.setattr(native, "kernel", lambda: None)
     return request.param
 
 
@@ -150,7 +142,6 @@ def test_rows_below_the_region_are_not_decoded(monkeypatch):
 
     simplejpeg_decode = simplejpeg.decode_jpeg
     monkeypatch.setattr(native, "kernel", lambda: None)
-    monkeypatch.setattr(module, "turbojpeg", lambda: None)
     monkeypatch.setattr(simplejpeg, "decode_jpeg", spy)
     data = encode(photo(320, 100), "420")
     for (top, height), eighths, rows in [
@@ -324,21 +315,6 @@ def test_what_the_kernel_takes_and_what_it_leaves(monkeypatch):
     monkeypatch.setattr(kernel, "uses_avx2", False)  # then it is slower than libjpeg-turbo
     assert not takes(plain)
     assert takes(segment(plain))
-
-
-def test_the_decoder_is_reported(library):
-    assert jpeg_decoder().startswith(
-        {"kernel": ("simplejpeg", "libturbojpeg 3")}.get(library, library)
-    )
-
-
-def test_an_older_or_no_library_is_passed_over(monkeypatch):
-    with pytest.raises(OSError):
-        TurboJpeg("libno-such-library.so")
-    with pytest.raises(AttributeError):
-        TurboJpeg("libc.so.6")
-    monkeypatch.setattr(module, "_LIBRARIES", ("libno-such-library.so", "libc.so.6"))
-    assert turbojpeg.__wrapped__() is None
 
 
 def test_a_header_can_be_pickled():

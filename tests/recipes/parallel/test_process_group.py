@@ -1,6 +1,4 @@
-import argparse
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flambeau.recipes.parallel.process_group import (
     Place,
-    add_local_rank_argument,
-    free_port,
     place_from_environment,
     process_group,
 )
@@ -267,43 +263,3 @@ def test_cuda_and_cpu_tensors_in_one_group() -> None:
     with pytest.raises(KeyError), process_group():
         raise KeyError
     assert not dist.is_initialized()
-
-
-# ---------------------------------------------------------------- the rest
-
-
-def test_free_port_can_be_listened_on() -> None:
-    with socket.socket() as listener:
-        listener.bind(("", free_port()))
-        listener.listen()
-
-
-@pytest.mark.parametrize(
-    ("words", "environ", "expected"),
-    [
-        (["--local_rank=3"], {}, 3),
-        (["--local-rank", "3"], {"LOCAL_RANK": "1"}, 3),
-        ([], {"LOCAL_RANK": "1"}, 1),
-        ([], {}, 0),
-    ],
-)
-def test_local_rank_argument(
-    words: list[str], environ: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    parser = argparse.ArgumentParser()
-    add_local_rank_argument(parser)
-    assert parser.parse_args(words).local_rank == expected
-
-
-def test_local_rank_must_be_a_number(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "first")
-    parser = argparse.ArgumentParser()
-    add_local_rank_argument(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args([])
-    assert "invalid int value: 'first'" in capsys.readouterr().err

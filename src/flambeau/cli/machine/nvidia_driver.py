@@ -5,8 +5,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # of CUdevice_attribute in cuda.h
-
 
 def cuda_of_driver(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[int, int] | None:
     """The newest CUDA that the driver serves, such as (12, 8); None without a driver.
@@ -42,22 +40,6 @@ def visible_uuids(load: Callable[[str], Any] = ctypes.CDLL) -> list[str]:
             return found
         text = bytes(raw).hex()
         found.append("-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:])))
-    return found
-
-
-def capabilities(load: Callable[[str], Any] = ctypes.CDLL) -> list[tuple[int, int]]:
-    """The compute capability, such as (9, 0), of each of the same devices.
-
-    Args:
-        load: opens a library of C by its name.
-    """
-    library = _library(load)
-    found = []
-    for device in _devices(library):
-        pair = ctypes.c_int(), ctypes.c_int()
-        for number, which in zip(pair, (_CAPABILITY_MAJOR, _CAPABILITY_MINOR), strict=True):
-            library.cuDeviceGetAttribute(ctypes.byref(number), which, device)
-        found.append((pair[0].value, pair[1].value))
     return found
 
 

@@ -1,7 +1,7 @@
-"""The part of a JPEG that is needed, by the C kernel or libjpeg-turbo; what they cannot do is left to Pillow.
+"""The part of a JPEG that is needed, by the C kernel or simplejpeg; what they cannot do is left to Pillow.
 
-JPEG: ITU-T T.81, annex B (markers), A.2.3 (order of the units in a scan). libjpeg-turbo's own
-documentation says which sizes and regions it decodes: turbojpeg.h of version 3.
+JPEG: ITU-T T.81, annex B (markers), A.2.3 (order of the units in a scan).
+simplejpeg brings libjpeg-turbo along, which decodes from the first row on.
 
 The pixels are those of a full decode, cut out: which library does it changes the speed alone.
 What is saved:
@@ -9,19 +9,10 @@ What is saved:
 - Rows below the part are not decoded: the decoder gets the JPEG with a smaller height in its header, and
   stops there. That needs all components in one sequential scan, which is the usual JPEG.
 - What lies above and beside the part is only read, not transformed, by the C kernel (images/native),
-  which takes JPEGs of one sequential scan that are not damaged, and by libjpeg-turbo 3
-  (tj3SetCroppingRegion). simplejpeg brings libjpeg-turbo along but cannot do that, so without the kernel a
-  `libturbojpeg` of the system is used where there is one.
+  which takes JPEGs of one sequential scan that are not damaged.
 - Of a JPEG whose scan is cut into segments (scan_segments.py) the kernel reads only those under the part.
   To the others it is a JPEG like any other.
 """
-
-import ctypes
-import functools
-import importlib.metadata
-import threading
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -38,14 +29,6 @@ _MARGIN = 2
 
 # Marks a row that no decoder has written; should it be a picture's own last row, Pillow decodes that.
 _UNWRITTEN = 0xA5
-
-# The names of the shared library on Linux, macOS (also where Homebrew puts it) and Windows.
-_LIBRARIES = (
-    "libturbojpeg.so.0",
-    "libturbojpeg.dylib",
-    "/opt/homebrew/lib/libturbojpeg.dylib",
-    "turbojpeg.dll",
-)
 
 
 def scaled(side: int, scale_eighths: int) -> int:
@@ -89,22 +72,8 @@ def decode_region(
         return out
     bottom = (top + height + _MARGIN) * 8 // scale_eighths
     data, rows = _without_rows_below(data, header, bottom)
-    library = turbojpeg()
-    if library is None:
-        pixels = _by_simplejpeg(data, header, rows, scale_eighths, channels)
-        first_column = 0
-        first_row = 0
-    else:
-        # The columns at the edges of a region are interpolated without their neighbours.
-        unit = header.unit_width * scale_eighths // 8
-        first_row = top
-        first_column = max(0, left - 1) // unit * unit
-        columns = min(left + width + 1, scaled(header.width, scale_eighths)) - first_column
-        pixels = library.decode(data, (top, first_column, height, columns), scale_eighths, channels)
-    if pixels is None:
-        return None
-    top, left = top - first_row, left - first_column
-    return pixels[top : top + height, left : left + width]
+    pixels = _by_simplejpeg(data, header, rows, scale_eighths, channels)
+    return None if pixels is None else pixels[top : top + height, left : left + width]
 
 
 def decode_by_kernel(
@@ -150,7 +119,9 @@ def _without_rows_below(data: bytes, header: JpegHeader, bottom: int) -> tuple[b
 def _by_simplejpeg(
     data: bytes, header: JpegHeader, rows: int, scale_eighths: int, channels: int
 ) -> Pixels | None:
-    out = _unwritten(scaled(rows, scale_eighths), scaled(header.width, scale_eighths), channels)
+    size = scaled(rows, scale_eighths), scaled(header.width, scale_eighths)
+    out = np.empty((*size, channels), np.uint8)
+    out[-1] = _UNWRITTEN
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
             data,
@@ -163,116 +134,6 @@ def _by_simplejpeg(
         )
     except (ValueError, MemoryError):
         return None
-    return out if pixels.shape == out.shape and _is_written(out) else None
-
-
-def _unwritten(height: int, width: int, channels: int) -> Pixels:
-    out = np.empty((height, width, channels), np.uint8)
-    out[-1] = _UNWRITTEN
-    return out
-
-
-def _is_written(out: Pixels) -> bool:
-    """False where the decoder gave up: after a warning libjpeg-turbo reports an error as a warning, too."""
-    return bool((out[-1] != _UNWRITTEN).any())
-
-
-class _Region(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in ("x", "y", "w", "h")]
-
-
-class _Factor(ctypes.Structure):
-    _fields_ = [("num", ctypes.c_int), ("denom", ctypes.c_int)]
-
-
-class TurboJpeg:
-    """libjpeg-turbo 3, which decodes a region; safe in threads.
-
-    Args:
-        name: of the shared library.
-
-    Raises:
-        OSError: no such library.
-        AttributeError: an older one.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        library = ctypes.CDLL(name)  # it holds no lock of Python while it decodes
-        handle, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        for function, result, arguments in (
-            ("tj3Init", handle, [number]),
-            ("tj3Destroy", None, [handle]),
-            ("tj3DecompressHeader", number, [handle, ctypes.c_char_p, size]),
-            ("tj3SetScalingFactor", number, [handle, _Factor]),
-            ("tj3SetCroppingRegion", number, [handle, _Region]),
-            ("tj3GetErrorCode", number, [handle]),
-            ("tj3Decompress8", number, [handle, ctypes.c_char_p, size, handle, number, number]),
-        ):
-            getattr(library, function).restype = result
-            getattr(library, function).argtypes = arguments
-        self._library = library
-        self._of_thread = threading.local()  # a handle serves one thread at a time
-
-    def decode(self, data: bytes, box: Box, scale_eighths: int, channels: int) -> Pixels | None:
-        """The box of a JPEG; None where it is damaged, or the library cannot decode the box."""
-        if not hasattr(self._of_thread, "handle"):
-            self._of_thread.handle = _Handle(self._library)
-        handle = self._of_thread.handle.pointer
-        library = self._library
-        top, left, height, width = box
-        pixels = _unwritten(height, width, channels)
-        rgb, grey = 0, 6  # TJPF_RGB and TJPF_GRAY of turbojpeg.h
-        steps: tuple[Callable[[], int], ...] = (
-            lambda: library.tj3DecompressHeader(handle, data, len(data)),
-            lambda: library.tj3SetScalingFactor(handle, _Factor(1, 8 // scale_eighths)),
-            lambda: library.tj3SetCroppingRegion(handle, _Region(left, top, width, height)),
-            lambda: library.tj3Decompress8(
-                handle, data, len(data), pixels.ctypes.data, 0, rgb if channels == 3 else grey
-            ),
-        )
-        # As Pillow: what libjpeg-turbo warns of is passed over; 1 is TJERR_FATAL.
-        failed = any(step() and library.tj3GetErrorCode(handle) == 1 for step in steps)
-        if failed or not _is_written(pixels):
-            # After a damaged header 3.1.3 refuses good files too, so the next one gets a new decoder.
-            del self._of_thread.handle
-            return None
-        return pixels
-
-
-class _Handle:
-    """A decoder of the library, given back with the thread that it belongs to."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._destroy: Any = library.tj3Destroy
-        self.pointer = library.tj3Init(1)  # TJINIT_DECOMPRESS
-        if not self.pointer:
-            raise MemoryError("libjpeg-turbo has no memory for a decoder")
-
-    def __del__(self) -> None:
-        if getattr(self, "pointer", None):
-            self._destroy(self.pointer)
-
-
-@functools.cache
-def turbojpeg() -> TurboJpeg | None:
-    """libjpeg-turbo 3 of the system, looked for once; None where there is none or an older one."""
-    for name in _LIBRARIES:
-        try:
-            return TurboJpeg(name)
-        except (OSError, AttributeError):
-            continue
-    return None
-
-
-def jpeg_decoder() -> str:
-    """Which library decodes the JPEGs that the C kernel does not, for a report.
-
-    Example:
-        >>> jpeg_decoder().startswith(("simplejpeg 1.", "libturbojpeg 3"))
-        True
-    """
-    library = turbojpeg()
-    if library is not None:
-        return f"libturbojpeg 3, only the part needed ({library.name})"
-    return f"simplejpeg {importlib.metadata.version('simplejpeg')}"
+    # After a warning libjpeg-turbo reports an error as a warning, too, and stops.
+    is_written = bool((out[-1] != _UNWRITTEN).any())
+    return out if pixels.shape == out.shape and is_written else None

@@ -7,11 +7,9 @@ Source: own; the variables are those of torchrun (torch docs) and of srun (its m
 Not for starting the processes: `torchrun script.py` or `srun` does that.
 """
 
-import argparse
 import contextlib
 import ctypes
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -112,42 +110,6 @@ def process_group(
         raise
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def free_port() -> int:
-    """Find a TCP port of this machine that nobody listens on, for MASTER_PORT.
-
-    Another process may take it before you do; `torchrun --standalone` needs none.
-
-    Example:
-        >>> 1024 <= free_port() < 65536
-        True
-    """
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def add_local_rank_argument(parser: argparse.ArgumentParser) -> None:
-    """Accept --local-rank and --local_rank, as launchers before torchrun pass one or the other.
-
-    Args:
-        parser: gets `local_rank`, an int; without the flag it is LOCAL_RANK, which torchrun sets, else 0.
-
-    Example:
-        >>> parser = argparse.ArgumentParser()
-        >>> add_local_rank_argument(parser)
-        >>> parser.parse_args(["--local_rank=3"]).local_rank
-        3
-    """
-    parser.add_argument(
-        "--local-rank",
-        "--local_rank",
-        type=int,
-        default=os.environ.get("LOCAL_RANK", "0"),
-        help="set by old launchers; torchrun sets LOCAL_RANK instead",
-    )
 
 
 def _slurm_place(environ: Mapping[str, str]) -> Place:

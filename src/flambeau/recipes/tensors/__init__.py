@@ -1,1 +1,1 @@
-"""Conversions, distances and checks of tensors."""
+"""Images as tensors and back."""

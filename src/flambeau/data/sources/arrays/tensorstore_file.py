@@ -4,7 +4,9 @@ Source: N5's README, "File-system specification"; the Zarr storage specification
 tensorstore's documentation.
 
 tensorstore runs in a process of its own, one for each process that reads. After a process has used it, each
-one forked from it that uses it too is ended ("fork() use detected"), such as the workers of a DataLoader.
+one forked from it that uses it too is ended ("fork() use detected"), such as the workers of a DataLoader: so
+still in 0.1.86, and it is not to change (google/tensorstore#206), because it has threads.
+multiprocessing would import the user's script in such a process; a plain one imports tensorstore alone.
 A library of C++ that damaged data brings down is an error here, too, and not the end of the training.
 """
 

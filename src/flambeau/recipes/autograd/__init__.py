@@ -1,1 +1,0 @@
-"""Functions with a gradient of their own."""
