@@ -165,5 +165,5 @@ def _model_lines(folder: str, figures: Mapping[str, Any]) -> Iterator[str]:
         ("without", "without those"),
     ):
         share, count = figures[name]["accuracy"], figures[name]["images"]
-        told = "none" if share is None else f"{share:.2%} of {count:,}"
-        yield f"  {what}: {told}"
+        shown = "none" if share is None else f"{share:.2%} of {count:,}"
+        yield f"  {what}: {shown}"

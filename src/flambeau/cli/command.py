@@ -65,8 +65,8 @@ class _Parser(argparse.ArgumentParser):
         message = message.replace("invalid float value:", "must be a number, got")
         if lacking := re.fullmatch("argument (.+): expected one argument", message):
             message = f"{lacking[1]} needs a value; {self.prog} --help says which"
-        elif told := re.fullmatch("argument (.+): ignored explicit argument (.+)", message):
-            message = f"{told[1]} takes no value, got {told[2]}"
+        elif wrong := re.fullmatch("argument (.+): ignored explicit argument (.+)", message):
+            message = f"{wrong[1]} takes no value, got {wrong[2]}"
         elif missing := re.fullmatch("the following arguments are required: (.+)", message):
             message = f"{missing[1]} is missing; see {self.prog} --help"
         message = message.removeprefix("argument ")

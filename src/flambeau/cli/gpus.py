@@ -118,36 +118,36 @@ def gpus(nvml: Any, uuids: list[str]) -> Iterator[Gpu]:
     for index in range(nvml.nvmlDeviceGetCount()):
         device = nvml.nvmlDeviceGetHandleByIndex(index)
         yield _gpu(nvml, device, str(index), uuids)
-        mode = _told(nvml, "nvmlDeviceGetMigMode", device)
+        mode = _asked(nvml, "nvmlDeviceGetMigMode", device)
         if mode is None or not mode[0]:
             continue
-        for number in range(_told(nvml, "nvmlDeviceGetMaxMigDeviceCount", device) or 0):
-            part = _told(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", device, number)
+        for number in range(_asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", device) or 0):
+            part = _asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", device, number)
             if part is not None:
                 yield _gpu(nvml, part, f"{index}:{number}", uuids)
 
 
 def _gpu(nvml: Any, device: Any, index: str, uuids: list[str]) -> Gpu:
-    uuid = _told(nvml, "nvmlDeviceGetUUID", device)
-    memory = _told(nvml, "nvmlDeviceGetMemoryInfo", device)
-    rates = _told(nvml, "nvmlDeviceGetUtilizationRates", device)
-    power = _told(nvml, "nvmlDeviceGetPowerUsage", device)  # mW
+    uuid = _asked(nvml, "nvmlDeviceGetUUID", device)
+    memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", device)
+    rates = _asked(nvml, "nvmlDeviceGetUtilizationRates", device)
+    power = _asked(nvml, "nvmlDeviceGetPowerUsage", device)  # mW
     bare = (uuid or "").partition("-")[2]
     return Gpu(
         index=index,
         uuid=uuid,
-        name=_told(nvml, "nvmlDeviceGetName", device),
+        name=_asked(nvml, "nvmlDeviceGetName", device),
         cuda=f"cuda:{uuids.index(bare)}" if bare in uuids else None,
         memory_used_bytes=None if memory is None else memory.used,
         memory_total_bytes=None if memory is None else memory.total,
         utilization_percent=None if rates is None else rates.gpu,
-        temperature_celsius=_told(nvml, "nvmlDeviceGetTemperature", device, 0),
+        temperature_celsius=_asked(nvml, "nvmlDeviceGetTemperature", device, 0),
         power_watts=None if power is None else power / 1000,
         processes=_processes(nvml, device),
     )
 
 
-def _told(nvml: Any, function: str, *arguments: Any) -> Any:
+def _asked(nvml: Any, function: str, *arguments: Any) -> Any:
     """What a function of the driver says; None where it cannot: another version, part of a GPU, no right."""
     call = getattr(nvml, function, None)
     if call is None:
@@ -160,8 +160,8 @@ def _told(nvml: Any, function: str, *arguments: Any) -> Any:
 
 def _processes(nvml: Any, device: Any) -> tuple[Process, ...] | None:
     kinds = {
-        "compute": _told(nvml, "nvmlDeviceGetComputeRunningProcesses", device),
-        "graphics": _told(nvml, "nvmlDeviceGetGraphicsRunningProcesses", device),
+        "compute": _asked(nvml, "nvmlDeviceGetComputeRunningProcesses", device),
+        "graphics": _asked(nvml, "nvmlDeviceGetGraphicsRunningProcesses", device),
     }
     if kinds["compute"] is None:
         return None

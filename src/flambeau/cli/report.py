@@ -71,7 +71,7 @@ def _watch(arguments: argparse.Namespace) -> int:
         raise InputError("--watch writes no file: leave out --out and --force")
     if not 0 <= arguments.watch < 2**16:
         raise InputError(f"--watch {arguments.watch}: a port is a number from 1 to 65535")
-    _chosen(arguments.runs)  # whatever is wrong is told now
+    _chosen(arguments.runs)  # whatever is wrong is refused now
 
     def page() -> str:
         return _page(_chosen(arguments.runs), zh=arguments.zh, watch_s=_WATCH_S)

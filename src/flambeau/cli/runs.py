@@ -109,8 +109,8 @@ def _settings(run: RunSummary) -> Mapping[str, Any]:
     """What --where knows: the settings, those of a script's own table, and the columns that are text."""
     own = run.config.get("config")
     columns = {"name": run.name, "kind": run.kind, "data": run.data, "model": run.model}
-    told = {k.replace("-", "_"): v for k, v in (own if isinstance(own, dict) else {}).items()}
-    return {**{k: v for k, v in columns.items() if v is not None}, **told, **run.config}
+    own_values = {k.replace("-", "_"): v for k, v in (own if isinstance(own, dict) else {}).items()}
+    return {**{k: v for k, v in columns.items() if v is not None}, **own_values, **run.config}
 
 
 def _holds(run: RunSummary, name: str, wanted: str) -> bool:

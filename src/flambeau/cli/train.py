@@ -53,17 +53,17 @@ def run(arguments: argparse.Namespace) -> int:
     settings = canonical(Settings(**given))
     if arguments.procs is not None and (procs := _procs(arguments.procs)) > 1:
         return _launch(arguments, procs)
-    told = given_settings(settings, given)
-    out = default_folder(settings, told) if arguments.out is None else Path(arguments.out)
+    shown = given_settings(settings, given)
+    out = default_folder(settings, shown) if arguments.out is None else Path(arguments.out)
     folder = folder_for_run(out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
         from flambeau.trainer.start import Shown, start
 
-        with _told_to_a_program(arguments.json_lines, folder) as listener:
+        with _events_for_a_program(arguments.json_lines, folder) as listener:
             was_finished = start(
                 settings,
-                told,
+                shown,
                 folder,
                 say=say,
                 fresh=arguments.fresh,
@@ -135,7 +135,7 @@ def _with_file(path: str, given: Mapping[str, Any], *, trust: bool) -> dict[str,
 
 
 @contextlib.contextmanager
-def _told_to_a_program(
+def _events_for_a_program(
     wanted: bool, folder: Path, /
 ) -> Iterator[Callable[[Mapping[str, Any]], None] | None]:
     """Takes events and prints them; whatever else would be printed goes to standard error meanwhile."""
@@ -188,7 +188,11 @@ def _launch(arguments: argparse.Namespace, procs: int) -> int:
         skip = word == "--procs"
     command = [sys.executable, "-m", "flambeau", *kept]
     code = launch_job(JobSpec(command=command, procs=procs), say=say, note_loss=note_loss)
-    if arguments.json_lines and code not in (0, 2, EXIT_CODE):  # of 2 the first process has told
+    if arguments.json_lines and code not in (
+        0,
+        2,
+        EXIT_CODE,
+    ):  # 2 was reported by the first process
         why = "a process has ended; standard error says why"
         print_json([{"event": "error", "message": why, "exit_code": code}])
     return code

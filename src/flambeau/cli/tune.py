@@ -197,7 +197,7 @@ def _folder_at(command: Sequence[str]) -> int | None:
 def _levers(
     given: Sequence[str] | None, objective: str, device: str, folder: str | None
 ) -> "Callable[[Told], list[Lever]]":
-    """Levers by what the first trial has told: of `flambeau train`, or of a script (`given` is None)."""
+    """Levers by what the first trial has shown: of `flambeau train`, or of a script (`given` is None)."""
     import torch
 
     from flambeau.recipes.setup.environment import default_device
@@ -210,15 +210,15 @@ def _levers(
 
     place = default_device() if device == "auto" else torch.device(device)
     if given is None:
-        return lambda told: levers_of_script(
-            place, told if isinstance(told, LoaderAsItIs) else None
+        return lambda first: levers_of_script(
+            place, first if isinstance(first, LoaderAsItIs) else None
         )
-    return lambda told: levers_of_train(
+    return lambda first: levers_of_train(
         given,
         objective=objective,
         device=place,
         folder=folder,
-        run=told if isinstance(told, AsItIs) else None,
+        run=first if isinstance(first, AsItIs) else None,
     )
 
 
@@ -252,7 +252,7 @@ def _low(gain: "Gain | None") -> float | None:
 
 
 def _reasons(found: "Found") -> list[str]:
-    """What the table shows the first line of only; values that failed alike are told once."""
+    """What the table shows the first line of only; values that failed alike are listed once."""
     from flambeau.tune.doctor.formatting import in_full, is_longer_than_a_cell
 
     values: dict[str, list[str]] = {}
@@ -269,8 +269,8 @@ def _print(found: "Found", file: Path | None) -> None:
     rows = []
     for one in found.steps:
         verdict = one.note.partition("\n")[0] or ("" if one.gain is None else one.gain.verdict)
-        told = "chosen" if one.is_chosen else verdict
-        rows.append((one.lever, one.value, shown(one.alone), shown(one.gain), told))
+        result = "chosen" if one.is_chosen else verdict
+        rows.append((one.lever, one.value, shown(one.alone), shown(one.gain), result))
     print_table(
         ("lever", "value", "alone", "on top", ""),
         rows,

@@ -58,7 +58,7 @@ def fill_folder(
     classify = format_.open(folder / format_.file, torch.get_num_threads(), made_now(folder))
     logits = answers(classify, images.pixels)
     pixels = asked_again(trained.image_size, trained.facts.channels)
-    told = {
+    about = {
         "flambeau": __version__,
         "format": plan.format,
         "file": format_.file,
@@ -79,12 +79,12 @@ def fill_folder(
     }
     _write_examples(folder, trained, plan)
     write_file(folder / "labels.txt", "".join(map("{}\n".format, _lines(trained))).encode())
-    write_file(folder / "README.md", model_card(told, figures).encode())
-    told["files"] = {
+    write_file(folder / "README.md", model_card(about, figures).encode())
+    about["files"] = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
     }
-    index = json.dumps(told, indent=1, ensure_ascii=False).encode() + b"\n"
+    index = json.dumps(about, indent=1, ensure_ascii=False).encode() + b"\n"
     write_file(folder / INDEX, index)
     record(index)  # so that what is compiled in it runs without a question, here
 
@@ -103,11 +103,11 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
 
 def _settings(trained: Trained) -> dict[str, Any]:
     """Without the places of this machine: of files and folders their names alone."""
-    told = {**values_of(trained.settings), "data": None}
+    settings = {**values_of(trained.settings), "data": None}
     for name in ("model", "teacher", "weights", "class_weights"):
-        if isinstance(told.get(name), str):
-            told[name] = PurePath(told[name]).name
-    return {name: value for name, value in told.items() if value is not None}
+        if isinstance(settings.get(name), str):
+            settings[name] = PurePath(settings[name]).name
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _lines(trained: Trained) -> list[str]:

@@ -75,11 +75,11 @@ def load_export(
     Raises:
         InputError: damaged, of another version, or its runtime is not installed.
     """
-    told, content = _index(path)
-    format_, settings, facts, size = _facts(told, path / INDEX)
+    about, content = _index(path)
+    format_, settings, facts, size = _facts(about, path / INDEX)
     if not (path / format_.file).is_file():
         raise InputError(f"{path / format_.file} is missing: export the run again")
-    hashes = told.get("files")
+    hashes = about.get("files")
     permission = Permission(
         path, is_recorded(content), trust, say, hashes if isinstance(hashes, dict) else {}
     )
@@ -93,12 +93,12 @@ def load_export(
         has_fixed_size=True,
     )
     _check_fits(trained, path / INDEX)
-    _tell_other_answers(trained, told.get("answers"), say)
+    _report_other_answers(trained, about.get("answers"), say)
     return trained
 
 
 def _facts(
-    told: Mapping[str, Any], index: Path
+    about: Mapping[str, Any], index: Path
 ) -> tuple[ModelFormat, ResolvedSettings, DataFacts, int]:
     """The format, the settings, the data and the size of images that an index tells.
 
@@ -106,12 +106,16 @@ def _facts(
         InputError: it is of another version, or was edited.
     """
     try:
-        stored = {**told["settings"], "precision": "fp32", "device": "cpu"}  # the graph has its own
+        stored = {
+            **about["settings"],
+            "precision": "fp32",
+            "device": "cpu",
+        }  # the graph has its own
         return (
-            FORMATS[told["format"]],
+            FORMATS[about["format"]],
             from_stored(stored, index),
-            DataFacts(**told["dataset"]),
-            int(told["image_size"]),
+            DataFacts(**about["dataset"]),
+            int(about["image_size"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
@@ -134,7 +138,7 @@ def _check_fits(trained: Trained, index: Path) -> None:
         raise InputError(_no_fit(index))
 
 
-def _tell_other_answers(trained: Trained, answers: object, say: Callable[[str], None]) -> None:
+def _report_other_answers(trained: Trained, answers: object, say: Callable[[str], None]) -> None:
     """Say where two images that a rule makes get other logits than when the run was exported."""
     assert isinstance(trained.model, ExportedNetwork)
     pixels = asked_again(trained.image_size, trained.facts.channels)
@@ -177,13 +181,13 @@ def verify_export(path: Path) -> ExportReport:
     Raises:
         InputError: export.json cannot be read.
     """
-    told, _ = _index(path)
-    if told["format"] not in FORMATS:
+    about, _ = _index(path)
+    if about["format"] not in FORMATS:
         raise InputError(
-            f"{path / INDEX} is of another version of flambeau: {told['format']!r:.80}"
+            f"{path / INDEX} is of another version of flambeau: {about['format']!r:.80}"
         )
-    format_ = FORMATS[told["format"]]
-    files = told.get("files")
+    format_ = FORMATS[about["format"]]
+    files = about.get("files")
     if not isinstance(files, dict) or format_.file not in files:
         wrong = [f"{INDEX}: it lists no hash of {format_.file}"]
     else:
@@ -220,13 +224,13 @@ def _index(path: Path) -> tuple[dict[str, Any], bytes]:
             content = opened.read(_LARGEST_INDEX + 1)
         if len(content) > _LARGEST_INDEX:
             raise InputError(f"{file} is larger than any export writes it: it was changed")
-        told = json.loads(content.decode(), object_pairs_hook=json_object)
+        about = json.loads(content.decode(), object_pairs_hook=json_object)
     except OSError as error:
         raise unreadable(file, error) from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{file} cannot be read: {why_no_json(error)}") from error
-    if not isinstance(told, dict) or not isinstance(told.get("format"), str):
+    if not isinstance(about, dict) or not isinstance(about.get("format"), str):
         raise InputError(f"{file} is not of an export")
-    return told, content
+    return about, content

@@ -46,47 +46,48 @@ _SHOWN_SETTINGS = (
 )
 
 
-def model_card(told: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
+def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
     """Markdown of what export.json holds.
 
     Args:
-        told: the content of export.json.
+        about: the content of export.json.
         figures: of the run and of each step.
     """
-    measured = told["images"]
-    cpu = _plain(str(told["environment"].get("cpu", "an unnamed processor")))
-    title = f"{_plain(str(told['settings']['model']))}, {len(told['classes'])} classes, as {told['format']}"
+    measured = about["images"]
+    cpu = _plain(str(about["environment"].get("cpu", "an unnamed processor")))
+    model = _plain(str(about["settings"]["model"]))
+    title = f"{model}, {len(about['classes'])} classes, as {about['format']}"
     head, *rows = as_table(figures)
     parts = [
         f"# {title}",
         _INPUT.format(
-            channels=len(told["mean"]),
-            classes=len(told["classes"]),
-            size=told["image_size"],
-            temperature=told["temperature"],
+            channels=len(about["mean"]),
+            classes=len(about["classes"]),
+            size=about["image_size"],
+            temperature=about["temperature"],
         ).rstrip(),
-        *([_CPP] if told["format"] == "aoti" else []),
-        *([_RUNS] if told["format"] in ("aoti", "torch-export") else []),
+        *([_CPP] if about["format"] == "aoti" else []),
+        *([_RUNS] if about["format"] in ("aoti", "torch-export") else []),
         "## What each step did",
         f"On {measured['measured']} of {measured['of']} images, {cpu}; differences of probabilities and "
         "classes are to the run itself, times are medians and 95th percentiles.",
         _table(head, rows),
         "## Where it comes from",
-        _table(["", ""], _origin(told)),
+        _table(["", ""], _origin(about)),
         "`export.json` has the classes, all settings, these figures and the SHA-256 of every file.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _origin(told: Mapping[str, Any]) -> list[list[str]]:
-    dataset, settings = told["dataset"], told["settings"]
+def _origin(about: Mapping[str, Any]) -> list[list[str]]:
+    dataset, settings = about["dataset"], about["settings"]
     return [
         ["training images", str(dataset["train_samples"])],
         ["validation images", str(dataset["val_samples"])],
         ["fingerprint of the training data", str(dataset["train_fingerprint"])],
         *([name, str(settings[name])] for name in _SHOWN_SETTINGS if name in settings),
-        ["flambeau", told["flambeau"]],
-        ["torch", str(told["environment"].get("torch"))],
+        ["flambeau", about["flambeau"]],
+        ["torch", str(about["environment"].get("torch"))],
     ]
 
 

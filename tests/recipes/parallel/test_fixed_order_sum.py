@@ -194,7 +194,7 @@ def told_two_numbers() -> None:
             tree.take()
         if batch:
             with pytest.raises(
-                RuntimeError, match="expect_last was told of another number of parts"
+                RuntimeError, match="expect_last was called with another number of parts"
             ):
                 tree.give(parts=3 if tree.own.start else 1)
         else:

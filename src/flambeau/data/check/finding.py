@@ -85,8 +85,8 @@ def of_single_images(
     if not rows:
         return []
     dropped = frozenset(row.images[0] for row in rows)
-    told = f"{images_text(len(rows))} {title}"
-    return [Finding(kind, told, meaning, remedy, len(rows), rows, dropped)]
+    headline = f"{images_text(len(rows))} {title}"
+    return [Finding(kind, headline, meaning, remedy, len(rows), rows, dropped)]
 
 
 def images_text(count: int, what: str = "image") -> str:

@@ -48,15 +48,15 @@ def name_findings(
     rows = [Row(row.images, f"{what}{row.note}") for what, some in found for row in some]
     if not rows:
         return []
-    told = [f"{len(some):,} times {what}" for what, some in found[:2] if some]
+    clues = [f"{len(some):,} times {what}" for what, some in found[:2] if some]
     if num_cut:
-        told.append(
+        clues.append(
             f"{images_text(num_cut, 'validation image')} of groups that are trained on, too"
         )
     return [
         Finding(
             "names",
-            f"Names say that parts may not be independent: {'; '.join(told)}",
+            f"Names say that parts may not be independent: {'; '.join(clues)}",
             "Frames of one video, or images of one patient, are nearly alike: on both sides they make the "
             "figures too good, and no comparison of pixels finds all of them.",
             "Split by recording, person or place, not by image.",

@@ -31,8 +31,8 @@ def report_lines(check: DataCheck) -> Iterator[str]:
         yield from _finding_lines(finding, check.names)
 
 
-class Told(NamedTuple):
-    """A finding as a report tells it.
+class ReportItem(NamedTuple):
+    """A finding as a report shows it.
 
     Attributes:
         kind: one of KINDS, or '' of what is no finding.
@@ -45,8 +45,10 @@ class Told(NamedTuple):
     lines: list[str]
 
 
-def almost_free(train: Source, val: Source, path: Path | None, *, seconds: float) -> list[Told]:
-    """What can be told at little cost: by classes, names, and by images almost without decoding them.
+def almost_free(
+    train: Source, val: Source, path: Path | None, *, seconds: float
+) -> list[ReportItem]:
+    """What can be found at little cost: by classes, names, and by images almost without decoding them.
 
     Args:
         train, val, path: as of `check_data`; without a path no name is looked at.
@@ -57,14 +59,18 @@ def almost_free(train: Source, val: Source, path: Path | None, *, seconds: float
     names = short_names(source, path or Path.cwd())
     facts = look_at_stored(source, pixel_kind(train), seconds=seconds)
     copies = exact_copies(facts, is_val)
-    told = [
-        Told(one.kind, one.title, [line.strip() for line in [*_finding_lines(one, names)][1:]])
+    findings = [
+        ReportItem(
+            one.kind, one.title, [line.strip() for line in [*_finding_lines(one, names)][1:]]
+        )
         for one in all_findings(copies, facts, names, train, val, by_name=path is not None)
     ]
     left = len(source) - int(facts.is_read.sum()) - len(facts.problems)
     if left:
-        told.append(Told("", f"{left:,} of {images_text(len(source))} were not looked at", [_SLOW]))
-    return told
+        findings.append(
+            ReportItem("", f"{left:,} of {images_text(len(source))} were not looked at", [_SLOW])
+        )
+    return findings
 
 
 def _finding_lines(finding: Finding, names: Sequence[str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from flambeau.data.check.image_facts import ImageFacts
 from flambeau.data.check.near_copies import NearPair, near_pairs
 from flambeau.data.check.single_images import is_blank
 
-_CUT = 0.04  # share of a picture that is told as a crop; the alignment is not more exact
+_CUT = 0.04  # share of a picture that is reported as a crop; the alignment is not more exact
 _OF_A_GROUP = 8  # images that are named in a row
 
 
@@ -175,12 +175,12 @@ def _contradictions(
     facts: ImageFacts,
     drop: frozenset[int],
 ) -> Finding:
-    def told(numbers: Sequence[int]) -> str:
+    def labels_of(numbers: Sequence[int]) -> str:
         return " and ".join(dict.fromkeys(classes[labels[number]] for number in numbers))
 
     near = [pair for pair in pairs if labels[pair.first] != labels[pair.second]]
-    rows = [Row(tuple(group[:_OF_A_GROUP]), told(group)) for group in wrong]
-    rows += [Row(pair[:2], f"{told(pair[:2])}; {_how(pair, facts)}") for pair in near]
+    rows = [Row(tuple(group[:_OF_A_GROUP]), labels_of(group)) for group in wrong]
+    rows += [Row(pair[:2], f"{labels_of(pair[:2])}; {_how(pair, facts)}") for pair in near]
     return Finding(
         "contradictions",
         f"{images_text(len(rows), 'picture')} {'has' if len(rows) == 1 else 'have'} two labels or more",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flambeau.data.check.image_facts import SIDE
 
-# A part of a picture is told by how much is cut off at the top, bottom, left and right, in steps of 1/64 of
+# A part of a picture is given by how much is cut off at the top, bottom, left and right, in steps of 1/64 of
 # the side: half a cell of the small picture.
 STEPS = 64
 MOST_CUT = 12

@@ -219,7 +219,7 @@ class PackFiles:
             tree.rename(self.dst)
         Disk().sync_folder(self.dst.parent)
         images = sum(entry["images"] for entry in files.values())
-        told = {
+        manifest = {
             "config": self._config,
             "classes": list(self._classes),
             "images": images,
@@ -227,7 +227,7 @@ class PackFiles:
             "beside": sorted(beside - files.keys()),
             "files": files,
         }
-        write_whole(self._manifest, json.dumps(told, ensure_ascii=False))
+        write_whole(self._manifest, json.dumps(manifest, ensure_ascii=False))
         _remove(self._staging)
         return Packed(self.finals, images, bad, already=False)
 
@@ -266,7 +266,7 @@ class PackFiles:
 
 
 @contextlib.contextmanager
-def disk_told(dst: Path, folder: Path) -> Iterator[None]:
+def disk_errors_named(dst: Path, folder: Path) -> Iterator[None]:
     """What hinders the disk is an OSError that names what the user asked for, and no hidden file.
 
     Also where a library has its own errors for it (h5py, tensorstore, torch).

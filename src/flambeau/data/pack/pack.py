@@ -26,7 +26,7 @@ from flambeau.data.pack.encode_images import (
     layout_of,
 )
 from flambeau.data.pack.label_vectors import VectorRecords
-from flambeau.data.pack.output_files import Packed, PackFiles, disk_told
+from flambeau.data.pack.output_files import Packed, PackFiles, disk_errors_named
 from flambeau.data.pack.shard_plan import (
     Split,
     Unit,
@@ -114,7 +114,7 @@ def pack(
         return made._replace(remarks=remarks)
     total = sum(len(unit.indices) for unit in units)
     bar = CountBar(total, unit="images", shown=show, is_kept=True)
-    with disk_told(dst, dst.parent), files.alone(), bar:
+    with disk_errors_named(dst, dst.parent), files.alone(), bar:
         if fresh:
             files.set_aside()
         sources = [source for _, source in parts]
@@ -189,7 +189,7 @@ class _Work:
             return
         known = len(self.bad)
         facts: dict[str, Any] = {}
-        with files.unit(number, facts) as folder, disk_told(files.dst, folder):
+        with files.unit(number, facts) as folder, disk_errors_named(files.dst, folder):
             crcs = self._write(folder / ("" if self._kind == "folder" else unit.file), unit)
             facts["crc32"] = "".join(f"{crc:08x}" for crc in crcs)
             facts["bad"] = self.bad[known:]

@@ -55,8 +55,8 @@ def open_table_writer(
         "image": {"_type": "Image"},
         "label": {"names": list(classes), "_type": "ClassLabel"},
     }
-    told = {"huggingface": json.dumps({"info": {"features": features}})}
-    schema = pa.schema([("image", image), ("label", pa.int64())], metadata=told)
+    features_of = {"huggingface": json.dumps({"info": {"features": features}})}
+    schema = pa.schema([("image", image), ("label", pa.int64())], metadata=features_of)
     rows: list[dict[str, Any]] = []
     with _sink(kind, path, schema) as write_batch:
 

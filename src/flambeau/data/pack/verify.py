@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flambeau.data.pack.encode_images import Layout
-from flambeau.data.pack.output_files import MANIFEST, disk_told, read_manifest
+from flambeau.data.pack.output_files import MANIFEST, disk_errors_named, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
 from flambeau.data.pack.salvage_records import Found, index_keys
 from flambeau.data.pack.scan import in_one_line, scan
@@ -132,7 +132,7 @@ def verify_file(
         checksums = _Checksums.beside(path)
         report.checksums = checksums is not None
 
-        told: list[tuple[Damage, bool | None]] = []
+        damages: list[tuple[Damage, bool | None]] = []
 
         def good() -> Iterator[Found]:
             for found in _checked(path, kind, checksums, deep, workers):
@@ -140,16 +140,16 @@ def verify_file(
                     report.good += 1
                     yield found
                 else:
-                    told.append((Damage(found.name, found.offset, found.damage), found.whole))
-                    say(told[-1][0])
+                    damages.append((Damage(found.name, found.offset, found.damage), found.whole))
+                    say(damages[-1][0])
 
         if salvage is None:
             for _ in good():
                 pass
         else:
             report.saved = _save(good(), path, kind, salvage)
-        _judge(report, told)
-        if not told:
+        _judge(report, damages)
+        if not damages:
             report.own_checksums, report.absent = _stored_as(path, kind)
     except OSError as error:
         if error.filename is None or Path(error.filename) != path:
@@ -158,10 +158,10 @@ def verify_file(
     return report
 
 
-def _judge(report: FileReport, told: Sequence[tuple[Damage, bool | None]]) -> None:
+def _judge(report: FileReport, damages: Sequence[tuple[Damage, bool | None]]) -> None:
     """What may be damage is some among what is good, else the file holds nothing that is read."""
-    either = not report.good and not any(whole is False for _, whole in told)
-    for damage, whole in told:
+    either = not report.good and not any(whole is False for _, whole in damages)
+    for damage, whole in damages:
         is_whole = either if whole is None else whole
         (report.not_read if is_whole else report.damaged).append(damage)
 
@@ -204,8 +204,8 @@ def _checked(
 ) -> Iterator[Found]:
     """The records of a file, with the damage that their bytes alone do not show."""
     if FORMATS[kind].is_zip and checksums is None and (member := _bad_member(path)) is not None:
-        told = f"without {path.name}{MANIFEST} it cannot be told of which image, so none is good"
-        yield Found(member, None, damage=f"its checksum does not match; {told}")
+        unknown = f"without {path.name}{MANIFEST} it is not known of which image, so none is good"
+        yield Found(member, None, damage=f"its checksum does not match; {unknown}")
         return
     damaged = 0
     closed = False
@@ -290,7 +290,7 @@ def _bad_member(path: Path) -> str | None:
 
 
 def _has_crcs(archive: zipfile.ZipFile) -> bool:
-    """torch can be told to write zeros."""
+    """torch can be asked to write zeros."""
     return any(info.CRC for info in archive.infolist())
 
 
@@ -316,7 +316,7 @@ def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
     first = next(good, None)
     if first is None:
         return False
-    with disk_told(dst, dst.parent):
+    with disk_errors_named(dst, dst.parent):
         folder = dst.with_name(f".{dst.name}.salvaging")
         if folder.exists():
             shutil.rmtree(folder)  # of a salvage that was killed
@@ -329,10 +329,10 @@ def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
                 _save_records(itertools.chain([first], good), first.image, kind, target)
             classes = classes_file(path)
             if kind == "folder":
-                for told in (*path.glob(CLASS_NAMES), *path.glob(f"*/{CLASS_NAMES}")):
-                    place = target / told.relative_to(path)
+                for names in (*path.glob(CLASS_NAMES), *path.glob(f"*/{CLASS_NAMES}")):
+                    place = target / names.relative_to(path)
                     if place.parent.is_dir():  # else none of its images is good
-                        shutil.copyfile(told, place)
+                        shutil.copyfile(names, place)
             if kind != "folder" and classes.is_file():
                 shutil.copyfile(classes, folder / classes_file(target).name)
             for made in sorted(folder.iterdir(), key=lambda made: made == target):

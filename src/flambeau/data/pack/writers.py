@@ -254,7 +254,11 @@ def _require_room(path: Path, size: int) -> None:
             with path.open("xb") as file:
                 os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # else it cannot be told
+            if error.errno in (
+                errno.ENOSPC,
+                errno.EDQUOT,
+                errno.EFBIG,
+            ):  # else the cause is not known
                 raise
         path.unlink()
 

@@ -57,8 +57,10 @@ def folder_names(classes: Sequence[str]) -> list[str]:
 def class_names_file(classes: Sequence[str]) -> str | None:
     """What the hidden file says of folders that are called otherwise; None where none is."""
     folders = folder_names(classes)
-    told = {folder: name for folder, name in zip(folders, classes, strict=True) if folder != name}
-    return json.dumps(told, indent=1, ensure_ascii=False) + "\n" if told else None
+    escaped = {
+        folder: name for folder, name in zip(folders, classes, strict=True) if folder != name
+    }
+    return json.dumps(escaped, indent=1, ensure_ascii=False) + "\n" if escaped else None
 
 
 def named_class(folder: Path) -> Callable[[str], str]:
@@ -70,8 +72,8 @@ def named_class(folder: Path) -> Callable[[str], str]:
     Raises:
         InputError: its hidden file cannot be read, or is not as `flambeau pack` writes it.
     """
-    told = _read(folder / CLASS_NAMES)
-    return lambda name: told.get(unicodedata.normalize("NFC", name), name)
+    names = _read(folder / CLASS_NAMES)
+    return lambda name: names.get(unicodedata.normalize("NFC", name), name)
 
 
 def _read(path: Path) -> Mapping[str, str]:
@@ -80,10 +82,10 @@ def _read(path: Path) -> Mapping[str, str]:
             content = file.read(_MAX_FILE + 1)
         if len(content) > _MAX_FILE:
             raise ValueError(f"it has more than {_MAX_FILE} bytes")
-        told = json.loads(content.decode(), object_pairs_hook=json_object)
-        if not isinstance(told, dict) or not all(isinstance(name, str) for name in told.values()):
+        names = json.loads(content.decode(), object_pairs_hook=json_object)
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
             raise ValueError("it gives no name for each folder")
-        for name in told.values():
+        for name in names.values():
             name.encode()  # half a character of UTF-16 is no text
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -94,7 +96,7 @@ def _read(path: Path) -> Mapping[str, str]:
             f"{path} is damaged: {why_no_json(error)}\n"
             "It gives the names of classes that cannot name a folder: pack the images again, or remove it"
         ) from error
-    return {unicodedata.normalize("NFC", folder): name for folder, name in told.items()}
+    return {unicodedata.normalize("NFC", folder): name for folder, name in names.items()}
 
 
 def require_different(classes: Iterable[str], folder: Path) -> None:

@@ -72,10 +72,11 @@ def shards_of(path: Path) -> list[Path]:
     if path.exists() or not path.parent.is_dir():
         return []
     shards = sorted(p for p in path.parent.iterdir() if p != path and whole_name(p) == path)
-    told = {int(found[1]) for p in shards if (found := _SHARD.search(p.name))}
-    if shards and told != {len(shards)}:
+    totals = {int(found[1]) for p in shards if (found := _SHARD.search(p.name))}
+    if shards and totals != {len(shards)}:
         raise InputError(
-            f"{path} is a set of {max(told)} shards, of which {len(shards)} are here: {shards[0].name} ...\n"
+            f"{path} is a set of {max(totals)} shards, of which {len(shards)} are here: "
+            f"{shards[0].name} ...\n"
             "Bring the others, or name one of the files"
         )
     return shards

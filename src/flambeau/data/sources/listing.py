@@ -181,7 +181,7 @@ def split(source: Source, parts: Sequence[str] | None) -> tuple[Source, Source |
 
     Args:
         source: any.
-        parts: train, val or test for each image; None: they are not told apart.
+        parts: train, val or test for each image; None: there are no parts.
     """
     if parts is None or "train" not in parts or len(set(parts)) == 1:
         return source, None

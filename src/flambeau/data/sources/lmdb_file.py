@@ -34,7 +34,7 @@ _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 class LMDBSource:
     """Images in an LMDB file, in the order of the bytes of their keys.
 
-    The first value that can be told decides what all are:
+    The first value that is recognized decides what all are:
 
     - an image file under the key CLASS/NAME (what flambeau writes);
     - a pickled pair of image and label, as ImageFolder2LMDB writes it: the image is a file as bytes or an

@@ -182,11 +182,11 @@ class PlainGraph:
     """
 
     def __init__(self, graph: object, known: Mapping[str, Tensor]) -> None:
-        told = _dict(graph, "graph")
+        fields = _dict(graph, "graph")
         self._slots: dict[str, int] = {}
         self._start: list[Any] = []
         self._inputs = []
-        for given in _items(told.get("inputs")):
+        for given in _items(fields.get("inputs")):
             name = _name_of(given)
             number = self._new(name)
             if name in known:
@@ -194,8 +194,8 @@ class PlainGraph:
             else:
                 self._inputs.append(number)
         kept = set(self._slots.values()) - set(self._inputs)
-        self._steps = [self._step(_dict(node, "node")) for node in _items(told.get("nodes"))]
-        self._outputs = [self._value(_dict(one, "output")) for one in _items(told.get("outputs"))]
+        self._steps = [self._step(_dict(node, "node")) for node in _items(fields.get("nodes"))]
+        self._outputs = [self._value(_dict(one, "output")) for one in _items(fields.get("outputs"))]
         self._release(kept)
 
     @property
@@ -238,10 +238,10 @@ class PlainGraph:
         args = list[Any]()
         kwargs = dict[str, Any]()
         for given in _items(node.get("inputs")):
-            told = _dict(given, "input")
-            value = self._value(_dict(told.get("arg"), "argument"), graphs=of_graphs)
-            if told.get("kind") == 2:
-                kwargs[_text(told.get("name"))] = value
+            fields = _dict(given, "input")
+            value = self._value(_dict(fields.get("arg"), "argument"), graphs=of_graphs)
+            if fields.get("kind") == 2:
+                kwargs[_text(fields.get("name"))] = value
             else:
                 args.append(value)
         outputs = _items(node.get("outputs"))
@@ -273,10 +273,10 @@ class PlainGraph:
         if kind == "as_optional_tensor":
             return self._value(_dict(value, kind))
         if kind in ("as_tensor", "as_sym_int", "as_sym_float", "as_sym_bool"):
-            told = _dict(value, kind)
-            name = told.get("name", told.get("as_name"))
+            fields = _dict(value, kind)
+            name = fields.get("name", fields.get("as_name"))
             if name is None and kind != "as_tensor":
-                return self._value(told)
+                return self._value(fields)
             known = _text(name)
             if known not in self._slots:
                 raise NotPlain(f"{known[:80]!r} is used before it is computed")
@@ -324,17 +324,17 @@ def plain_graph(archive: PlainArchive) -> PlainGraph:
     signature = _dict(module.get("signature"), "signature")
     known: dict[str, Tensor] = {}
     for spec in _items(signature.get("input_specs")):
-        kind, told = _only(_dict(spec, "input"))
+        kind, fields = _only(_dict(spec, "input"))
         if kind == "user_input":
             continue
         field_, tensors = _STORED.get(kind, ("", "weights"))
-        name = _dict(told, kind).get(field_)
+        name = _dict(fields, kind).get(field_)
         stored = getattr(archive, tensors)
-        if kind == "buffer" and told.get("persistent") is False:
+        if kind == "buffer" and fields.get("persistent") is False:
             stored = archive.constants
         if not isinstance(name, str) or name not in stored:
             raise NotPlain(f"an input of the graph is {kind[:80]}, whose tensor is not there")
-        known[_text(_dict(told.get("arg"), "arg").get("name"))] = stored[name]
+        known[_text(_dict(fields.get("arg"), "arg").get("name"))] = stored[name]
     for spec in _items(signature.get("output_specs")):
         kind, _ = _only(_dict(spec, "output"))
         if kind != "user_output":
@@ -384,9 +384,9 @@ def _constant(kind: str, value: Any) -> Any:
     if kind == "as_device" and _dict(value, kind).get("type") == "cpu":
         return torch.device("cpu")
     if kind == "as_complex":
-        told = _dict(value, kind)
+        fields = _dict(value, kind)
         return complex(
-            _constant("as_float", told.get("real")), _constant("as_float", told.get("imag"))
+            _constant("as_float", fields.get("real")), _constant("as_float", fields.get("imag"))
         )
     if kind == "as_float" and value in _WORDS:
         return float(value)
@@ -427,8 +427,8 @@ def _name_of(argument: object) -> str:
     kind, value = _only(_dict(argument, "value"))
     if kind not in ("as_tensor", "as_sym_int", "as_sym_float", "as_sym_bool"):
         raise NotPlain(f"a value of the graph is {kind[:40]}")
-    told = _dict(value, kind)
-    return _text(told.get("name", told.get("as_name")))
+    fields = _dict(value, kind)
+    return _text(fields.get("name", fields.get("as_name")))
 
 
 def _only(union: dict[str, Any]) -> tuple[str, Any]:

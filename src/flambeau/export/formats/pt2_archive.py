@@ -167,8 +167,8 @@ def _tensors(
         raise NotPlain(f"{folder}{index} lists no tensors")
     memory: dict[str, Tensor] = {}
     found: dict[str, Tensor] = {}
-    for name, told in config.items():
-        entry = told if isinstance(told, dict) else {}
+    for name, stored in config.items():
+        entry = stored if isinstance(stored, dict) else {}
         file = entry.get("path_name")
         if not isinstance(file, str) or not file.startswith(prefix) or entry.get("use_pickle"):
             raise NotPlain(f"{folder}{str(file)[:80]} ({name[:80]}) is pickled, or no tensor")

@@ -29,12 +29,12 @@ class Preprocessing:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        told = json.loads((Path(folder) / "export.json").read_text(encoding="utf-8"))
-        self.classes: list[str] = told["classes"]
-        self.size = told["image_size"]
-        self.channels = len(told["mean"])
-        self.interpolation, self.shorter = told["interpolation"], told["resized_shorter_side"]
-        self.mean, self.std = (np.float32(told[name]) for name in ("mean", "std"))
+        about = json.loads((Path(folder) / "export.json").read_text(encoding="utf-8"))
+        self.classes: list[str] = about["classes"]
+        self.size = about["image_size"]
+        self.channels = len(about["mean"])
+        self.interpolation, self.shorter = about["interpolation"], about["resized_shorter_side"]
+        self.mean, self.std = (np.float32(about[name]) for name in ("mean", "std"))
 
     def read_image(self, file: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """The pixels of an image file, upright: (H, W, C) uint8, and its full height and width: (2,) int64.

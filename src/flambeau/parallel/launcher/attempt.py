@@ -199,8 +199,8 @@ class Round:
             # The signal has come to a rank first: it is sent to all processes of a job by some.
             self.outcome = stopped([found.code])
         elif self._is_final(found):
-            was_told = is_own and found == root and root.code in NEVER_AGAIN
-            self.outcome = Outcome(found.final_code, None if was_told else found.line)
+            was_reported = is_own and found == root and root.code in NEVER_AGAIN
+            self.outcome = Outcome(found.final_code, None if was_reported else found.line)
         else:
             count, most = self._num_restarts
             again = f" (restart {count + 1} of {most})" if found.is_failure else ""

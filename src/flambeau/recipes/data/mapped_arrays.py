@@ -56,7 +56,7 @@ _DTYPES = {
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
-# Linux refuses a private map larger than memory and swap unless told not to reserve memory for writes to
+# Linux refuses a private map larger than memory and swap unless asked not to reserve memory for writes to
 # it; Python names the flag from 3.13 on.
 _ASM_GENERIC = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64", "riscv64")
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if _ASM_GENERIC else 0)

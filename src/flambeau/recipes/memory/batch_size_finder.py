@@ -201,7 +201,9 @@ def _fits(trial: Callable[[], object], kept_free: contextlib.AbstractContextMana
 @contextlib.contextmanager
 def _ballast(device: torch.device, share: float) -> Iterator[None]:
     """Occupy a share of the memory of a device."""
-    told = torch.cuda.mem_get_info if device.type == "cuda" else torch.accelerator.get_memory_info
-    held = torch.empty(int(told(device)[1] * share), dtype=torch.uint8, device=device)
+    memory_info = (
+        torch.cuda.mem_get_info if device.type == "cuda" else torch.accelerator.get_memory_info
+    )
+    held = torch.empty(int(memory_info(device)[1] * share), dtype=torch.uint8, device=device)
     yield
     del held

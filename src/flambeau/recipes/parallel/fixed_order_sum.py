@@ -133,7 +133,7 @@ class FixedOrderSum:
         is_last, self._missing = self._missing is not None, None
         if is_last:
             self._come_whole = self._come_whole is not False
-            while self._world == 1 and self._hooks:  # they have told all that counts here
+            while self._world == 1 and self._hooks:  # they have done all that counts here
                 self._hooks.pop().remove()
         has_next = part % 2 == 0 and part + 1 < self.own.stop
         if self._come_whole and has_next and not is_last:
@@ -174,7 +174,7 @@ class FixedOrderSum:
             return
         everyones = self._sums_of_all(parts)
         if self._num_sent and everyones != self._everyones:
-            raise RuntimeError(f"expect_last was told of another number of parts than {parts=}")
+            raise RuntimeError(f"expect_last was called with another number of parts than {parts=}")
         self._everyones = everyones
         for bucket in self._buckets[self._num_sent :]:
             bucket.send(everyones, self._group)
@@ -188,7 +188,7 @@ class FixedOrderSum:
 
         Raises:
             RuntimeError: gradients were taken of more or fewer parts than this process has, or `expect_last`
-                or `send` was told of another number.
+                or `send` was called with another number.
         """
         self.send(parts=parts)
         self._taken = self._num_sent = 0

@@ -46,7 +46,7 @@ class ConfusionMatrix:
         if num_classes < 2:
             raise ValueError(f"num_classes must be at least 2, got {num_classes}")
         self.num_classes, self._ignore_index = num_classes, ignore_index
-        # One cell more than the table has: how many were no classes, which is told when the counts are read.
+        # One cell more than the table has: how many were no classes, reported when the counts are read.
         self._cells = torch.zeros(num_classes**2 + 1, dtype=torch.int64, device=device)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.data.check.report_text import Told
+from flambeau.data.check.report_text import ReportItem
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.errors import InputError
@@ -56,7 +56,7 @@ class RunEvaluations:
         *,
         normalized_by: tuple[list[float], list[float]],
         has_unit: bool,
-        find: Callable[..., list[Told]],
+        find: Callable[..., list[ReportItem]],
     ) -> None:
         self._folder, self._train, self._val, self._classes = folder, train, val, classes
         self._normalized_by, self._has_unit, self._find = normalized_by, has_unit, find

@@ -978,7 +978,7 @@ def test_n5_that_is_refused(tmp_path):
         assert "is damaged" in complaint(open_arrays, root, kind)
     (tmp_path / "square").mkdir()
     root, kind = n5(tmp_path / "square", pixels(24, 6, 24), LABELS)
-    assert "cannot be told" in complaint(open_arrays, root, kind)
+    assert "is not known" in complaint(open_arrays, root, kind)
 
 
 def test_a_format_whose_package_is_missing(tmp_path, monkeypatch):

@@ -84,8 +84,8 @@ class Workers:
         ended = threading.Event()
         if self.count and self._stall_timeout:
             # Not the iterator itself, whose last reference ends the workers.
-            told = weakref.ref(batches), ended
-            threading.Thread(target=self._end_stopped, args=told, daemon=True).start()
+            arguments = weakref.ref(batches), ended
+            threading.Thread(target=self._end_stopped, args=arguments, daemon=True).start()
         try:
             while True:
                 try:

@@ -72,7 +72,7 @@ def open_store(folder: Path) -> dict[str, Rows]:
     long as the last, they are taken as they stand: so tensorstore writes an array of shape (N, H, W).
 
     Raises:
-        InputError: damaged metadata, an order of axes that cannot be told, or tensorstore is not installed.
+        InputError: damaged metadata, an order of axes that is not known, or tensorstore is not installed.
     """
     extra("tensorstore", what=f"{folder}")
     found: dict[str, Rows] = {}
@@ -88,7 +88,7 @@ def open_store(folder: Path) -> dict[str, Rows]:
         if node.driver == "n5" and len(node.sides) > 1 and {first, last} <= lengths:
             raise InputError(
                 f"{node.folder}: as many labels as the first and the last of dimensions {node.sides}\n"
-                "Which of them counts the images cannot be told; write another format"
+                "Which of them counts the images is not known; write another format"
             )
         found[name] = _rows(node, is_reversed=node.driver == "n5" and first not in lengths)
     return found

@@ -23,7 +23,7 @@ from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.optional_packages import extra
 
 _MAGIC = b"ARROW1"  # of a file with a footer
-_NO_LABEL = -1  # what Hugging Face writes in the place of a label that is not told
+_NO_LABEL = -1  # what Hugging Face writes in place of a missing label
 
 
 class ArrowSource:
@@ -136,12 +136,12 @@ def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
     if columns.is_struct:
         parts = dict(zip([field.name for field in images.type], images.flatten(), strict=True))
         images = parts["bytes"]
-        told = parts.get("path")
-        if told is not None and (
-            pa.types.is_string(told.type) or pa.types.is_large_string(told.type)
+        stored_paths = parts.get("path")
+        if stored_paths is not None and (
+            pa.types.is_string(stored_paths.type) or pa.types.is_large_string(stored_paths.type)
         ):
             # Zeros, which no path can hold, would end a text of `joined`.
-            paths = [(text or "").replace("\0", "") for text in told.to_pylist()]
+            paths = [(text or "").replace("\0", "") for text in stored_paths.to_pylist()]
     labels: list[Any] = [None] * len(paths)
     if columns.label is not None:
         column = record_batch.column(columns.label)

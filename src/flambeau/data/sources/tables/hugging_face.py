@@ -29,7 +29,7 @@ try:
     import datasets
     found = datasets.load_dataset(sys.argv[1], sys.argv[2] or None)
     answer = {name: [file["filename"] for file in part.cache_files] for name, part in found.items()}
-except Exception as error:  # told by the process that has asked
+except Exception as error:  # reported by the process that has asked
     answer = f"{type(error).__name__}: {error}"
 print("\\n" + json.dumps(answer))
 """
