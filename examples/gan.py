@@ -125,6 +125,8 @@ def main() -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images = read_images(arguments.data) if arguments.data else draw_digits(arguments.images)
+    if len(images) < 7:
+        parser.error(f"{arguments.data} holds {len(images)} images; give a folder of 7 or more")
     is_test = torch.arange(len(images)) % 7 == 6
     train = TensorDataset(images[~is_test])
     test = TensorDataset(images[is_test])
