@@ -202,3 +202,78 @@ def test_tables_that_are_out_of_date_are_found(
     found = list(house.table_breaches())
     assert "FLOORS names attic, which does not exist" in found
     assert "STOREYS names run/cellar, which does not exist" in found
+
+
+PRIVATE_TEXTS = [
+    ("from flambeau.cli.command import main", "line 1: flambeau.cli is private"),
+    ("One line.\n\n```python\nimport flambeau.run.run\n```", "line 4: flambeau.run is private"),
+    ("it raises `flambeau.errors.InputError`", "line 1: flambeau.errors is private"),
+    ("    write('from flambeau.data.fast import fast')", "line 1: flambeau.data is private"),
+    ("from flambeau import Run, images", "line 1: flambeau.images is private"),
+    ("x\nfrom flambeau import (\n    Run,\n    cli as c,\n)", "line 2: flambeau.cli is private"),
+]
+PUBLIC_TEXTS = [
+    "import flambeau\n\nflambeau.train('photos')",
+    "from flambeau import InputError, Run as Loop",
+    "from flambeau import (\n    fast,\n    wrap,\n)",
+    "from flambeau.recipes.training.ema import EMA",
+    "`from flambeau import fast;` and photos.flambeau-index, flambeau/run/run.py",
+]
+
+
+@pytest.mark.parametrize(("text", "breach"), PRIVATE_TEXTS)
+def test_private_names_in_pages_are_found(house: ModuleType, text: str, breach: str) -> None:
+    assert list(house.text_breaches(text)) == [breach]
+
+
+@pytest.mark.parametrize("text", PUBLIC_TEXTS)
+def test_public_names_may_stand_in_pages(house: ModuleType, text: str) -> None:
+    assert list(house.text_breaches(text)) == []
+
+
+SECTION = """What serves nobody is no command, `flambeau fly` for one.
+
+| flag | of | why |
+|---|---|---|
+| `--json` | `runs`, `check` | programs |
+
+| command | whom it serves | its own flags, and why |
+|---|---|---|
+| `flambeau runs` | who has many, `--never` | `--sort`: the best |
+| `flambeau check` | the careful | `one`, `two`: its actions |
+"""
+FLAGS = {"runs": {"--json", "--sort"}, "check": {"--json", "one", "two"}}
+
+
+def test_commands_and_flags_have_their_reasons(house: ModuleType) -> None:
+    assert list(house.command_breaches(SECTION, FLAGS)) == []
+    flags = house.command_flags()
+    assert "--fresh" in flags["train"] and "--lr" not in flags["train"]
+    assert {"find", "--top"} <= flags["recipes"] and "--version" in flags[""]
+
+
+@pytest.mark.parametrize(
+    ("flags", "breach"),
+    [
+        ({**FLAGS, "gpus": set()}, "`flambeau gpus` has no row"),
+        (
+            {**FLAGS, "runs": {*FLAGS["runs"], "--never"}},
+            "`flambeau runs`: nothing says what --never is for",
+        ),
+        (
+            {**FLAGS, "check": {*FLAGS["check"], "three"}},
+            "`flambeau check`: nothing says what three is for",
+        ),
+        ({**FLAGS, "runs": {"--json"}}, "`flambeau runs` has no --sort"),
+        ({**FLAGS, "runs": {"--sort"}}, "`flambeau runs` has no --json"),
+    ],
+)
+def test_a_flag_without_a_reason_is_found(
+    house: ModuleType, flags: dict[str, set[str]], breach: str
+) -> None:
+    assert list(house.command_breaches(SECTION, flags)) == [breach]
+
+
+def test_a_command_that_is_gone_is_found(house: ModuleType) -> None:
+    found = list(house.command_breaches(SECTION, {"check": FLAGS["check"]}))
+    assert found == ["`flambeau runs` has a row and is no command"]

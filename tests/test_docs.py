@@ -1,15 +1,18 @@
-"""Every page is true: its Python blocks run, its links resolve, and both languages show the same code.
+"""Every page is true: its blocks run, its links resolve, and both languages show the same code.
 
-The blocks of a page run in order in one namespace, in a temporary folder, with every warning an error.
-There is no way to skip one.
+The blocks of a page run in order in a temporary folder, with every warning an error: Python in one namespace,
+and of ```bash each line by itself. A line ends with 0 unless its comment begins with `exit code N`.
+A Python block cannot be skipped. One for the shell is by ```bash not-run: REASON, which no reader sees.
 """
 
 import ast
 import functools
+import itertools
 import linecache
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,13 +20,15 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
 import pytest
 import torch
+
+from flambeau.cli.command import main as flambeau
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH_PAGES = sorted((ROOT / "docs" / "en").rglob("*.md"))
@@ -57,6 +62,9 @@ PAGES = [*READMES, *CONTRIBUTING, *DOCS]
 RECIPE_PAGES = [page for page in ENGLISH_PAGES if page.parent.name == "recipes"]
 
 FENCE = re.compile(r"(?P<indent> *)(?P<marks>`{3,}|~{3,}) *(?P<word>[^`]*)")
+NOT_RUN = re.compile(r"bash not-run: \S.*")
+COMMENT = re.compile(r"(?:^| +)# ?(.*)")
+EXIT_CODE = re.compile(r"(?:exit code|退出码) (\d+)")
 INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
 LINK = re.compile(r"\]\((?P<inline>[^)\s]+)[^)]*\)|^\[[^\]]+\]: *(?P<below>\S+)")
 CJK = re.compile(r"[\u4e00-\u9fff]")
@@ -111,19 +119,31 @@ def name_of(path: Path) -> str:
 
 
 def python_blocks(page: Page, name: str) -> list[Block]:
+    return [block for block in blocks_to_run(page, name) if block.word == "python"]
+
+
+def blocks_to_run(page: Page, name: str) -> list[Block]:
     for block in page.blocks:
         if block.word.startswith("py") and block.word != "python":
             pytest.fail(f"{name}:{block.line - 1}: write ```python, not ```{block.word}")
-    return [block for block in page.blocks if block.word == "python"]
+        is_shell = re.match(r"(bash|sh|shell|console|zsh)\b", block.word)
+        if is_shell and block.word != "bash" and not NOT_RUN.fullmatch(block.word):
+            better = "```bash, or ```bash not-run: REASON"
+            pytest.fail(f"{name}:{block.line - 1}: write {better}, not ```{block.word}")
+    return [block for block in page.blocks if block.word in ("python", "bash")]
 
 
 def run_page(page: Page, name: str) -> None:
-    """Run the Python blocks of a page; a failure names the page and the line."""
+    """Run the blocks of a page; a failure names the page and the line."""
     main = types.ModuleType("__main__")
     with kept_process_state():
         sys.modules["__main__"] = main  # its classes can be pickled for worker processes
         warnings.simplefilter("error")
-        for block in python_blocks(page, name):
+        for block in blocks_to_run(page, name):
+            if block.word == "bash":
+                for line, text in shell_lines(block):
+                    run_line(text, f"{name}:{line}")
+                continue
             padded = "\n" * (block.line - 1) + block.source
             # Tracebacks and inspect.getsource find the block at its place on the page.
             lines = padded.splitlines(keepends=True)
@@ -135,6 +155,53 @@ def run_page(page: Page, name: str) -> None:
             except BaseException as error:
                 line = line_of(error, name)
                 pytest.fail(f"{name}:{line}: {type(error).__name__}: {error}")
+
+
+def shell_lines(block: Block) -> Iterator[tuple[int, str]]:
+    """(line of the page, text) of each command; one that goes on behind a backslash is one."""
+    start = 0
+    parts: list[str] = []
+    for number, row in enumerate(block.source.splitlines(), start=block.line):
+        start = start if parts else number
+        parts.append(row.removesuffix("\\"))
+        if not row.endswith("\\"):
+            if not re.fullmatch(r"\s*(#.*)?", "".join(parts)):
+                yield start, "".join(parts)
+            parts = []
+
+
+def run_line(text: str, where: str) -> None:
+    """`flambeau ...`, maybe with NAME=VALUE before it or > FILE behind it, in this process; else by bash."""
+    comment = COMMENT.search(text)
+    code = EXIT_CODE.match(comment[1]) if comment else None
+    expected = int(code[1]) if code else 0
+    words = shlex.split(text, comments=True)
+    variables = list(itertools.takewhile(re.compile(r"\w+=").match, words))
+    words = words[len(variables) :]
+    if words[0] == "flambeau":
+        environment = [one.replace("$PWD", str(Path.cwd())).split("=", 1) for one in variables]
+        found = run_flambeau(words[1:], dict(environment), where)
+    elif words[0] == "python":
+        found = subprocess.run([sys.executable, *words[1:]], check=False).returncode
+    else:
+        found = subprocess.run(["bash", "-c", text], check=False).returncode
+    if found != expected:
+        pytest.fail(f"{where}: exit code {found} where {expected} was expected: {text}")
+
+
+def run_flambeau(words: list[str], variables: dict[str, str], where: str) -> int:
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        if ">" in words[-2:-1]:
+            file = stack.enter_context(Path(words[-1]).open("w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(file))
+            words = words[:-2]
+        try:
+            return flambeau(words)
+        except Exception as error:
+            pytest.fail(f"{where}: {type(error).__name__}: {error}")
 
 
 def line_of(error: BaseException, name: str) -> int | None:
@@ -368,7 +435,8 @@ def code(block: Block) -> str:
     if block.word == "python":
         return ast.unparse(ast.parse(block.source))
     lines = [re.sub(r"(^| +)(#|//).*", "", line).rstrip() for line in block.source.splitlines()]
-    return "\n".join([block.word, *(line for line in lines if line)])
+    word = block.word.partition(" ")[0] if NOT_RUN.fullmatch(block.word) else block.word
+    return "\n".join([word, *(line for line in lines if line)])
 
 
 @pytest.mark.parametrize("path", READMES, ids=name_of)
@@ -395,14 +463,28 @@ x = 1
   ```
 
 ```bash
+flambeau recipes page ema > found.txt  # the page of a recipe
+NO_COLOR=1 flambeau recipes \\
+    page emma                 # exit code 2: there is none
+mkdir made
+
+# a comment alone
+```
+
+```bash not-run: it fails
 exit 1
 ```
 """
 
 
-def test_blocks_share_a_namespace_and_shell_is_left_alone() -> None:
-    assert [block.line for block in parse(PAGE).blocks] == [4, 9, 14]
+def test_blocks_share_a_namespace_and_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [block.line for block in parse(PAGE).blocks] == [4, 9, 14, 23]
     run_page(parse(PAGE), "page.md")
+    assert Path("found.txt").read_text().startswith("# ")
+    assert Path("made").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -415,15 +497,23 @@ def test_blocks_share_a_namespace_and_shell_is_left_alone() -> None:
         ("x = 1", "int('a')", r"page\.md:4: ValueError: invalid literal"),
         ("```python\nx", "```python notest\nx", r"page\.md:3: write ```python"),
         ("```python\nx", "```pycon\nx", r"page\.md:3: write ```python"),
+        ("```bash\n", "```console\n", r"page\.md:13: write ```bash, or ```bash not-run"),
+        ("not-run: it fails", "not-run", r"page\.md:22: write ```bash, or ```bash not-run"),
+        ("page ema ", "page emma ", r"page\.md:14: exit code 2 where 0 was expected"),
+        ("exit code 2", "exit code 1", r"page\.md:15: exit code 2 where 1 was expected"),
+        ("mkdir made", "false", r"page\.md:17: exit code 1 where 0 was expected"),
     ],
 )
-def test_bad_block_fails_at_its_line(old: str, new: str, message: str) -> None:
+def test_bad_block_fails_at_its_line(
+    old: str, new: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(pytest.fail.Exception, match=message):
         run_page(parse(PAGE.replace(old, new)), "page.md")
 
 
 def test_open_block_is_refused() -> None:
-    with pytest.raises(ValueError, match="line 13: this block is never closed"):
+    with pytest.raises(ValueError, match="line 22: this block is never closed"):
         parse(PAGE.removesuffix("```\n"))
 
 

@@ -32,7 +32,7 @@ EXAMPLES = ROOT / "examples"
 TINY = {
     "segmentation": ("--size 16 --samples 60 --duration 3ep", 5, 3),
     "regression": ("--rows 400 --duration 3ep --checkpoint-every 2st", 9, 8),
-    "gan": ("--width 4 --duration 20st --checkpoint-every 6st", 15, 12),
+    "gan": ("--images 1700 --width 4 --duration 20st --checkpoint-every 6st", 15, 12),
     "language_model": ("--chars 4000 --context 16 --duration 2ep --checkpoint-every 4st", 21, 20),
 }
 StartRanks = Callable[..., Any]
@@ -73,7 +73,6 @@ def test_it_is_killed_and_ends_with_the_same_bits(
     start_ranks: StartRanks,
     tmp_path: Path,
     bench: ModuleType,
-    few_embedded: Path,
     name: str,
     world: int,
 ) -> None:
@@ -161,7 +160,7 @@ def test_figures_are_those_of_their_definitions() -> None:
 
 @pytest.mark.parametrize("bad", ["gradient", "loss"])
 def test_a_gan_whose_discriminator_goes_bad_stops_with_both_from_before(
-    bad: str, tmp_path: Path, few_embedded: Path, monkeypatch: pytest.MonkeyPatch
+    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The discriminator is not stepped either, and the next start has the bits of a run that never saw it."""
     gan = load_script(EXAMPLES / "gan.py")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The rules of the source tree as data: who may import what, and what a file may hold.
+"""The rules of the source tree as data: who may import what, what a file may hold, what pages may show.
 
     python tools/check_house.py
 
@@ -9,7 +9,9 @@ A check is a function of (path below src/flambeau, source) that yields the breac
 The same function judges the package and the small bad sources that prove that it can fail.
 """
 
+import argparse
 import ast
+import dataclasses
 import functools
 import re
 import sys
@@ -632,6 +634,7 @@ def package_breaches() -> Iterator[str]:
     yield from (f"import circle: {' -> '.join(ring)}" for ring in circles(sources))
     yield from recipe_breaches()
     yield from table_breaches()
+    yield from page_breaches()
     yield from format_breaches()
     # Python puts a script's own folder first on sys.path.
     for script in (*(ROOT / "bench").glob("*.py"), *(ROOT / "examples").glob("*.py")):
@@ -659,6 +662,104 @@ def recipe_breaches() -> Iterator[str]:
         for name, count in Counter(names).items():
             if count > 1:
                 yield f"{name}: {count} files have this name"
+
+
+def public_names() -> frozenset[str]:
+    """`flambeau.__all__`, and the recipes."""
+    for node in parsed((SRC / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and dotted(node.targets[0]) == "__all__":
+            return frozenset({*ast.literal_eval(node.value), "recipes"})
+    raise AssertionError("flambeau has no __all__")
+
+
+PUBLIC = public_names()
+PRIVATE = frozenset(path.with_suffix("").parts[0] for path in FILES) - PUBLIC
+SECTION = {"en": "What each command and flag is for", "zh": "每个命令和参数的用途"}
+
+
+def text_breaches(text: str) -> Iterator[str]:
+    """What users read and copy names public things alone, in prose and in strings too."""
+    for match in re.finditer(r"\bflambeau\.(\w+)", text):
+        if match[1] in PRIVATE:
+            yield f"line {line_at(text, match)}: {match[0]} is private"
+    for match in re.finditer(r"\bfrom flambeau import +(\([^)]*\)|[\w ,]+)", text):
+        names = [part.split()[0] for part in match[1].strip("()").split(",") if part.strip()]
+        for name in names:
+            if name not in PUBLIC:
+                yield f"line {line_at(text, match)}: flambeau.{name} is private"
+
+
+def line_at(text: str, match: re.Match[str]) -> int:
+    return text.count("\n", 0, match.start()) + 1
+
+
+def page_breaches() -> Iterator[str]:
+    """The rules of the pages, the README and the examples."""
+    pages = [
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("README*.md"),
+        *ROOT.glob("CONTRIBUTING*.md"),
+    ]
+    for page in sorted([*pages, *(ROOT / "examples").glob("*.py")]):
+        text = page.read_text(encoding="utf-8")
+        yield from (f"{page.relative_to(ROOT)}: {breach}" for breach in text_breaches(text))
+    flags = command_flags()
+    for language, heading in SECTION.items():
+        page = ROOT / "docs" / language / "design.md"
+        section = page.read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
+        found = command_breaches(section.partition("\n## ")[0], flags)
+        yield from (f"{page.relative_to(ROOT)}: {breach}" for breach in found)
+
+
+def command_flags() -> dict[str, set[str]]:
+    """What each command takes: its flags, without --help and the settings of train, and its actions."""
+    sys.path.insert(0, str(SRC.parent))
+    from flambeau.cli.command import build_parser
+    from flambeau.trainer.settings.settings import Settings
+
+    sys.path.remove(str(SRC.parent))
+    settings = {field.name for field in dataclasses.fields(Settings)}
+    found: dict[str, set[str]] = {}
+    todo: list[tuple[str, argparse.ArgumentParser]] = [("", build_parser())]
+    for command, parser in todo:
+        words = found.setdefault(command, set())
+        for action in parser._actions:
+            is_setting = command == "train" and action.dest in settings
+            if isinstance(action, argparse._SubParsersAction):
+                todo += [(command or name, child) for name, child in action.choices.items()]
+                words |= set(action.choices) if command else set()
+            elif action.option_strings and action.dest != "help" and not is_setting:
+                words.add(action.option_strings[0])
+    return found
+
+
+def command_breaches(section: str, flags: Mapping[str, set[str]]) -> Iterator[str]:
+    """Each command has a row that names its flags; a flag of several may have a row of its own."""
+    shared: dict[str, set[str]] = {}
+    rows: dict[str, set[str]] = {}
+    for line in filter(re.compile(r"\| `").match, section.splitlines()):
+        name, *cells = [re.findall(r"`([^`]+)`", cell) for cell in line.strip("|").split("|")]
+        if name[0].startswith("--"):
+            shared[name[0]] = set(cells[0])
+        else:
+            actions = {word for word in cells[0] if not word.startswith("--")}
+            rows[name[0].removeprefix("flambeau").strip()] = actions | set(cells[1])
+    for command in sorted(flags.keys() | rows.keys()):
+        if command not in rows:
+            yield f"`flambeau {command}` has no row"
+            continue
+        if command not in flags:
+            yield f"`flambeau {command}` has a row and is no command"
+            continue
+        of_several = {flag for flag, commands in shared.items() if command in commands}
+        yield from (
+            f"`flambeau {command}`: nothing says what {word} is for"
+            for word in sorted(flags[command] - of_several - rows[command])
+        )
+        named = {word for word in rows[command] if word.startswith("--")} | of_several
+        yield from (
+            f"`flambeau {command}` has no {word}" for word in sorted(named - flags[command])
+        )
 
 
 def table_breaches() -> Iterator[str]:

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import difflib
+import re
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -147,7 +148,8 @@ def _page(name: str, *, language: str) -> str:
             f"no recipe and no page is named {wanted!r}{nearest(wanted, known)} "
             f"(flambeau recipes find WORD searches).{_page_about(wanted)}"
         )
-    text = known[wanted].read_text(encoding="utf-8")
+    # Behind the word `bash` stands what is for the tests of the pages alone.
+    text = re.sub(r"^( *```bash) .*", r"\1", known[wanted].read_text(encoding="utf-8"), flags=re.M)
     part = section(text, mark) if mark else text
     if part is None:
         raise InputError(f"{wanted} has no heading #{mark}; leave it out to print the whole page")
