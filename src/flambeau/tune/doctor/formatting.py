@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flambeau.terminal import printable
 from flambeau.tune.watch.code_origin import in_package
@@ -87,3 +88,26 @@ def _source(where: str) -> str:
 def line_with_source(where: str) -> str:
     """', at FILE:LINE (what stands there)'."""
     return f"{at_line(where)}{_source(where)}"
+
+
+def compiled_anew(trainer: dict[str, Any]) -> str:
+    """' (3 graphs in 20 steps)': what was compiled while the steps were timed; '' for nothing."""
+    graphs = trainer.get("graphs_in_window", 0)
+    if not graphs:
+        return ""
+    return f" ({graphs} graph{'s' * (graphs > 1)} in {trainer['steps']} steps)"
+
+
+def graph_breaks_line(trainer: dict[str, Any]) -> str:
+    """A sentence: how often torch.compile had to end a graph, and why most often; '' where it never had to.
+
+    What that costs shows only in a trial without torch.compile, so it is no cause with a share.
+    """
+    breaks = trainer.get("graph_breaks", {})
+    if not breaks:
+        return ""
+    most = max(breaks, key=lambda reason: breaks[reason])
+    return (
+        f"torch.compile has made {trainer['graphs']} graphs; graph breaks: {sum(breaks.values())}, most "
+        f"often for: {most} (TORCH_LOGS=graph_breaks says where)."
+    )
