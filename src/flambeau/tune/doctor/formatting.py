@@ -1,6 +1,7 @@
 """A cause of lost time, and how shares and lines are told in words."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,18 +45,21 @@ def shown(where: str) -> str:
     return where if relative.startswith("..") else relative
 
 
-def is_longer_than_a_cell(reason: str) -> bool:
-    """A table shows its first line only, and of that no more than the start."""
-    return "\n" in reason or len(reason) > _CELL
-
-
-def in_full(name: str, reason: str) -> str:
-    """'NAME: REASON', for below a table; the middle of a very long one is left out.
+def reasons_in_full(failures: Iterable[tuple[str, str]]) -> list[str]:
+    """Lines below a table, which shows the first line of a reason only; what failed alike is told once.
 
     Args:
-        name: of what failed.
-        reason: why, in lines, which may be of a script and hold anything.
+        failures: what failed, and why, in lines, which may be of a script and hold anything.
     """
+    names: dict[str, list[str]] = {}
+    for name, reason in failures:
+        if "\n" in reason or len(reason) > _CELL:
+            names.setdefault(reason, []).append(name)
+    return [_in_full(", ".join(alike), reason) for reason, alike in names.items()]
+
+
+def _in_full(name: str, reason: str) -> str:
+    """'NAME: REASON'; the middle of a very long one is left out."""
     left_out = len(reason) - _LONGEST_REASON
     if left_out > 0:
         half = _LONGEST_REASON // 2

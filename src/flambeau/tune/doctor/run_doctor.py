@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.errors import InputError
+from flambeau.tune.doctor.answer import Answer, Table
 from flambeau.tune.doctor.causes import Findings, findings_of
-from flambeau.tune.doctor.formatting import Cause, graph_breaks_line, percent
+from flambeau.tune.doctor.formatting import Cause, graph_breaks_line, percent, reasons_in_full
 from flambeau.tune.doctor.remedies import remedies_for
 from flambeau.tune.doctor.remedy_trials import Tried, told_by_trials, try_remedies
-from flambeau.tune.doctor.shares import shares_of
+from flambeau.tune.doctor.shares import PHASES, shares_of
 from flambeau.tune.doctor.trial import Script, Trial
 from flambeau.tune.watch.plan import Plan
 
+_RANKS = 8  # whose shares are shown one beside the other; chosen
 _BUSY = 0.25  # CPUs that other programs keep busy, from which on they are worth a word; chosen
 
 
@@ -127,6 +129,49 @@ class Diagnosis:
             "causes": [dataclasses.asdict(cause) for cause in self.causes],
             "remedies": [_remedy_as_json(one) for one in self.tried],
         }
+
+
+def answer_of(found: Diagnosis) -> Answer:
+    """As it is shown."""
+    trial = found.findings.trial
+    first = trial.trainers[0]
+    workers = first["loader"].get("num_workers")
+    about = (
+        f"{first['steps']} steps of {1000 * trial.step_s:.3g} ms watched: "
+        f"{f'{len(trial.trainers)} processes, ' * (len(trial.trainers) > 1)}"
+        f"{'' if workers is None else f'{workers} workers, '}{first['threads']} threads, {first['device']}"
+    )
+    parts: list[Table | str] = [_table_of_shares(found)]
+    if len(found.causes) > 1:
+        parts += ["Also:", *(f"- {cause.text}" for cause in found.causes[1:])]
+    if found.tried:
+        order = sorted(found.tried, key=lambda one: -one.gain.times if one.gain else 0.0)
+        heads = ("change", "predicted", "measured", "", "how")
+        parts.append(Table(heads, tuple(map(_row, order))))
+        parts += reasons_in_full((o.remedy.name, o.failure) for o in found.tried if o.gain is None)
+    verdict = f"{found.verdict[0].upper()}{found.verdict[1:]}."
+    return Answer(about, verdict, (*parts, *found.notes), found.as_json())
+
+
+def _table_of_shares(found: Diagnosis) -> Table:
+    """On average, and of some ranks each for itself."""
+    trainers = found.findings.trial.trainers
+    shares = {"share": found.findings.shares}
+    if 1 < len(trainers) <= _RANKS:
+        shares |= {f"rank {one['rank']}": shares_of(one) for one in trainers}
+    rows = [
+        (phase, *(percent(each[phase]) for each in shares.values()))
+        for phase in PHASES
+        if any(each[phase] >= 0.005 for each in shares.values())
+    ]
+    return Table(("of a step", *shares), tuple(rows), numbers=len(shares))
+
+
+def _row(one: Tried) -> tuple[str, ...]:
+    told = f"{'at most ' * one.remedy.at_most}{one.remedy.predicted:.2f}x"
+    if one.gain is None:
+        return one.remedy.name, told, "-", one.failure.partition("\n")[0], one.remedy.how
+    return one.remedy.name, told, f"{one.gain.times:.2f}x", one.gain.verdict, one.remedy.how
 
 
 def _remedy_as_json(one: Tried) -> dict[str, Any]:
