@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from flambeau.cli import doctor
+from flambeau.tune.doctor.answer import Answer
+
 QUICK = "--no-trials --json"
 
 
@@ -95,6 +98,37 @@ def test_wrong_input(flambeau: Any, tmp_path: Path, words: str, said: str) -> No
     assert (code, out) == (2, "")
     assert re.search(said, err), err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("resnet18", "step"),
+        ("torchvision:resnet18", "step"),
+        ("net.py:make", "step"),
+        ("a_run", "step"),
+        ("torchvision:cifar10", "script"),
+        ("hf:mnist", "script"),
+        ("photos", "script"),
+        ("far/away", "script"),
+        ("resnet18 --epochs 1", "script"),
+        ("photos --trust", "script"),
+        ("-- net.py:make", "script"),
+        ("", "script"),
+    ],
+)
+def test_what_is_meant(
+    words: str, asked: str, tmp_path: Path, monkeypatch: Any, flambeau: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    Path("a_run").mkdir()
+    Path("a_run/config.toml").touch()
+    for name in ("script", "step"):
+        told = Answer("about", f"of a {name}", (), {})
+        door = "_of_script" if name == "script" else "_of_steps"
+        monkeypatch.setattr(doctor, door, lambda *_, told=told: told)
+    assert flambeau("doctor", words).out == f"about\n\nof a {asked}\n"
 
 
 @pytest.mark.gpu
