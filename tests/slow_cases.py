@@ -4,7 +4,7 @@ The first ones; the others are marked slow. `.ci/run` runs all of them.
 """
 
 CASES = {
-    "cli/inspection/test_profile.py::test_a_run_on_its_data": 0,
+    "cli/test_doctor_steps.py::test_a_run_on_its_data": 0,
     "cli/test_bad_input.py::test_a_damaged_checkpoint_is_set_aside": 4,
     "cli/test_bad_input.py::test_one_bad_photo_too_many": 1,
     "cli/test_bad_input.py::test_where_and_when_in_a_later_epoch": 3,
@@ -47,7 +47,7 @@ CASES = {
     "inspection/test_graphs.py::test_kept_bytes_are_those_that_autograd_packs": 2,
     "inspection/test_graphs.py::test_too_many_nodes_are_put_together": 0,
     "inspection/test_graphs.py::test_without_a_depth_it_is_as_deep_as_is_readable": 0,
-    "inspection/test_memory_timeline.py::test_the_peak_is_the_estimated_one": 0,
+    "tune/step/test_step_memory.py::test_the_peak_is_the_estimated_one": 0,
     "inspection/test_model_summary.py::test_figures_of_known_models": 3,
     "inspection/test_receptive_field.py::test_networks_of_the_paper": 1,
     "parallel/launcher/test_elastic.py::test_a_killed_run_ends_like_one_never_killed": 2,

@@ -145,7 +145,7 @@ FLOORS = {
     "compare": Floor(BELOW_TRAINER | {"trainer", "compare"}),
     "inspection": Floor(BELOW_TRAINER | {"trainer", "compare", "inspection"}),
     "export": Floor(BELOW_TRAINER | {"trainer", "export"}),
-    "tune": Floor(BELOW_TRAINER | {"trainer", "tune"}),
+    "tune": Floor(BELOW_TRAINER | {"trainer", "inspection", "tune"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),
 }
@@ -190,12 +190,11 @@ STOREYS = {
         {"api.py"},
     ],
     "inspection": [
-        {"svg.py", "example_input.py", "model_facts.py", "receptive_field.py", "model_copy.py"},
-        {"model_summary.py", "graph_breaks.py", "lr_range_picture.py"},
+        {"svg.py", "model_facts.py", "receptive_field.py", "model_copy.py"},
+        {"named_model.py", "model_summary.py", "graph_breaks.py", "lr_range_picture.py"},
         {"graphs"},
-        {"timing", "design_rules.py"},
     ],
-    "tune": [{"watch"}, {"doctor"}, {"search"}],
+    "tune": [{"watch"}, {"doctor"}, {"step", "search"}],
 }
 
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "base"}

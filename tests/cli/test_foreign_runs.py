@@ -66,8 +66,7 @@ def unfinished(run: Path = Path("run")) -> None:
 
 COMMANDS = (
     "predict run images/0/1.png", "evaluate run images", "features run images out.npy", "inspect run",
-    "inspect run --profile", "inspect run --checklist", "inspect run --memory m.svg",
-    "inspect run --graph g.svg", "check images --model run", "export run --out made",
+    "doctor run", "inspect run --graph g.svg", "check images --model run", "export run --out made",
     "export run --out made --data images", "train --out run --extend 2st",
     "train images --teacher run --out new",
     "train --config run/config.toml --out again",
@@ -87,7 +86,7 @@ def test_code_of_a_foreign_run_is_not_run(foreign: Path, flambeau: Any, command:
     "command",
     [
         "predict run images/0/1.png", "evaluate run images", "features run images out.npy", "inspect run",
-        "inspect run --memory m.svg", "check images --model run", "export run --out made --images 4",
+        "doctor run --no-trials", "check images --model run", "export run --out made --images 4",
         "train --out run --extend 2st", "train images --image-size 8 --teacher run --out new --duration 2st",
     ],
 )  # fmt: skip

@@ -40,6 +40,7 @@ def folder(tmp_path: Path) -> Path:
     ("words", "output"),
     [
         ("inspect user.py:build --input 1,3,8,8 --graph model.svg", "model.svg"),
+        ("doctor user.py:build --input 4,3,8,8 --no-trials --html page.html", "page.html"),
         pytest.param(
             "train user.py:photos --dry-run --batch-size 4 --device cpu", "", marks=pytest.mark.slow
         ),
@@ -64,7 +65,7 @@ def test_only_the_output_is_left(words: str, output: str, folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == names
     assert not Path("~/made-by-flambeau-test").expanduser().exists()
     if output:
-        assert (folder / output).read_text().startswith("<svg")
+        assert (folder / output).read_text().startswith(("<svg", "<!DOCTYPE html>"))
 
 
 def test_outside_of_a_view_a_path_is_itself(tmp_path: Path) -> None:

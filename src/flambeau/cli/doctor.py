@@ -1,7 +1,8 @@
-"""`flambeau doctor`: what a training script waits for, and what would make it faster, measured."""
+"""`flambeau doctor`: what a training waits for and needs, and what would make it faster, measured."""
 
 import argparse
 import contextlib
+import os
 import shlex
 import sys
 import tempfile
@@ -9,98 +10,165 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flambeau.cli.reading_flags import add_trust
 from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file, check_page
 from flambeau.errors import InputError
 from flambeau.run.options.durations import parse_seconds
+from flambeau.sandbox.here import outside
 from flambeau.terminal import say
+from flambeau.user_code import is_function
 
 if TYPE_CHECKING:
     from flambeau.sandbox.changed_files import ChangedFiles
-    from flambeau.tune.doctor.run_doctor import Diagnosis, Options
+    from flambeau.tune.doctor.answer import Answer
     from flambeau.tune.doctor.trial import Script
+    from flambeau.tune.step.training_steps import Steps
 
-HELP = "find what a training script waits for, and measure what would make it faster"
+HELP = "find where the time of a training goes, and measure what would make it faster"
 TAKES_REST = True
 """What is no flag of this command belongs to the script, or to train."""
 
 _EXAMPLES = """\
-flambeau doctor -- python train.py --lr 0.1
+flambeau doctor -- python train.py --lr 0.1       a script, which is watched and tried in several ways
 flambeau doctor -- torchrun --nproc-per-node 2 train.py
-flambeau doctor photos/ --model resnet18          (the arguments of flambeau train)
-flambeau doctor --no-trials --trace steps.json.gz -- python train.py
+flambeau doctor photos/ --model resnet18          the arguments of flambeau train, likewise
+flambeau doctor runs/photos                       a step of a run, on its own data
+flambeau doctor resnet18 --input 32,3,224,224     a step of a model, on random numbers; or net.py:make
 
 The script runs for some seconds, several times, and is ended. What it writes is thrown away.
 """
+_OF_SCRIPTS = {"seconds": 8.0, "steps": 20, "limit": "5min", "trials_may_write": False}
+_OF_STEPS = {"input": (), "memory": None, "trust": False}
+_BATCH = 8  # images of a step of a model; chosen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How long, how much, and what is written."""
-    parser.usage = "flambeau doctor [FLAGS] (-- COMMAND ... | [arguments of flambeau train])"
+    parser.usage = (
+        "flambeau doctor [FLAGS] (-- COMMAND ... | [arguments of flambeau train] | RUN | MODEL)"
+    )
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("--seconds", type=float, default=8.0, help="how long steps are watched (default: 8)")
-    add(
-        "--steps",
-        type=int,
-        default=20,
-        help="how many steps at least, if they are quick enough (default: 20)",
-    )
+    add("--no-trials", action="store_true", help="watch only, and try nothing")
     add(
         "--rounds",
         type=int,
-        default=3,
-        help="pairs of runs for each change that is tried (default: 3)",
+        help="pairs of runs for each change that is tried (default: 3); of RUN or MODEL rounds of steps (15)",
     )
     add(
         "--budget",
-        default="5min",
         metavar="TIME",
-        help="no new trial after this time, such as 90s (default: 5min)",
+        help="no new trial after this time, such as 90s (default: 5min; 1min of RUN or MODEL)",
     )
-    add(
-        "--limit",
-        default="5min",
-        metavar="TIME",
-        help="what one run may take until its steps are counted (default: 5min)",
-    )
-    add("--no-trials", action="store_true", help="watch only, and try nothing")
-    add_sandbox_flag(parser)
     add("--trace", metavar="FILE", help="write a time line of three steps, for ui.perfetto.dev")
     add("--html", metavar="FILE", help="write all of it as a page, too")
     add("--json", action="store_true", help="print one JSON object instead, for programs")
+    script = parser.add_argument_group("of a script")
+    add = script.add_argument
+    add("--seconds", type=float, help="how long steps are watched (default: 8)")
+    add("--steps", type=int, help="how many steps at least, if they are quick enough (default: 20)")
+    add(
+        "--limit",
+        metavar="TIME",
+        help="what one run may take until its steps are counted (default: 5min)",
+    )
+    add_sandbox_flag(script)
+    step = parser.add_argument_group("of RUN or MODEL")
+    add = step.add_argument
+    add(
+        "--input",
+        action="append",
+        metavar="SIZES",
+        help="of MODEL: sizes of an input, as inspect takes them (default: 8 images)",
+    )
+    add(
+        "--memory",
+        metavar="FILE.pickle",
+        help="record each block of a CUDA device's memory, for https://pytorch.org/memory_viz",
+    )
+    add_trust(step)
+
+
+def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
+    """What is written besides what the user's code would write; None where a sandbox holds a script."""
+    if not any(is_function(word) or _is_run(word) for word in _target(arguments)):
+        return None
+    files = (arguments.html, arguments.trace, arguments.memory)
+    return [Path(file) for file in files if file is not None]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Watch, try, and print."""
-    options = _options(arguments)
-    limit_s = parse_seconds(arguments.limit, name="--limit")
-    from flambeau.tune.doctor.run_doctor import diagnose
-
-    command = command_of(arguments.rest, verb="doctor")
-    with script_of(command, arguments, limit_s=limit_s, verb="doctor") as script:
-        found = diagnose(script, options, say=lambda text: say(f"doctor: {text}"))
+    target = _target(arguments)
+    is_script = not target or _is_data(target[0])
+    _check(arguments, is_script=is_script)
+    answer = _of_script(arguments) if is_script else _of_steps(target[0], arguments)
     if arguments.json:
-        print_json([found.as_json()])
+        print_json([answer.data])
     else:
-        _print(found)
+        _print(answer)
     if arguments.html is not None:
         from flambeau.run.folder.report_file import write_page
-        from flambeau.tune.doctor.page import page_of
+        from flambeau.tune.doctor.answer import page_of
 
-        page = page_of(found, shlex.join(arguments.rest).removeprefix("-- "))
-        write_page(Path(arguments.html), page)
+        page = page_of(answer, shlex.join(arguments.rest).removeprefix("-- "))
+        write_page(outside(Path(arguments.html)), page)
         say(f"doctor: wrote {arguments.html}")
     return 0
 
 
-def _options(arguments: argparse.Namespace) -> "Options":
-    """Checked, with the files that will be written, before a run of minutes."""
-    if not 0.5 <= arguments.seconds <= 3600:
-        raise InputError(f"--seconds must be from 0.5 to 3600, got {arguments.seconds:g}")
+# ---------------------------------------------------------------- a script, or a step
+
+
+def _target(arguments: argparse.Namespace) -> list[str]:
+    """The only word, if it may be a run or a model; else nothing: the words are of a script or of train."""
+    words = arguments.rest
+    if len(words) != 1 or words[0].startswith("-") or words[0] == "train":
+        return []
+    (word,) = words
+    may_be = is_function(word) or _is_run(word) or not (Path(word).exists() or os.sep in word)
+    return [word] if may_be else []
+
+
+def _is_run(word: str) -> bool:
+    return (Path(word) / "config.toml").is_file()
+
+
+def _is_data(word: str) -> bool:
+    """hf:NAME or torchvision:NAME of a data set, which no model is called."""
+    kind, _, name = word.partition(":")
+    if kind != "torchvision":
+        return kind == "hf"
+    from torchvision.models import list_models
+
+    return name not in list_models()
+
+
+def _check(arguments: argparse.Namespace, *, is_script: bool) -> None:
+    """Refuse what would have no effect, and set the defaults of the rest."""
+    own, others = (_OF_SCRIPTS, _OF_STEPS) if is_script else (_OF_STEPS, _OF_SCRIPTS)
+    for name in others:
+        # --trust of flambeau train is one of this command, too: see _of_script
+        if getattr(arguments, name) and not (name == "trust" and "--" not in arguments.rest):
+            what = "RUN or MODEL" if is_script else "a script"
+            raise InputError(f"--{name.replace('_', '-')} is of {what} alone: leave it out")
+    for name, value in own.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    if arguments.rounds is None:
+        arguments.rounds = 3 if is_script else 15
+    arguments.budget = arguments.budget or ("5min" if is_script else "1min")
+    parse_seconds(arguments.budget, name="--budget")
     for name, low in (("steps", 2), ("rounds", 1)):
-        if not low <= (value := getattr(arguments, name)) <= 100_000:
+        value = getattr(arguments, name)
+        if value is not None and not low <= value <= 100_000:
             raise InputError(f"--{name} must be from {low} to 100000, got {value}")
+    _check_files(arguments)
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    """What will be written, before minutes of work."""
     if arguments.html is not None:
         check_page(
             "--html", Path(arguments.html), example="doctor.html", instead="name another file"
@@ -113,20 +181,89 @@ def _options(arguments: argparse.Namespace) -> "Options":
             what="a time line is a JSON file",
             example="steps.json.gz",
         )
-    budget_s = parse_seconds(arguments.budget, name="--budget")
-    from flambeau.tune.doctor.run_doctor import Options
+    if arguments.memory is not None:
+        check_file(
+            "--memory",
+            Path(arguments.memory),
+            endings=(".pickle",),
+            what="a record of memory is a pickle",
+            example="memory.pickle",
+        )
 
-    trace = None if arguments.trace is None else f"{Path(arguments.trace).absolute()}"
-    return Options(
+
+def _of_script(arguments: argparse.Namespace) -> "Answer":
+    if not 0.5 <= arguments.seconds <= 3600:
+        raise InputError(f"--seconds must be from 0.5 to 3600, got {arguments.seconds:g}")
+    limit_s = parse_seconds(arguments.limit, name="--limit")
+    from flambeau.tune.doctor.run_doctor import Options, answer_of, diagnose
+
+    options = Options(
         seconds=arguments.seconds,
         steps=arguments.steps,
-        budget_s=budget_s,
+        budget_s=parse_seconds(arguments.budget, name="--budget"),
         rounds=0 if arguments.no_trials else arguments.rounds,
-        trace=trace,
+        trace=None if arguments.trace is None else f"{Path(arguments.trace).absolute()}",
     )
+    words = [*arguments.rest, *(["--trust"] if arguments.trust else [])]
+    command = command_of(words, verb="doctor")
+    with script_of(command, arguments, limit_s=limit_s, verb="doctor") as script:
+        return answer_of(diagnose(script, options, say=lambda text: say(f"doctor: {text}")))
 
 
-def add_sandbox_flag(parser: argparse.ArgumentParser) -> None:
+def _of_steps(target: str, arguments: argparse.Namespace) -> "Answer":
+    # Torch's profiler and allocator read these when they are loaded, and tell less on standard error.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if arguments.input and _is_run(target):
+        raise InputError("--input is of MODEL alone: a run reads its own data; leave it out")
+    from flambeau.tune.step.step_answer import Looks, answer_of_steps
+
+    def file(name: str | None) -> Path | None:
+        return None if name is None else outside(Path(name))
+
+    looks = Looks(
+        rounds=0 if arguments.no_trials else arguments.rounds,
+        budget_s=parse_seconds(arguments.budget, name="--budget"),
+        trace=file(arguments.trace),
+        memory=file(arguments.memory),
+    )
+    with (
+        contextlib.redirect_stdout(sys.stderr),  # what the model itself prints
+        _steps(target, arguments) as steps,
+    ):
+        return answer_of_steps(steps, looks, say=lambda text: say(f"doctor: {text}"))
+
+
+@contextlib.contextmanager
+def _steps(target: str, arguments: argparse.Namespace) -> "Iterator[Steps]":
+    from flambeau.inspection.named_model import named_model
+    from flambeau.trainer.parts.device import pick_device, use_threads
+    from flambeau.tune.step.training_steps import steps_of_model, steps_of_run
+
+    if _is_run(target):
+        with steps_of_run(Path(target), trust=arguments.trust, say=say) as steps:
+            yield steps
+        return
+    model, args, kwargs = named_model(
+        target, arguments.input, batch=_BATCH, values=True, trust=arguments.trust, say=say
+    )
+    use_threads()
+    yield steps_of_model(model, args, kwargs, device=pick_device("auto"))
+
+
+def _print(answer: "Answer") -> None:
+    print(f"{answer.about}\n\n{answer.verdict}")
+    was_line = False
+    for part in answer.parts:
+        if isinstance(part, str):
+            print(part if was_line else f"\n{part}")
+        else:
+            print()
+            print_table(part.heads, part.rows, right=part.heads[len(part.heads) - part.numbers :])
+        was_line = isinstance(part, str)
+
+
+def add_sandbox_flag(parser: argparse._ActionsContainer) -> None:
     """Of commands that run a script in trials."""
     parser.add_argument(
         "--trials-may-write",
@@ -209,56 +346,3 @@ def command_of(words: Sequence[str], *, verb: str) -> list[str]:
         if any(word == flag or word.startswith(f"{flag}=") for word in words):
             raise InputError(f"leave {flag} out: {verb} needs a training, whose run it removes")
     return [sys.executable, "-m", "flambeau", "train", *words]
-
-
-def _print(found: "Diagnosis") -> None:
-    from flambeau.tune.doctor.formatting import percent
-    from flambeau.tune.doctor.shares import PHASES
-
-    trial, shares = found.findings.trial, found.findings.shares
-    first = trial.trainers[0]
-    ranks = f"{len(trial.trainers)} processes, " * (len(trial.trainers) > 1)
-    workers = first["loader"].get("num_workers")
-    print(
-        f"{first['steps']} steps of {1000 * trial.step_s:.3g} ms watched: {ranks}"
-        f"{'' if workers is None else f'{workers} workers, '}{first['threads']} threads, {first['device']}\n"
-    )
-    print(f"{found.verdict[0].upper()}{found.verdict[1:]}.\n")
-    rows = [(phase, percent(shares[phase])) for phase in PHASES if shares[phase] >= 0.005]
-    print_table(("of a step", "share"), rows, right=("share",))
-    if len(found.causes) > 1:
-        print("\nAlso:")
-        for cause in found.causes[1:]:
-            print(f"- {cause.text}")
-    if found.tried:
-        print()
-        print_table(("change", "predicted", "measured", "", "how"), list(_remedies(found)))
-        for reason in _reasons(found):
-            print(reason)
-    for note in found.notes:
-        print(f"\n{note}")
-
-
-def _remedies(found: "Diagnosis") -> list[tuple[str, str, str, str, str]]:
-    rows = []
-    for one in sorted(found.tried, key=lambda t: -t.gain.times if t.gain else 0.0):
-        told = f"{'at most ' * one.remedy.at_most}{one.remedy.predicted:.2f}x"
-        if one.gain is None:
-            measured = "-"
-            verdict = one.failure.partition("\n")[0]
-        else:
-            measured = f"{one.gain.times:.2f}x"
-            verdict = one.gain.verdict
-        rows.append((one.remedy.name, told, measured, verdict, one.remedy.how))
-    return rows
-
-
-def _reasons(found: "Diagnosis") -> list[str]:
-    """What the table shows the first line of only; changes that failed alike are told once."""
-    from flambeau.tune.doctor.formatting import in_full, is_longer_than_a_cell
-
-    names: dict[str, list[str]] = {}
-    for one in found.tried:
-        if one.gain is None and is_longer_than_a_cell(one.failure):
-            names.setdefault(one.failure, []).append(one.remedy.name)
-    return [f"\n{in_full(', '.join(alike), why)}" for why, alike in names.items()]

@@ -7,18 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.inspection.checklist_table import print_checklist
-from flambeau.cli.inspection.convolution_table import print_convolutions
-from flambeau.cli.inspection.graph_file import write_graphs
-from flambeau.cli.inspection.memory_file import write_memory
-from flambeau.cli.inspection.profile_page import print_profile
-from flambeau.cli.inspection.rules_table import print_findings, print_rules
-from flambeau.cli.inspection.steps_here import BATCH, Source, quiet_profiler
+from flambeau.cli.convolution_table import print_convolutions
 from flambeau.cli.reading_flags import add_trust, check_at_least
 from flambeau.cli.table import count_text, print_json, print_table
 from flambeau.errors import InputError
+from flambeau.sandbox.here import outside
 from flambeau.terminal import say
-from flambeau.user_code import first_line, is_function
+from flambeau.user_code import first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,12 +24,8 @@ if TYPE_CHECKING:
 HELP = "show what a model is made of: shapes, parameters, operations, memory, receptive fields"
 
 _WITHOUT = {  # which other options each has no use for
-    "conv": ("input", "depth", "compile", "graph", "profile", "memory", "checklist", "rules"),
-    "compile": ("depth", "graph", "profile", "memory", "checklist", "rules"),
-    "profile": ("depth", "graph", "memory", "checklist", "rules"),
-    "memory": ("depth", "graph", "checklist", "rules"),
-    "checklist": ("depth", "graph", "rules"),
-    "rules": ("depth", "graph"),
+    "conv": ("input", "depth", "compile", "graph"),
+    "compile": ("depth", "graph"),
 }
 _DEPTH = 2
 _NAMED = 10  # unused modules and shared parameters that are named in the lines below the table
@@ -75,13 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sizes of a convolution in the place of a model: 224,k7,s2,p3 is an input of 224 with kernel 7, "
         "stride 2, padding 3; d2 a dilation, t a transposed one; again without the input for the next layer",
     )
-    _add_other_views(parser)
-    parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
-    add_trust(parser)
-
-
-def _add_other_views(parser: argparse.ArgumentParser) -> None:
-    """What is shown in the place of the table."""
     parser.add_argument(
         "--graph",
         type=Path,
@@ -89,38 +73,10 @@ def _add_other_views(parser: argparse.ArgumentParser) -> None:
         help="draw the modules with the data between them, and autograd's graph with what it keeps",
     )
     parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="run training steps here, of a run on its own data, and show where their time goes: parts, "
-        f"operations, modules, Python, data (default input of a model: {BATCH} images)",
+        "--force", action="store_true", help="replace the file of --graph if it exists"
     )
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE.json.gz",
-        help="with --profile: every operation on a time line, which https://ui.perfetto.dev opens",
-    )
-    parser.add_argument(
-        "--memory",
-        type=Path,
-        metavar="FILE.svg",
-        help="draw the memory of a training step here over its time, and name who allocated the peak",
-    )
-    parser.add_argument(
-        "--checklist",
-        action="store_true",
-        help="measure here what the usual advice changes for this model, or for a run with its "
-        "data: cudnn.benchmark, pinned memory, non_blocking, del, num_workers, channels_last, bf16 ...",
-    )
-    parser.add_argument(
-        "--rules",
-        action="store_true",
-        help="measure here what unequal channels, groups, branches and element-wise operations cost at equal "
-        "FLOPs (the rules of ShuffleNet V2); with MODEL also where it has them",
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="replace the file that is to be written if it exists"
-    )
+    parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
+    add_trust(parser)
 
 
 def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
@@ -128,50 +84,27 @@ def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
     model = arguments.model or ""
     if ".py:" not in model and not Path(model).is_dir():
         return None
-    return [one for one in (arguments.graph, arguments.trace, arguments.memory) if one is not None]
+    return [] if arguments.graph is None else [arguments.graph]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, and below it the totals."""
-    trains = arguments.profile or arguments.checklist or arguments.memory is not None
-    if trains:
-        quiet_profiler()  # before torch is imported
-    from flambeau.inspection.example_input import example_inputs
-
     _check(arguments)
     if arguments.conv:
         return print_convolutions(arguments.conv, as_json=arguments.json)
-    if arguments.rules and arguments.model is None:
-        return print_rules(as_json=arguments.json)
-    args, kwargs = example_inputs(arguments.input)
-    if trains and not args and not kwargs and Path(arguments.model).is_dir():
-        return _measure(arguments, Source(run=Path(arguments.model), trust=arguments.trust))
-    shape = tuple(args[0].shape) if args else ()
-    model, default = _loaded(arguments.model, shape, values=trains, trust=arguments.trust)
-    if not args and not kwargs:
-        batch = BATCH if trains else 1
-        args, kwargs = example_inputs([",".join(map(str, (batch, *default[1:])))])
-    if trains:
-        return _measure(arguments, Source(None, model=model, args=args, kwargs=kwargs))
+    from flambeau.inspection.named_model import named_model
+
+    model, args, kwargs = named_model(
+        arguments.model, arguments.input, batch=1, values=False, trust=arguments.trust, say=say
+    )
     if arguments.compile:
         return _print_breaks(model, args, kwargs, as_json=arguments.json)
-    if arguments.rules:
-        return print_findings(model, args, kwargs, as_json=arguments.json)
     if arguments.graph is not None:
-        return write_graphs(
+        return _write_graphs(
             arguments.graph, model, args, kwargs, depth=arguments.depth, as_json=arguments.json
         )
     depth = _DEPTH if arguments.depth is None else arguments.depth
     return _print_summary(model, args, kwargs, depth=depth, as_json=arguments.json)
-
-
-def _measure(arguments: argparse.Namespace, source: Source) -> int:
-    """What takes training steps."""
-    if arguments.memory is not None:
-        return write_memory(arguments.memory, source, as_json=arguments.json)
-    if arguments.checklist:
-        return print_checklist(source, as_json=arguments.json)
-    return print_profile(source, trace=arguments.trace, as_json=arguments.json)
 
 
 def _print_summary(
@@ -202,59 +135,21 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in _WITHOUT.get(shown, ()):
         if getattr(arguments, name) not in (None, False, []):
             raise InputError(f"--{name} has no effect with --{shown}: leave it out")
-    if arguments.trace is not None and not arguments.profile:
-        raise InputError("--trace has no effect without --profile: give that, too")
-    files = ((arguments.graph, ".svg"), (arguments.memory, ".svg"), (arguments.trace, ".gz"))
-    if arguments.force and not any(path for path, _ in files):
-        raise InputError("--force has no effect without a file to write: leave it out")
+    if arguments.force and arguments.graph is None:
+        raise InputError("--force has no effect without --graph: leave it out")
     if arguments.conv and arguments.model is not None:
         raise InputError("--conv is without MODEL: it draws one convolution, or several in a row")
-    if arguments.rules and arguments.model is None and arguments.input:
-        raise InputError("--input has no effect without MODEL: leave it out")
-    if not arguments.conv and not arguments.rules and arguments.model is None:
+    if not arguments.conv and arguments.model is None:
         raise InputError("name a MODEL or a RUN; see flambeau inspect --help")
     if arguments.json and arguments.depth is not None and arguments.graph is None:
         raise InputError("--depth has no effect with --json, which has every module: leave it out")
     check_at_least(arguments, depth=0)
-    from flambeau.trainer.evaluation.predictions_file import refuse_existing
+    if arguments.graph is not None:
+        from flambeau.trainer.evaluation.predictions_file import refuse_existing
 
-    for path, suffix in files:
-        if path is not None:
-            refuse_existing(path, suffixes=(suffix,), force=arguments.force, remedy="--force")
-
-
-def _loaded(
-    name: str, shape: tuple[int, ...], *, values: bool, trust: bool
-) -> "tuple[nn.Module, tuple[int, ...]]":
-    """A model, and the shape of an image that it is made for.
-
-    Args:
-        name: as the user wrote it.
-        shape: of the first input, empty where none was given.
-        values: whether it has to run.
-        trust: run the file that a run names as its model, wherever the run comes from.
-    """
-    from flambeau.inspection.model_facts import (
-        DEFAULT_SIZE,
-        made_for,
-        model_with_values,
-        model_without_values,
-    )
-    from flambeau.trainer.parts.model import build_model
-    from flambeau.trainer.prediction.trained_model import load_trained
-
-    if Path(name).is_dir():
-        trained = load_trained(Path(name), trust=trust, say=say)
-        return trained.model, (1, trained.facts.channels, trained.image_size, trained.image_size)
-    channels, side = (shape[1], shape[-1]) if len(shape) == 4 else (3, None)
-    if is_function(name):
-        side = side or DEFAULT_SIZE
-        model = build_model(name, num_classes=1000, channels=channels, image_size=side)
-    else:
-        make = model_with_values if values else model_without_values
-        model = make(name, channels=channels, image_size=side)
-        side = side or made_for(name, model)
-    return model, (1, channels, side, side)
+        refuse_existing(
+            arguments.graph, suffixes=(".svg",), force=arguments.force, remedy="--force"
+        )
 
 
 def _training_memory(
@@ -303,6 +198,41 @@ def _print_breaks(
     print(f"{found.graphs} graphs of {found.operations} operations, broken at:")
     for place in found.breaks:
         print(f"{place.file}:{place.line}  {place.code}\n    {place.reason}")
+    return 0
+
+
+def _write_graphs(
+    path: Path,
+    model: "nn.Module",
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    depth: int | None,
+    as_json: bool,
+) -> int:
+    """Write the picture, and print what is in it; returns the exit code."""
+    from flambeau.inspection.graphs.picture import model_graphs, size_text, svg_of_graphs
+    from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+
+    with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
+        graphs = model_graphs(model, args, kwargs, depth=depth)
+    write_file(outside(path), svg_of_graphs(graphs).encode())
+    if as_json:
+        more = {"kept_bytes": graphs.kept_bytes, "file": str(path)}
+        print_json([dataclasses.asdict(graphs) | more])
+        return 0
+    nodes = graphs.autograd.nodes
+    leaves = sum(node.leaves for node in nodes)
+    operations = sum(node.nodes for node in nodes) - leaves
+    print(f"{path}: {len(graphs.modules.nodes):,} nodes of modules and data,")
+    print(f"{operations:,} operations of autograd and {leaves:,} leaves in {len(nodes):,} nodes")
+    print(f"{size_text(graphs.kept_bytes)} kept for a backward pass; the largest:")
+    for node in sorted(nodes, key=lambda node: -node.kept_bytes)[:5]:
+        if node.kept_bytes:
+            where = f" in {node.module}" if node.module and node.module != node.name else ""
+            print(f"  {size_text(node.kept_bytes):>10}  {node.name or '(model)'}{where}")
+    for note in graphs.notes:
+        print(note)
     return 0
 
 

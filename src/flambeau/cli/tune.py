@@ -251,18 +251,9 @@ def _low(gain: "Gain | None") -> float | None:
     return None if gain is None or math.isnan(gain.low) else gain.low
 
 
-def _reasons(found: "Found") -> list[str]:
-    """What the table shows the first line of only; values that failed alike are listed once."""
-    from flambeau.tune.doctor.formatting import in_full, is_longer_than_a_cell
-
-    values: dict[str, list[str]] = {}
-    for one in found.steps:
-        if is_longer_than_a_cell(one.note):
-            values.setdefault(one.note, []).append(f"{one.lever}={one.value}")
-    return [f"\n{in_full(', '.join(names), note)}" for note, names in values.items()]
-
-
 def _print(found: "Found", file: Path | None) -> None:
+    from flambeau.tune.doctor.formatting import reasons_in_full
+
     def shown(gain: "Gain | None") -> str:
         return "-" if gain is None else f"{gain.times:.2f}x"
 
@@ -277,8 +268,8 @@ def _print(found: "Found", file: Path | None) -> None:
         right=("alone", "on top"),
         styles={"chosen": "green"},
     )
-    for line in _reasons(found):
-        print(line)
+    for reason in reasons_in_full((f"{one.lever}={one.value}", one.note) for one in found.steps):
+        print(f"\n{reason}")
     if not found.choice:
         print("\nNothing was surely better than the settings as they are.")
         return

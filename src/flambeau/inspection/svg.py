@@ -76,11 +76,6 @@ class Picture:
         end = ' marker-end="url(#arrow)"' if arrow else ""
         self._parts.append(f'<path d="{way}" fill="none" stroke="{color}"{end}/>')
 
-    def area(self, points: Sequence[tuple[float, float]], *, fill: str) -> None:
-        """A filled polygon."""
-        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        self._parts.append(f'<polygon points="{corners}" fill="{fill}"/>')
-
     def line(self, start: tuple[float, float], end: tuple[float, float], *, color: str) -> None:
         """A straight line."""
         (x, y), (to_x, to_y) = start, end

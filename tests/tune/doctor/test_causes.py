@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flambeau.tune.doctor.causes import findings_of
-from flambeau.tune.doctor.compile_lines import graph_breaks_line
+from flambeau.tune.doctor.formatting import graph_breaks_line
 from flambeau.tune.doctor.machine_watch import MachineWatch
 from flambeau.tune.doctor.paired_test import Gain, gain_of
 from flambeau.tune.doctor.remedies import Remedy, remedies_for

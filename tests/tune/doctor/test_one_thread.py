@@ -8,7 +8,7 @@ import pytest
 
 from flambeau.tune.doctor.causes import findings_of
 from flambeau.tune.doctor.machine_watch import MachineWatch
-from flambeau.tune.doctor.one_thread import watched_on_one_thread
+from flambeau.tune.doctor.run_doctor import watched_on_one_thread
 from flambeau.tune.doctor.shares import shares_of
 from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.watch.plan import Plan

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flambeau.tune.watch.cached_batches import CachedBatches
 from flambeau.tune.watch.changes import apply_changes, change_model
+from flambeau.tune.watch.loader_clock import CachedBatches
 
 
 class Seen(nn.Module):

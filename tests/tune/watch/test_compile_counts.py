@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from flambeau.tune.watch.compile_counts import compile_counts
+from flambeau.tune.watch.step_watch import compile_counts
 
 
 def _broken(values: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,7 @@ def test_graphs_and_their_breaks_are_counted() -> None:
 
 def test_a_process_without_torch_compile_imports_nothing_for_it() -> None:
     code = (
-        "import sys; from flambeau.tune.watch.compile_counts import compile_counts; "
+        "import sys; from flambeau.tune.watch.step_watch import compile_counts; "
         "print(compile_counts(), 'torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.recipes.setup.environment import usable_cpus
-from flambeau.tune.doctor.compile_lines import compiled_anew
-from flambeau.tune.doctor.formatting import Cause, at_line, line_with_source, percent
+from flambeau.tune.doctor.formatting import Cause, at_line, compiled_anew, line_with_source, percent
 from flambeau.tune.doctor.shares import (
     PHASES,
     DataWork,

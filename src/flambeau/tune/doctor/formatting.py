@@ -1,8 +1,10 @@
 """A cause of lost time, and how shares and lines are told in words."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flambeau.terminal import printable
 from flambeau.tune.watch.code_origin import in_package
@@ -43,18 +45,21 @@ def shown(where: str) -> str:
     return where if relative.startswith("..") else relative
 
 
-def is_longer_than_a_cell(reason: str) -> bool:
-    """A table shows its first line only, and of that no more than the start."""
-    return "\n" in reason or len(reason) > _CELL
-
-
-def in_full(name: str, reason: str) -> str:
-    """'NAME: REASON', for below a table; the middle of a very long one is left out.
+def reasons_in_full(failures: Iterable[tuple[str, str]]) -> list[str]:
+    """Lines below a table, which shows the first line of a reason only; what failed alike is told once.
 
     Args:
-        name: of what failed.
-        reason: why, in lines, which may be of a script and hold anything.
+        failures: what failed, and why, in lines, which may be of a script and hold anything.
     """
+    names: dict[str, list[str]] = {}
+    for name, reason in failures:
+        if "\n" in reason or len(reason) > _CELL:
+            names.setdefault(reason, []).append(name)
+    return [_in_full(", ".join(alike), reason) for reason, alike in names.items()]
+
+
+def _in_full(name: str, reason: str) -> str:
+    """'NAME: REASON'; the middle of a very long one is left out."""
     left_out = len(reason) - _LONGEST_REASON
     if left_out > 0:
         half = _LONGEST_REASON // 2
@@ -87,3 +92,26 @@ def _source(where: str) -> str:
 def line_with_source(where: str) -> str:
     """', at FILE:LINE (what stands there)'."""
     return f"{at_line(where)}{_source(where)}"
+
+
+def compiled_anew(trainer: dict[str, Any]) -> str:
+    """' (3 graphs in 20 steps)': what was compiled while the steps were timed; '' for nothing."""
+    graphs = trainer.get("graphs_in_window", 0)
+    if not graphs:
+        return ""
+    return f" ({graphs} graph{'s' * (graphs > 1)} in {trainer['steps']} steps)"
+
+
+def graph_breaks_line(trainer: dict[str, Any]) -> str:
+    """A sentence: how often torch.compile had to end a graph, and why most often; '' where it never had to.
+
+    What that costs shows only in a trial without torch.compile, so it is no cause with a share.
+    """
+    breaks = trainer.get("graph_breaks", {})
+    if not breaks:
+        return ""
+    most = max(breaks, key=lambda reason: breaks[reason])
+    return (
+        f"torch.compile has made {trainer['graphs']} graphs; graph breaks: {sum(breaks.values())}, most "
+        f"often for: {most} (TORCH_LOGS=graph_breaks says where)."
+    )

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.errors import InputError
+from flambeau.tune.doctor.answer import Answer, Table
 from flambeau.tune.doctor.causes import Findings, findings_of
-from flambeau.tune.doctor.compile_lines import graph_breaks_line
-from flambeau.tune.doctor.formatting import Cause, percent
-from flambeau.tune.doctor.one_thread import BUSY, watched_on_one_thread
+from flambeau.tune.doctor.formatting import Cause, graph_breaks_line, percent, reasons_in_full
 from flambeau.tune.doctor.remedies import remedies_for
 from flambeau.tune.doctor.remedy_trials import Tried, told_by_trials, try_remedies
-from flambeau.tune.doctor.shares import shares_of
-from flambeau.tune.doctor.trial import Script
+from flambeau.tune.doctor.shares import PHASES, shares_of
+from flambeau.tune.doctor.trial import Script, Trial
 from flambeau.tune.watch.plan import Plan
+
+_RANKS = 8  # whose shares are shown one beside the other; chosen
+_BUSY = 0.25  # CPUs that other programs keep busy, from which on they are worth a word; chosen
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Diagnosis:
     @property
     def was_busy(self) -> bool:
         """Whether they have kept enough of them busy to say so."""
-        return self.others_cpus > BUSY
+        return self.others_cpus > _BUSY
 
     @property
     def notes(self) -> list[str]:
@@ -129,6 +131,49 @@ class Diagnosis:
         }
 
 
+def answer_of(found: Diagnosis) -> Answer:
+    """As it is shown."""
+    trial = found.findings.trial
+    first = trial.trainers[0]
+    workers = first["loader"].get("num_workers")
+    about = (
+        f"{first['steps']} steps of {1000 * trial.step_s:.3g} ms watched: "
+        f"{f'{len(trial.trainers)} processes, ' * (len(trial.trainers) > 1)}"
+        f"{'' if workers is None else f'{workers} workers, '}{first['threads']} threads, {first['device']}"
+    )
+    parts: list[Table | str] = [_table_of_shares(found)]
+    if len(found.causes) > 1:
+        parts += ["Also:", *(f"- {cause.text}" for cause in found.causes[1:])]
+    if found.tried:
+        order = sorted(found.tried, key=lambda one: -one.gain.times if one.gain else 0.0)
+        heads = ("change", "predicted", "measured", "", "how")
+        parts.append(Table(heads, tuple(map(_row, order))))
+        parts += reasons_in_full((o.remedy.name, o.failure) for o in found.tried if o.gain is None)
+    verdict = f"{found.verdict[0].upper()}{found.verdict[1:]}."
+    return Answer(about, verdict, (*parts, *found.notes), found.as_json())
+
+
+def _table_of_shares(found: Diagnosis) -> Table:
+    """On average, and of some ranks each for itself."""
+    trainers = found.findings.trial.trainers
+    shares = {"share": found.findings.shares}
+    if 1 < len(trainers) <= _RANKS:
+        shares |= {f"rank {one['rank']}": shares_of(one) for one in trainers}
+    rows = [
+        (phase, *(percent(each[phase]) for each in shares.values()))
+        for phase in PHASES
+        if any(each[phase] >= 0.005 for each in shares.values())
+    ]
+    return Table(("of a step", *shares), tuple(rows), numbers=len(shares))
+
+
+def _row(one: Tried) -> tuple[str, ...]:
+    told = f"{'at most ' * one.remedy.at_most}{one.remedy.predicted:.2f}x"
+    if one.gain is None:
+        return one.remedy.name, told, "-", one.failure.partition("\n")[0], one.remedy.how
+    return one.remedy.name, told, f"{one.gain.times:.2f}x", one.gain.verdict, one.remedy.how
+
+
 def _remedy_as_json(one: Tried) -> dict[str, Any]:
     gain = one.gain
     return {
@@ -178,7 +223,7 @@ def diagnose(script: Script, options: Options, *, say: Callable[[str], None]) ->
         enough_s=options.budget_s,
         say=say,
     )
-    was_busy = trial.machine is not None and trial.machine.others_cpus > BUSY
+    was_busy = trial.machine is not None and trial.machine.others_cpus > _BUSY
     causes = told_by_trials(findings.causes, tried, was_busy=was_busy)
     return Diagnosis(findings, tuple(causes), tuple(tried), alone)
 
@@ -192,3 +237,50 @@ def _short(options: Options) -> Plan:
         steps=min(10, options.steps),
         seconds=options.seconds / 2,
     )
+
+
+def watched_on_one_thread(
+    script: Script, plan: Plan, trial: Trial, *, say: Callable[[str], None]
+) -> Trial:
+    """A watched run as it was, but what was seen in it comes from another one, if the machine was busy.
+
+    Threads that compute together wait for each other: one that has no CPU holds up all of them, so what they
+    compute becomes many times as long while the rest of a step becomes somewhat longer. On one thread all
+    parts become longer alike, and their shares are nearly those on a machine that is quiet.
+
+    Args:
+        script: that was watched.
+        plan: by which it was watched.
+        trial: what came of it.
+        say: takes a line that tells of it.
+    """
+    others = 0.0 if trial.machine is None else trial.machine.others_cpus
+    first = trial.trainers[0]
+    if others < _BUSY or first["device"] != "cpu" or first["threads"] == 1:
+        return trial
+    say(f"other programs keep {others:.1f} CPUs busy: watching once more, on one thread")
+    again = script.run(dataclasses.replace(plan, change={"threads": 1}, trace=None))
+    if len(again.trainers) != len(trial.trainers):
+        return trial
+    pairs = zip(trial.trainers, again.trainers, strict=True)
+    return dataclasses.replace(trial, trainers=[with_looks_of(*pair) for pair in pairs])
+
+
+def with_looks_of(trainer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """A process with its own clocks, in which the looks and operations of another one were seen.
+
+    Args:
+        trainer: whose steps and waiting were clocked; see `StepWatch`.
+        other: in which was looked.
+    """
+    longer = trainer["seconds"] / other["seconds"]
+    slower = trainer["step_s"] / other["step_s"]
+    return trainer | {
+        "seen": [[*row[:-1], row[-1] * longer] for row in other["seen"]],
+        "waiting_calls": [
+            [file, line, what, calls, seconds * slower, copied]
+            for file, line, what, calls, seconds, copied in other.get("waiting_calls", ())
+        ],
+        "operations": other.get("operations", {}),
+        "times": other.get("times", []),
+    }

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from flambeau.errors import InputError
 from flambeau.sandbox.sandbox import Sandbox
 from flambeau.tune.doctor.machine_watch import MachineWatch
-from flambeau.tune.doctor.script_output import ScriptOutput
 from flambeau.tune.watch import startup
 from flambeau.tune.watch.plan import Plan
 
@@ -27,6 +26,9 @@ _LOOK_EVERY_S = 0.05
 _LOOK_AT_MACHINE_S = 0.5
 _OTHERS_S = 60.0  # that ranks wait for each other's results
 _EXIT_S = 5.0  # that a script takes to end when it has made its last step; chosen
+_KEPT_BYTES = 2**16  # of what a script prints; chosen
+_LINES = 12  # of them in a message; chosen
+_LONGEST_LINE = 300
 _TRAINERS = "[0-9]*[0-9].json"
 _ENDING = signal.SIGTERM, signal.SIGHUP
 
@@ -217,3 +219,50 @@ def _failure(process: "subprocess.Popen[bytes]", folder: Path) -> str:
 
 def _gib(number: int) -> str:
     return f"{number / 2**30:.1f} GiB"
+
+
+class ScriptOutput:
+    """A pipe for a script to print to, read as fast as it prints.
+
+    `close` it when the script has ended.
+    """
+
+    def __init__(self) -> None:
+        reading, self._writing = os.pipe()
+        self._kept = b""
+        self._pipe: IO[bytes] = os.fdopen(reading, "rb", buffering=0)
+        self._thread = threading.Thread(target=self._read, name="flambeau-output", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """The end that the script writes to."""
+        return self._writing
+
+    def started(self) -> None:
+        """The script has its end of the pipe; ours would keep it open for ever."""
+        os.close(self._writing)
+        self._writing = -1
+
+    def close(self) -> None:
+        """Wait for the last bytes; a process that nobody could end may hold the pipe open."""
+        if self._writing >= 0:
+            self.started()
+        self._thread.join(2.0)
+
+    @property
+    def last_lines(self) -> str:
+        """Its last lines, each with its begin and end if it is long."""
+        lines = self._kept.decode(errors="replace").splitlines()[-_LINES:]
+        return "\n".join(_shortened(line) for line in lines).strip()
+
+    def _read(self) -> None:
+        with self._pipe as pipe:
+            while some := pipe.read(_KEPT_BYTES):
+                self._kept = (self._kept + some)[-_KEPT_BYTES:]
+
+
+def _shortened(line: str) -> str:
+    if len(line) <= _LONGEST_LINE:
+        return line
+    half = (_LONGEST_LINE - 5) // 2
+    return f"{line[:half]} ... {line[-half:]}"

@@ -4,6 +4,7 @@ import atexit
 import itertools
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -16,7 +17,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from flambeau.tune.watch.compile_counts import compile_counts
 from flambeau.tune.watch.interrupt_sampler import InterruptSampler, sampler_of
 from flambeau.tune.watch.loader_clock import LoaderClock
 from flambeau.tune.watch.operations import Operations
@@ -347,3 +347,18 @@ def _device_memory(device: str) -> dict[str, int]:
         "device_bytes": int(torch.accelerator.max_memory_allocated()),
         "device_limit_bytes": 0 if asked is None else int(asked()[1]),
     }
+
+
+def compile_counts() -> tuple[int, dict[str, int]]:
+    """Graphs compiled so far, and how often one was broken, by reason (torch's, its first line).
+
+    Nothing is imported for it: a process in which torch.compile was not used has (0, {}).
+    """
+    if "torch._dynamo" not in sys.modules:
+        return 0, {}
+    counters = torch._dynamo.utils.counters
+    reasons: dict[str, int] = {}
+    for reason, times in counters["graph_break"].items():
+        line = reason.strip().partition("\n")[0]
+        reasons[line] = reasons.get(line, 0) + times
+    return counters["stats"]["unique_graphs"], reasons

@@ -2,6 +2,7 @@
 
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_table_and_totals(flambeau: Any) -> None:
 )
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_page_shows_what_is_printed(flambeau: Any, language: str) -> None:
-    page = Path(__file__).parents[3] / "docs" / language / "inspect.md"
+    page = Path(__file__).parents[2] / "docs" / language / "inspect.md"
     (shown, *_) = re.findall(r"```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert flambeau("inspect resnet18 --depth 1").out == shown
 
@@ -232,6 +233,43 @@ def test_graph_breaks(flambeau: Any, tmp_path: Path) -> None:
     assert inspected(flambeau, model, "--input 5,7:int64")[
         "modules"
     ]  # its words are not in the JSON
+
+
+def test_graphs_of_a_model(flambeau: Any, tmp_path: Path) -> None:
+    file = tmp_path / "graph.svg"
+    code, out, _ = flambeau("inspect tiny_convnet --graph", file)
+    assert code == 0
+    assert out.startswith(f"{file}: ")
+    assert re.search(r"^\d+ operations of autograd and \d+ leaves in \d+ nodes$", out, re.MULTILINE)
+    ElementTree.parse(file)
+    code, out, err = flambeau("inspect tiny_convnet --graph", file)
+    assert (code, out) == (2, "")
+    assert err == f"flambeau: {file} exists\nName another file, or give --force\n"
+    before = file.read_bytes()
+    code, out, _ = flambeau("inspect tiny_convnet --depth 1 --json --force --graph", file)
+    found = json.loads(out)
+    assert found["modules"]["depth"] == 1 and found["file"] == str(file)
+    assert (
+        found["kept_bytes"] > 0 and len(found["autograd"]["edges"]) and file.read_bytes() != before
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("resnet18 --graph FOLDER/x.png", r"x.png: the name of this file must end with .svg"),
+        ("resnet18 --graph FOLDER/no/x.svg", r"no/x.svg cannot be made: there is no folder .*no\nMake"),
+        ("resnet18 --input 1,3 --graph FOLDER/x.svg", r"ResNet does not take \(float32 \(1, 3\)\)"),
+        ("resnet18 --compile --graph FOLDER/x.svg", "--graph has no effect with --compile"),
+        ("--conv 9,k3 --graph FOLDER/x.svg", "--graph has no effect with --conv"),
+        ("resnet18 --force", "--force has no effect without --graph"),
+    ],
+)  # fmt: skip
+def test_wrong_graphs(flambeau: Any, tmp_path: Path, words: str, said: str) -> None:
+    code, out, err = flambeau(f"inspect {words.replace('FOLDER', str(tmp_path))}")
+    assert (code, out) == (2, "")
+    assert re.search(said, err), err
+    assert not list(tmp_path.iterdir())
 
 
 def test_convolutions_in_a_row(flambeau: Any) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.errors import InputError
-from flambeau.inspection.timing.step_profile import profile_steps
-from flambeau.inspection.timing.training_steps import Part, Steps, steps_of_model
+from flambeau.tune.step.step_profile import profile_steps
+from flambeau.tune.step.training_steps import Part, Steps, steps_of_model
 
 CPU = torch.device("cpu")
 
@@ -38,9 +39,9 @@ def steps() -> Steps:
     return steps_of_model(model, (torch.empty(2, 3, 12, 12, device="meta"),), {}, device=CPU)
 
 
-def test_everything_that_takes_part_is_there(steps: Steps) -> None:
-    traces: list[bytes] = []
-    found = profile_steps(steps, trace=traces.append)
+def test_everything_that_takes_part_is_there(steps: Steps, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json.gz"
+    found = profile_steps(steps, trace=trace)
     assert [part.name for part in found.parts] == ["forward", "backward", "optimizer"]
     for part in (found.step, *found.parts):
         assert 0 < part.low_s <= part.median_s <= part.high_s
@@ -57,7 +58,7 @@ def test_everything_that_takes_part_is_there(steps: Steps) -> None:
     (own,) = (one for one in found.functions if one.name == "own_function")
     assert (own.calls, own.file) == (1, __file__)
     assert found.read_s is None
-    events = json.loads(gzip.decompress(traces[0]))["traceEvents"]
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     names = Counter(event.get("name") for event in events)
     assert names["module first"] == names["forward"] == 3  # of three steps
     assert not any(module._forward_hooks for module in steps.model.modules())
@@ -85,7 +86,7 @@ def test_data_are_read_alone_too() -> None:
 
     found = profile_steps(Steps(step, nn.Identity(), CPU, "nothing", batches))
     assert found.read_s is not None and len(read) == 21
-    assert found.steps == 20 and found.about == "nothing"
+    assert found.steps == 20 and found.waits_s == 0
 
 
 @pytest.mark.gpu

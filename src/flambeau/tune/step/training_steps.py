@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,10 @@ class Steps:
         about: what a step is, in words.
         read: batches of the run's data alone, without end, by so many workers, None being those of the run;
             None for a model on random numbers.
-        example: arguments of the model by shape alone, on the device 'meta'.
+        args: of the model, tensors in any nesting, by which it can be trained alone; those on the device
+            'meta' have a shape and no values.
+        kwargs: likewise.
+        has: advice of the checklist that a run follows already.
     """
 
     step: Callable[[Part], None]
@@ -51,7 +54,14 @@ class Steps:
     device: torch.device
     about: str
     read: Callable[[int | None], Generator[Any]] | None = None
-    example: tuple[Any, ...] = ()
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    has: frozenset[str] = frozenset()
+
+
+def no_part(_: str) -> AbstractContextManager[Any]:
+    """Around a part of a step that nobody looks at."""
+    return contextlib.nullcontext()
 
 
 def steps_of_model(
@@ -77,9 +87,8 @@ def steps_of_model(
         InputError: no parameter needs a gradient, or the first step fails; the model's message is in it.
     """
     model.train().to(device)
-    args, kwargs = tree_map_only(
-        Tensor, lambda tensor: tensor.to(device), with_values((tuple(args), dict(kwargs)))
-    )
+    given = with_values((tuple(args), dict(kwargs)))
+    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), given)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("no parameter of the model needs a gradient: there is no training step")
@@ -95,9 +104,10 @@ def steps_of_model(
             optimizer.zero_grad()
 
     shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors_of((args, kwargs)))
-    steps = Steps(step, model, device, f"{type(model).__name__}, random input {shapes}, AdamW")
+    about = f"{type(model).__name__}, random input {shapes}, AdamW"
+    steps = Steps(step, model, device, about, args=tuple(args), kwargs=kwargs)
     try:
-        step(lambda name: contextlib.nullcontext())
+        step(no_part)
     except Exception as error:
         raise InputError(
             f"a training step of {type(model).__name__} fails: {type(error).__name__}: {first_line(error)}"
@@ -129,7 +139,7 @@ def steps_of_run(
     if "model" not in stored:
         raise InputError(
             f"{path} is of a training loop of your own (the class Run): it cannot be run from here\n"
-            "Profile that loop itself: see the page on profiling"
+            "Give the command that trains it: flambeau doctor -- python train.py"
         )
     settings = from_stored(stored, folder.config)
     prepared = reopen_data(
@@ -160,7 +170,13 @@ def steps_of_run(
         example = torch.empty(alone.batch_size, prepared.facts.channels, side, side, device="meta")
         step = _step_of(training)
         device = training.run.device
-        yield Steps(step, training.model, device, _about(settings), read, (example,))
+        has = {"channels_last", "pinned memory", "non_blocking"}
+        if settings.precision in ("bf16", "fp16"):
+            has.add("bf16")
+        if any(group.get("fused") for group in training.run.optimizer.param_groups):
+            has.add("fused optimizer")
+        about = _about(settings)
+        yield Steps(step, training.model, device, about, read, (example,), has=frozenset(has))
 
 
 def _about(settings: ResolvedSettings) -> str:

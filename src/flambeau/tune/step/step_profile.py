@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: parts, operations, modules, Python, data.
+"""Where time and memory of a training step go: parts, operations, modules, Python, data.
 
 Three passes, so that none disturbs another: a clock alone, `torch.profiler`, `cProfile`.
 """
@@ -7,10 +7,10 @@ import contextlib
 import cProfile
 import gzip
 import pstats
-import tempfile
+import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,24 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from flambeau.inspection.model_copy import hooked
-from flambeau.inspection.timing.paired_times import PartTime, summary, synchronize
-from flambeau.inspection.timing.training_steps import Steps
+from flambeau.tune.step.step_memory import BACKWARD, MODULE, StepMemory, chrome_trace, memory_of
+from flambeau.tune.step.training_steps import WAIT, Steps, no_part
 
 _WARM_UP = 3  # steps that count for nothing; chosen
 _STEPS = 20  # that are timed, at most
 _ENOUGH_S = 10.0  # of timed steps; two are made in any case
 _OF_THE_PROFILER = "Activity Buffer Request"  # has a time on the device, too
 _TRACED = 3  # steps that torch.profiler sees: each has thousands of operations
-MODULE = "module "
-"""Before the name of a module, in ranges of the profiler."""
-BACKWARD = "autograd::engine::evaluate_function: "
-"""Before the name of a node of the backward pass, in torch's own."""
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """Seconds: the median, and between which two values half of them are."""
+
+    name: str
+    median_s: float
+    low_s: float
+    high_s: float
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,6 @@ class StepProfile:
     """What `profile_steps` finds.
 
     Attributes:
-        about: what a step is.
-        device: where it ran.
         steps: that were timed.
         step: the whole of it.
         parts: in order.
@@ -86,10 +90,9 @@ class StepProfile:
         functions: of Python, by time.
         python_s: seconds of Python functions per step, under cProfile, which makes them slower.
         read_s: seconds per batch of the data alone, with nothing else to do; None without data.
+        memory: at the peak; None where torch reports none of the device.
     """
 
-    about: str
-    device: str
     steps: int
     step: PartTime
     parts: tuple[PartTime, ...]
@@ -98,38 +101,54 @@ class StepProfile:
     functions: tuple[FunctionTime, ...]
     python_s: float
     read_s: float | None
+    memory: StepMemory | None
+
+    @property
+    def waits_s(self) -> float:
+        """Of a step, for its data."""
+        return sum(part.median_s for part in self.parts if part.name == WAIT)
 
 
-def profile_steps(steps: Steps, *, trace: Callable[[bytes], object] | None = None) -> StepProfile:
+def profile_steps(steps: Steps, *, trace: Path | None = None) -> StepProfile:
     """Measure steps.
 
     Args:
         steps: to measure; some are made to warm up.
-        trace: takes what chrome://tracing and ui.perfetto.dev open, compressed by gzip.
+        trace: file for what ui.perfetto.dev opens, compressed where its name ends in .gz; None for none.
     """
     for _ in range(_WARM_UP):
         steps.step(no_part)
-    whole, parts = timed(steps)
-    operations, modules = _traced(steps, trace)
+    whole, parts = _timed(steps)
+    seen = traced(steps, _TRACED)
+    time_line = chrome_trace(seen)
+    if trace is not None:
+        trace.write_bytes(gzip.compress(time_line, 6) if trace.suffix == ".gz" else time_line)
+    on_device = len(_activities(steps.device)) > 1
     functions, python_s = _python(steps)
     read_s = None if steps.read is None else read_seconds(steps.read(None))
     return StepProfile(
-        about=steps.about,
-        device=device_name(steps.device),
         steps=len(whole),
         step=summary("step", whole),
         parts=tuple(summary(name, seconds) for name, seconds in parts.items()),
-        operations=operations,
-        modules=modules,
+        operations=_operations(seen, on_device=on_device),
+        modules=_modules(steps, seen, on_device=on_device),
         functions=functions,
         python_s=python_s,
         read_s=read_s,
+        memory=memory_of(time_line, steps),
     )
 
 
-def no_part(_: str) -> contextlib.AbstractContextManager[Any]:
-    """Around a part of a step that nobody looks at."""
-    return contextlib.nullcontext()
+def summary(name: str, seconds: Sequence[float]) -> PartTime:
+    """Of at least two values."""
+    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return PartTime(name, median, low, high)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what the device still has to do; on a CPU that is nothing."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def device_name(device: torch.device) -> str:
@@ -142,7 +161,7 @@ def device_name(device: torch.device) -> str:
     )
 
 
-def timed(steps: Steps) -> tuple[list[float], dict[str, list[float]]]:
+def _timed(steps: Steps) -> tuple[list[float], dict[str, list[float]]]:
     """Seconds of whole steps and of their parts; the device is waited for after each part."""
     parts: dict[str, list[float]] = defaultdict(list)
     whole: list[float] = []
@@ -165,32 +184,19 @@ def timed(steps: Steps) -> tuple[list[float], dict[str, list[float]]]:
 # ---------------------------------------------------------------- torch.profiler
 
 
-def _traced(
-    steps: Steps, trace: Callable[[bytes], object] | None
-) -> tuple[tuple[OperationTime, ...], tuple[ModuleTime, ...]]:
-    watched = activities(steps.device)
-    with modules_recorded(steps.model), profile(activities=watched, acc_events=True) as seen:
-        for number in range(_TRACED):
+def traced(steps: Steps, count: int) -> profile:
+    """So many steps as torch's profiler sees them, with calls of modules as ranges, and the allocator."""
+    watched = _activities(steps.device)
+    seen = profile(activities=watched, profile_memory=True, acc_events=True)
+    with _modules_recorded(steps.model), seen:
+        for number in range(count):
             with record_function(f"step {number}"):
                 steps.step(record_function)
             synchronize(steps.device)
-    if trace is not None:
-        trace(gzip.compress(chrome_trace(seen), 6))
-    on_device = len(watched) > 1
-    # The device's own rows repeat what the operations that asked for it show.
-    events = [e for e in seen.events() or [] if e.device_type.name == "CPU"]
-    return _operations(seen, on_device=on_device), _modules(steps, events, on_device=on_device)
+    return seen
 
 
-def chrome_trace(seen: profile) -> bytes:
-    """What a profiler has seen, as JSON that chrome://tracing opens."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        seen.export_chrome_trace(str(file))
-        return file.read_bytes()
-
-
-def activities(device: torch.device) -> list[ProfilerActivity]:
+def _activities(device: torch.device) -> list[ProfilerActivity]:
     """What torch's profiler can see of it: on other devices than these the CPU's part alone."""
     found = [ProfilerActivity.CPU]
     if device.type in ("cuda", "xpu"):
@@ -214,7 +220,7 @@ def _operations(seen: profile, *, on_device: bool) -> tuple[OperationTime, ...]:
 
 
 @contextlib.contextmanager
-def modules_recorded(model: nn.Module) -> Iterator[None]:
+def _modules_recorded(model: nn.Module) -> Iterator[None]:
     """Calls of modules are ranges of the profiler, in its trace too."""
     names = {module: name for name, module in model.named_modules()}
     open_: list[Any] = []
@@ -230,10 +236,10 @@ def modules_recorded(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _modules(
-    steps: Steps, events: list[FunctionEvent], *, on_device: bool
-) -> tuple[ModuleTime, ...]:
+def _modules(steps: Steps, seen: profile, *, on_device: bool) -> tuple[ModuleTime, ...]:
     """Forward from the ranges; backward by autograd's number, which an operation and its gradient share."""
+    # The device's own rows repeat what the operations that asked for it show.
+    events = [e for e in seen.events() or [] if e.device_type.name == "CPU"]
     forward: dict[str, float] = defaultdict(float)
     backward: dict[str, float] = defaultdict(float)
     owners: dict[int, str] = {}

@@ -3,8 +3,10 @@
 import contextlib
 import copy
 import dataclasses
+import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,18 +16,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from flambeau.inspection.model_copy import with_values
-from flambeau.inspection.timing.memory_timeline import memory_timeline
-from flambeau.inspection.timing.paired_times import PartTime, interleaved, ratios, summary
-from flambeau.inspection.timing.step_profile import no_part, read_seconds, timed
-from flambeau.inspection.timing.training_steps import WAIT, Part, Steps, steps_of_model
 from flambeau.recipes.memory.memory_budget import mean_of_all
 from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.trainer.parts.device import num_threads
+from flambeau.tune.doctor.paired_test import Gain, gain_of
+from flambeau.tune.step.step_memory import chrome_trace, memory_of
+from flambeau.tune.step.step_profile import read_seconds, synchronize, traced
+from flambeau.tune.step.training_steps import Part, Steps, no_part, steps_of_model
 
 BASE = "as it is"
-_CLOSE = 0.02  # below this share a difference is of no use, however sure; chosen
+_WARM_UP = 3  # rounds that count for nothing: memory, kernels; chosen
+_CLOSE = 0.02  # share of the peak below which less memory is of no use; chosen
 _READ_S = 2.0  # of reading per number of workers and round; chosen
-_ROUNDS = 3  # of reading
+_READ_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -35,26 +38,16 @@ class Advice:
     Attributes:
         name: what to change.
         how: in code.
-        time: of a step with it, or of a batch; None where it was not measured.
-        times: of what it was without it, compared round by round; 0.5 is twice as fast. Of `del` it is that
-            of bytes.
+        time_s: of a step with it, or of a batch, the median; None where it was not measured.
+        gain: against what it was without it, round by round; None where steps do not tell.
         verdict: in words.
     """
 
     name: str
     how: str
-    time: PartTime | None
-    times: float | None
+    time_s: float | None
+    gain: Gain | None
     verdict: str
-
-
-@dataclass(frozen=True)
-class Checklist:
-    """What was measured: the step itself, and each piece of advice."""
-
-    about: str
-    base: PartTime
-    advice: tuple[Advice, ...]
 
 
 _COPIED = "copied as it is"
@@ -73,41 +66,80 @@ _GPU = ("cudnn.benchmark", "pinned memory", "non_blocking")
 
 
 def checklist(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    device: torch.device,
-    run: Steps | None = None,
-    rounds: int = 15,
-) -> Checklist:
+    steps: Steps, *, computes_s: float, rounds: int, enough_s: float
+) -> tuple[Advice, ...]:
     """Measure training steps with and without each piece of advice, in turn.
 
     Args:
-        model: with values; copies of it are trained.
-        args: of the model, tensors in any nesting; those on the device 'meta' get random values.
-        kwargs: likewise.
-        device: to run on.
-        run: whose data are read by more and fewer workers; None for a model alone.
+        steps: whose model is copied and trained alone, in float32 by AdamW, so that one thing changes at a
+            time. If they read data, more and fewer workers read them, too.
+        computes_s: of a step, in which it does not wait for data: what workers have to keep up with.
         rounds: of steps.
+        enough_s: of steps together, after which no new round begins.
+
+    Returns:
+        The step as it is, and then the advice.
 
     Raises:
         InputError: a training step of the model fails.
     """
-    given: tuple[tuple[Any, ...], dict[str, Any]] = with_values((tuple(args), dict(kwargs)))
+    model, device = steps.model, steps.device
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    given = with_values((tuple(steps.args), dict(steps.kwargs)))
     plain = steps_of_model(copy.deepcopy(model), *given, device=device)
     calls = {BASE: _whole(plain), **_variants(model, *given, plain)}
-    seconds = interleaved(calls, device=device, rounds=rounds, enough_s=60.0)
-    found = [_compared(name, seconds) for name in _HOW if name in seconds]
+    seconds = interleaved(calls, device=device, rounds=rounds, enough_s=enough_s)
+    found = [Advice(BASE, f"{plain.about} in float32", statistics.median(seconds[BASE]), None, "")]
+    for name in _HOW:
+        if name in seconds:
+            one = _compared(name, seconds)
+            told = f"{one.verdict}; the run has it" if name in steps.has else one.verdict
+            found.append(dataclasses.replace(one, verdict=told))
     if device.type != "cuda":
         found += [Advice(name, _HOW[name], None, None, "needs a GPU") for name in _GPU]
     found.append(_deleted(plain, *given))
-    if run is None:
+    if steps.read is None:
         why = "needs data: give a run in the place of the model"
-        found.append(Advice("num_workers", _HOW["num_workers"], None, None, why))
-    else:
-        found += _workers(run)
-    return Checklist(plain.about, summary(BASE, seconds[BASE]), tuple(found))
+        return (*found, Advice("num_workers", _HOW["num_workers"], None, None, why))
+    return (*found, *_workers(steps.read, computes_s))
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    device: torch.device,
+    rounds: int,
+    enough_s: float,
+) -> dict[str, list[float]]:
+    """Time each call once per round, in a new order each round: what slows a machine slows all of them.
+
+    Args:
+        calls: by name.
+        device: that is waited for around each.
+        rounds: of which each call is timed in one; a few more come first.
+        enough_s: of timed calls together, after which no new round begins; two are made in any case.
+
+    Returns:
+        By name the seconds of each round.
+    """
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    draw = random.Random(0)
+    begin = time.perf_counter()
+    for number in range(-_WARM_UP, rounds):
+        if number == 0:
+            begin = time.perf_counter()
+        if number >= 2 and time.perf_counter() - begin > enough_s:
+            break
+        draw.shuffle(order)
+        for name in order:
+            synchronize(device)
+            start = time.perf_counter()
+            calls[name]()
+            synchronize(device)
+            if number >= 0:
+                found[name].append(time.perf_counter() - start)
+    return found
 
 
 def _whole(steps: Steps) -> Callable[[], None]:
@@ -187,14 +219,8 @@ def _copies(plain: Steps, given: Any) -> dict[str, Callable[[], None]]:
 
 def _compared(name: str, seconds: Mapping[str, list[float]]) -> Advice:
     base = seconds[_COPIED if name in ("pinned memory", "non_blocking") else BASE]
-    times = ratios(seconds[name], base)
-    if times.high_s < 1 - _CLOSE:
-        verdict = "faster"
-    elif times.low_s > 1 + _CLOSE:
-        verdict = "slower"
-    else:
-        verdict = "no difference seen"
-    return Advice(name, _HOW[name], summary(name, seconds[name]), times.median_s, verdict)
+    gain = gain_of(base, seconds[name])
+    return Advice(name, _HOW[name], statistics.median(seconds[name]), gain, gain.verdict)
 
 
 def _deleted(plain: Steps, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advice:
@@ -213,43 +239,41 @@ def _deleted(plain: Steps, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Adv
             loss.backward()
         plain.model.zero_grad()
 
-    both = [dataclasses.replace(plain, step=partial(step, keeps=keeps)) for keeps in (True, False)]
-    peaks = [memory_timeline(steps, num_steps=2).peak_bytes for steps in both]
+    peaks = []
+    for keeps in (True, False):
+        steps = dataclasses.replace(plain, step=partial(step, keeps=keeps))
+        steps.step(no_part)
+        memory = memory_of(chrome_trace(traced(steps, 2)), steps)
+        if memory is None:
+            verdict = f"torch reports no memory of the device {plain.device}"
+            return Advice("del", _HOW["del"], None, None, verdict)
+        peaks.append(memory.peak_bytes)
     saved = peaks[0] - peaks[1]
-    share = saved / peaks[0] if peaks[0] else 0.0
     verdict = f"saves {saved / 2**20:.2f} of {peaks[0] / 2**20:.1f} MiB at the peak"
-    if share < _CLOSE:
+    if saved < _CLOSE * peaks[0]:
         verdict = f"of no use: {verdict}"
-    return Advice("del", _HOW["del"], None, 1 - share, verdict)
+    return Advice("del", _HOW["del"], None, None, verdict)
 
 
-def _workers(run: Steps) -> list[Advice]:
+def _workers(read: Callable[[int | None], Generator[Any]], computes_s: float) -> list[Advice]:
     """Batches of a run's data, and whether they come faster than a step takes them."""
-    assert run.read is not None
-    for _ in range(_ROUNDS):
-        run.step(no_part)
-    whole, parts = timed(run)
-    computes_s = statistics.median(whole) - statistics.median(parts[WAIT])
     counts = [0]
     while (count := max(1, 2 * counts[-1])) <= usable_cpus():
         counts.append(count)
     seconds: dict[int, list[float]] = {count: [] for count in counts}
-    for _ in range(_ROUNDS):
+    for _ in range(_READ_ROUNDS):
         for count in counts:
-            seconds[count].append(read_seconds(run.read(count), enough_s=_READ_S))
+            seconds[count].append(read_seconds(read(count), enough_s=_READ_S))
     return [_of_workers(count, seconds, computes_s) for count in counts]
 
 
 def _of_workers(count: int, seconds: Mapping[int, list[float]], computes_s: float) -> Advice:
-    each = seconds[count]
-    name = f"num_workers={count}"
-    time = PartTime(name, statistics.median(each), min(each), max(each))
+    time_s = statistics.median(seconds[count])
     step = f"the step, which computes for {computes_s * 1000:.3g} ms"
     if count == 0:
         verdict = f"comes on top of {step}"
-    elif time.median_s < computes_s:
+    elif time_s < computes_s:
         verdict = f"keeps up with {step}"
     else:
         verdict = f"slower than {step}: it would wait"
-    times = time.median_s / statistics.median(seconds[0])
-    return Advice(name, _HOW["num_workers"], time, times, verdict)
+    return Advice(f"num_workers={count}", _HOW["num_workers"], time_s, None, verdict)

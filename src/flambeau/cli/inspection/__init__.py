@@ -1,1 +1,0 @@
-"""What `flambeau inspect` prints and writes, option by option."""

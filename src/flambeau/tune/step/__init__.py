@@ -1,0 +1,1 @@
+"""What one training step costs on this machine: its parts, its memory, and what settings change."""

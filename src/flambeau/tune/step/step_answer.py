@@ -1,0 +1,235 @@
+"""`flambeau doctor` of a run or a model: what a step costs here, and what the usual advice gives."""
+
+import contextlib
+import dataclasses
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from flambeau.errors import InputError, WorkerLost
+from flambeau.inspection.graphs.picture import size_text
+from flambeau.tune.doctor.answer import Answer, Table
+from flambeau.tune.doctor.formatting import percent, shown
+from flambeau.tune.step.checklist import Advice, checklist
+from flambeau.tune.step.step_profile import ModuleTime, StepProfile, profile_steps
+from flambeau.tune.step.training_steps import Steps, no_part
+from flambeau.user_code import first_line
+
+_OPERATIONS = 10  # rows of the tables; --json has all
+_KINDS = 5
+_MODULES = 8
+_FUNCTIONS = 6
+_OWNERS = 5
+_WAITS = 0.1  # share of the time that a step may wait for data before a line says so; chosen
+_RECORDED = 3  # steps whose memory is written
+
+
+@dataclasses.dataclass(frozen=True)
+class Looks:
+    """How much is measured, and written.
+
+    Attributes:
+        rounds: of each piece of advice; 0 tries none.
+        budget_s: of them together.
+        trace: file for a time line, which ui.perfetto.dev opens; None for none.
+        memory: file for each block of a CUDA device's memory, for pytorch.org/memory_viz; None for none.
+    """
+
+    rounds: int = 15
+    budget_s: float = 60.0
+    trace: Path | None = None
+    memory: Path | None = None
+
+
+def answer_of_steps(steps: Steps, looks: Looks, *, say: Callable[[str], None]) -> Answer:
+    """Measure steps, and try what is advised.
+
+    Args:
+        steps: of a run or a model.
+        looks: how long.
+        say: takes lines on what goes on.
+
+    Raises:
+        InputError: a step fails, or the device has no memory that can be recorded.
+        WorkerLost: a process that reads data has died.
+    """
+    if looks.memory is not None and steps.device.type != "cuda":
+        raise InputError(
+            f"--memory records the memory of a CUDA device, and the steps run on {steps.device}\n"
+            "Leave it out: the answer says what lives at the peak, on any device"
+        )
+    with _failing_as_input():
+        say("measuring steps")
+        profile = profile_steps(steps, trace=looks.trace)
+        if looks.memory is not None:
+            _record_memory(steps, looks.memory)
+        advice: tuple[Advice, ...] = ()
+        if looks.rounds:
+            say("trying the usual advice, a minute or two")
+            computes_s = profile.step.median_s - profile.waits_s
+            advice = checklist(
+                steps, computes_s=computes_s, rounds=looks.rounds, enough_s=looks.budget_s
+            )
+    about = f"{steps.about}; {profile.steps} steps on {_device_name(steps.device)}"
+    data = {"about": steps.about, "device": _device_name(steps.device)}
+    data |= dataclasses.asdict(profile) | {"advice": [dataclasses.asdict(one) for one in advice]}
+    parts: tuple[Table | str, ...] = (*_lines(profile), *_tables(profile, advice))
+    verdict = _verdict(profile, [one for one in advice if one.name not in steps.has])
+    return Answer(about, verdict, parts, {"verdict": verdict, **data})
+
+
+@contextlib.contextmanager
+def _failing_as_input() -> Iterator[None]:
+    """The model is the user's: what it raises is told in a line."""
+    try:
+        yield
+    except (InputError, WorkerLost):
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"a training step fails: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def _record_memory(steps: Steps, file: Path) -> None:
+    torch.cuda.memory._record_memory_history(device=steps.device)
+    try:
+        for _ in range(_RECORDED):
+            steps.step(no_part)
+        torch.cuda.memory._dump_snapshot(os.fspath(file))
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None, device=steps.device)
+
+
+def _device_name(device: torch.device) -> str:
+    """What a reader of figures has to know of it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return (
+        f"{device}, {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else str(device)
+    )
+
+
+# ---------------------------------------------------------------- in words
+
+
+def _verdict(profile: StepProfile, advice: Sequence[Advice]) -> str:
+    step_s = profile.step.median_s
+    longest = max(profile.parts, key=lambda part: part.median_s)
+    text = (
+        f"A step takes {_milliseconds(step_s)} ms, {percent(longest.median_s / step_s)} of it for "
+        f"{longest.name.removeprefix('wait for ')}"
+    )
+    faster = [one for one in advice if one.gain is not None and one.gain.verdict == "faster"]
+    if faster:
+        best = max(faster, key=lambda one: one.gain.times if one.gain else 0.0)
+        assert best.gain is not None
+        text += f"; {best.name} makes it {best.gain.times:.2f} times as fast (measured)"
+    return f"{text}."
+
+
+def _lines(profile: StepProfile) -> list[str]:
+    """What follows from the figures."""
+    step_s = profile.step.median_s
+    waits_s = profile.waits_s
+    lines = []
+    if profile.memory is not None:
+        lines.append(
+            f"Memory: {size_text(profile.memory.peak_bytes)} at the peak of a step, above "
+            f"{size_text(profile.memory.there_before)} of parameters and buffers and the optimizer's state."
+        )
+    if profile.read_s is not None:
+        line = (
+            f"Data: {_milliseconds(profile.read_s)} ms per batch alone; a step computes for "
+            f"{_milliseconds(step_s - waits_s)} ms and waits for {_milliseconds(waits_s)} ms"
+        )
+        if waits_s > _WAITS * step_s:
+            line += "; more --workers, smaller images or packed ones help"
+        lines.append(f"{line}.")
+    lines.append(
+        f"Python itself: {_milliseconds(profile.python_s)} ms per step at most (cProfile makes it slower)."
+    )
+    return lines
+
+
+def _tables(profile: StepProfile, advice: tuple[Advice, ...]) -> list[Table]:
+    tables = []
+    if advice:
+        rows = tuple(map(_advice_row, advice))
+        tables.append(Table(("change", "ms", "measured", "", "how"), rows))
+    step_s = profile.step.median_s
+    parts = [
+        (
+            part.name,
+            _milliseconds(part.median_s),
+            f"{_milliseconds(part.low_s)} to {_milliseconds(part.high_s)}",
+            percent(part.median_s / step_s),
+        )
+        for part in (*profile.parts, profile.step)
+    ]
+    tables.append(Table(("of a step", "ms", "half of the steps", "share"), tuple(parts), 3))
+    operations = [
+        (
+            one.name.removeprefix("aten::"),
+            _milliseconds(one.self_s),
+            percent(one.share),
+            f"{one.calls:.0f}",
+        )
+        for one in profile.operations[:_OPERATIONS]
+    ]
+    of_operations = ("operation", "own ms per step", "share", "calls per step")
+    tables.append(Table(of_operations, tuple(operations), 3))
+    tables.append(_table_of_modules(profile))
+    if profile.memory is not None:
+        owners = [(one.name, size_text(one.size_bytes)) for one in profile.memory.owners[:_OWNERS]]
+        tables.append(Table(("allocated what lives at the peak", "size"), tuple(owners), 1))
+    functions = [
+        (one.name, shown(f"{one.file}:{one.line}"), _milliseconds(one.self_s), f"{one.calls:.0f}")
+        for one in profile.functions[:_FUNCTIONS]
+    ]
+    of_functions = ("Python function", "where", "own ms per step", "calls per step")
+    return [*tables, Table(of_functions, tuple(functions), 2)]
+
+
+def _advice_row(one: Advice) -> tuple[str | None, ...]:
+    time = None if one.time_s is None else _milliseconds(one.time_s)
+    return one.name, time, f"{one.gain.times:.2f}x" if one.gain else None, one.verdict, one.how
+
+
+def _table_of_modules(profile: StepProfile) -> Table:
+    """Sums over modules of a kind, and then the slowest alone."""
+    kinds: dict[str, list[ModuleTime]] = defaultdict(list)
+    for one in profile.modules:
+        kinds[one.kind].append(one)
+    sums = [
+        ModuleTime(
+            f"all {len(ones)} {kind}",
+            "",
+            sum(one.forward_s for one in ones),
+            sum(one.backward_s for one in ones),
+        )
+        for kind, ones in kinds.items()
+        if len(ones) > 1
+    ]
+    sums.sort(key=lambda one: -one.total_s)
+    all_s = sum(one.total_s for one in profile.modules) or 1.0
+    rows = [
+        (
+            one.name or "(model)",
+            one.kind or None,
+            _milliseconds(one.forward_s),
+            _milliseconds(one.backward_s),
+            percent(one.total_s / all_s),
+        )
+        for one in (*sums[:_KINDS], *profile.modules[:_MODULES])
+    ]
+    return Table(("module", "kind", "forward ms", "backward ms", "share"), tuple(rows), 3)
+
+
+def _milliseconds(seconds: float) -> str:
+    """Three digits; more before the point if there are more."""
+    return f"{seconds * 1000:.3g}" if seconds < 0.9995 else f"{seconds * 1000:.0f}"
