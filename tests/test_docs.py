@@ -2,8 +2,8 @@
 
 The blocks of a page run in order in a temporary folder, with every warning an error: Python in one namespace,
 and of ```bash each line by itself. A line ends with 0 unless its comment begins with `exit code N`.
-A Python block cannot be skipped. One for the shell is by ```bash not-run: REASON, which no reader sees;
-its commands are read, and not run.
+A Python block cannot be skipped, one for the shell can, by ```bash not-run: REASON, which no reader sees;
+the commands in it are parsed all the same.
 """
 
 import ast
