@@ -2,7 +2,8 @@
 
 The blocks of a page run in order in a temporary folder, with every warning an error: Python in one namespace,
 and of ```bash each line by itself. A line ends with 0 unless its comment begins with `exit code N`.
-A Python block cannot be skipped. One for the shell is by ```bash not-run: REASON, which no reader sees.
+A Python block cannot be skipped, one for the shell can, by ```bash not-run: REASON, which no reader sees;
+the commands in it are parsed all the same.
 """
 
 import ast
@@ -28,7 +29,9 @@ import numpy
 import pytest
 import torch
 
+from flambeau.cli.command import check
 from flambeau.cli.command import main as flambeau
+from flambeau.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH_PAGES = sorted((ROOT / "docs" / "en").rglob("*.md"))
@@ -292,6 +295,34 @@ def run_alone(page: Page, name: str) -> None:
         raise AssertionError(str(error)) from None
 
 
+def commands_in(block: Block) -> Iterator[tuple[int, list[str]]]:
+    """(line of the page, words) of each `flambeau ...` of a block, wherever it stands in a line."""
+    for number, text in shell_lines(block):
+        lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        for is_mark, words in itertools.groupby(lexer, lambda word: set(word) <= set(";<>|&()")):
+            command = list(words)
+            while command and (command[0] == "until" or re.match(r"[A-Z_]+=", command[0])):
+                command = command[1:]
+            if not is_mark and command[:1] == ["flambeau"]:
+                yield number, command[1:]
+
+
+def unknown_commands(page: Page) -> Iterator[str]:
+    for block in page.blocks:
+        for line, words in commands_in(block) if NOT_RUN.fullmatch(block.word) else ():
+            try:
+                check(words)
+            except InputError as error:
+                yield f"line {line}: {error}"
+
+
+@pytest.mark.parametrize("path", [READMES[0], *ENGLISH_PAGES], ids=name_of)
+def test_commands_that_are_not_run_exist(path: Path) -> None:
+    """With these flags, and values of these kinds."""
+    assert list(unknown_commands(read(path))) == []
+
+
 @pytest.mark.parametrize("path", RECIPE_PAGES, ids=name_of)
 def test_recipe_page_shows_its_recipe_at_work(path: Path) -> None:
     nodes = [
@@ -510,6 +541,24 @@ def test_bad_block_fails_at_its_line(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(pytest.fail.Exception, match=message):
         run_page(parse(PAGE.replace(old, new)), "page.md")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("flambeau train --epochs 3 --ema 0.9 photos/  # a comment", None),
+        ("A=1 flambeau runs | jq; until flambeau env --json > env.json; do true; done", None),
+        ("cd photos && flambeau runs --sirt best", "--sirt"),
+        ("flambeau run", "unknown command 'run'"),
+        ("flambeau train --epochs \\\n  three", "--epochs"),
+    ],
+)
+def test_unknown_command_in_a_block_that_is_not_run_is_found(
+    line: str, message: str | None
+) -> None:
+    found = list(unknown_commands(parse(f"```bash not-run: why\n{line}\n```\n")))
+    assert len(found) == (message is not None)
+    assert all((message or "") in breach and breach.startswith("line 2: ") for breach in found)
 
 
 def test_open_block_is_refused() -> None:
