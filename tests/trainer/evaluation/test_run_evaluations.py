@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flambeau.data.check.report_text import Told
+from flambeau.data.check.report_text import ReportItem
 from flambeau.trainer.evaluation.run_evaluations import RunEvaluations
 from flambeau.trainer.evaluation.sample_history import SampleHistory
 
@@ -30,7 +30,7 @@ class Data:
 
 
 def evaluations(
-    folder: Path, find: Callable[..., list[Told]] = lambda seconds: []
+    folder: Path, find: Callable[..., list[ReportItem]] = lambda seconds: []
 ) -> RunEvaluations:
     data: Any = Data()
     return RunEvaluations(
@@ -110,10 +110,10 @@ def test_a_damaged_file_ends_no_training(tmp_path: Path, index: object) -> None:
 def test_leaks_and_contradictions_are_said_at_the_end(tmp_path: Path) -> None:
     asked, said = list[float](), list[str]()
 
-    def find(*, seconds: float) -> list[Told]:
+    def find(*, seconds: float) -> list[ReportItem]:
         asked.append(seconds)
         kinds = ("leaks", "contradictions", "tiny", "")
-        return [Told(kind, f"3 of {kind}", [f"a {kind}"]) for kind in kinds]
+        return [ReportItem(kind, f"3 of {kind}", [f"a {kind}"]) for kind in kinds]
 
     one = evaluations(tmp_path, find)
     add(one, right=4, step=10, published=10, is_last=False, say=said.append)
@@ -131,7 +131,7 @@ def test_a_look_at_the_data_takes_a_share_of_the_training(
 ) -> None:
     asked = list[float]()
 
-    def find(*, seconds: float) -> list[Told]:
+    def find(*, seconds: float) -> list[ReportItem]:
         asked.append(seconds)
         return []
 
